@@ -1,4 +1,4 @@
-"""How do hook and knobs reach people who write no loop?  One module for each library that writes it for them.
+"""Connects hook and knobs to libraries that run the training loop themselves: one module for each library.
 
     pacecar.adapters.transformers    PacecarCallback for Trainer
     pacecar.adapters.accelerate      attach(accelerator, model, optimizer)

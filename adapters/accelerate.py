@@ -1,4 +1,4 @@
-"""How is a loop under Accelerate measured and tuned?  `attach` takes what `accelerator.prepare` returned.
+"""Measures and tunes a loop under Accelerate: `attach` takes what `accelerator.prepare` returned.
 
     pacer = attach(accelerator, model, optimizer, tune="exact")
     for batch in pacer.data(loader):
@@ -6,14 +6,14 @@
             loss = pacer.train_batch(batch, lambda micro: model(**micro).loss)
             optimizer.step(); scheduler.step(); optimizer.zero_grad()
 
-The rest of the loop stays, and without `train_batch` all of it: buckets need nothing of it.  Micro-batches are where
-the loop ends and Accelerate begins.  To let the loader yield others would be simpler and wrong: how often the body of
+The rest of the loop stays as it is.  Without `train_batch` all of it does: DDP's buckets are tuned without it, and only
+another micro-batch needs it.  To let the loader yield other batches would be simpler and wrong: how often the body of
 the loop runs would change, on one rank otherwise than on another, and bodies gather losses and save every n batches.
 So `train_batch` is called as often as before, and computes what is due (`regroup`), with the division by
 `gradient_accumulation_steps`, the scaler and the `no_sync` that are Accelerate's own.
 
-Left out: engines that own their loop's inside.  Under DeepSpeed and Megatron the job is measured and not tuned, under
-FSDP its micro-batch stays.
+Left out: engines that run the inside of the loop.  Under DeepSpeed and Megatron the job is measured and not tuned,
+under FSDP its micro-batch stays.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger("pacecar")
 T = TypeVar("T")
 
 OWN_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
-"""What reduces gradients in buckets of its own, at moments of its own."""
+"""Engines that reduce gradients in buckets of their own, at moments of their own."""
 
 PLAIN_RUNS = ("NO", "MULTI_GPU", "MULTI_CPU")
 """Kinds of run whose gradients accumulate in `.grad` and are synchronized by DistributedDataParallel, or not at all."""

@@ -1,4 +1,4 @@
-"""How is a DeepSpeed engine measured and tuned?  `attach` takes the engine that `deepspeed.initialize` returned.
+"""Measures and tunes a DeepSpeed engine: `attach` takes the engine that `deepspeed.initialize` returned.
 
     engine, _, loader, _ = deepspeed.initialize(model=net, model_parameters=..., config=config)
     with attach(engine, tune="exact") as pacer:
@@ -7,13 +7,13 @@
             engine.backward(loss)
             engine.step()
 
-The obvious end of a step is that of torch's optimizer inside, and it is wrong: ZeRO calls it once for each group of
-parameters, and gathers the new parameters afterwards.  So a step ends where `engine.step()` does that closes an
-update, and the optimizer's time is that of the whole call.  For that `step` of this engine is wrapped while it is
-attached, and of an engine that we do not know `_take_model_step`, which all of them call once an update.
+To end a step where torch's optimizer inside ends one would be wrong: ZeRO calls it once for each group of
+parameters, and gathers the new parameters afterwards.  So a step ends at the `engine.step()` that closes an update, and
+the optimizer's time is that of the whole call.  For that `step` of this engine is wrapped while it is attached; of an
+engine of an unknown class it is `_take_model_step`, which all of them call once an update.
 
-Which of the engine's settings are live is in controller/knobs/deepspeed_zero; the rest is advice, in `pacer.advice`.  The micro-batch
-stays: the engine counts its micro-batches, and the loop brings them.
+`controller/knobs/deepspeed_zero` knows which of the engine's settings can change while it runs; the rest is advice, in
+`pacer.advice`.  The micro-batch stays: the engine counts its micro-batches, and the loop brings them.
 
 Left out: engines that bring a loop of their own (pipelines) and subclasses: measured, one line says so.
 """
@@ -47,7 +47,7 @@ __all__ = ["DeepSpeedPacer", "attach"]
 
 
 class _Beat(Optimizer):
-    """Stands in for an optimizer: its step hooks run around what ends a step of the engine, and it steps nothing."""
+    """An optimizer that updates nothing: its step hooks run around the engine's call that ends a step."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401  DeepSpeed has no types
         parameters = [p for p in engine.module.parameters() if p.requires_grad]
@@ -68,7 +68,7 @@ class _Beat(Optimizer):
 
 
 class _Stepping:
-    """Stands in for one method of one engine."""
+    """Wraps the method of one engine that ends an update."""
 
     def __init__(self, engine: Any, beat: _Beat, *, is_known: bool) -> None:  # noqa: ANN401  DeepSpeed has no types
         self._engine = engine

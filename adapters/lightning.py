@@ -1,6 +1,6 @@
-"""How is Lightning's Trainer measured and tuned?  One callback: `Trainer(..., callbacks=[PacecarCallback()])`.
+"""Measures and tunes Lightning's Trainer by one callback: `Trainer(..., callbacks=[PacecarCallback()])`.
 
-When training starts the strategy has wrapped the model and made the optimizers, so that is when it attaches.  Lightning
+It attaches when training starts, because then the strategy has wrapped the model and made the optimizers.  Lightning
 runs forward and backward of a batch inside one *closure*, which it calls itself while it accumulates and hands to the
 optimizer's step when an update is complete.  It counts batches by these calls: progress, checkpoints, logging and
 validation intervals.  So the calls stay, and what one computes changes (`regroup`): another closure does what
@@ -139,7 +139,7 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
 
 
 class _Fit:
-    """Stands in for a few methods of one Trainer and its loops."""
+    """Replaces a few methods of one Trainer and its loops, for the time of one `fit()`."""
 
     def __init__(self, trainer: Any, pacer: Pacer) -> None:  # noqa: ANN401  lightning gives no types
         self._trainer = trainer
@@ -186,7 +186,7 @@ class _Fit:
         self._wait.__enter__()
 
     def after_fetch(self) -> None:
-        """A batch is there, or there is no more."""
+        """End the wait for data: a batch is there, or there is no more."""
         assert self._after is not None, "installed only where there is one"
         wait, self._wait = self._wait, None
         if wait is not None:
@@ -230,7 +230,7 @@ class _Fit:
         return ClosureResult(total, extra=extra)
 
     def _count_samples_of(self, micro: Any) -> None:  # noqa: ANN401  any nest of tensors
-        """Let what `training_step` logs now weigh as many samples as it is of, in the mean over an epoch."""
+        """Let what `training_step` logs now weigh as many samples as `micro` has, in the mean over an epoch."""
         results = getattr(self._trainer, "_results", None)
         if results is not None:
             results.batch, results.batch_size = micro, None

@@ -1,20 +1,20 @@
-"""How do pace, ledger and decisions get into the experiment's own log?  `attach(..., loggers=[TensorBoard(writer)])`.
+"""Writes pace, ledger and decisions into an experiment's own log: `attach(..., loggers=[TensorBoard(writer)])`.
 
     TensorBoard(SummaryWriter("runs/x"))       scalars; events as text
     Wandb(wandb.init(...))                     scalars and events in the run's rows, without steps of their own
     Mlflow(run_id)                             metrics; events as tags
 
 They write on rank 0 and are silent on the others, so that a script may give them on every rank; `every_rank=True` is
-for those who keep a log a rank.  What the caller opened stays his: nothing here closes a writer or a run.  Libraries
-write to disks and servers, so it is done on a thread with a bounded queue (`RecordQueue`), whose processor time is charged
-to the overhead budget.  One that hangs holds up that thread; one that raises loses the entry, and after some failures
-in a row its logging ends.
+for those who keep one log for each rank.  What the caller opened stays his: nothing here closes a writer or a run.
+Libraries write to disks and servers, so a thread with a bounded queue does it (`RecordQueue`), whose processor time is
+charged to the overhead budget.  A library that hangs holds up that thread; one that raises loses the entry, and after
+some failures in a row its logging ends.
 
 The obvious call for Weights & Biases, `run.log`, would begin a new row and so count the caller's steps up: a script
-that says `step=` itself then has its own rows refused.  With `commit=False` what we say waits for the row that he
-writes next.  His steps stay his.
+that says `step=` itself then has its own rows refused.  With `commit=False` our entry waits for the row that the script
+writes next, and the script's steps stay its own.
 
-Left out: what is logged (`journal`); OpenTelemetry, which is the daemon's.
+Left out: what is logged (`metric_log`); OpenTelemetry, which the daemon exports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except Exception as error:  # noqa: BLE001  a broken install: nothing is logged,
 __all__ = ["Mlflow", "TensorBoard", "Wandb"]
 
 FAILURES_MAX = 5
-"""Entries in a row that a library refused: a server may be restarted, and a writer that was closed stays closed."""
+"""Failures in a row after which logging ends: a server may be restarted, but a writer that was closed stays closed."""
 
 EVENTS_MAX = 32
 """Events that wait for the script's next row of Weights & Biases; of more, the newest."""
@@ -68,7 +68,7 @@ if not TYPE_CHECKING and _unloaded is not None:
 
 
 class _Writer(Protocol):
-    """One library: where an entry goes."""
+    """Writes entries into one library's log."""
 
     @property
     def place(self) -> str: ...
@@ -111,10 +111,10 @@ class _Carrier:
             self._failures = 0
 
     def listen(self) -> None:
-        """A log says nothing."""
+        """Do nothing: a log sends no messages."""
 
     def close(self) -> None:
-        """The writer is the caller's."""
+        """Do nothing: the writer is the caller's."""
 
 
 class TensorBoard(RecordQueue):
@@ -185,7 +185,7 @@ class _Wandb:
         self._run.log(row, commit=self._own_rows)
 
     def _at(self) -> object:
-        """Return the number of the script's next row: a question to wandb's own process."""
+        """Return the number of the script's next row, which wandb's own process knows."""
         try:
             return self._run.step
         except Exception:  # noqa: BLE001  the library's: a run that several processes share has none

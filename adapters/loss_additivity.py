@@ -1,10 +1,10 @@
-"""Does a model's loss add up over pieces of a batch?  Computed once, on the job's own first batch.
+"""Checks whether a model's loss adds up over pieces of a batch, by computing it once on the job's own first batch.
 
 That a loss is a mean over samples, or a sum over items that is divided by the update's number of them, is what its
-caller says; models are wrong about it.  A forward that takes any keyword is believed to divide by num_items_in_batch
-and may ignore it; a contrastive loss compares the samples that are there; a router's loss balances them.  Cut otherwise
-all of these train something else.  So before anything is turned, forward runs over a batch at once and in two pieces,
-without gradients, and the two losses must be equal but for rounding.
+caller says; models are wrong about it.  Trainer believes of a forward that takes any keyword that it divides by
+num_items_in_batch, and it may ignore it; a contrastive loss compares the samples that are there; a router's loss
+balances them.  Cut otherwise all of these train something else.  So before anything is turned, forward runs over a
+batch at once and in two pieces, without gradients, and the two losses must be equal but for rounding.
 
 Random numbers and buffers are what they were afterwards.  The model is the one inside DistributedDataParallel, so
 no collective is called, and ranks may come to different answers: one that refuses refuses for all.
@@ -31,11 +31,11 @@ from .regroup import kind_of
 __all__ = ["differs"]
 
 TOLERANCE = 2e-5
-"""Relative, in float32: other kernels for another batch size differ by some 1e-6, a wrong weight by a half."""
+"""Relative, in float32: kernels for another batch size differ by some 1e-6, a wrong weight by a half."""
 
 TOLERANCE_LOW = 2e-2
 """The same where bfloat16, float16 or TF32 compute: two to three digits, in which a small term of a loss is not seen.
-So there it must be a model of transformers' own, or the caller's word."""
+So there the model must be one of transformers' own, or the caller must say that its loss adds up."""
 
 
 def differs(trainer: Any, batches: list[Any], items: Any, *, is_vouched_for: bool = False) -> str | None:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Replaces a method of one object without putting anything on the object.
+"""Replaces a method of one object by a descriptor in its class, without putting anything on the object.
 
 A method that is set on a trainer is in its `__dict__`, so a copy or a pickle of the trainer has it, and with it all of
 pacecar.  Here it lies in the trainer's class, as a descriptor that gives it to this one object, and to all others what
@@ -17,7 +17,7 @@ _ABSENT = object()
 
 
 class MethodReplacement:
-    """In the class of `owner` under `name`: `method` for `owner`, until `remove`."""
+    """A descriptor in the class of `owner` under `name` that returns `method` for `owner`, until `remove`."""
 
     def __init__(self, owner: object, name: str, method: Callable[..., Any]) -> None:
         self._owner = owner
@@ -32,7 +32,7 @@ class MethodReplacement:
         type.__setattr__(self._kind, self._name, self)
 
     def remove(self) -> None:
-        """Give the class its own back; where somebody replaced ours, ours stays behind it and passes calls on."""
+        """Restore the class's own; where somebody replaced ours meanwhile, ours stays behind it and passes calls on."""
         self._is_over = True
         if vars(self._kind).get(self._name) is not self:
             return
@@ -53,7 +53,7 @@ class MethodReplacement:
         return self._replaced.__get__(thing, kind) if hasattr(self._replaced, "__get__") else self._replaced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be what was here: a pickler may write a class of the script's by its parts (cloudpickle)."""
+        """Pickle as what was replaced: a pickler may write a class of the script's by its parts (cloudpickle)."""
         if self._replaced is _ABSENT:
             return getattr, (next(k for k in self._kind.__mro__[1:] if self._name in vars(k)), self._name)
         return copy.copy, (self._replaced,)

@@ -1,4 +1,4 @@
-"""What of a job belongs into an experiment's log?  A few numbers every few seconds, and every decision as an event.
+"""Makes log entries for an experiment of one rank's records: means every few seconds, and one event for each decision.
 
 A record comes with every step, perhaps a thousand times a second, and loggers keep what they get for ever, one file
 entry or one request each.  The mean of a stretch says as much.  It is taken from the *totals* in the records, so that
@@ -10,7 +10,7 @@ steps whose records were dropped are in it too.
     pacecar/knob/<knob>                what is in force
     events                             decisions, verdicts, orders, stragglers, hangs: one line of text each
 
-Pure: records in, entries out.  Left out: where entries go (loggers).
+Pure: records in, entries out.  Left out: where entries go (`loggers`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MetricEntry:
 
 
 class MetricLog:
-    """Makes entries of the records of one rank, in the order in which they come."""
+    """Makes entries of one rank's records, in the order in which they come."""
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_ns = int(period_seconds * 1e9)

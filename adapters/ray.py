@@ -1,4 +1,4 @@
-"""How is a loop under Ray Train measured and tuned?  `attach` inside the function that each worker runs.
+"""Measures and tunes a loop under Ray Train: `attach` is called inside the function that each worker runs.
 
     def train_loop(config):
         model = ray.train.torch.prepare_model(net)
@@ -8,10 +8,10 @@
             with pacer.checkpoint():
                 ray.train.report(metrics, checkpoint=checkpoint)
 
-Ray starts the workers, so nothing of a launcher's variables names the job: its name is that of Ray's run.  All else is
-a plain loop's, because that is what Ray Train's workers run: `prepare_model` returns torch's own
-DistributedDataParallel or FSDP, ranks are torch's.  A worker group that Ray starts anew is new processes, and attaches
-anew.
+Ray starts the workers, so none of a launcher's variables names the job: its name is that of Ray's run.  All else is as
+in a plain loop, because that is what Ray Train's workers run: `prepare_model` returns torch's own
+DistributedDataParallel or FSDP, and ranks are torch's.  A worker group that Ray starts anew is new processes, and
+attaches anew.
 
 Ray runs that function on a thread of its own.  Windows are as exact there; torch's profiler says once, on stderr, that
 its callback is of another thread than its registration.

@@ -1,23 +1,23 @@
-"""Which samples go through the model together, where a library's loop hands out one loader batch at a time?
+"""Forms other micro-batches of the loader batches that a library's loop hands out one at a time.
 
 The obvious way to another micro-batch is another batch size of the loader and another number of accumulation steps.
 In a running trainer that is wrong: its progress, its schedules, its checkpoints and what a resumed run skips all count
-loader batches.  So the loop keeps its beat, and only what is computed at each beat changes:
+loader batches.  So the loop makes the same calls, one for each loader batch, and only what a call computes changes:
 
     loader batches of 4, update of 4     [0123][4567][89ab][cdef]
     micro_batch 4   (as it came)          0123  4567  89ab  cdef
     micro_batch 2   (cut)                01 23 45 67 89 ab cd ef
-    micro_batch 8   (put together)        .     0..7  .     8..f       nothing is computed at the first beat
+    micro_batch 8   (put together)        .     0..7  .     8..f       nothing is computed at the first call
 
-Every update sees the same samples, and the last piece is computed at the beat at which the loop synchronizes.  A piece
-says its `share`: its weight in units of loader batches, for a loss that is a mean over samples.  Batches are put
+Every update sees the same samples, and the last piece is computed in the call in which the loop synchronizes.  A piece
+has a `share`: its weight in units of loader batches, for a loss that is a mean over samples.  Batches are put
 together only where they have the same number of samples and the same shapes, so that a mean of means is the mean; what
 differs (another padding, the rest of an epoch) goes through by itself.  Ranks may group differently: only the last
 piece of an update synchronizes.
 
-How large a micro-batch may be is told by the memory that the first updates took (microbatch_knobs), and nobody can redo
-a trainer's step that fails.  So what is put together has no more elements than as many of the largest batches of those
-updates: where later texts are longer, fewer of them go through together.
+The memory that the first updates took says how large a micro-batch may be (`controller.knobs.micro_batch_knobs`), and
+nobody can redo a trainer's step that fails.  So what is put together has no more elements than as many of the largest
+batches of those updates: where later texts are longer, fewer of them go through together.
 
 Left out: reordering samples; deciding the size (the tuner); losses that are no means over samples.
 """
@@ -105,7 +105,7 @@ class Regrouper:
         return taken
 
     def _note(self, batch: Any, samples: int | None, *, is_last: bool) -> None:  # noqa: ANN401  any nest of tensors
-        """Tell the knob what there is to choose from: up to all samples of an update at once."""
+        """Record in the batcher what sizes there are to choose from: up to all samples of an update at once."""
         batcher = self._batcher
         if samples is None:
             batcher.refused = batcher.refused or "a batch has no tensors with one number of samples in dim 0"

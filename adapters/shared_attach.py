@@ -1,8 +1,8 @@
-"""How does an adapter attach, and what does it say when it must do less?  `pacecar.attach`, with one line at most.
+"""Attaches on behalf of an adapter: unwraps the optimizer, and only measures where tuning would be unsafe.
 
 Model and optimizer come wrapped.  Frameworks put an object around the optimizer that looks like torch's own and has
 none of its hooks, so what is attached to is the innermost one.  What an adapter finds unclear ends tuning and not
-measuring, and is said once, by rank 0.
+measuring, and rank 0 says so once, in one line.
 
 Left out: what the user typed wrongly, which is an error when the adapter is made (`checked`).
 """

@@ -1,9 +1,10 @@
-"""How is transformers' Trainer measured and tuned?  One callback: `Trainer(..., callbacks=[PacecarCallback()])`.
+"""Measures and tunes transformers' Trainer by one callback: `Trainer(..., callbacks=[PacecarCallback()])`.
 
 A callback is told model and optimizer but not the Trainer, and neither of the two is what is needed: the model is the
 one inside DistributedDataParallel, the optimizer the one around torch's.  When training begins all is built, so the
-Trainer that called is looked up there, and from then on two of *its* methods, for the time of one `train()`, are ours:
-`get_batch_samples`, to time the wait for data, and `training_step`, to compute other micro-batches (`methods`).
+Trainer that called is looked up there.  From then on, for the time of one `train()`, methods of *its* are replaced
+(`method_descriptors`): `get_batch_samples` to time the wait for data, `_save_checkpoint` to time checkpoints, and
+`training_step` to compute other micro-batches.
 
 Trainer calls `training_step` once a loader batch and counts everything by these calls: steps, logs, checkpoints,
 what a resumed run skips.  So the calls stay and what is computed in them changes (`regroup`), through Trainer's own
@@ -12,7 +13,7 @@ what a resumed run skips.  So the calls stay and what is computed in them change
     divided by the items of the update (num_items_in_batch)    pieces add up as they are
     a mean, divided by current_gradient_accumulation_steps     that divisor is set to what the piece is a share of
 
-Whether the model's loss really adds up is not believed but computed once, before the first step (`losses`).
+Whether the model's loss really adds up is computed once, before the first step (`loss_additivity`), and not believed.
 
 Left out: what cannot be cut or needs its own loop (FSDP, DeepSpeed, context parallel) is measured, buckets are tuned
 where there is DDP.  A subclass that overrides `training_step` keeps it, and its micro-batch.
@@ -137,7 +138,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 
 class _Steps:
-    """Stands in for two methods of one Trainer."""
+    """Replaces up to three methods of one Trainer, for the time of one `train()`."""
 
     def __init__(self, trainer: Any, pacer: Pacer, *, is_vouched_for: bool) -> None:  # noqa: ANN401  no types
         self._is_vouched_for = is_vouched_for

@@ -1,10 +1,10 @@
-"""Is this version of the library one that the tests ran?  What is outside is measured all the same, and not tuned.
+"""Knows which versions of each library the tests ran; outside of these a job is measured all the same, and not tuned.
 
 A trainer's loop is not a public interface: which attribute says that an update is complete, and who divides the loss,
 changes between minor versions.  A knob that reads it wrongly would train another model without a word, so outside the
 range nothing is turned.  Measuring only needs torch's own hooks.
 
-Left out: torch, whose private parts are probed where they are used (controller/knobs/ddp/torch_internals).
+Left out: torch, whose private parts are probed where they are used (`controller/knobs/ddp/torch_internals`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What does the tuner take to hear of a step that was only counted?  `HEARING_NS` of pacecar.job.tuner_wiring is its bound.
+"""Measures what the tuner takes to learn of a step that was only counted.
+
+`HEARING_NS` of `pacecar.job.tuner_wiring` is its bound.
 
 A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always heard, or of 20 ms, which
 are not.  Its knob changes nothing, so it tries both other values and watches from then on.  Between two steps more

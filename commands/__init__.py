@@ -1,5 +1,6 @@
-"""The command line: `main` names the commands, and each command is a module or a folder here.
+"""Defines the command line: `main` names the commands, and each command is a module or a folder here.
 
 In come arguments, out go text, JSON and exit codes; what a command computes lives in the rooms below.
-Start with `main`; what several commands share is in `shared_options` (options) and `daemon_client` (the daemon's socket).
+Start with `main`; what several commands share is in `shared_options` (options) and `daemon_client` (the daemon's
+socket).
 """

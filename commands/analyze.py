@@ -1,4 +1,4 @@
-"""What does `pacecar analyze` do?  Options in, results on stdout, what went wrong on stderr, an exit code out.
+"""Runs `pacecar analyze`: options in, results on stdout, what went wrong on stderr, an exit code out.
 
     0 at least one trace was analysed    1 none could be, or an output could not be written
 
@@ -34,7 +34,7 @@ SHOW_PROGRESS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeOptions:
-    """What was typed, parsed."""
+    """The command's options, parsed."""
 
     paths: tuple[Path, ...] = ()
     compare: tuple[Path, Path] | None = None
@@ -161,7 +161,7 @@ def _parts(document: TraceDocument, console: Console) -> Iterator[Any]:
 
 @contextmanager
 def _progress(is_quiet: bool, stream: TextIO) -> Iterator[Progress | None]:
-    """Yield what the engine calls to say how far it is: a bar on a terminal once the work is long, else None."""
+    """Yield the callback to which the engine reports progress: a bar on a terminal once work is long, else None."""
     if is_quiet or not stream.isatty():
         yield None
         return
@@ -203,7 +203,7 @@ def _bar() -> tuple[Any, Any]:
 
 
 class _NoBar:
-    """`--json` works without rich; then there is no bar."""
+    """Stands in for the bar where rich is not installed: `--json` works without it."""
 
     def update(self, *_: object, **__: object) -> None: ...
 

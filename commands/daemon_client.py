@@ -1,8 +1,9 @@
-"""How does a command line ask a running job for something?  Through the socket of its node's daemon.
+"""Sends a request to a running job, or to the daemon itself, through the daemon's socket, and yields the answers.
 
-One connection, one request, and then answers: first the daemon's own, which says whom it reached, then those of the
-ranks.  An asker waits with a deadline of its own, which grows with the pace of the job; neither the daemon nor the job
-waits for him.  Whatever happens after the ranks were reached, each of them gets a reply, be it that nothing was heard.
+One connection carries one request and then its answers: first the daemon's own, which names the ranks that it reached,
+then those of the ranks.  The caller waits with a deadline of its own, which grows with the pace of the job; neither the
+daemon nor the job waits for him.  Whatever happens after the ranks were reached, he gets a reply for each of them, if
+only that no answer came.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ FIRST_SECONDS = 10.0
 """The daemon answers at once; it may be busy with a tick."""
 
 PATIENCE_SECONDS = 60.0
-"""Beside the steps themselves: ranks look for commands four times a second, and write and compress what they saw."""
+"""In addition to the steps: ranks look for commands four times a second, and write and compress what they measured."""
 
 SLOWER = 5.0
-"""A traced step takes so much longer, at the worst (stacks)."""
+"""A traced step takes at worst (with stacks) so many times as long."""
 
 UNKNOWN_SECONDS = 300.0
 """For the steps of a job whose pace nobody knows yet: it may be compiling."""
@@ -39,11 +40,11 @@ _SERIAL = 1
 
 
 class AskError(RuntimeError):
-    """Nothing can be asked, or nobody answers; the message says why and what to do."""
+    """No request can be sent, or nobody answers; the message says why and what to do."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What one rank finally said."""
+    """One rank's final answer; "silent": it gave none."""
 
     rank: int
     state: Literal["done", "refused", "silent"]
@@ -60,7 +61,7 @@ def ask(
     timeout_seconds: float | None = None,
     ranks: tuple[int, ...] = (),
 ) -> Iterator[Answer | Reply]:
-    """Ask `job` for `action` through the daemon at `path`: yield what is said on the way, then a Reply a rank.
+    """Ask `job` for `action` through the daemon at `path`: yield interim answers as they come, then a Reply a rank.
 
     `ranks` says which are meant, none all of them that are on this node.  `timeout_seconds` None: as long as the steps
     in `arguments` may take at the job's pace, and PATIENCE_SECONDS.

@@ -1,4 +1,4 @@
-"""What can one type after `pacecar dashboards`?  `export` writes the files, `push` sends them to a running Grafana."""
+"""Defines `pacecar dashboards`: `export` writes the files, `push` sends them to a running Grafana."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def push(
 
 
 def _password() -> str:
-    """Return the password from the environment, or from whoever sits at the terminal."""
+    """Return the password from the environment, or ask for it at the terminal."""
     given = os.environ.get("GRAFANA_PASSWORD")
     return given if given is not None else str(click.prompt("Password", hide_input=True, err=True))

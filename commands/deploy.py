@@ -1,4 +1,4 @@
-"""What can one type after `pacecar deploy`?  `show` a file that came with this version, or `export` them all."""
+"""Defines `pacecar deploy`: `show` prints a file that came with this version, `export` writes all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What did the daemon see in its last minutes?  `pacecar dump`: have it written, or show what is in such a file.
+"""Defines `pacecar dump`: asks the daemon to write a recording of its last minutes, or shows what is in such a file.
 
-Asking goes through the daemon's socket, and who may is the daemon's to say (`monitor.permission`).  Showing needs no
-daemon: a recording is read on any machine.  What follows from it is `pacecar report`'s business.
+The request goes through the daemon's socket, and the daemon decides who may make it
+(`pacecar.monitor.ingest.authorization`).  Showing needs no daemon: a recording is read on any machine.
+Left out: what follows from a recording (`pacecar report`).
 """
 
 from __future__ import annotations

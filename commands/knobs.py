@@ -1,6 +1,6 @@
-"""What is remembered?  `pacecar knobs`: list, show and forget the best knobs of earlier runs.
+"""Defines `pacecar knobs`: lists, shows and forgets the best knobs of earlier runs.
 
-A reader of the same file as the jobs, without torch and without a daemon.  Nothing is changed but by `forget`, and a
+It reads the same file as the jobs, without torch and without a daemon.  Nothing is changed but by `forget`, and a
 file that cannot be read is named and left as it is: only a job that wants to write moves it aside.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["knobs"]
 
 KEY_DIGITS_MIN = 4
-"""Of a key, to name an entry: enough for 256 entries, and one does not forget a dozen by a slip."""
+"""Digits of a key that name an entry: enough for 256 entries, and nobody forgets a dozen of them by a slip."""
 
 _file_option = click.option(
     "--file", "path", type=click.Path(path_type=Path), help="The knobs file.  [default: as configured]"

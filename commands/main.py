@@ -1,4 +1,4 @@
-"""What can one type?  The command `pacecar`; each subcommand imports its room only when it runs.
+"""Defines the command `pacecar` with its subcommands, each of which imports its room only when it runs.
 
 The daemon must never load torch, and `pacecar --help` must not load the daemon, so nothing here imports a room at the
 top.  Whatever the user can cause (a wrong key, a port in use, a package that is not installed) ends in one line on
@@ -262,7 +262,7 @@ cli.add_command(tune)
 
 
 def main() -> NoReturn:
-    """Run the command and exit.  click itself is quiet about a reader that went away (exit code 1)."""
+    """Run the command and exit.  Where the reader of a pipe went away, click exits with code 1 and says nothing."""
     try:
         code = cli(standalone_mode=False)
     except click.Abort:

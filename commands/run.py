@@ -1,4 +1,4 @@
-"""How is a training script started that is to be measured as it is?  As always, with a few variables more.
+"""Runs `pacecar run`: starts a training script that does not call pacecar, with the variables that attach it.
 
 `pacecar run` becomes the command that it is given: same process, so signals, terminal, exit code and children are what
 they would be.  What is added goes by the environment, through whatever launcher, to every python of the job; there
@@ -25,7 +25,7 @@ PTH = (
     "import os, sys; os.environ.get('PACECAR_RUN', '0') in ('', '0') or"
     " (sys.path.insert(0, {folder!r}), __import__('pacecar_startup').begin(), sys.path.remove({folder!r}))"
 )
-"""What python runs at each start from a .pth file: nothing, but where the variable is set."""
+"""What python runs at each start from a .pth file; it does nothing unless the variable is set."""
 
 
 def environment(

@@ -1,4 +1,4 @@
-"""How does one snapshot look to a program or a person?  In the units that the names promise.
+"""Formats one snapshot of the collectors as plain values or as lines for people, in base units.
 
 A snapshot holds inside units (nanoseconds, milliwatts): printed as it is, `..._seconds` would be off by a billion.  So
 whatever leaves the daemon as text goes through the catalog's scale, here or in the exporter.

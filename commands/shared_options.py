@@ -1,4 +1,4 @@
-"""What do all commands share?  How a configuration is found, and how a command ends that cannot go on."""
+"""Holds what all commands share: the `--config` option, loading the configuration, and ending with an error."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def load(file: Path | None, flags: dict[str, Any]) -> Config:
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Say why on stderr and exit; each line of `message` is cleaned, for it may quote a file or another process."""
+    """Print `message` on stderr and exit; each line is cleaned, for it may quote a file or another process."""
     click.echo("\n".join(map(clean, f"pacecar: {message}".split("\n"))), err=True)
     sys.exit(code)

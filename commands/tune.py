@@ -1,8 +1,8 @@
-"""How does one look at the tuner of a running job, and how does one stop it?  `pacecar tune`.
+"""Defines `pacecar tune`: shows the tuner of a running job, freezes and resumes it, and sets its knobs by hand.
 
 Each command asks rank 0 of the job through the socket of its node's daemon, and waits until all ranks have done what
-was ordered or the tuner says why not.  Who may ask is decided by the daemon, by the kernel's word: the user of the job,
-and root.
+was ordered or the tuner says why not.  The daemon decides who may ask, by the uid that the kernel gives: the user of
+the job, and root.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How does a tuner look in a terminal?  A report as lines of at most so many columns.
+"""Formats a tuner's report for a terminal, as lines of at most so many columns.
 
-What a person wants first stands first: what it does now and why, then what is in force, then what was tried and what
-became of it, then the bill.  Pure.
+What a person wants first stands first: what the tuner does now and why, then what is in force, then what was tried and
+what became of it, then what the trials cost.  Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pacecar.records.commands import TunerChange, TunerReport
 __all__ = ["WIDTH_MIN", "lines"]
 
 WIDTH_MIN = 64
-"""Narrower terminals wrap; wider than 100 nobody reads."""
+"""Narrower terminals wrap the lines; lines wider than WIDTH_MAX are hard to read."""
 
 WIDTH_MAX = 100
 

@@ -1,10 +1,11 @@
-"""How does a person's command reach the tuner, and what does he read?  One desk on rank 0, where every record passes.
+"""Executes people's commands to the tuner on rank 0, and reports the tuner's state to whoever asks.
 
-Whoever asks wants the story and not the series: what the tuner does now and why, what is in force, what was tried, what
-it was expected to save and what it saved, what all of it cost.  All of that goes by as records anyway, so the desk
-keeps the last of them and tells them on demand.  Orders go to the overseer; each ends as a record of its own.
+Whoever asks wants a summary and not the series: what the tuner does now and why, what is in force, what was tried, what
+it was expected to save and what it saved, what all of it cost.  All of that passes by as records anyway, so the handler
+keeps the last of them and reports them on demand.  Orders go to the `OrderedPolicy`; each ends as a record of its own.
 
-Commands come on the training thread, between two steps, so nothing here may wait: no file is touched and no rank asked.
+Commands arrive on the training thread, between two steps, so nothing here may wait: no file is touched and no rank
+asked.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from .restart_advice import advise
 __all__ = ["CommandHandler", "open_desk", "tune_is_off"]
 
 DETAIL_CHARACTERS_MAX = 600
-"""Of a reason in a report: the frame has room for 16 of them, and a terminal for few."""
+"""Most characters of a reason in a report: the frame has room for 16 such reasons, and a terminal for few."""
 
 Reply = Callable[[Literal["accepted", "done", "refused"], str], None]
 
@@ -55,8 +56,7 @@ _log = logging.getLogger(__name__)
 class CommandHandler:
     """Takes the commands called "tune" of one job, on its rank 0.
 
-    `reply` sends an answer without waiting, `emit` a record.  `knobs`, `node` and `refused` are asked when somebody
-    wants to know.
+    `reply` sends an answer without waiting, `emit` a record.  `knobs`, `node` and `refused` are called for each report.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CommandHandler:
         self.refused: Callable[[], Mapping[str, str]] = dict
 
     def emit(self, record: JobRecord) -> None:
-        """Pass a record of the tuner on, and keep it for whoever asks."""
+        """Pass a record of the tuner on, and keep it for reports."""
         match record:
             case TunerStatus():
                 self._status = record
@@ -102,10 +102,10 @@ class CommandHandler:
         self._emit(record)
 
     def act(self, command: Command, reply: Reply) -> None:
-        """Carry out a command called "tune".
+        """Execute a command called "tune".
 
         Raises:
-            Refusal: it is none, or it cannot be carried out.
+            MessageRefusal: it is not such a command, or it cannot be executed.
         """
         what = command.arguments.get("order")
         if what == "status":
@@ -148,7 +148,7 @@ class CommandHandler:
         )
 
     def advice(self) -> tuple[str, ...]:
-        """Return what would be done, and what needs a restart, in sentences."""
+        """Return what would be turned, and what needs a restart, in sentences."""
         return advise(
             mode=self._config.mode,
             ledger=self.overseer.ledger,
@@ -159,7 +159,7 @@ class CommandHandler:
         )
 
     def close(self) -> None:
-        """Write what is to be remembered, and say what is advised.  Harmless when repeated."""
+        """Write what is to be remembered, and report what is advised.  Harmless when repeated."""
         if self._keeper is not None:
             self._keeper.close()
         sentences = self.advice()
@@ -213,7 +213,7 @@ class CommandHandler:
         return {knob: value}
 
     def _because(self, refusal: str) -> str:
-        """Add what the tuner said itself where the overseer has nothing to say: it may never have begun."""
+        """Return the tuner's own status where it ended before the policy saw a step; else `refusal`."""
         if self.overseer.steps == 0 and self._status is not None and self._status.state in ("off", "frozen"):
             return f"{self._status.state}: {self._status.detail}"
         return refusal
@@ -263,7 +263,7 @@ def open_desk(
     reply: Callable[[Answer], None],
     emit: Callable[[JobRecord], None],
 ) -> CommandHandler:
-    """Return the desk of a job's rank 0, with the policy that the user chose under it (`overseer`).
+    """Return the command handler of a job's rank 0, with an OrderedPolicy (`overseer`) around the user's policy.
 
     Only what pacecar's own policy keeps is proven, so only that is remembered.
     """
@@ -279,7 +279,7 @@ def open_desk(
 
 
 def tune_is_off(command: Command, reply: Reply) -> None:
-    """Answer for a job that has no desk."""
+    """Refuse a command to a job that is not tuned."""
     raise MessageRefusal('this job is not tuned: tune="off"')
 
 

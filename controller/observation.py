@@ -1,7 +1,7 @@
-"""What does a policy see, and what may it ask for?  The values between the pure middle and the edges.
+"""Defines what a policy receives and returns: observations of steps, facts of the job, requested knob values.
 
-A policy runs on rank 0 only.  It sees one Observation a step, with the pace of the *slowest* rank, because that is
-the pace of the job; it answers with a Turn (please bring the knobs to these values) and with records for people.
+A policy runs on rank 0 only.  It receives one Observation a step, with the pace of the *slowest* rank, because that is
+the pace of the job.  It returns a TuningTurn (a request to bring the knobs to these values) and records for people.
 It never touches torch, a clock or a process group, so recorded observations replay exactly.
 """
 
@@ -67,7 +67,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The node of rank 0 as its daemon says, freshly; None for what nobody knows.
+    """The state of rank 0's node by its daemon's last fresh signal; None for what is not known.
 
     `link_ratio` is everybody's traffic over the link's rated speed, `headroom_ratio` the share of the memory that this
     rank could still take (the device's, on a CPU the host's), `cpu_stalled_ratio` the share of time in which some task
@@ -116,10 +116,11 @@ def absurdity(step: Observation, last: Observation | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TuningTurn:
-    """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
+    """A request to bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
 
-    `is_trial`: not proven.  Should tuning freeze before a turn that is not a trial was carried out, all ranks go back
-    to the values before the first one that was.  So the end of a trial is a Turn too, even where it changes no value.
+    `is_trial`: not proven.  If tuning freezes before a turn that is not a trial was carried out, all ranks go back to
+    the values before the first trial turn that was.  So the end of a trial is a TuningTurn too, even where it changes
+    no value.
     """
 
     decision: int
@@ -128,7 +129,7 @@ class TuningTurn:
 
 
 class Policy(Protocol):
-    """Something that decides.  Calls come in step order, from one thread."""
+    """Decides which settings are tried and kept.  Calls come in step order, from one thread."""
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation.
@@ -148,27 +149,28 @@ class Policy(Protocol):
     def advance(
         self, observations: Sequence[Observation]
     ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Take the steps since the last call; return a wish, if any, and what people should know.
+        """Take the steps since the last call; return the requested turn, if any, and records for people.
 
-        A Turn is carried out some steps later, or never if the ranks do not agree: observations say which values
+        A TuningTurn is carried out some steps later, or never if the ranks do not agree.  Observations say which values
         are in force, and a policy judges by that alone.
         """
         ...
 
     def is_calm(self) -> bool:
-        """Return False while the policy must see every step soon though it does not say that it tries something.
+        """Return False while the policy must see every step soon, although its status does not say that it tries one.
 
-        Asked between steps; while it says "watching" or "advising" and this, ranks exchange steps less often.
+        Asked between steps.  While this is True and its status is "watching" or "advising", ranks exchange steps less
+        often.
         """
         return True
 
     def wants_window(self) -> bool:
-        """Return whether an exact window of what is in force would tell something now; asked after `advance`.
+        """Return whether an exact window of the setting in force would be useful now; asked after `advance`.
 
         The profiler's budget decides whether and when one comes.
         """
         return False
 
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
-        """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""
+        """End, for `reason`: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
         ...

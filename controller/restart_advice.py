@@ -1,8 +1,8 @@
-"""What would be done if it might be?  What the tuner would turn, and what only a restart can change, in sentences.
+"""Lists, in sentences, what the tuner would turn if it were allowed to, and what only a restart can change.
 
 A tuner that stays within what it may turn leaves the larger gains unsaid: half of a step may go to the launches of
-kernels, and no bucket size touches that.  So the last exact ledger is read against a few thresholds, and each heading
-that is over its own gets one sentence with the figure that it rests on and what usually helps.  Nothing is promised: a
+kernels, and no bucket size changes that.  So the last exact ledger is compared with a few thresholds.  Each heading
+over its threshold gets one sentence with the figure that it rests on and what usually helps.  Nothing is promised: a
 gain is named only where the policy's model gave one.
 
 Pure.  Left out: what needs a look at the machine (drivers, sysctls, NCCL's choice of links).
@@ -18,17 +18,17 @@ from pacecar.records import Decision, Ledger
 __all__ = ["advise", "engine_advice"]
 
 EXPOSED_RATIO_MIN = 0.10
-"""Exposed communication that is worth another mode or another link; under 3 % nothing is to be won (TUNING)."""
+"""Share of exposed communication that is worth another mode or another link; under 3 % there is no gain (TUNING)."""
 
 HOST_BOUND_RATIO_MIN = 0.15
 DATA_WAIT_RATIO_MIN = 0.05
 COPY_RATIO_MIN = 0.05
 OPTIMIZER_RATIO_MIN = 0.10
 CHECKPOINT_RATIO_MIN = 0.02
-"""Shares of the step from which on it is worth somebody's afternoon."""
+"""Shares of the step from which on a change of the script or its configuration is worth the work."""
 
 ADVICE_MAX = 12
-"""Sentences; who reads more?"""
+"""Most sentences that are returned: a longer list is not read."""
 
 _HELP = (
     (
@@ -65,17 +65,17 @@ _HELP = (
 
 ENGINES = {
     # Its source (runtime/zero/stage_1_and_2.py, stage3.py): overlap_comm decides about streams when the engine is made,
-    # and reduce_scatter about the collective; sizes are looked at in each step (zero).
+    # and reduce_scatter about the collective; sizes are read in each step (deepspeed_zero).
     "DeepSpeedEngine": (
         "DeepSpeed owns its buckets: zero_bucket_bytes turns ZeRO's; try overlap_comm and reduce_scatter in its"
         " configuration (needs a restart)"
     ),
 }
-"""What to say of engines that keep what we would turn to themselves, by the name of the model's class."""
+"""What to say of engines that manage our knobs themselves, by the name of the model's class."""
 
 
 def engine_advice(model_class: str) -> str | None:
-    """Return what only the engine's own configuration can change, None for a model that no engine owns."""
+    """Return what only the engine's own configuration can change; None for a model without such an engine."""
     return ENGINES.get(model_class)
 
 
@@ -90,7 +90,7 @@ def advise(
 ) -> tuple[str, ...]:
     """Return what would help, most certain first.
 
-    `decisions` are those of kind "advise", the last of a knob counts; `refused` is knob -> why it is not tuned;
+    Of `decisions` those of kind "advise" count, of each knob the last; `refused` is knob -> why it is not tuned;
     `ledger` is of the last exact window, None when there was none.
     """
     said = [

@@ -1,6 +1,6 @@
-"""What does a rank say of its tuner?  Records, and the state that was told last.
+"""Reports one rank's tuner: emits its status and its knob switches as records, and keeps the last status.
 
-Left out: what the policy says by itself; those records pass through.
+Left out: the policy's own records; those pass through unchanged.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ State = Literal["off", "advising", "warming", "screening", "trial", "watching", 
 
 
 class StatusReporter:
-    """One rank's; `emit` takes records without waiting."""
+    """Reports for one rank; `emit` takes records without waiting."""
 
     def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:
         self._hello = hello
         self._emit = emit
         self._clock = clock
         self.status: TunerStatus | None = None
-        """As last told, the policy's words among them; None before anything was."""
+        """The status reported last, by the policy or by this rank; None before the first."""
 
     @property
     def state(self) -> State:
-        """As last told, "off" before anything was."""
+        """The state reported last; "off" before the first report."""
         return self.status.state if self.status is not None else "off"
 
     def pass_on(self, records: Sequence[JobRecord]) -> None:
-        """Emit what the policy has to say, and remember the state among it."""
+        """Emit the policy's records, and keep the last status among them."""
         for record in records:
             if isinstance(record, TunerStatus):
                 self.status = record
             self._emit(record)
 
     def say(self, state: State, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
-        """Record and log a change of state that is not the policy's; every rank says its own."""
+        """Record and log a change of state that is not the policy's; every rank reports its own."""
         last = self.status
         self.status = TunerStatus(
             job=self._hello.job,

@@ -1,11 +1,13 @@
-"""Who turns the knobs?  The controller's edge in one rank: steps in, records and switches out.
+"""Runs the tuner in one rank: takes finished steps, proposes knob changes, applies what all ranks agreed on.
 
     step record -> agreement (paces of all ranks) -> policy on rank 0 -> proposal -> vote -> actuators -> KnobSwitch
 
 The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
-training thread at step boundaries, never waits except at a switch, and nothing that it raises reaches the job: an
-exception freezes the tuner, on all ranks, and the votes go on until every rank knows, so that all go back from what is
-not proven.  Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
+training thread at step boundaries.  It waits for other ranks only where a vote is read, at a switch, and where
+gradients are compared after one.  Nothing that it raises reaches the job: an exception freezes the tuner, on all ranks.
+The votes go on until every rank knows, so that all go back from what is not proven.
+
+Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; all others turn knobs.
 Left out: measuring (the hook does), judging (the policy does).
 """
 
@@ -46,8 +48,8 @@ OFFER_BOUNDARY = PERIOD
 class Tuner:
     """One rank's part of the controller.
 
-    `policy` is used on rank 0 only.  `facts` is asked once, when the knobs are settled.  `emit` takes records without
-    waiting, `set_knobs` tells the hook what is in force, `request_window` asks it for a new calibration after a switch.
+    `policy` is used on rank 0 only.  `facts` is called once, when the knobs are settled.  `emit` takes records without
+    waiting, `set_knobs` tells the hook what is in force, `request_window` asks it for a new exact window.
     """
 
     def __init__(
@@ -71,10 +73,10 @@ class Tuner:
         begin_business: Callable[[], None] = lambda: None,
     ) -> None:
         self._hearing = hearing or ObservationListener()
-        self._begin_business = begin_business  # told at boundaries that take longer than most
+        self._begin_business = begin_business  # called at boundaries that take longer than most
         self._node = node
-        self._was_paused = was_paused  # it holds a checkpoint or an evaluation
-        self._parting = parting  # why this rank must leave now, for good and without a word
+        self._was_paused = was_paused  # whether the step contains a checkpoint or an evaluation
+        self._parting = parting  # why this rank must leave now, for good and without a vote
         self._gradients = gradients
         self._hello = hello
         self._config = config
@@ -103,8 +105,8 @@ class Tuner:
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
         self._serial = 0  # of the last switch
-        self._is_keeping = False  # what the policy wants to keep is on its way
-        self._windowed = -1  # the last trial that the hook took a window for
+        self._is_keeping = False  # a proposal of kind KEEP is out
+        self._windowed = -1  # the last trial that a window was requested for
         self._reverted: str | None = None
         self._is_at_rest = False
         self._stays = ""  # what could not be taken back, for people
@@ -122,18 +124,21 @@ class Tuner:
 
     @property
     def state(self) -> State:
-        """What the tuner is doing: as last reported, "off" before `start`."""
+        """What the tuner is doing, as reported last; "off" before `start`."""
         return self._voice.state
 
     @property
     def status(self) -> TunerStatus | None:
-        """What was said last of the state, with the reason; None before `start`."""
+        """The status reported last, with its reason; None before `start`."""
         return self._voice.status
 
-    # --- the life of a tuner ------------------------------------------------------------------------
+    # --- start, step boundaries, end ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Meet the other ranks.  Called on all ranks, before the first step; does nothing in mode "off"."""
+        """Meet the other ranks through the job's store.  Called on all ranks, before the first step.
+
+        Does nothing in mode "off".
+        """
         if self._config.mode == "off":
             return
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -217,7 +222,7 @@ class Tuner:
         self._guarded(self._agreement.leave)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
-        """Run a part of ours: whatever it raises freezes the tuner and stays out of the job."""
+        """Call `act`: whatever it raises freezes the tuner and does not reach the job."""
         try:
             act(*arguments)
         except Exception as error:
@@ -252,7 +257,7 @@ class Tuner:
         self._set_knobs(self._knobs)
 
     def _look(self) -> None:
-        """Tell with the next report what disturbs this rank's node, and take what others told of theirs."""
+        """Report what disturbs this rank's node, and take what the other ranks reported of theirs."""
         if self._node is not None:
             self._agreement.disturb(self._node.look())
             self._node.others = self._agreement.disturbed
@@ -281,7 +286,7 @@ class Tuner:
             self._begin(self._policy)
 
     def _rehearse(self) -> None:
-        """Ask all ranks to apply what is in force; when that was tried, begin."""
+        """Ask all ranks to apply the values in force; begin when every knob was rehearsed."""
         if self._policy is not None and not self._rehearsal.ask(self._boundary, self._board.values()):
             self._begin(self._policy)
 
@@ -298,9 +303,9 @@ class Tuner:
         self._agreement.rest(is_calm=self._is_calm(), step_ns=self._step_ns)
 
     def _is_calm(self) -> bool:
-        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on.
+        """Return whether nothing is under way here; ranks without a policy are calm from the offers on.
 
-        Not for some steps after a switch, nor in a trial: gradients are compared then, a larger micro-batch is proven,
+        Not for some steps after a switch, nor in a trial.  Gradients are compared then, a larger micro-batch is proven,
         what does not fit goes back, and the policy, on another rank perhaps, has to see all of that soon.
         """
         if self._proven is not None or self._boundary - self._switched_at < CALM_PERIOD:
@@ -318,7 +323,7 @@ class Tuner:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
         observations = self._backlog.take()
-        if not observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
+        if not observations and not getattr(policy, "is_urgent", bool)():  # only CompressionRollback may be
             return
         turn, records = policy.advance(observations)
         self._voice.pass_on(records)
@@ -332,7 +337,7 @@ class Tuner:
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
-        elif not (turn.is_trial and self._is_keeping):  # what is proven first: a freeze in the trial would take it back
+        elif not (turn.is_trial and self._is_keeping):  # first what is proven: a freeze in the trial would undo it
             self._is_keeping = not turn.is_trial
             self._agreement.propose(
                 turn.decision, values, kind=ProposalKind.TRIAL if turn.is_trial else ProposalKind.KEEP
@@ -353,7 +358,7 @@ class Tuner:
             self._switch(proposal)
 
     def _can_apply(self, proposal: Proposal) -> bool:
-        """Return this rank's vote; where its node is disturbed no trial goes on, on any rank."""
+        """Return this rank's vote; where its node is disturbed it votes against trials, so that no rank begins one."""
         is_disturbed = self._node is not None and self._node.disturbance is not None
         return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
 
@@ -392,11 +397,11 @@ class Tuner:
                 self._gradients.arm(is_on=False)
             self._switched(proposal, switch.duration_ns)
         elif proposal.kind is ProposalKind.KEEP:
-            self._request_window()  # it was in force already; what comes next is chosen by what windows of it say
+            self._request_window()  # it was in force already; windows of it choose the next candidate
         return True
 
     def _take_back(self) -> None:
-        """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
+        """Go back from what was turned together with a knob that went back by itself, in this step on all ranks."""
         reason, self._reverted = self._reverted, None
         self._say(self.state, str(reason), level=logging.WARNING)
         self._board.adopt()
@@ -409,7 +414,7 @@ class Tuner:
     def _come_to_rest(self, *, closes: bool = False) -> None:
         """Go back from what is not proven: all ranks see at this very boundary that tuning froze, or close after it.
 
-        Nobody watches loss and gradients any more either, so nothing lossy stays in force.  Where a rank closes and
+        Loss and gradients are not watched any more either, so nothing lossy stays in force.  Where a rank closes and
         others train on, there is no boundary at which all could go back together, and everything stays.
         """
         rest = self._board.rest(self._proven, closes=closes)
@@ -419,7 +424,7 @@ class Tuner:
         self._proven = None
 
     def _check_gradients(self, gradients: GradientCheck) -> None:
-        """Every rank hears the same answer, so all freeze and go back at this very boundary."""
+        """Compare gradients; every rank gets the same answer, so all freeze and go back at this very boundary."""
         difference = gradients.look(self._compare)
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
@@ -440,13 +445,13 @@ class Tuner:
         self._hearing.switched()
         self._publish_knobs(self._knobs.epoch + 1)
         self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
-        # Once in a trial: a profiled step cannot be judged, and to what is switched back is known.
+        # Once in a trial: a profiled step cannot be judged, and the setting that is switched back to is known.
         if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed:
             self._windowed = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
             self._request_window()
 
-    # --- what people hear -----------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------------
 
     def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
-        """Record and log a change of state that is not the policy's; every rank says its own."""
+        """Record and log a change of state that is not the policy's; every rank reports its own."""
         self._voice.say(state, detail, step=self._step, level=level)

@@ -1,21 +1,21 @@
-"""What should people look at?  Dashboards and alert rules that cannot drift from the metrics: one list feeds all.
+"""Generates the Grafana dashboards and Prometheus rules from the metric catalog, and exports the committed ones.
+
+Dashboards that are kept by hand drift from the metrics.  Here one list, the catalog, feeds dashboards, rules and docs.
 
     queries        PromQL through the catalog, in the scope of a dashboard        pure
     palette        which colour means what                                        pure
-    panels         a panel is a title, help, queries, a unit and a word for "nothing"
-    ranking        a table of jobs, nodes or GPUs, the worst first
+    panels         a panel is a title, help, queries, a unit and a text for "no data"
     frame          variables, links and annotations, the same on all dashboards
-    fleet, node, job, tuning, itself      the five dashboards
-    node_..., pace, ledgers, vitals, whatif      their rows
-    omitted        metrics that are drawn nowhere, and why
-    recording, alerts, alerts_..., rules  what Prometheus computes and when it calls somebody
-    tidy           what of grafanalib's output may reach Grafana                  pure
-    render         all of it as files
+    boards/        the five dashboards (fleet, node, job, tuning, itself), their rows, and the tables they rank by
+    rules/         recording and alert rules
+    omitted        metrics that are on no panel, and why
+    tidy           removes from grafanalib's output what Grafana must not see     pure
+    render         all dashboards and rules as text
     reference      docs/metrics.md, from the same catalog                         pure
-    push           the committed dashboards into a running Grafana
+    push           sends dashboards to a running Grafana
 
 grafanalib and pyyaml are an extra and are imported only by what draws; `export` and `push` hand out the committed files
-without them.  Left out: contact points and routes of alerts, which belong to whoever is called.
+without them.  Left out: contact points and routes of alerts, which are settings of whoever receives the alerts.
 """
 
 from __future__ import annotations

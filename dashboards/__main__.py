@@ -1,7 +1,7 @@
-"""`python -m pacecar.dashboards`: write what is generated from the catalog into the checkout one stands in.
+"""Writes the generated dashboards, rules and docs/metrics.md into the checkout in the working directory.
 
-That is dashboards/generated/*.json and docs/metrics.md; `make dashboards` calls it.  Elsewhere, to get the dashboards
-out of an installed pacecar, there is `pacecar dashboards export DIR`.
+Run as `python -m pacecar.dashboards`; `make dashboards` calls it.  The files are those of dashboards/generated/ and
+docs/metrics.md.  To get the dashboards out of an installed pacecar use `pacecar dashboards export DIR`.
 """
 
 from __future__ import annotations

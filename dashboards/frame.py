@@ -1,10 +1,10 @@
-"""What do all dashboards share?  Variables, links, annotations, and the settings around the panels.
+"""Builds what all dashboards share: variables, links, annotations, and the settings around the panels.
 
 The variables have the same names everywhere, so that a link can carry them over: who looks at GPU 3 of node7 and goes
 to the job stays with that node.  The data source is a variable too, so a dashboard can be imported as it is.
 
-`cluster` is a label that pacecar does not give: whoever has several clusters adds it in Prometheus.  Where nobody did,
-the variable has no values but All, which stands for `.*` and matches what has no such label.
+`cluster` is a label that pacecar does not set: users with several clusters add it in Prometheus.  Where nobody did, the
+variable has no value but All, which stands for `.*` and matches series without the label.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TITLES = {
     "pacecar-fleet": "Fleet", "pacecar-node": "Node", "pacecar-job": "Job", "pacecar-tuning": "Tuning",
     "pacecar-itself": "pacecar itself",
 }  # fmt: skip
-"""Uid -> what the dashboard is called, in the order in which the links stand."""
+"""Uid -> title of the dashboard, in the order of the links."""
 
 ANY = ".*"
 """What All stands for: a regex of 10 000 names would be refused, and this matches a label that is absent."""
@@ -37,7 +37,7 @@ class _Variable(core.Template):  # type: ignore[misc]  # grafanalib has no types
     """A variable that begins at All if it has one; grafanalib would write neither text nor value."""
 
     def to_json_data(self) -> dict[str, Any]:
-        """Return what grafanalib makes of it, with the value that stands before anybody chose."""
+        """Return grafanalib's JSON without its `current` value; a variable that has All begins at All."""
         said: dict[str, Any] = super().to_json_data()
         # Without a value Grafana takes the first one there is.
         del said["current"]

@@ -1,4 +1,4 @@
-"""Which metrics are on no panel, and why?  A test compares this list with the catalog and with what is drawn."""
+"""Lists the metrics that are on no panel, with the reason; a test compares it with the catalog and the panels."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ NOT_DRAWN = {
     "pacecar_job_start_time_seconds": "puts the newest launch first where one is chosen; the graphs begin there",
     "pacecar_process_info": "to join on: which job, pod or container a pid is",
 }
-"""Metric -> why it is drawn nowhere."""
+"""Metric -> why it is on no panel."""

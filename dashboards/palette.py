@@ -1,7 +1,7 @@
-"""Which colour means what?  The same on every panel, and told apart without red and green.
+"""Defines the colours of the dashboards: each has one meaning on every panel, and none relies on red against green.
 
 Grafana's default palette gives colours by order of arrival, so that "exposed communication" is green today and yellow
-tomorrow.  Here each heading of the ledger owns a colour of the palette by Okabe and Ito (2008, "Color Universal
+tomorrow.  Here each heading of the ledger has a fixed colour of the palette by Okabe and Ito (2008, "Color Universal
 Design"), which people with each kind of colour blindness can tell apart.
 """
 

@@ -1,8 +1,8 @@
-"""What is a panel of ours made of?  A title, a sentence of help, queries, a unit and a word for when there is nothing.
+"""Builds panels, each with a title, a sentence of help, queries, a unit and a text for no data, and places them.
 
-grafanalib would let each be left out, and the result is the dashboard that everybody knows: "No data", and nobody can
-say whether that is good news.  So here none of them has a default.  The help of each panel ends with what the catalog
-says about the metrics it draws.
+grafanalib lets each of these be left out.  The result is a panel that says "No data", and nobody can tell whether that
+is good news.  So here none of them has a default.  The help of each panel ends with what the catalog says about the
+metrics that it draws.
 
 Positions are computed: panels of a row flow from left to right, so that none can overlap.
 """
@@ -91,7 +91,7 @@ def _help(text: str, queries: Sequence[Query]) -> str:
 def thresholds_of(steps: Steps, base: str = NEUTRAL) -> list[dict[str, Any]]:
     """Return `steps` as Grafana writes them: null for the base, which is minus infinity.
 
-    Left out it would not do: Grafana's own code compares with it, and then stops at the first step for every value.
+    The base must not be left out: Grafana's code compares with it, and would stop at the first step for every value.
     """
     return [{"color": base, "value": None}, *({"value": value, "color": shade} for value, shade in steps)]
 
@@ -113,11 +113,11 @@ NAMES = {
     CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
     "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
 }  # fmt: skip
-"""What labels are called at the head of a column, where it is not their own name."""
+"""Headings of columns whose label is not readable as it is."""
 
 
 def heads(label: str) -> str:
-    """Return what the column of `label` is called: a word of English."""
+    """Return the heading of the column of `label`, in English words."""
     words = label.replace("_", " ")
     return NAMES.get(label) or words[0].upper() + words[1:]
 
@@ -125,7 +125,7 @@ def heads(label: str) -> str:
 def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return `overrides`, and a colour for each line whose name is fixed, from the palette for the colour-blind.
 
-    Grafana has no such palette of its own.  Lines that labels name (ranks, GPUs) take what comes, and have a legend.
+    Grafana has no such palette of its own.  Lines named by labels (ranks, GPUs) get Grafana's colours and a legend.
     """
     taken = {rule["matcher"]["options"] for rule in overrides if any(p["id"] == "color" for p in rule["properties"])}
     names = [query.legend for query in queries if "{{" not in query.legend and query.legend not in taken]
@@ -235,7 +235,7 @@ def stat(
 def state_timeline(title: str, text: str, queries: Sequence[Query], *, empty: str, shade: str) -> core.StateTimeline:
     """Return a panel with one bar per series, drawn in `shade` while the series is there.
 
-    Grafana's state timeline does not show `empty` yet (grafana#88004, open); it is said all the same.
+    Grafana's state timeline does not show `empty` yet (grafana#88004, open); it is set all the same.
     """
     return core.StateTimeline(
         title=title,
@@ -297,7 +297,7 @@ def bar_chart(
 ) -> core.BarChart:
     """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave.
 
-    Bars that lie have room for long names beside them.
+    With `is_lying` the bars are horizontal, which leaves room for long names beside them.
     """
     return core.BarChart(
         title=title,

@@ -1,11 +1,11 @@
-"""How do the dashboards get into a Grafana that is running?  By its HTTP API, one request a dashboard.
+"""Sends dashboards to a running Grafana through its HTTP API, one request a dashboard.
 
 What somebody changed in Grafana is theirs: without `overwrite` Grafana refuses a dashboard that is there already, and
-we say so.  One that is refused does not stop the others; what would fail for all of them (no connection, wrong
-credentials) does, so that nobody waits for five timeouts.
+the result says so.  A dashboard that is refused does not stop the others.  What would fail for all of them (no
+connection, wrong credentials) ends the run, so that nobody waits for five timeouts.
 
-A secret must not leak: a redirect is not followed, because the request would carry it elsewhere, and whatever Grafana
-says is repeated without it.
+Secrets must not leak: a redirect is not followed, because the request would carry them elsewhere, and they are removed
+from whatever of Grafana's answers is repeated.
 
 Source: Grafana's HTTP API, "Dashboard" (POST /api/dashboards/db) and "Folder" (/api/folders).  Left out: rules, which
 Prometheus loads from files; Grafana's own provisioning, which reads what `export` writes.
@@ -29,10 +29,10 @@ __all__ = ["Grafana", "Pushed", "Refused", "Unreachable", "push"]
 
 TIMEOUT_SECONDS = 15.0
 ANSWER_BYTES_MAX = 1 << 20
-"""Of an answer; a thousand folders are some 200 kB."""
+"""Most bytes read of an answer; a thousand folders are some 200 kB."""
 
 WORDS_MAX = 300
-"""Of what Grafana says that we repeat: the rest is a page of HTML."""
+"""Most characters of Grafana's message that we repeat: the rest is a page of HTML."""
 
 FOLDERS_MAX = 1000
 
@@ -56,12 +56,12 @@ class Pushed:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: object, **kwargs: object) -> None:
-        """Follow nothing: the answer comes back as an error that names where it leads."""
+        """Follow no redirect: the answer comes back as an error that names where it leads."""
 
 
 @dataclass(frozen=True)
 class Grafana:
-    """One Grafana and who we are to it: a service account's token, or user and password."""
+    """The address of one Grafana and our credentials there: a service account's token, or user and password."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -126,7 +126,7 @@ class Grafana:
         raise Refused(f"{words} ({error.code})")
 
     def _said(self, text: str) -> str:
-        """Return `text` in one line, bounded, and without our secrets: taken out first, as a part is one too."""
+        """Return `text` in one line, cut, and without our secrets, which go first: a part of one would leak too."""
         for secret in (self.token, self.password, self._who()["Authorization"].partition(" ")[2]):
             if secret:
                 text = text.replace(secret, "***")

@@ -1,4 +1,4 @@
-"""How does a panel ask for a series?  Through the catalog, so that a wrong name cannot be written.
+"""Writes PromQL through the metric catalog, so that a query with a wrong metric name or label cannot be written.
 
 A PromQL string with a typed-in metric name keeps working until somebody renames the metric, and then shows an empty
 panel, which looks like a healthy cluster.  So no panel types a name: these functions look the metric up, refuse labels
@@ -60,7 +60,7 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the queries of one dashboard look at: its variables, as matchers of label -> `="$job"`.
+    """What the queries of one dashboard select: its variables, as matchers of label -> `="$job"`.
 
     `jobs` are for metrics that name a job, `nodes` for all others.  A matcher whose label a metric lacks is left out,
     but for those of the target, which everything scraped has.

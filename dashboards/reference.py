@@ -1,4 +1,4 @@
-"""What does each metric mean?  docs/metrics.md, written from the catalog.
+"""Writes docs/metrics.md from the catalog: one table of metrics for each subject.
 
 A page of metrics kept by hand is wrong by the second release.  This one is generated, and a test regenerates it.
 """

@@ -1,4 +1,4 @@
-"""Which files are generated, and what are they called?  The one place where drawing becomes text."""
+"""Renders all dashboards as JSON and all rules as YAML, by file name; the one place where drawing becomes text."""
 
 from __future__ import annotations
 

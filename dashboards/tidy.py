@@ -1,4 +1,4 @@
-"""What of grafanalib's output may reach Grafana?  Only what was said.
+"""Removes from grafanalib's output what was not set and what Grafana no longer reads.
 
 grafanalib writes every field that it knows: nulls where nothing was set, `thresholds.steps: ""` where Grafana's code
 expects a list and crashes, fields of Grafana 5 beside those of Grafana 10.  This takes the JSON values and keeps what
@@ -26,17 +26,17 @@ LEGACY = frozenset(
 """Fields that Grafana >= 9 does not read."""
 
 TABLE_LEGACY = frozenset({"color", "columns", "fontSize", "mappings", "styles"})
-"""Of a table of Grafana 6; today all of it stands in fieldConfig."""
+"""Fields of a table of Grafana 6; today all of it is in fieldConfig."""
 
 ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"})
-"""All that a row is; grafanalib gives it the queries and thresholds of a panel too."""
+"""All fields of a row; grafanalib adds the queries and thresholds of a panel."""
 
 
 def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
     """Return `value` without nulls, without empty strings and without legacy fields, at every depth.
 
-    The base of thresholds keeps its null, which is Grafana's word for minus infinity.
-    Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were said.
+    The base of thresholds keeps its null, which in Grafana means minus infinity.
+    Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were set.
     """
     if isinstance(value, dict):
         if value.keys() == {"color", "value"}:

@@ -1,12 +1,12 @@
-"""How is pacecar put on machines?  The files of `deploy/`, which travel in the wheel, to be read or written out.
+"""Shows and writes out the files of `deploy/` (units, manifests, scripts) that come with the installed version.
 
-An installation from a wheel has no checkout to copy a unit file from; and a unit file on a web page is that of another
+An installation from a wheel has no checkout to copy a unit file from, and a unit file on a web page is that of another
 version.  So `pacecar deploy show systemd` prints what belongs to the pacecar that is installed.
 
-What is written out keeps the places that the files have in the repository (`deploy/...` and
-`dashboards/generated/...`), because compose.yaml and the kustomizations name each other by them.
+Files that are written out keep their paths in the repository (`deploy/...` and `dashboards/generated/...`), because
+compose.yaml and the kustomizations name each other by them.
 
-Left out: applying anything.  What it does to a machine is decided by who reads it.
+Left out: applying anything.  Whoever reads the files decides what they do to a machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAMS = (".sbatch", ".sh")
 
 
 class DeployError(RuntimeError):
-    """It cannot be shown or written; the message names it and what there is."""
+    """A file cannot be shown or written; the message names it and what there is."""
 
 
 def listing() -> dict[str, list[str]]:

@@ -1,12 +1,12 @@
-"""How does a training script use pacecar?  One call and one object.
+"""Provides `attach`, the one call with which a training script is measured and tuned; it returns a `Pacer`.
 
-`attach` ties the rooms together inside the training process: the hook that measures, the sinks that carry records
-away, and the tuner that turns knobs.  What the caller typed wrongly is an error at once, where he sees it.  What is
-wrong with the world (a bad configuration file, a missing daemon, a second hook, a torch that is not understood) never
-is: it is logged once, and the pacer that comes back is *inert* - `data`, `microbatches` and `backward` still do their
-arithmetic, so the same script trains to the same numbers.
+`attach` connects the rooms inside the training process: the hook that measures, the sinks that carry records away, and
+the tuner that turns knobs.  What the caller typed wrongly is an error at once, where he sees it.  What is wrong with
+the world (a bad configuration file, a missing daemon, a second hook, a torch that is not understood) never is.  It is
+logged once, and the pacer that comes back is *inert*: `data`, `microbatches` and `backward` still do their arithmetic,
+so the same script trains to the same numbers.
 
-Left out: the object itself (handle), which is there where this module cannot be imported.
+Left out: the `Pacer` itself (`handle`), which is there where this module cannot be imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The script's handle on pacecar: the object that `attach` returns, active or inert.
+"""Defines `Pacer`, the object that `attach` returns to the script, active or inert.
 
 An inert one measures and tunes nothing, and trains the script to the same numbers.  It must be there when nothing else
-of pacecar can be had, not even torch, so this module imports the standard library alone; what an active one is made of
-is handed to it.  Left out: how it is made (pacer).
+of pacecar can be imported, not even torch.  So this module imports the standard library alone, and gets the parts of an
+active one from outside.  Left out: how these are made (`attach`, `wiring`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pacer:
         inert_because: str | None = None,
         scaler: Any = None,  # noqa: ANN401
     ) -> None:
-        """Keep `rescue`, without which batches are not cut, and `parts`, without which the pacer is inert.
+        """Make an active pacer of `parts`, or an inert one without them; without `rescue` batches are not cut.
 
         `scaler` scales losses where there is no `rescue` to do it.
         """
@@ -244,7 +244,7 @@ class Pacer:
             _close(sink, max(0.0, deadline - time.monotonic()))
         atexit.unregister(self._end_at_exit)
 
-    # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
+    # A script may copy or pickle an object of its own that holds a pacer: what is attached belongs to this process.
     def __reduce__(self) -> tuple[Any, ...]:
         return _copied, ()
 
@@ -268,7 +268,7 @@ def _close(part: Any, *arguments: object, **named: object) -> None:  # noqa: ANN
 
 
 def _no_knobs() -> Knobs:
-    """Return what nobody turned; looked up once, as the files may be gone when a script asks."""
+    """Return empty knobs; imported once, as pacecar's files may be gone when a script asks."""
     try:
         from pacecar.records import Knobs
 
@@ -278,8 +278,12 @@ def _no_knobs() -> Knobs:
 
 
 def inert(
-    reason: str, rescue: OomSafeTrial | None = None, *, level: int = logging.WARNING, scaler: Any = None
-) -> Pacer:  # noqa: ANN401
+    reason: str,
+    rescue: OomSafeTrial | None = None,
+    *,
+    level: int = logging.WARNING,
+    scaler: Any = None,  # noqa: ANN401  a GradScaler
+) -> Pacer:
     """Return a pacer that does nothing, for `reason`, which is logged once."""
     logger.log(level, "pacecar does not measure this job: %s", reason)
     return Pacer(rescue, inert_because=reason, scaler=scaler)

@@ -1,7 +1,7 @@
-"""What did the caller of `attach` type?  Arguments and options, checked where he sees it.
+"""Checks the arguments and options of `attach`, and merges the options into a configuration.
 
-Whatever is wrong here is an error at once: a misspelt option that is ignored is the worst configuration bug, because
-the user believes in it.  Left out: files and environment (config).
+Whatever is wrong here is an error at once, where the caller sees it: a misspelt option that is ignored is the worst
+configuration bug, because the user believes in it.  Left out: files and environment (`pacecar.config`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["check_arguments", "check_names", "with_options"]
 
 
 def check_arguments(model: object, optimizer: object, sizes: dict[str, object], options: dict[str, Any]) -> None:
-    """Raise TypeError or ConfigError for what cannot be meant; `sizes` are the micro-batch's."""
+    """Raise TypeError or ConfigError for arguments that cannot be used; `sizes` are those of the micro-batch."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach(model=...): a torch.nn.Module is needed, not {type(model).__name__}")
     if not callable(getattr(optimizer, "register_step_post_hook", None)):

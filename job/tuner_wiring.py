@@ -1,6 +1,6 @@
-"""How is the tuner of one job put together?  Knobs, policy and what surrounds it, from the parts that `attach` made.
+"""Builds the tuner of one rank: its knobs, its policy with the guards around it, and its connections to other parts.
 
-Left out: starting and ending it (pacer).
+Left out: when it is built, started and closed (`wiring`, `handle`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from pacecar.records import JobHello, JobRecord, Knobs
 __all__ = ["make_node", "make_tuner", "make_vigil"]
 
 HEARING_NS = 150_000
-"""What the tuner takes to hear of a step and to think of it, rounded up; a budget of 1 % has it in a step of 15 ms."""
+"""What the tuner takes to receive a step and to decide, rounded up; 1 % of a step of 15 ms pays for it."""
 
 
 def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
-    """Return what hears of this rank's node."""
+    """Return the monitor of this rank's node."""
     ddp, device = find_ddp(model), model_device(model)
     sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad] if ddp is not None else []
     is_cuda = device.type == "cuda"
@@ -58,7 +58,7 @@ def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
 
 
 def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> LossMonitor | None:
-    """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
+    """Return the monitor of loss and gradients: on rank 0, which decides, and where compression may be tried."""
     is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
     return LossMonitor(model) if is_wanted and find_ddp(model) is not None else None
 
@@ -76,7 +76,10 @@ def make_tuner(
     desk: CommandHandler | None,
     holds: TuningPause,
 ) -> Tuner:
-    """Return the tuner of this rank with every knob that the mode allows; `desk` is on rank 0 only."""
+    """Return the tuner of this rank with every knob that the mode allows.
+
+    `desk`, the handler of people's commands, is on rank 0 only; `vigil` is the loss monitor, `holds` pauses tuning.
+    """
     batcher = rescue.batcher
     ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
     if vigil is not None:
@@ -142,10 +145,10 @@ def make_tuner(
 
 
 def _any_rank(agreement: Agreement, is_so: bool) -> bool:
-    """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this one."""
+    """Return whether `is_so` on any rank, which all ranks ask at the same point; without an answer, on this rank."""
     answers = agreement.ask(VoteSubject.MEMORY, [float(is_so)])
     return is_so if answers is None else any(answer[0] for answer in answers)
 
 
 def _nothing() -> None:
-    """Tell nobody."""
+    """Do nothing."""

@@ -1,10 +1,10 @@
-"""Who hears whom in a training process?  The parts of a pacer, put together and started.
+"""Builds the parts of an active pacer in one training process, connects them and starts them.
 
-The parts hear each other in a circle (the hook tells the tuner of steps, the tuner sets the hook's knobs; the daemon's
-orders come through the outbox that carries the hook's records), so one object, `_Listener`, stands between them and
-knows each part from when it is made.
+The parts call each other in a circle: the hook tells the tuner of steps, the tuner sets the hook's knobs, and the
+daemon's messages come through the socket that carries the hook's records.  So one object, `_Listener`, stands between
+them and gets each part when it is made.
 
-Left out: what the script calls (pacer), and which knobs there are (tuning).
+Left out: what the script calls (`handle`), and which knobs there are (`tuner_wiring`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ __all__ = ["JobParts", "assemble"]
 
 @dataclass
 class JobParts:
-    """What a pacer holds; an inert one holds none of it."""
+    """What an active pacer is made of; an inert one has none of it.
+
+    `desk` handles people's commands to the tuner, `vigil` monitors the loss, `crew` monitors the ranks, `orders` holds
+    the daemon's messages, `tracing` takes traces on request.
+    """
 
     hook: Hook | None = None
     sinks: tuple[RecordSink, ...] = ()
@@ -113,7 +117,7 @@ def assemble(
 
 
 class _Listener:
-    """Hears the ends of steps, and what people and the daemon say to this rank; passes it on to who is there."""
+    """Receives the ends of steps, and messages of people and of the daemon; passes them on to the parts there are."""
 
     def __init__(self, hello: JobHello, throttling: ThrottleNews, node: NodeMonitor, vigil: LossMonitor | None) -> None:
         self._hello = hello
@@ -128,7 +132,7 @@ class _Listener:
         self.tracing: TraceRequests
 
     def hear(self, hook: Hook, model: nn.Module, *, directory: str | None) -> None:
-        """Be told of `hook`'s steps, where anybody wants to know of them."""
+        """Connect to `hook`: make the trace requests, and have boundaries reported only where a part wants them."""
         self.hook = hook
         self.tracing = TraceRequests(
             self._hello.job,
@@ -145,7 +149,7 @@ class _Listener:
         self.orders.register("trace", self.tracing.trace)
 
     def wants_boundary(self) -> bool:
-        """Whether anybody need hear of the next boundary."""
+        """Whether any part wants the next step boundary."""
         return self.tuner is not None or self.vigil is not None or self.tracing.is_tracing or bool(self.orders.waiting)
 
     def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
@@ -165,12 +169,12 @@ class _Listener:
                 self.orders.close("pacecar's hook has turned itself off in this rank; its log says why")
 
     def obey(self, command: Command) -> None:
-        """Take an order; from another thread."""
+        """Queue a command of the daemon; called from another thread."""
         self.orders.obey(command)
         self.hook.wake()
 
     def heed(self, news: News | None) -> None:
-        """Take what the daemon says of device and node; from another thread."""
+        """Record what the daemon says of device and node; called from another thread."""
         if not isinstance(news, HostSignals):
             self._throttling.heed(news)
         if not isinstance(news, Throttling):
@@ -236,4 +240,4 @@ def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
 
 
 def _drop(answer: Answer) -> None:
-    """Say it to nobody: the outbox is not made yet, so nobody can have asked."""
+    """Drop the answer: the socket to the daemon is not made yet, so nobody can have asked."""

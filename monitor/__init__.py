@@ -1,4 +1,4 @@
-"""The daemon, one per node: samples the machine, hears the training jobs, serves both to Prometheus.
+"""The daemon, one per node: samples the machine, receives the jobs' records, and serves both to Prometheus.
 
-Start at `daemon`; see ARCHITECTURE.md for the roads through it.
+Start at `daemon`; ARCHITECTURE.md shows how data flow through it.
 """

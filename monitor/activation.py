@@ -1,13 +1,13 @@
-"""Did the service manager open our socket already?  Then it is taken over, and a restart refuses no hook.
+"""Takes over the hooks' socket from the service manager (socket activation), so that a restart refuses no hook.
 
-Without this the socket is away for as long as a restart or an upgrade takes, and a hook that looks then finds nobody.
-A socket of systemd's (pacecar.socket) stays: hooks connect, what they say waits in the kernel, and the next daemon
-reads it.
+Without this the socket is gone for as long as a restart or an upgrade takes, and a hook that connects then finds no
+daemon.  A socket of systemd's (pacecar.socket) stays: hooks connect, what they send waits in the kernel, and the next
+daemon reads it.
 
 The protocol is sd_listen_fds(3): descriptors from 3 on, as many as $LISTEN_FDS says, for the process in $LISTEN_PID.  A
 library for it would be a dependency for two variables.
 
-Left out: the port.  A scrape that finds it closed for a second is a gap of one sample, and Prometheus says so.
+Left out: the port.  A scrape that finds it closed for a second leaves a gap of one sample, and Prometheus shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_DESCRIPTOR = 3
 """SD_LISTEN_FDS_START"""
 
 DESCRIPTORS_MAX = 64
-"""A unit with more is not ours."""
+"""Most descriptors that are looked at; a unit that passes more is not ours."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
     """Return the socket for hooks that the service manager handed over; None where it handed over none.
 
-    What else it handed over is closed and named in the log: nobody would ever accept there.
+    Any other socket is closed and named in the log: nobody would accept connections on it.
     """
     found: socket.socket | None = None
     for descriptor in _descriptors(environ):

@@ -1,8 +1,8 @@
-"""What runs on a node?  Ticks, an inbox and a web server over one board, started in order and stopped in order.
+"""Runs the daemon of one node: ticks, a socket server and a web server over one state, started and stopped in order.
 
-    collectors --tick--> sampler --> board <-- inbox <-- hooks
+    collectors --tick--> sampler --> state <-- socket server <-- hooks
                                        |
-                               exporter, screens (page, /api/)
+                               exporter, routes (page, /api/), OTLP
 
 Left out on purpose: everything that acts.  The daemon sets nothing on any device and starts no program.
 """
@@ -58,13 +58,13 @@ DEADLINE_RATIO = 0.8
 """Share of the period that a tick waits for its collectors; the rest is for jitter and for publishing."""
 
 STALE_PERIODS = 3
-"""What a tick read this many periods ago is not served any more: pages and /-/healthy say 503 instead."""
+"""Data that a tick read this many periods ago are not served any more: pages and /-/healthy answer 503 instead."""
 
 STALE_SECONDS_MIN = 3.0
-"""And never sooner than this: with short periods a busy machine would make a gap of every pause."""
+"""The least age at which data count as old: with short periods a busy machine would make a gap of every pause."""
 
 STALLED_PERIODS = 10
-"""A daemon that did not tick for so many periods, and LIMIT_SECONDS at least, ends for its supervisor."""
+"""A daemon that did not tick for so many periods, and LIMIT_SECONDS at least, ends; its supervisor starts it anew."""
 
 T = TypeVar("T")
 
@@ -146,16 +146,16 @@ class Daemon:
         self._glance_changes = {"down": 0, "up": 0}
         self._security = Security()
         self.reloads: Callable[[], ReloadFigures] | None = None
-        """What reloads came to; None where nobody reloads."""
+        """Returns the results of reloads; None where nothing reloads."""
 
     @property
     def config(self) -> DaemonConfig:
-        """What is in force."""
+        """The settings in force."""
         return self._config
 
     @property
     def security(self) -> Security:
-        """What clients are asked for."""
+        """The TLS settings and passwords in force."""
         return self._security
 
     @property
@@ -192,12 +192,12 @@ class Daemon:
         self._watch_threads()
 
     def secure(self, config: DaemonConfig) -> None:
-        """Read the web configuration anew and ask each client for it from now on; raises WebConfigError."""
+        """Read the web configuration anew and apply it to each client from now on; raises WebConfigError."""
         self._security = read_security(config.web_config_file)
         self._web.secure(self._security)
 
     def adopt(self, wanted: DaemonConfig) -> None:
-        """Put what of `wanted` needs no restart in force; raises WebConfigError and has then changed nothing."""
+        """Apply the settings of `wanted` that need no restart; raises WebConfigError and has then changed nothing."""
         config = in_force(self._config, wanted)
         if config.web_config_file != self._config.web_config_file:
             self.secure(config)
@@ -210,7 +210,7 @@ class Daemon:
         self._config = config
 
     def close(self) -> None:
-        """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
+        """Stop, release port and socket, and wait for the threads; a hanging collector is left behind."""
         self._stopping.set()
         if self._otlp is not None:
             self._otlp.close()
@@ -240,7 +240,7 @@ class Daemon:
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
-        """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
+        """Return the samples that are made at each scrape and not by a tick: jobs, and the daemon's own figures."""
         snapshot, jobs = self._board.snapshot(), self._board.jobs()
         beat = self._beat
         started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
@@ -278,7 +278,7 @@ class Daemon:
         return [*job_samples(jobs, self._identity.residence, self._faults), *own]
 
     def _document(self, viewers: int) -> StatusDocument:
-        """Return what people see now."""
+        """Return the status document of this moment."""
         own = DaemonOwn(
             node=platform.node(),
             version=self._version,
@@ -306,12 +306,12 @@ class Daemon:
         return self._board.snapshot() is not None
 
     def sickness(self) -> str | None:
-        """Return why what is served now would be old, in words; None when it would not."""
+        """Return why the data served now are old, in words; None when they are not."""
         troubles = self._watch.troubles()
         return troubles[0] if troubles else self._staleness()
 
     def stalls(self) -> list[str]:
-        """Return what does not pass by itself, in words: threads that ended or hang, ticks that do not come."""
+        """Return the troubles that do not pass by themselves, in words: threads that ended or hang, missing ticks."""
         late = self._late_seconds(max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds))
         return self._watch.troubles() + ([] if late is None else [f"no tick has been published for {late:.0f} s"])
 
@@ -393,13 +393,13 @@ class Daemon:
         )
 
     def _around(self) -> Around:
-        """Return who is on the board, for a recording."""
+        """Return the ranks that the daemon knows and their identity, for a recording."""
         jobs = self._board.jobs()
         identity = [s for s in job_samples(jobs, self._identity.residence) if s.metric == "pacecar_rank_info"]
         return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
     def _keep_budget(self) -> None:
-        """Glance as often as the budget allows, and say so once when that changes."""
+        """Set the rate of glances to what the budget allows, and log once when it changes."""
         change = self._budget.spend(time.process_time_ns(), self._sampler.glance_cpu_ns(), self._clock.monotonic_ns())
         if change is None:
             return

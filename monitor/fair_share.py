@@ -1,11 +1,12 @@
-"""Share a bounded resource among users: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2).
+"""Shares a bounded resource among users by max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2).
 
-A quota for each user wastes what is free, and none lets the first who comes take everything.  So whoever comes may use
-what is free; and when nothing is, he takes from the user who holds most, as long as that one then still holds no
-less than he does.  Then nobody can keep another below an equal share, however much he holds, and two who hold the
-same do not take from each other for ever.
+A quota for each user wastes what is free; without one the first user can take everything.  So a user may use what is
+free.  When nothing is free, he takes from the user who holds most, as long as that user then still holds no less than
+he does.  So nobody can keep another below an equal share, however much he holds, and two who hold the same do not take
+from each other for ever.
 
-Pure.  Left out: what of the holder's goes; whoever keeps the table chooses what is worth least (departed, silent, old).
+Pure.  Left out: which item of the holder goes.  The owner of the table chooses the least valuable (departed, silent,
+old).
 """
 
 from __future__ import annotations

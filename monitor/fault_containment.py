@@ -1,7 +1,7 @@
-"""Contain a bug of our own to the job, collector or step of the tick in which it shows: count it, log it once, go on.
+"""Contains a bug of our own to the job, collector or step of the tick in which it shows: counts it and logs it once.
 
 Frames are checked when they are accepted, so no record should make any page fail.  If one does all the same, the
-samples of that job are missing for that tick; the tick, the page and every other job are as they were.  A log line for
+samples of that job are missing for that tick; the tick, the page and all other jobs are unaffected.  A log line for
 each time would fill the disk at the rate of the scrapes, so each place in the code is logged once, with its traceback,
 and the metric counts the rest.
 """
@@ -49,7 +49,7 @@ class FaultContainment:
         return {part.value: self._counts[part] for part in ContainedPart}
 
     def caught(self, part: ContainedPart, subject: str, error: BaseException) -> None:
-        """Note `error`, which cost `subject` its part; called while it is handled."""
+        """Count `error`, which cost `subject` its output, and log it if it is new; called while it is handled."""
         place = (part, type(error), *_innermost(error))
         with self._lock:
             self._counts[part] += 1

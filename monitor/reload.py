@@ -1,14 +1,14 @@
-"""How do settings change while the daemon runs?  Files are looked at and read anew; what is wrong changes nothing.
+"""Watches the configuration files of a running daemon and reads them anew when they change; a bad file changes nothing.
 
 To start a second daemon with the new settings, or to stop and start, leaves a gap in every series.  To read a file as
-soon as it changes reads half of it: an editor truncates and writes, and half of a TOML file is often a whole one with
+soon as it changes reads half of it: an editor truncates and writes, and half of a TOML file is often a valid one with
 fewer settings.  So a file that changed is read when it has looked the same twice.  A file that cannot be used, or that
-is gone, leaves everything as it was; it is named, the metric goes to 0, and it is tried again when it changes.
+is gone, leaves everything as it was: the log names it, the metric goes to 0, and it is tried again when it changes.
 
 SIGHUP reads at once: whoever sends it says that the file is whole.
 
-Not every setting can change under a running daemon: a port that is bound, a collector that runs.  Those that were
-changed and wait for a restart are named too, so that nobody believes in them.
+Not every setting can change under a running daemon: a port that is bound, a collector that runs.  Settings that were
+changed and wait for a restart are named in the log too, so that nobody takes them for applied.
 
 Left out: inotify.  It needs a file descriptor and a parser of its own to save one stat(2) a second, and sees neither
 network file systems nor the swap of a Kubernetes volume's link.
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadFigures(NamedTuple):
-    """What reloads came to, for the metrics."""
+    """Results of reloads, for the metrics."""
 
     is_good: bool
     good_wall_ns: int
@@ -55,7 +55,7 @@ class ReloadFigures(NamedTuple):
 
     @classmethod
     def at_start(cls, wall_ns: int) -> ReloadFigures:
-        """Return what holds before the first reload: what the daemon was started with could be used."""
+        """Return the figures before the first reload: the settings that the daemon was started with could be used."""
         return cls(True, wall_ns, {"success": 0, "failure": 0})
 
 

@@ -1,4 +1,4 @@
-"""How does the daemon live as a service?  Signals, configuration that changes, and what systemd is told; one thread.
+"""Runs the daemon as a service: handles signals, changed configuration, stalled threads and systemd, on one thread.
 
     SIGTERM, SIGINT   stop            SIGHUP   read the configuration anew
     a file changed    the same        each LOOK_SECONDS, a few stat(2)
@@ -41,10 +41,10 @@ EXIT_STALLED = 70
 """Status of a daemon that ends because a thread of it ended or hangs: EX_SOFTWARE of sysexits.h."""
 
 CLOSE_SECONDS = 10.0
-"""What such a daemon takes at most to close what it can."""
+"""The most that a stalled daemon takes to close what it can."""
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the files.  A change is in force after two looks that saw the same."""
+"""Seconds between two looks at the files.  A change is in force after two looks that saw the same."""
 
 OPEN_FILES = 4096
 """What 512 hooks, 256 clients and ourselves need, with room; the usual soft limit is 1024, the hard one far above."""

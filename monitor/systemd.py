@@ -1,10 +1,11 @@
-"""How does systemd know that the daemon is ready, reloading, stopping or stuck?  It is told, by sd_notify's protocol.
+"""Tells systemd that the daemon is ready, reloading or stopping, and feeds its watchdog, by sd_notify's protocol.
 
 A library for this would be a dependency for one datagram: sd_notify(3) is lines of NAME=value, sent to the socket that
 $NOTIFY_SOCKET names.  Without that variable nothing is sent, so the same daemon runs from a shell.
 
-The watchdog is fed only while ticks are published.  A watchdog fed from a thread that merely runs says that a thread
-runs.  What a message costs is bounded: the send never waits, and what systemd does not take is lost and said once.
+The watchdog is fed only while ticks are published.  Fed from a thread that merely runs, it would show only that this
+thread runs.  What a message costs is bounded: the send never waits, and what systemd does not take is lost and logged
+once.
 
 Left out: vsock addresses (a virtual machine's, systemd.exec(5)), file descriptors, and `BARRIER=1`.
 """
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Tells the service manager what we do; does nothing where there is none.  One thread uses it."""
+    """Tells the service manager the daemon's state; does nothing where there is none.  One thread uses it."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET"))
@@ -38,20 +39,20 @@ class Notifier:
 
     @property
     def interval_seconds(self) -> float | None:
-        """How often `feed` must be called; None where nobody watches."""
+        """How often `feed` must be called; None where there is no watchdog."""
         return None if self._watchdog_ns is None else WATCHDOG_SHARE * self._watchdog_ns / 1e9
 
     def ready(self, status: str) -> None:
-        """Say that the start, or a reload, is over."""
+        """Report that the start, or a reload, is over."""
         self._say(f"READY=1\nSTATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """Say that a reload begins; `ready` must follow."""
+        """Report that a reload begins; `ready` must follow."""
         # Type=notify-reload tells this message from an older one by the time in it (systemd.service(5)).
         self._say(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // NS_PER_MICROSECOND}")
 
     def stopping(self) -> None:
-        """Say that the end has begun."""
+        """Report that the daemon begins to stop."""
         self._say("STOPPING=1\nSTATUS=stopping")
 
     def feed(self, now_ns: int, *, is_alive: bool) -> None:

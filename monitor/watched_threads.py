@@ -1,14 +1,15 @@
-"""Run the daemon's threads so that none of them ends, or stops to make progress, without anybody noticing.
+"""Runs the daemon's threads so that none of them ends, or stops to make progress, unnoticed.
 
 Python prints the traceback of a thread that raises and goes on without it: a daemon whose tick ended serves its last
 numbers for ever.  So each thread is run by a `WatchedThread`: an exception that leaves its loop is counted and logged,
-and the loop is entered again after a pause.  What fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has ended.
-And a loop says at each turn that it makes progress, so one that hangs is told from one that has nothing to do.
+and the loop is entered again after a pause.  A thread that fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has
+ended.  And a loop reports at each turn that it makes progress, so one that hangs is told from one that has nothing to
+do.
 
-`ThreadWatch` asks all of them.  It is asked by the main thread, which ends the process for its supervisor when a vital one
-ends or hangs, and by each page, which then says 503 instead of old numbers.  A process that was stopped as a whole
-(SIGSTOP, a frozen control group, a laptop's lid) is not one that hangs: `Verdicts` wants the same answer several times,
-a while apart.
+`ThreadWatch` checks all of them.  The main thread asks it, and ends the process for its supervisor when a vital thread
+ends or hangs.  Each page asks too, and then answers 503 instead of old numbers.  A process that was stopped as a whole
+(SIGSTOP, a frozen control group, a laptop's lid) does not hang: `Verdicts` wants the same answer several times, a while
+apart.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ __all__ = [
 ]  # fmt: skip
 
 TURN_SECONDS = 1.0
-"""A watched loop that waits for others takes a turn at least so often, to say that it is there."""
+"""A watched loop that waits for others takes a turn at least so often, to report progress."""
 
 LIMIT_SECONDS = 10.0
 """A loop that takes no turn for so long hangs: its turns take milliseconds, on a busy machine a second."""
 
 CLOSE_SECONDS = 5.0
-"""What closing waits for a thread; one that hangs is left behind."""
+"""How long closing waits for a thread; one that hangs is left behind."""
 
 RESTARTS_MAX = 5
 RESTART_WINDOW_SECONDS = 60.0
 """A thread that fails so often within so long has ended: what makes it fail does not pass."""
 
 RESTART_PAUSE_SECONDS = 0.1
-"""Before the first restart in a row; each further one takes twice as long."""
+"""Pause before the first restart in a row; each further one takes twice as long."""
 
 LOOKS = 3
 """Times that a thread must be found without progress, one after the other, before the process ends for it."""
@@ -55,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadFigures(NamedTuple):
-    """One thread: whether it is there and makes progress, and how often its loop was entered again."""
+    """One thread: whether it lives and makes progress, and how often its loop was entered again."""
 
     name: str
     is_up: bool
@@ -83,11 +84,11 @@ class WatchedThread:
         self._thread.start()
 
     def progress(self) -> None:
-        """Say that the loop takes another turn; called by it."""
+        """Note that the loop takes another turn; called by it."""
         self._moved_ns = self._clock.monotonic_ns()
 
     def expect_end(self) -> None:
-        """Say that `run` will return soon and is not to be missed, nor entered again."""
+        """Note that `run` will return soon: its end is no failure, and it is not entered again."""
         self._is_closing = True
         self._pause.set()
 
@@ -161,12 +162,12 @@ def _started(threads: Sequence[_Get]) -> list[WatchedThread]:
 
 
 class Verdicts:
-    """Tells a thread that hangs from a process that was stopped: only what is so LOOKS times in a row is believed."""
+    """Tells a thread that hangs from a stopped process: a trouble counts when it is seen LOOKS times in a row."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def look(self, troubles: Sequence[str]) -> str | None:
-        """Take what is wrong now; return it in words once it is to be believed."""
+        """Take the troubles of now; return them in words once they count."""
         self._count = self._count + 1 if troubles else 0
         return "; ".join(troubles) if self._count >= LOOKS else None

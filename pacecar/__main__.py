@@ -1,4 +1,4 @@
-"""`python -m pacecar`: the command without an installed script, for launchers that know only their interpreter."""
+"""Runs the `pacecar` command as `python -m pacecar`, for launchers that know only their interpreter."""
 
 from pacecar.commands.main import main
 

@@ -1,6 +1,6 @@
-"""How far off was the estimate over a whole run?  One answer for the demo's closing words and for a report.
+"""Sums up how far the step estimate was off over a whole run, for the demo's closing tables and for a report.
 
-Apart from `pacecar.records.estimate_check`, which every training process loads and which needs no statistics.
+It is apart from `pacecar.records.estimate_check`, which every training process loads and which needs no statistics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate_error(errors: Sequence[CheckedError]) -> EstimateError | None:
-    """Sum up the checks of a run; None of none."""
+    """Sum up the checks of a run; None where there was none."""
     if not errors:
         return None
     ratios = [ratio for ratio, _, _ in errors]

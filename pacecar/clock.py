@@ -1,8 +1,8 @@
-"""What time is it?  Two answers that must not be mixed.
+"""Defines the clock that code takes as an argument, with one of the system and one for tests.
 
-`monotonic_ns` measures durations and never goes back; its zero means nothing.
-`wall_ns` names an instant to people and to other machines; it can jump, so it is never subtracted.
-Code takes a Clock, so that tests can own time.
+A clock gives two times, which must not be mixed.  `monotonic_ns` measures durations and never goes back; its zero means
+nothing.  `wall_ns` names an instant to people and to other machines; it can jump, so it is never subtracted.
+Code takes a Clock, so that tests can set the time.
 """
 
 from __future__ import annotations

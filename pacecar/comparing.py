@@ -1,9 +1,9 @@
-"""Which steps may be compared, before with after?  One answer for the demo's closing words and for a report.
+"""Defines which steps of a run are compared, before with after: constants for the demo's closing tables and a report.
 
-The obvious answer, the first half against the second, counts warm-up, trials and switches that still settle.  These are
-the bounds that leave them out; `pacecar.commands.demo.summary` and `pacecar.commands.report.before_after` draw the same lines with them.
+To compare the first half of a run with the second would count warm-up, trials and switches that still settle.  These
+bounds leave them out; `pacecar.commands.demo.summary` and `pacecar.commands.report.before_after` both use them.
 
-Left out: drawing the lines, which one does on records in memory and the other while it reads.
+Left out: dividing the steps, which the demo does on records in memory and the report while it reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What did the user ask for?  TOML file < environment < flags, typed, and no key is ever ignored.
+"""Loads the configuration from a TOML file, the environment and flags, later ones winning, and checks every key.
 
 A misspelt key that is silently ignored is the worst configuration bug, because the user believes in it.  So an
 unknown key is an error that names the file, the key and the keys that exist; so is a value of a wrong type or out of
-range.  Each section is a typed record beside the bounds and the reason for its default.
+range.  Each section is a typed record that holds its bounds and defaults.
 
     [daemon]              PACECAR_DAEMON_PORT=9850            --port 9850
     [otlp]                PACECAR_OTLP_ENDPOINT=http://...
@@ -44,12 +44,12 @@ CONFIG_BYTES_MAX = 1024 * 1024
 SYSTEM_FILE = Path("/etc/pacecar/pacecar.toml")
 
 LimitSeconds = Annotated[float, Meta(ge=1.0, le=1e9)]
-"""How long something may last; 30 years stand for ever."""
+"""How long something may last; the upper bound, 30 years, stands for "for ever"."""
 
 PositiveInt = Annotated[int, Meta(ge=1, le=10**12)]
 FlopsEach = Annotated[float, Meta(gt=0.0, le=1e18)]
 PeakFlops = Annotated[float, Meta(ge=1.0, le=1e18)]
-"""It is divided by as a whole number; the fastest board of 2026 does 2e16 a second."""
+"""At least 1, because it is divided by as a whole number; the fastest board of 2026 does 2e16 a second."""
 
 
 class ConfigError(ValueError):
@@ -57,11 +57,11 @@ class ConfigError(ValueError):
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where daemon and hooks meet when nobody says: the system's socket, else the user's own.
+    """Return the default path of the daemon's socket: the system's, else the user's own.
 
-    A daemon run by root (systemd) listens in /run/pacecar; a daemon run by a user cannot write there and takes
-    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not meet each other's daemon.  Whose daemon
-    listens there is found out by `daemon_peer`.
+    A daemon run by root (systemd) listens in /run/pacecar.  A daemon run by a user cannot write there and takes
+    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not connect to each other's daemon.
+    `daemon_peer` checks whose daemon listens there.
     """
     system = "/run/pacecar/pacecar.sock"
     if os.geteuid() == 0 or os.path.exists(system):
@@ -81,7 +81,7 @@ def _is_anothers(folder: str) -> bool:
 
 
 def default_recordings(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where recordings are written when nobody says: where the service manager or the user keeps state.
+    """Return the default folder of recordings: where the service manager or the user keeps state.
 
     systemd names the folder of StateDirectory= in $STATE_DIRECTORY (systemd.exec(5)), several with colons between.
     """

@@ -1,8 +1,8 @@
-"""Connect to the daemon's socket, and accept only a daemon that nobody but root or this user could have put there.
+"""Connects to the daemon's socket, and accepts only a daemon that nobody but root or this user could have put there.
 
-A path is no proof.  `/tmp/pacecar-<uid>/pacecar.sock` can be made by anybody before the user's own daemon is; whoever
-listens there would hear all records and could send commands in root's name.  The kernel says who listens (SO_PEERCRED,
-unix(7)), and a `Walk` says who could have made the folder.  Accepted is a peer that is
+A path is no proof.  Anybody can make `/tmp/pacecar-<uid>/pacecar.sock` before the user's own daemon starts; whoever
+listens there would receive all records and could send commands in root's name.  The kernel says who listens
+(SO_PEERCRED, unix(7)), and a `Walk` says who could have made the folder.  Accepted is a peer that is
 
     root, or this user
     the owner of a folder (or of the socket) that lies where only root can write, as /run/pacecar of user pacecar

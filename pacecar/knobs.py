@@ -1,6 +1,6 @@
-"""Which knobs are there, and what do they put at stake?  One list that configuration, controller, page and docs read.
+"""Lists every knob with its class, its kind and its values, for configuration, controller, page and docs.
 
-A knob's value is a whole number everywhere: on the wire, in agreements, in records.  What it means is said here: a
+A knob's value is a whole number everywhere: on the wire, in agreements, in records.  The list says what it means: a
 *scale* is a quantity whose neighbours are about twice and half of it; a *choice* numbers its `choices` from 0 and has
 no order, so that every other choice is a neighbour.
 

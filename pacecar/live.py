@@ -1,4 +1,4 @@
-"""Where `pacecar.records.status_document` was before: a deprecated path that goes on working, with one warning."""
+"""Keeps the deprecated path of `pacecar.records.status_document` working, and warns once when it is imported."""
 
 from __future__ import annotations
 

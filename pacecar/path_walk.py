@@ -1,4 +1,4 @@
-"""Walk a path component by component, and note who could have put each component there.
+"""Walks a path component by component, and notes who could have put each component there.
 
 open(2) answers a path with whatever lies there now.  In a folder that others may write, that is what they put there: a
 symbolic link to a file of ours, a folder of their own, a named pipe on which an open waits for ever.  To look first and

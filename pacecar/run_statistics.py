@@ -1,7 +1,7 @@
-"""What do the kept changes save together?  One answer for the demo's closing words and for a report.
+"""Computes what the kept changes save together, with bounds, for the demo's closing tables and for a report.
 
-The kept changes were picked because they measured well, so the product of what they measured flatters; the product of
-their lower bounds does not.  What is said to be proven is therefore the lower bound, with the measured beside it.
+The kept changes were picked because they measured well, so the product of what they measured is too good; the product
+of their lower bounds is not.  So the lower bound is what counts as proven, and the measured value stands beside it.
 
 Left out: comparing minutes that lie apart (`pacecar.comparing`), where another load on the machine is in the figure.
 """

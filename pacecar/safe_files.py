@@ -1,4 +1,4 @@
-"""Create, replace and append to files in folders that others may write, so that nothing of anybody else is touched.
+"""Creates, replaces and appends to files in folders that others may write, without touching anything of anybody else.
 
 `open(path, "w")` follows a symbolic link that somebody put there, and overwrites what it leads to; it waits for ever on
 a named pipe; it writes into a file that somebody else made and can read.  Here the folder is reached by a `Walk`, a

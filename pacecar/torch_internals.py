@@ -7,7 +7,7 @@ exactly the features of its row, for a reason that names it.  `need` hands out w
 
 Whatever is found, or not found, is remembered for this process.  Nothing here imports torch before it is asked.
 Left out: what the parts do (the modules that use them), and names that are found but behave in another way: those are
-probed where that can be told, as in `controller.ddp_private` and `profiler.phases`.
+probed where that can be told, as in `controller.knobs.ddp.torch_internals` and `profiler.hook.phase_hooks`.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def lacking(feature: Feature, owners: dict[str, object] | None = None) -> str | 
         reason = _missing(feature, [i for i in INTERNALS if i.owner in owners], owners)
     if reason is not None and reason not in _told:
         _told.add(reason)
-        # Few jobs compile, so the others need not hear of it; under `pacecar run` nobody has set up logging yet.
+        # Few jobs compile, so for the others it is no warning; under `pacecar run` nobody has set up logging yet.
         logger.log(logging.INFO if feature == "compile" else logging.WARNING, "pacecar: %s", reason)
     return reason
 
@@ -344,7 +344,7 @@ def forget() -> None:
 
 
 def suppose_missing(names: Iterable[str]) -> None:
-    """Go by the assumption that torch has not these names; for tests, of what torch itself cannot do without."""
+    """Act as if torch did not have these names; for tests of names that torch itself cannot do without."""
     for name in names:
         assert name in _BY_NAME, f"{name} is not in the table of torch's private names"
         _found[name] = _ABSENT

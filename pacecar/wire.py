@@ -1,7 +1,7 @@
-r"""How does a record cross from a training process to the daemon?
+r"""Encodes records as frames, and decodes and checks frames, for the socket between training processes and the daemon.
 
-Over a Unix socket of type SOCK_SEQPACKET: connection-oriented, so the daemon knows the peer's uid and pid, and
-message-preserving, so one frame is one message and a bad frame harms only itself.  A byte stream would need
+The socket is a Unix socket of type SOCK_SEQPACKET.  It is connection-oriented, so the daemon knows the peer's uid and
+pid, and message-preserving, so one frame is one message and a bad frame harms only itself.  A byte stream would need
 resynchronizing after a bad length; datagrams would not tell who is gone.
 
     frame  = "PC" version:u8 0:u8 length:u32be  payload
@@ -49,7 +49,7 @@ class Refusal(StrEnum):
 
 
 class FrameError(ValueError):
-    """A frame that cannot be taken.  `refusal` is the reason as a counter label, the message names the detail."""
+    """A frame that is refused.  `refusal` is the reason as a counter label, the message names the detail."""
 
     def __init__(self, refusal: Refusal, message: str) -> None:
         super().__init__(message)
@@ -111,5 +111,5 @@ def decode_frame(frame: bytes) -> Message:
 
 
 def payload_of(frame: bytes) -> bytes:
-    """Return the MessagePack in `frame`, which `decode_frame` took."""
+    """Return the MessagePack in `frame`, which `decode_frame` accepted."""
     return frame[_HEADER.size :]

@@ -1,1 +1,6 @@
-"""The hook of pacecar; see ARCHITECTURE.md."""
+"""Measures a training job from inside its processes, and analyzes traces that torch's profiler wrote.
+
+`hook/` notes phases and steps and makes records; `timing/` times phases and keeps the overhead budget; `windows/`
+profiles single steps; `ledger/` attributes time; `utilization/` counts FLOPs and memory; `ranks/` compares ranks;
+`transport/` carries records; `trace/` reads trace files and `analysis/` analyzes them.  See ARCHITECTURE.md.
+"""

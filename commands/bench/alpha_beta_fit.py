@@ -1,16 +1,16 @@
-"""What does a collective of any size cost?  alpha and beta of t = alpha + bytes * beta, from a table of medians.
+"""Fits the alpha-beta model, t = alpha + bytes * beta, to a table of median times by size.
 
 The obvious fit, least squares of the times, is decided by the largest size alone: its error of 1 % is larger than all
 the small ones' times together, and alpha comes out as anything, negative as well.  So relative errors are squared: each
-size counts the same.  And one size that hit a busy moment must not move the line: sizes that are off by more than usual
-count less (Huber's weights, by iteration).
+size counts the same.  And one size that was timed while the machine was busy must not move the line: sizes that are off
+by more than usual count less (Huber's weights, by iteration).
 
     t = alpha + bytes * beta      R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994)
     half of the bandwidth is reached at alpha / beta bytes, his n_1/2
     weights                       P. Huber, "Robust estimation of a location parameter" (1964), k = 1.345
 
 A line is a model.  NCCL changes protocol and algorithm with the size, a token bucket lets a burst pass, a cache ends:
-the residual says how far off the line is, and where; it is not hidden.
+the residual says how far off the line is, and at which size.
 
 Pure.  Left out: breaking the line where the protocol changes, which nine sizes do not tell from noise.
 """
@@ -27,10 +27,10 @@ __all__ = ["METHOD", "SIZES_MIN", "Fit", "fit_line"]
 METHOD = "least squares of relative errors with Huber's weights, none of both negative"
 
 SIZES_MIN = 3
-"""Two sizes are a line through two points: nothing says how wrong it is."""
+"""Two sizes give a line through two points, which has no residual to judge it by."""
 
 ROUNDS = 20
-"""Of reweighting; it settles in five."""
+"""Rounds of reweighting; it settles in five."""
 
 HUBER_K = 1.345
 """95 % of the efficiency of least squares where errors are normal."""
@@ -39,8 +39,8 @@ MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation of a normal distribution."""
 
 SIGMA_MIN = 0.01
-"""No timing is better than 1 %: without this a table that fits perfectly but for one size weighs that one as nothing
-and divides by zero."""
+"""No timing is better than 1 %.  Without this bound, a table that fits perfectly but for one size would give that one
+no weight and divide by zero."""
 
 DISTINCT_MIN = 1e-6
 """1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from beta."""
@@ -58,12 +58,12 @@ class Fit:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """What very large ones would reach, as algorithm bandwidth; None where the time does not grow with the size."""
+        """Algorithm bandwidth that very large sizes would reach; None where the time does not grow with the size."""
         return 1e9 / self.ns_per_byte if self.ns_per_byte > 0 else None
 
     @property
     def half_bytes(self) -> float | None:
-        """The size that reaches half of that."""
+        """The size that reaches half of that bandwidth; None where the time does not grow with the size."""
         return self.alpha_ns / self.ns_per_byte if self.ns_per_byte > 0 else None
 
 

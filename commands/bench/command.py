@@ -1,6 +1,6 @@
-"""What can one type after `pacecar bench`?  `net`: the collectives of the job's own backend between its ranks.
+"""Defines `pacecar bench`: `net` times the collectives of the job's own backend between its ranks.
 
-Every rank of a job runs this command, and a mistake is made by all of them at once: only rank 0 says it.
+Every rank of a job runs this command, so all of them make the same mistake at once: only rank 0 reports it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _run(sizes: list[int], options: dict[str, Any]) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> NoReturn:
-    """Say why on rank 0, or where there are no ranks."""
+    """Exit; print `message` on rank 0, or where there are no ranks."""
     if os.environ.get("RANK", "0") == "0":
         fail(message, code=code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What does a program read of a bench?  The result as one document, in nanoseconds and bytes; None is not known."""
+"""Defines the result of `pacecar bench net` for programs: one document, in nanoseconds and bytes; None is not known."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""How long does one collective of one size take?  Rounds on all ranks, and what is said of them.
+"""Times one collective of one size on all ranks: the median over iterations of the mean over ranks, with quartiles.
 
-One call timed on one rank says when that rank was done, not how long the collective took: who comes late makes the
+One call timed on one rank says when that rank was done, not how long the collective took: a late rank makes the
 others wait.  As nccl-tests does by default, iterations follow each other without a barrier (which has a skew of its
-own) and an iteration's time is the mean over the ranks; over the iterations the median is told and not the mean, and
-the quartiles beside it, because one busy moment of one machine is no property of the link.
+own) and an iteration's time is the mean over the ranks.  Over the iterations the median and the quartiles are reported
+and not the mean, because one busy moment of one machine is no property of the link.
 
-How many iterations a slow link gets is decided by all ranks together, from the first one, so that 20 of 10 s each do
-not take minutes.
+All ranks together decide how many iterations a slow link gets, from the first one, so that 20 of 10 s each do not take
+minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .operations import BenchOperation
 __all__ = ["ITERATIONS_MIN", "MeasurementPlan", "measure", "why_missing"]
 
 ITERATIONS_MIN = 3
-"""A median needs a middle."""
+"""A median needs a value in the middle."""
 
 WARMUP_SHARE = 0.2
-"""Of the time for a size: connections, buffers and caches are warm after the first, the rest is for clocks."""
+"""Share of the time for a size.  Connections, buffers and caches are warm after one iteration; more are for clocks."""
 
 
 @dataclass(frozen=True, slots=True)

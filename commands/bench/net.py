@@ -1,14 +1,14 @@
-"""How does one bench go?  Every rank joins, all measure, rank 0 speaks; a rank that is lost costs what comes after it.
+"""Runs `pacecar bench net` in one rank: joins the process group, measures, and prints the result on rank 0.
 
-A rank that dies or stops answering is told by the backend as "connection closed by peer" or by a time-out, on
-whichever ranks wait for it.  Each of those leaves its mark in the store and goes; rank 0 looks for marks, names who
-left none, and says what was measured until then.
+A lost rank costs only what would come after it.  The backend reports a rank that dies or stops answering as "connection
+closed by peer" or by a time-out, on whichever ranks wait for it.  Each of those sets a key of its own in the store and
+ends.  Rank 0 looks for the keys, names the ranks that set none, and prints what was measured until then.
 
-torchrun ends every rank as soon as one is gone (SIGTERM): rank 0 hears that, too, and says its words before it goes.  A
-thread of its own hears it, since gloo may leave the main thread waiting for a rank that is gone until the time-out, and
-python runs no handler until that wait is over.
+torchrun ends every rank as soon as one is gone (SIGTERM).  Rank 0 catches that too, and prints before it ends.  A
+thread of its own waits for the signal: gloo may leave the main thread waiting for a rank that is gone until the
+time-out, and python runs no handler until that wait is over.
 
-Left out: going on without the lost rank, which would be another group on another road.
+Left out: going on without the lost rank, which would be another group over other links.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["JoinError", "NetOptions", "run_net"]
 MARK = "pacecar-bench/left/"
 
 MARK_SECONDS = 2.0
-"""For the others to notice as well: what one rank hears of a closed connection the next hears when that one goes."""
+"""Time for the other ranks to notice: a rank may see a closed connection only when the rank that saw one first ends."""
 
 LOST_SHOWN = 8
 """Lost ranks that are named."""
@@ -100,7 +100,7 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
 
 
 class _Run:
-    """What this rank has measured and said so far; it ends once, by the thread that comes first."""
+    """What this rank has measured and printed so far; the thread that comes first ends it, once."""
 
     def __init__(self, store: Store, options: NetOptions) -> None:
         self._store = store
@@ -138,7 +138,7 @@ class _Run:
 
 
 def _hear_of_the_end(run: _Run) -> None:
-    """Let a thread end the run at SIGTERM."""
+    """Start a thread that ends the run at SIGTERM."""
     signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(signalled, True)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -157,7 +157,7 @@ def _hear_of_the_end(run: _Run) -> None:
 
 
 def _byte_is_enough(number: int, frame: FrameType | None) -> None:
-    """Python wrote the signal's number into the pipe already."""
+    """Do nothing: python has written the signal's number into the pipe already."""
 
 
 def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch.device, str]:
@@ -186,7 +186,7 @@ def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch
 
 
 def _prepare(options: NetOptions, backend: str, device: torch.device, environ: Mapping[str, str]) -> NetBench:
-    """Find out where everybody is."""
+    """Gather where each rank runs and what its link is rated at."""
     own = look(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
     told: list[tuple[RatedLinks, int, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (own, os.getpid(), _device_name(device)))
@@ -194,7 +194,7 @@ def _prepare(options: NetOptions, backend: str, device: torch.device, environ: M
     sites = [site for site, _, _ in said]
     elsewhere = next((site for site in sites if site.network != sites[0].network and site.address), None)
     if elsewhere is not None and dist.get_rank() == 0:
-        # To itself a packet of rank 0 takes the loopback; ask the way to another.
+        # A packet of rank 0 to itself takes the loopback; look up the route to another rank.
         sites[0] = look(backend, elsewhere.address or "")
     rated = rate(backend, sites)
     if options.rated_bytes_per_second is not None:
@@ -252,7 +252,7 @@ def _with(result: NetBench, operation: Operation) -> NetBench:
 
 
 def _who_is_lost(store: Store, error: RuntimeError) -> str:
-    """Leave our mark, and on rank 0 say who left none."""
+    """Set this rank's key in the store; on rank 0, name the ranks that set none."""
     with suppress(RuntimeError):  # the store may be on the machine that is gone
         store.set(f"{MARK}{dist.get_rank()}", "1")
     if dist.get_rank() != 0:

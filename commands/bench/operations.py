@@ -1,4 +1,4 @@
-"""What is one collective?  Its buffers, its call, and whether every element of the result is right.
+"""Holds one collective of the bench: its buffers, its call, and the check of every element of the result.
 
 The size is nccl-tests': the whole array, of which a rank of all-gather gives one part and a rank of reduce-scatter gets
 one.  A size is rounded down to a whole number of elements for each rank, and at least one, as nccl-tests does; what is

@@ -1,6 +1,6 @@
-"""What is the link between the ranks rated at?  Asked of whoever knows: the interface, the RDMA port, the NVLink.
+"""Finds what the link between the ranks is rated at: by the interface, the RDMA ports or the NVLinks that they use.
 
-"The network card says 100 Gbit/s" is the wrong question where the ranks do not use that card.  So the kernel is asked
+"The network card says 100 Gbit/s" is of no use where the ranks do not use that card.  So the kernel is asked
 which address a packet to another rank would leave from (connect(2) of a UDP socket sends nothing), and that address's
 interface for its speed.  Ranks in one network namespace of one machine talk over memory, which has no rated speed.
 
@@ -33,7 +33,7 @@ DISCARD_PORT = 9
 
 
 class RatedLinks(NamedTuple):
-    """What one rank found out about its end.  `network` is the same for ranks that reach each other over loopback."""
+    """The rated speeds at one rank's end.  `network` is the same for ranks that reach each other over loopback."""
 
     network: str
     host: str

@@ -1,4 +1,4 @@
-"""Which sizes are measured?  What people type: 8, 64K, 1.5M, 1G; powers of two, as nccl-tests reads them.
+"""Parses sizes as people type them (8, 64K, 1.5M, 1G; powers of two, as nccl-tests), and lists those to measure.
 
 Pure.
 """
@@ -11,10 +11,10 @@ import re
 __all__ = ["SIZES_MAX", "SIZE_BYTES_MAX", "SizeError", "parse_size", "size_text", "steps"]
 
 SIZE_BYTES_MAX = 16 << 30
-"""nccl-tests' tables end at 8 or 16 GiB; a rank needs two and a half times that, to know what is right."""
+"""nccl-tests' tables end at 8 or 16 GiB; a rank needs two and a half times that, as it checks the result."""
 
 SIZES_MAX = 64
-"""Rows of one table: a factor of 1.01 is a slip of the finger."""
+"""Rows of one table: a factor such as 1.01 is a typing error."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)

@@ -1,8 +1,9 @@
-"""How is the result read by people who know nccl-tests?  Its columns, in its order and units, and three lines below.
+"""Formats the result in the layout of nccl-tests: its columns, in its order and units, with a summary below.
 
     time is microseconds, algbw and busbw 10^9 bytes per second; lines that are no rows begin with #
 
-What nccl-tests does not have, the quartiles, stands behind its columns, so that what reads those reads these.
+The quartiles, which nccl-tests does not have, stand behind its columns, so that programs that read nccl-tests read
+these tables too.
 
 Pure: values in, lines out.
 """
@@ -59,7 +60,7 @@ def row_line(row: Row, operation: str) -> str:
 
 
 def summary_lines(operation: Operation, rated: Rated) -> Iterator[str]:
-    """Yield what a table comes to."""
+    """Yield the summary of a table."""
     if operation.rows:
         yield f"# Out of bounds values : {_verdict(operation.rows)}"
         average = sum(row.bus_bytes_per_second for row in operation.rows) / len(operation.rows)
@@ -77,7 +78,7 @@ def summary_lines(operation: Operation, rated: Rated) -> Iterator[str]:
 
 
 def closing_lines(result: NetBench) -> Iterator[str]:
-    """Yield the end, where it is not the expected one."""
+    """Yield why the run ended early, if it did."""
     if result.failure is not None:
         yield f"# Ended early: {result.failure}"
 

@@ -1,4 +1,4 @@
-"""What was it worth?  The Result as the tables that close a run.
+"""Draws the Result of a demo as the tables that close it, with rich.
 
 Nothing is computed here.  A number that is missing is a dash, and when no change proved better the table says that
 first, because a reader looks for the gain and must not have to infer that there is none.
@@ -23,7 +23,7 @@ from .result import DecisionOutcome, LedgerSum, Result, Throughput
 __all__ = ["closing"]
 
 GAIN_RATIO_MIN = 0.005
-"""What saves less of the step is not worth a line."""
+"""Share of the step; a what-if bound that saves less is not worth a line."""
 
 
 def closing(result: Result, places: dict[str, str], console: Console) -> Group:
@@ -134,7 +134,7 @@ def _decisions(result: Result) -> list[RenderableType]:
         return [Text(), Text("Decisions: none.")]
     table = _table("Decisions (share of step time saved)", gap=0)  # a bucket's row needs all of 80 columns
     for column in ("knob", "change", "step", "expected", "measured", "low .. high", "verdict"):
-        # Where there is no room for all of it a long name is folded: half a verdict is none.
+        # Where there is no room a long knob name is folded and nothing is cut off: half a verdict says nothing.
         justify: JustifyMethod = "left" if column in {"knob", "verdict"} else "right"
         table.add_column(column, justify=justify, no_wrap=column != "knob", overflow="fold")
     for outcome in result.decisions:
@@ -159,7 +159,7 @@ def _decisions(result: Result) -> list[RenderableType]:
 
 
 def _ladder(result: Result) -> list[RenderableType]:
-    """Return what would help most, the best first; rungs that win next to nothing are named in one line."""
+    """Return the what-if bounds, the largest saving first, or one line where none saves GAIN_RATIO_MIN."""
     ladder = result.what_if
     if ladder is None:
         return []
@@ -214,7 +214,7 @@ def _estimate(result: Result) -> str:
 
 
 def _overhead(result: Result) -> str:
-    """Return what pacecar cost; where that is more than it may, by when it is paid for."""
+    """Return what pacecar cost; where that is over its budget, after how much more training it is within."""
     overhead, budget = result.overhead, result.overhead_budget
     if overhead is None:
         return "-"
@@ -243,7 +243,7 @@ def _proven(result: Result) -> str:
 
 
 def _reason(outcome: DecisionOutcome) -> str:
-    """Return the reason; the policy's own begin with the knob, another's may not."""
+    """Return the reason, with the knob first; reasons of pacecar's own policy begin with it already."""
     if outcome.reason.startswith(outcome.knob):
         return outcome.reason
     return f"{outcome.knob} -> {knob_text(outcome.knob, outcome.to_value)}: {outcome.reason}"

@@ -1,4 +1,4 @@
-"""Which model does the demo train?  A byte-level GPT that fits in one's head and on two CPU cores.
+"""Defines the model that the demo trains: a byte-level GPT that is small enough to understand and for two CPU cores.
 
 Nothing here knows of pacecar.  There is no dropout and no batch norm, so the size of a micro-batch changes the
 order of summation and nothing else, which is what the `exact` class of knobs asks for.
@@ -20,9 +20,9 @@ __all__ = ["GPT", "GPTConfig"]
 class GPTConfig:
     """The size of a GPT.
 
-    The default has 0.4 million parameters.  It is deep, narrow and short-sighted, so that launching operators costs as
-    large a part of a small micro-batch as it does on a GPU, and so small that a laptop's processor takes some twenty
-    steps a second: what is to be won is then seen many times before the machine's mood has changed once.
+    The default has 0.4 million parameters.  It is deep and narrow and has a short context, so that launching operators
+    costs as large a part of a small micro-batch as it does on a GPU.  It is so small that a laptop's processor makes
+    some twenty steps a second: a gain is then measured many times before the load on the machine changes.
     """
 
     vocabulary: int = 256

@@ -1,4 +1,4 @@
-"""How are the demo's processes started, and above all ended?
+"""Starts the demo's processes, a daemon and a torchrun, and ends all of them however the demo ends.
 
 torchrun starts every worker in a session of its own, so killing torchrun's process group kills torchrun and leaves the
 workers training for ever.  Ending by group is therefore not enough: every process of a run carries the run's name in
@@ -43,10 +43,10 @@ DAEMON_START_SECONDS_MAX = 60.0
 """A daemon is up in well under a second; a loaded machine may take its time."""
 
 LOG_BYTES_MAX = 256 * 1024
-"""The end of a log that is looked at."""
+"""How much of a log's end is read."""
 
 LOG_LINES_SHOWN = 20
-"""A traceback and what led to it."""
+"""Enough for a traceback and what led to it."""
 
 TERM_SECONDS_MAX = 8.0
 """How long a process may take to end when asked."""
@@ -58,24 +58,24 @@ DUMP_SECONDS_MAX = 10.0
 """Writing some megabytes takes a second; a run must end all the same."""
 
 JOB_DEFAULTS = {
-    # A run of two minutes may spend more of itself on trials than one of days, and busy neighbours make them dear
-    # (default 0.01).
+    # A run of two minutes may spend a larger share on trials than one of days, and other load on the machine makes
+    # trials longer (default 0.01).
     "PACECAR_TUNE_EXPLORATION_BUDGET": "0.1",
     # Long enough that the stretch before the first trial has a spread (default 10).
     "PACECAR_TUNE_WARMUP_STEPS": "50",
     # The gradients of so small a model fill one bucket: what its size is worth is less than a laptop's noise, and each
     # trial of it lets the ranks wait for each other (default: all knobs).
     "PACECAR_TUNE_KNOBS": "micro_batch",
-    # Every demo begins as badly as the first.
+    # Every demo begins with the same settings as the first.
     "PACECAR_TUNE_REMEMBER": "false",
 }
-"""What suits a run of minutes; the user's own environment goes first."""
+"""Settings that suit a run of minutes; the user's own environment takes precedence."""
 
 STOP_FILE = "stop"
 """In the run folder: the training script ends when it is there."""
 
 RECORDER_SECONDS = "3600"
-"""All of a run that is watched, within the recorder's memory: the report wants before and after."""
+"""Long enough for a whole demo, within the recorder's memory: the report needs the time before and after the change."""
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -235,7 +235,7 @@ class Children:
         return answer.detail if answer.state == "done" else None
 
     def stop_job(self) -> None:
-        """End the job: torchrun is asked, then whatever is left of it is told."""
+        """End the job: torchrun by SIGTERM and then SIGKILL, then every process of the run that is left."""
         _end(self._job)
         daemon = self._daemon.pid if self._daemon is not None else None
         _end_all(lambda: [process for process in survivors(self.job) if process.pid != daemon])
@@ -316,7 +316,7 @@ def _answers(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """Ask, wait, tell, wait."""
+    """Send SIGTERM and wait; where that is not enough, send SIGKILL and wait."""
     if process is None or process.poll() is not None:
         return
     process.terminate()

@@ -1,4 +1,4 @@
-"""What is the job doing right now?  The records so far, folded into a screen of 80 x 24 or into plain lines.
+"""Shows what the demo's job is doing now: folds its records into a screen of 80 x 24, or into plain lines for a log.
 
 Only the newest records are kept: a display must not grow with the run.  What is shown is what the records say; the
 job's own output goes to job.log and is not parsed.
@@ -29,13 +29,13 @@ VERDICTS_SHOWN = 4
 """The newest; the closing table has them all."""
 
 EVENTS_MAX = 64
-"""Beginnings and ends of trials that nobody has taken yet."""
+"""Beginnings and ends of trials that wait to be shown."""
 
 PLAIN_CELLS_MAX = 120
-"""Of a line in a log: what is longer is wrapped by whoever reads it, and then no line is calm."""
+"""Cells of a line in a log; a longer one wraps in the reader's terminal, and is then hard to read."""
 
 TUNER_LINES = 2
-"""Of the screen: what the tuner says of three knobs may be long, and the closing table has it whole."""
+"""Lines of the screen for the tuner: its status may be long with three knobs, and the closing table has it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Progress:
         self.rate_before: float | None = None
         """Samples a second when the first trial began."""
         self.events: deque[str] = deque(maxlen=EVENTS_MAX)
-        """Beginnings and ends of trials, each as a line, for whoever shows no screen and takes them out."""
+        """Beginnings and ends of trials, each as a line; a display without a screen prints and removes them."""
         self.verdicts: deque[tuple[Decision | None, Verdict]] = deque(maxlen=VERDICTS_SHOWN)
         self._decisions: dict[int, Decision] = {}
         self._recent: dict[int, deque[StepRecord]] = {}
 
     def take(self, records: Iterable[JobRecord]) -> None:
-        """Learn from `records`, of one rank at a time in the order in which it wrote them."""
+        """Update the state from `records`, of one rank at a time in the order in which it wrote them."""
         for record in records:
             match record:
                 case StepRecord():
@@ -102,7 +102,7 @@ class Progress:
 
     @property
     def is_watching(self) -> bool:
-        """The tuner tries nothing and has nothing in mind."""
+        """Whether the tuner tries nothing and plans no trial."""
         return self.status is not None and self.status.state == "watching"
 
     def overhead_ratio(self) -> float | None:
@@ -118,7 +118,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """The newest step that anybody spoke of; where few are measured the tuner knows of a newer one."""
+        """The newest step in any record; where few steps are measured the tuner knows of a newer one."""
         steps = [step.step for step in (self.last, self.status) if step is not None]
         return max(steps, default=0)
 

@@ -1,9 +1,10 @@
-"""Decides when the demo has shown what it can: nothing is being tried any more, and what it cost is paid for.
+"""Decides when the demo may end: a change was kept, nothing is being tried any more, and the overhead is in budget.
 
 A fixed length is wrong twice: on a quiet machine most of it is waiting, and a trial that has just begun is cut off.  So
 the demo ends when its tuner has found something better, has been watching for REST_SECONDS without another trial, and
-pacecar's own cost is within the budget again, start-up included.  Who found nothing looks again by itself after a while
-(the policy's second look), so that is no rest; a time limit, which the training script keeps, ends it all the same.
+pacecar's own cost is within the budget again, start-up included.  A tuner that found nothing looks again by itself
+after a while (the policy's second look), so the demo goes on; a time limit, which the training script keeps, ends it
+all the same.
 
 Pure: what the records say, and a clock that is passed in.
 """
@@ -15,11 +16,11 @@ from .progress import Progress
 __all__ = ["REST_SECONDS", "RestDetector"]
 
 REST_SECONDS = 20.0
-"""Time for a last look at what was found: some hundred steps, which the closing table compares with those before."""
+"""Time at the settings that were found: some hundred steps, which the closing table compares with those before."""
 
 
 class RestDetector:
-    """Asked again and again; `overhead_budget` is the ratio that the job's hook may take."""
+    """Says, each time it is asked, whether the demo may end; `overhead_budget` is the ratio that the hook may take."""
 
     def __init__(self, overhead_budget: float) -> None:
         self._overhead_budget = overhead_budget

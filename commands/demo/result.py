@@ -1,7 +1,7 @@
-"""What is a result?  The values that closing table and result.json are made of.
+"""Defines the result of a demo: the values that the closing table and result.json show.
 
 A field is None where the run did not get that far or nothing was measured: a run that was stopped in its warm-up has
-a result too.  `pacecar.commands.demo.summary` says how these are found.
+a result too.  `pacecar.commands.demo.summary` computes them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DecisionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RankCount:
-    """What one rank left behind."""
+    """What one rank recorded: steps, records, drops, and the reason in its goodbye."""
 
     rank: int
     steps: int
@@ -102,7 +102,7 @@ class DemoOverhead:
     def paid_by_seconds(self, budget: float) -> float | None:
         """Return after how many seconds of training all is within `budget`, if it goes on as it did last.
 
-        None: it does not get there, or nobody can tell.  What is within it already was paid for by now.
+        None: it never gets there, or that cannot be computed.  Where it is within `budget` already: the time until now.
         """
         if self.ratio <= budget:
             return self.wall_seconds
@@ -162,7 +162,7 @@ class Result:
 
     @property
     def overhead_paid_by_seconds(self) -> float | None:
-        """After how many seconds of training that is within the budget; None: nobody can tell, or never."""
+        """After how many seconds of training that is within the budget; None: never, or it cannot be computed."""
         if self.overhead is None or self.overhead_budget is None:
             return None
         return self.overhead.paid_by_seconds(self.overhead_budget)
@@ -262,5 +262,5 @@ def _throughput_document(throughput: Throughput | None) -> dict[str, Any] | None
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN; a loss that is none is a loss that cannot be given."""
+    """Return `value`, or None where it is not finite: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""How does one run go, from the command to its exit code?
+"""Runs one demo from the command to its exit code: folder, daemon, job, display, result, closing table.
 
-Folder, daemon, job, display, result, table; and whatever happens on the way - Ctrl-C, a job that dies, a terminal
-that closes - the processes are ended, and what was measured until then is written and shown all the same.
+Whatever happens on the way (Ctrl-C, a job that dies, a terminal that closes), the processes are ended, and what was
+measured until then is written and shown all the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .summary import summarize
 __all__ = ["run_demo"]
 
 REFRESH_SECONDS = 0.5
-"""How often the screen follows."""
+"""How often the screen is drawn."""
 
 PLAIN_LINE_SECONDS = 10.0
 """How often a log that is no terminal gets a line, when nothing happens."""
@@ -47,7 +47,7 @@ OVERTIME_SECONDS_MAX = 120.0
 """What a job may take beyond its training time, to start and to end; then it hangs and is ended."""
 
 SECONDS_MAX = 150.0
-"""Of training, where nobody says how long: the tuner of a quiet machine rests after half of it."""
+"""Of training, by default: on a quiet machine the tuner has nothing left to try after half of it."""
 
 Ending = Literal["finished", "failed", "interrupted"]
 
@@ -85,7 +85,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         except LaunchError as error:
             return _complain(str(error))
         finally:
-            # From here on the end is near and bounded; another Ctrl-C would only leave something behind.
+            # What follows is short and bounded; another Ctrl-C would only leave processes or files behind.
             _ignore_signals()
         children.stop_job()
         _keep_last_metrics(children)

@@ -1,4 +1,4 @@
-"""Where does a run leave what it found?  In a folder of its own, and `latest` points at the newest.
+"""Makes a demo's run folder, follows the record files in it, and writes JSON files there; `latest` links the newest.
 
     runs/20261121T001503Z-3f9a/   rank0.jsonl rank1.jsonl   the records, written by the hooks
                                   losses.jsonl job.log daemon.log   what the job and the daemon said

@@ -1,12 +1,12 @@
-"""What did the run show?  Records of all ranks in, one Result out.
+"""Computes the Result of a demo from the records of all ranks: before and after, decisions, overhead and losses.
 
-The obvious answer, mean speed of the first half against the second, is wrong three times: it counts warm-up, it
+The obvious comparison, mean speed of the first half against the second, is wrong three times: it counts warm-up, it
 counts trials (which are half spent in the setting that lost), and it counts profiled steps.  So *before* is the
 unprofiled steps after warm-up up to the first switch, and *after* the unprofiled steps since the last switch at the
 settings that were kept, without those in which a switch still settles.
 
-The job's pace is that of its slowest rank, step by step.  Before and after lie minutes apart and a machine drifts:
-the proof of a single change is its verdict, which was measured interleaved; this comparison is the whole.
+The job's pace is that of its slowest rank, step by step.  Before and after lie minutes apart and a machine drifts: the
+proof of a single change is its verdict, which was measured interleaved; this comparison is of the run as a whole.
 
 Everything here is pure: no files, no clock, no terminal.
 """
@@ -56,7 +56,7 @@ class _Run:
 
 
 LATE_NS_MIN = 3_000_000_000
-"""A shorter stretch says more of one window than of how it goes on."""
+"""A shorter stretch shows the cost of one window, and not what pacecar goes on costing."""
 
 
 def summarize(
@@ -225,7 +225,7 @@ def _windows(steps: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _overhead(run: _Run, switch_steps: Sequence[int], last: Sequence[StepRecord]) -> DemoOverhead | None:
-    """Return what pacecar cost, and of late: in the last stretch of LATE_NS_MIN between two switches."""
+    """Return what pacecar cost in all, and in the last stretch of at least LATE_NS_MIN between two switches."""
     wall_ns = sum(record.totals.wall_ns for record in last)
     if wall_ns <= 0:
         return None
@@ -268,7 +268,7 @@ def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:
     verdicts = {verdict.decision: verdict for verdict in run.verdicts}
     applied: dict[int, dict[int, int]] = {}
     for switch in sorted(run.switches, key=lambda s: s.step, reverse=True):
-        # The first switch of a decision wins; later ones are the trial going to and fro.
+        # The first switch of a decision counts; later ones are the trial alternating between its two settings.
         applied.setdefault(switch.decision, {})[switch.rank] = switch.step
     outcomes = []
     for decision in sorted({d.decision: d for d in run.decisions}.values(), key=lambda d: d.decision):
@@ -293,7 +293,7 @@ def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:
 
 
 def _last_ladder(ladders: Sequence[WhatIf]) -> WhatIf | None:
-    """Return the job's last ladder; without one that of the first rank that has any."""
+    """Return the job's last what-if record; without one the last of the lowest rank that has any."""
     whole = [ladder for ladder in ladders if ladder.of_rank is None]
     if whole:
         return max(whole, key=lambda ladder: ladder.step)

@@ -55,7 +55,7 @@ VALIDATION_WINDOWS = 32
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """What depends on the device: enough work for it, and the micro-batch that nobody has looked at since."""
+    """Settings that depend on the device: enough work for it, and a micro-batch that was never tuned."""
 
     model: GPTConfig
     learning_rate: float
@@ -184,7 +184,7 @@ def _bits_per_byte(model: nn.Module, held_out: TextWindows, device: torch.device
 
 
 class _Stop:
-    """Is it time?  Every rank gets the same answer at the same step, or one would wait for another for ever."""
+    """Decides when training ends, on all ranks at the same step: else one would wait for another for ever."""
 
     def __init__(self, steps: int | None, seconds: float, file: Path | None, device: torch.device) -> None:
         self._steps = steps

@@ -1,4 +1,4 @@
-"""What does the demo read?  The Python standard library's own sources: real text that is on every machine.
+"""Loads the text that the demo trains on: the Python standard library's own sources, which are on every machine.
 
 A download would make the demo depend on a network, and random bytes have nothing to learn.  The files are taken in
 the order of a hash of their names, so that a size cap cuts a fair sample and not `asyncio` alone, and a file is

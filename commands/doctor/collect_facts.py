@@ -1,4 +1,4 @@
-"""How does one look at a machine?  All readers, one after the other, into one `NodeFacts`.
+"""Reads a machine, its job and its files into one `NodeFacts`: calls all readers, one after the other.
 
 Nothing is started, set or written.  A reader that meets what it cannot understand notes it and gives the rest.
 """
@@ -32,7 +32,7 @@ def examine(
     script: Path | None = None,
     log: Path | None = None,
 ) -> NodeFacts:
-    """Read everything there is to read.  What was named and cannot be read is among the `unreadable`."""
+    """Read all facts.  A run, script or log that was named and cannot be read is among the `unreadable`."""
     looker = Looker(places)
     return NodeFacts(
         host=host,

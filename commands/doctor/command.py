@@ -1,4 +1,4 @@
-"""What can one type after `pacecar doctor`?  What to look at besides the machine, how to print it, and when to fail.
+"""Defines `pacecar doctor`: what to read besides the machine, how to print the findings, and when to fail.
 
 0  nothing at or above --fail-on    1  findings at or above it    2  wrong use
 3  nothing at or above --fail-on, but something that is there could not be read: the answer is partial
@@ -23,7 +23,7 @@ __all__ = ["PARTIAL", "doctor"]
 FOUND, PARTIAL = 1, 3
 
 PIPED_COLUMNS = 120
-"""Of plain text: a terminal's width is not known."""
+"""Columns of plain text that is piped, as no terminal gives a width."""
 
 _MS = 1_000_000
 

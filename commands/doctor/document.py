@@ -1,4 +1,4 @@
-"""What does a script get?  The answer as one JSON object, whose form is public: `SCHEMA_VERSION` counts its changes.
+"""Formats facts and findings as one JSON object for scripts, in a public form whose changes `SCHEMA_VERSION` counts.
 
 None is written as null: not there, or not told.  Left out: the variables of the environment that no finding shows.
 """

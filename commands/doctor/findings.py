@@ -1,4 +1,4 @@
-"""What is a finding?  A rule that spoke: what is wrong, the values that show it, the way out and who says so.
+"""Defines rules and findings: what is wrong, the values that show it, the remedy and the document that says so.
 
 A rule is a value, not a class with hooks: the table in docs/doctor.md is written from the same rows that are applied.
 """
@@ -17,7 +17,7 @@ __all__ = ["Finding", "FindingEvidence", "FindingSource", "Gain", "Hit", "Needs"
 
 
 class Severity(StrEnum):
-    """How bad is it?
+    """How bad a finding is.
 
     `critical` breaks training or makes it several times slower, `warning` costs time that can be measured, `info` is
     worth a try.
@@ -65,7 +65,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class FindingSource:
-    """Who says so: a document by name, and the place in it."""
+    """The document that a rule rests on, by name, and the place in it."""
 
     document: str
     section: str
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that spoke."""
+    """A rule that found its fault on this machine."""
 
     id: str
     severity: Severity

@@ -1,8 +1,8 @@
-"""Where to look, and what could not be read?
+"""Holds where the doctor reads (roots, environment, driver), and reads the kernel's files, noting what cannot be read.
 
-Roots, environment and driver are passed in, so that a recorded machine is looked at like this one.  A file that is not
-there is healthy and says nothing.  A file that is there and cannot be read, or has something else in it than the kernel
-writes, is noted by name, and everything else still counts.
+Roots, environment and driver are passed in, so that a recorded machine is read like this one.  A file that is not
+there is healthy, and nothing is noted.  A file that is there and cannot be read, or has something else in it than the
+kernel writes, is noted by name, and everything else still counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNREADABLE_MAX = 64
 """Notes that are kept; the rest are counted."""
 
 DIGITS_MAX = 20
-"""Of 64 bits."""
+"""Digits of a number of 64 bits."""
 
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP, errno.EINVAL})
 """How a kernel says that it has no such thing; EINVAL: the speed of an interface that is down
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostAccess:
-    """The world as far as the doctor looks at it.  `nvml` None: do not ask a driver; `files` None: read them."""
+    """The sources that the doctor reads.  `nvml` None: ask no driver; `files` None: read the files under the roots."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -57,7 +57,7 @@ def integer(text: str) -> int:
 
 
 class Looker:
-    """Reads files of the kernel, and keeps what went wrong."""
+    """Reads files of the kernel, and records what went wrong."""
 
     def __init__(self, places: HostAccess) -> None:
         self.places = places
@@ -78,13 +78,13 @@ class Looker:
         return tuple(self._limited)
 
     def note(self, reason: str) -> None:
-        """Keep that something could not be read."""
+        """Record that something could not be read."""
         self._count += 1
         if len(self._notes) < UNREADABLE_MAX:
             self._notes.append(reason)
 
     def limit(self, reason: str) -> None:
-        """Keep, once, that something is only told to another user."""
+        """Record, once, that something is only told to another user."""
         self._limited[reason] = None
 
     def text(self, path: Path) -> str | None:

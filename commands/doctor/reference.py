@@ -1,4 +1,4 @@
-"""Which findings are there?  The table in docs/doctor.md, written from the rules themselves.
+"""Writes the table of all rules in docs/doctor.md, from the rules themselves.
 
 `python -m pacecar.commands.doctor docs/doctor.md` writes it anew between its two marks; a test compares.
 """

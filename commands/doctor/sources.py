@@ -1,4 +1,4 @@
-"""Who says so?  The documents that rules rest on, by name and section; each is public.
+"""Lists the documents that rules rest on, by name; rules name sections of them.  All are public.
 
 Rules name a section of theirs with `at`.  Left out: addresses, which move; names and sections are found by any search.
 """

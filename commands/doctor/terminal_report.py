@@ -1,9 +1,10 @@
-"""How does a person read it?  What the machine is, in a few lines; then each finding: what, evidence, way out, source.
+"""Draws the findings for a terminal: the machine in a few lines, then of each finding why, evidence, remedy and source.
 
-The worst comes first and the sum last, where the prompt is.  Evidence that repeats (eight GPUs, one fault) is told
+The worst comes first and the sum last, where the prompt is.  Evidence that repeats (eight GPUs, one fault) is shown
 once; the JSON has all of it.
 
-What stands in a log, a script or a record is somebody else's text: what would steer a terminal is shown, not sent.
+What stands in a log, a script or a record is somebody else's text: its control characters are shown as text, not sent
+to the terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EVIDENCE_MAX = 10
 """Lines of evidence of one finding: a node's eight GPUs and two values beside them."""
 
 ALIKE_MAX = 3
-"""Values that are the same on more cards than that are told once."""
+"""Values that are the same on more cards than that are shown once."""
 
 _STEERING = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))}
 """Control characters of both sets -> how they are written in a text."""
@@ -141,7 +142,7 @@ def _follows(one: str, other: str) -> bool:
 
 
 def _ways(topology: dict[str, Any]) -> str:
-    """Return how GPUs can talk, and how they do where a log says so."""
+    """Return what GPUs can use to communicate, and what they do use where a log says so."""
     links, pairs, rdma = topology["nvlink"], topology["p2p"], topology["rdma"]
     parts = []
     if links["gpus"]:

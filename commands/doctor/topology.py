@@ -1,4 +1,4 @@
-"""How far apart are two cards, and by which way would they talk?  What the machine offers, in a few words.  Pure.
+"""Computes how far apart two cards are on the PCI bus, and what GPUs of this machine can use to communicate.  Pure.
 
 Distances have the names of `nvidia-smi topo -m`, by the same rule, read from the tree of /sys/devices:
 
@@ -67,7 +67,7 @@ def gpudirect(facts: NodeFacts) -> str | None:
 
 
 def offers(facts: NodeFacts) -> dict[str, Any]:
-    """Return what GPUs can use to talk here, and what NCCL's log says that they do use (None: no log was given)."""
+    """Return what GPUs can use to communicate, and what NCCL's log says that they do use (None: no log was given)."""
     gpus = facts.gpus.working
     pairs = {pair: status for pair, status in facts.gpus.peers.items() if pair[0] < pair[1]}
     near = {gpu.index: nearest(facts, gpu) for gpu in gpus}

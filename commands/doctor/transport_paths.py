@@ -1,4 +1,4 @@
-"""Which way would gradients go?  What several rules ask of the same facts: RDMA or sockets, which cards, how far apart.
+"""Derives from the facts which way gradients would go: RDMA or TCP sockets, over which cards; shared by several rules.
 
 Links are network cards and bonds of them.  A bridge or one end of a virtual cable also names a speed, 10 Gbit/s, that
 nothing stands behind; a card in a bond has no address of its own.
@@ -33,7 +33,7 @@ DMABUF_KERNEL = (5, 12)
 """The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
 
 LOADER_WORKERS_MAX = 16
-"""More of them rather share a disk than a processor."""
+"""With more workers than that the disk limits loading rather than the processors."""
 
 _BELOW_ROOT = 3
 """Parts of a path in common that mean a common switch: host bridge, root port and the switch's upper port."""
@@ -85,7 +85,7 @@ def uses_rdma(facts: NodeFacts) -> bool:
 
 
 def is_local_run(facts: NodeFacts) -> bool:
-    """Return whether the run that was given ran on this machine, so that both can be laid side by side."""
+    """Return whether the run that was given ran on this machine, so that its records say something of these facts."""
     return facts.run is not None and any(hello.host == facts.host for hello in facts.run.hellos)
 
 
@@ -96,7 +96,7 @@ def is_one_node_run(facts: NodeFacts) -> bool:
 
 
 def local_gain(facts: NodeFacts, rung: str) -> Gain | None:
-    """Return the bound of a rung for what was found on this machine: only a run that was here says anything of it."""
+    """Return the what-if bound `rung` for a fault of this machine; only a run that was here says anything of it."""
     return None if facts.run is None or not is_local_run(facts) else facts.run.gain(rung)
 
 
@@ -119,7 +119,7 @@ def reached_as(card: Interface) -> str:
 def carriers(facts: NodeFacts) -> Sequence[Interface]:
     """Return the interfaces whose TCP carries gradients between nodes; none where RDMA does.
 
-    The run says it, if there is one of this machine; else it is the fastest card that is up and says how fast it is.
+    A run of this machine names them, if there is one; else it is the fastest card that is up and gives its speed.
     """
     by_name = {interface.name: interface for interface in facts.network.interfaces}
     if facts.run is not None and is_local_run(facts):

@@ -1,13 +1,19 @@
-"""What did a run do, what was changed in it, and what did that bring?  `pacecar report`: records in, one page out.
+"""Makes the report of a run (`pacecar report`): what it did, what was changed in it and what that brought, on one page.
 
-    inputs      what lies in a run folder or a recording        lines     a rank's file, in pieces
-    gather      first reading: who, what was decided            weave     second: steps of all ranks, side by side
-    tally       what the steps add up to, in bounded memory     build     the document: the public face
-    html, svg, markdown, comparison    how it is shown          command   files, exit codes
+    command, run    the options; the files and the exit code
+    inputs          what is in a run folder or a recording        line_reader  a rank's file, in pieces
+    run_index       first reading: who ran, what was decided      before_after  which steps count as before and after
+    step_join       second reading: the steps of all ranks, joined by number
+    step_sums       sums over the steps, in bounded memory        windows      rates of windows of a few steps
+    figures         spread and intervals (block bootstrap)        significance what may be claimed of a difference
+    events, usage, hosts, costs, hangs, loss_log                  parts of the document
+    build, document the document, which is the public face
+    html, charts, markdown, tables, comparison    how it is shown, and how several runs are compared
 
 A run of a week is gigabytes of records, so nothing is kept that grows with it: files are read twice, in pieces, and
 what is added up has a bounded number of bins.  Before and after can only be told apart when all verdicts are known;
 that is what the first reading is for.
 
-Pure but for `inputs`, `lines` and `command`.  No torch and no numpy: a report is made wherever the folder lies.
+Pure but for `inputs`, `line_reader` and `run`, and the small files that `loss_log`, `usage` and `html` read.  No torch
+and no numpy: a report is made wherever the folder lies.
 """

@@ -1,14 +1,14 @@
-"""Which steps count as before, and which as after?  The plan that the first reading makes for the second.
+"""Decides which steps count as before tuning and which as after, from what the first reading of the records found.
 
-The obvious answer, the first half against the second, is wrong three times: it counts warm-up, it counts trials (which
-are half spent in the setting that lost), and it counts steps that a profiled window slowed down.  So
+To compare the first half with the second would be wrong three times: it counts warm-up, it counts trials (which are
+half spent in the setting that lost), and it counts steps that a profiled window slowed down.  So
 
     before   after warm-up, up to the first switch
     after    since the last switch at the settings that were kept, without steps in which a switch still settles
     run      all of them after warm-up, trials with them
 
 Where the run ended soon after its last switch, `after` takes the steps at the kept settings since the last change that
-was kept, then all at those settings.  `pacecar demo` draws the same lines (`pacecar.commands.demo.summary`).
+was kept, then all at those settings.  `pacecar demo` divides steps in the same way (`pacecar.commands.demo.summary`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BeforeAfterPlan", "SettingStretch"]
 
 
 class SettingStretch(IntEnum):
-    """Where a step belongs.  Of the last three, `after` is the first, or as many as it takes."""
+    """The stretch of a run that a step is in.  Of the last three, `after` is the first, or as many as it takes."""
 
     WARMUP = 0
     BEFORE = 1

@@ -1,7 +1,7 @@
-"""How does a report come about?  Inputs in, document out: two readings, then the sums by name.
+"""Builds the report's document from the inputs: reads the records twice, then computes each figure from the sums.
 
-Here is decided what may be said at all: the pace needs all ranks, samples of the job need ranks that train on
-different ones, money needs a price.  What cannot be said is None, and where that would surprise there is a notice.
+It decides what may be reported at all: the pace needs all ranks, samples of the job need ranks that train on
+different ones, money needs a price.  What cannot be reported is None, and where that would surprise there is a notice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["BuildOptions", "Built", "build_report"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What the records do not say.  `job` chooses among several; `budget_ratio` is what the hook was allowed."""
+    """What the records do not hold.  `job` chooses among several; `budget_ratio` is what the hook was allowed."""
 
     job: str | None = None
     prices: Prices = field(default_factory=Prices)
@@ -58,7 +58,7 @@ class Stretches:
 
 
 class Built(NamedTuple):
-    """A report, and the rates behind it for who compares: (stretch, unit) -> windows' rates."""
+    """A report, and the rates behind it for comparisons: (stretch, unit) -> windows' rates."""
 
     report: Report
     rates: dict[tuple[str, str], list[float]]
@@ -85,7 +85,7 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
 
 
 def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> Story:
-    """Return the story of the job that is meant."""
+    """Return the index of the job that `wanted` names, or of the only one there is."""
     if not stories:
         # A file may have lost its head: then its steps name the job.
         for stream in inputs.measured():
@@ -108,7 +108,7 @@ def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> St
 
 
 def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
-    """Return how many ranks' records make a step whole: those that ended any.  Looks no further than the first."""
+    """Return how many ranks' records make a step whole: those with any step; reads each file up to its first step."""
     found = 0
     for stream in inputs.measured(ReportNotices()):
         found += any(isinstance(record, StepRecord) and record.job == story.job for _, _, _, record in stream)
@@ -116,7 +116,7 @@ def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
 
 
 def _check_ranks(inputs: Inputs, story: Story, tally: StepSums) -> None:
-    """Say which ranks are missing or have no step, and what the job restarted."""
+    """Add notices of ranks that are missing or have no step, of restarts, clock changes and unknown parallelism."""
     notices, world = inputs.notices, story.world_size
     seen = {rank for rank, total in tally.ranks.items() if total.lives}
     if world is None:

@@ -1,7 +1,7 @@
-"""How is a report drawn?  Plain SVG, made here: no library, no script, no font and no file from elsewhere.
+"""Draws the report's charts as plain SVG: no library, no script, no font and no file from elsewhere.
 
-Each drawing names itself and says in a sentence what it shows, for who cannot see it; the figures stand in a table
-beside it.  Colours are classes that the page's style gives a value, light or dark, and no colour alone carries a
+Each drawing has a title and a sentence that says what it shows, for people who cannot see it; the figures stand in a
+table beside it.  Colours are classes that the page's style gives a value, light or dark, and no colour alone carries a
 meaning: headings stand in the order of the legend, verdicts have marks, expected and measured have other shapes.
 """
 
@@ -25,7 +25,7 @@ INNER = WIDTH - LEFT - RIGHT
 GAINS_DRAWN_MAX = 40
 
 HOLE_PIECES = 4
-"""A hole as long in the time line is a stop of the job; a shorter one is where no step was measured."""
+"""Pieces of the time line: a longer gap is a stop of the job; in a shorter one no step was measured."""
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What can one type after `pacecar report`?  A run, or several to compare, in which form, at which price."""
+"""Defines `pacecar report`: a run, or several to compare, in which form, at which price."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUN = click.Path(path_type=Path)
 
 
 class _Price(click.FloatRange):
-    """A number from 0 that is one: `nan` and `inf` pass click's own range."""
+    """A finite number from 0 on: `nan` and `inf` pass click's own range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
         """Return the price as a float."""

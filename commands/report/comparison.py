@@ -1,9 +1,9 @@
-"""Is one run faster than another, or was it luck?  Each run against the first, and no claim inside the noise.
+"""Compares runs, each with the first, and claims a difference only where it is larger than the noise.
 
 Two runs are two samples, and a bootstrap inside each sees only the noise inside each.  So a difference is claimed when
-both hold: its interval (`pacecar.commands.report.figures`) leaves zero out, and it is larger than what either run differs from
-itself, its second half from its first.  That still is no proof of the cause: another day, another node, another
-neighbour on the link.  A proof needs interleaved trials, which is what the tuner does.
+both hold: its interval (`pacecar.commands.report.figures`) leaves zero out, and it is larger than what either run
+differs from itself, its second half from its first.  That still is no proof of the cause: another day, another node,
+another job on the link.  A proof needs interleaved trials, which is what the tuner does.
 
 Compared are the *settled* stretch (after the last change that was kept; where nothing was turned, all after warm-up)
 and the *whole* run, trials with it, after warm-up.

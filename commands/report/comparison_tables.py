@@ -1,4 +1,4 @@
-"""Which tables does a comparison of runs have?  The verdicts first, then what the runs were."""
+"""Makes the tables of a comparison of runs: the verdicts first, then what the runs were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does it cost?  Price times GPUs times hours, for an epoch, a million tokens, the whole run.
+"""Computes what training cost: price times GPUs times hours, for an epoch, a million tokens, the whole run.
 
 A rank is one GPU, as data-parallel training has it.  A pace that some ranks' records give is charged for those ranks'
 GPUs; the whole run for all GPUs of the job, idle ones and the time between steps with them.

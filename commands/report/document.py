@@ -1,4 +1,4 @@
-"""What does a report say?  The document that `--json` prints and that page and tables are drawn from: the public face.
+"""Defines the report's document: what `--json` prints, and what page and tables are drawn from; it is public.
 
 Durations are nanoseconds, rates a second, ratios 0..1, energies joules; None is what was not measured or cannot be
 known.  Fields are added and not renamed; `schema_version` rises when one changes its meaning.
@@ -122,7 +122,7 @@ class ReportUtilization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did and left behind; `slowest_ratio` is the share of common steps in which it was the last.
+    """What one rank did and recorded; `slowest_ratio` is the share of common steps in which it was the last.
 
     `uncalibrated` is why no exact window was behind its ledger to the end.
     """
@@ -158,7 +158,7 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank whose process did not run for `stopped_ns` from `wall_ns` on; `cause` is the kernel's word, if any."""
+    """A rank whose process did not run for `stopped_ns` from `wall_ns` on; `cause` is the kernel's, None if unknown."""
 
     life: int
     rank: int

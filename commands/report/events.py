@@ -1,7 +1,7 @@
-"""What happened in a run, one line an event?  Decisions with their verdicts, people's orders, stragglers, hangs.
+"""Extracts what happened in a run, one row an event: decisions with verdicts, orders, stragglers, hangs, stops.
 
-A straggler is told of again and again while it is late, and so is a rank that hangs; here each is one row, from when it
-began to the last that was said of it.
+A straggler is reported again and again while it is late, and so is a rank that hangs; here each is one row, from when
+it began to the last report of it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _in_force(story: Story) -> set[Key]:
     """Return the kept decisions whose gain the job ended with.
 
     A job that was started again proves the same change again, from the settings that it came with: only the last start
-    that kept any counts, or the same gain counts twice.  A knob that somebody turned away later, a person or the
-    safeguard, has none.
+    that kept any counts, or the same gain counts twice.  A knob that a person or the compression rollback turned away
+    later has none.
     """
     kept = [key for key, verdict in story.verdicts.items() if verdict.outcome == "kept" and key in story.decisions]
     last_life = max((life for life, _ in kept), default=0)

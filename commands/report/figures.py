@@ -1,4 +1,4 @@
-"""How large is a figure, how much does it spread, and is a difference more than noise?
+"""Computes spread, drift and change of rates, with intervals by a circular block bootstrap over windows of steps.
 
 Neighbouring windows of a training run are alike: another job on the link stays for seconds.  The ordinary bootstrap
 draws windows one by one as if they were independent, and its intervals are then too narrow by a factor.  So blocks of
@@ -6,9 +6,10 @@ neighbours are drawn, as by Kuensch (1989, "The jackknife and the bootstrap for 
 Annals of Statistics 17), laid round in a circle so that no window counts less for standing at an end (Politis and
 Romano 1992, "A circular block-resampling procedure for stationary data").  How long blocks must be depends on how
 alike neighbours are: by Politis and White (2004, "Automatic block-length selection for the dependent bootstrap",
-Econometric Reviews 23; corrected by Patton, Politis and White 2009), with the autocorrelation of an AR(1), estimated
-from ranks, which single hiccups do not move, freed of its bias in short series (Kendall 1954, Biometrika 41) and
-taken a little higher in short ones: blocks that are too short claim what is not there, too long ones only say less.
+Econometric Reviews 23; corrected by Patton, Politis and White 2009), with the autocorrelation of an AR(1).  That is
+estimated from ranks, which single outliers do not move, freed of its bias in short series (Kendall 1954, Biometrika
+41), and taken a little higher in short ones: blocks that are too short claim what is not there, too long ones only
+claim less.
 
 A few long blocks vary less among themselves than many would: so the interval is widened as Student's distribution is
 wider than the normal, with one degree of freedom less than there are blocks; of fewer than BLOCKS_MIN there is none.
@@ -37,31 +38,31 @@ RESAMPLES = 2000
 """Efron and Tibshirani (1993), "An Introduction to the Bootstrap", chapter 13: about 1000 or more for percentiles."""
 
 BLOCK_WINDOWS_MAX = 512
-"""Windows that are drawn from: more are joined to longer ones first, which loses nothing of slow noise."""
+"""Windows that blocks are drawn from; where there are more, neighbours are joined first, which keeps slow noise."""
 
 INTERVAL_WINDOWS_MIN = 8
-"""Of fewer windows nobody can say how much they vary."""
+"""Fewer windows do not show how much they vary."""
 
 BLOCKS_MIN = 2
-"""With fewer nothing varies from block to block; with two the interval is more than six times as wide."""
+"""One block shows no variation from block to block; with two the interval is more than six times as wide."""
 
 STUDENT_QUANTILES = (12.706, 4.303)
 """Two-sided at LEVEL, for one degree of freedom and two."""
 
 LOG_RATIO_MAX = 100.0
-"""An interval that ends beyond says nothing; its end stays a number."""
+"""Bound of an interval's end (a logarithm): beyond it the interval says nothing, and the end must stay a number."""
 
 ALIKE_MAX = 0.97
-"""More alike than that a run of any length is one block."""
+"""Bound of the autocorrelation: beyond it a run of any length would be one block."""
 
 LIKENESS_DOUBT = 2
-"""Over the count: what is added to the likeness of neighbours beyond its bias.  With none, of equal pairs of 16 and 200
-windows with a likeness of 0.7 7 % seemed to differ; so 4 % do (21 and 13 of 300)."""
+"""Divided by the count, it is added to the autocorrelation beyond its bias.  Without it 7 % of equal pairs, of 16 and
+200 windows with an autocorrelation of 0.7, seemed to differ; with it 4 % do (21 and 13 of 300)."""
 
 LEVEL = 0.95
 
 NORMAL_QUANTILE = 1.959964
-"""Of LEVEL, two-sided."""
+"""Two-sided, at LEVEL."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ class Moments:
         self.low, self.high = math.inf, -math.inf
 
     def add(self, value: float) -> None:
-        """Take one value."""
+        """Add one value."""
         self.count += 1
         delta = value - self.mean
         self.mean += delta / self.count
@@ -108,7 +109,7 @@ class Moments:
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     def join(self, other: Moments) -> None:
-        """Take all values of `other` (Chan, Golub and LeVeque 1983, The American Statistician 37)."""
+        """Add all values of `other` (Chan, Golub and LeVeque 1983, The American Statistician 37)."""
         if other.count == 0:
             return
         count = self.count + other.count
@@ -135,14 +136,14 @@ class LogHistogram:
         self.high = 0
 
     def add(self, value: int) -> None:
-        """Take one duration in nanoseconds."""
+        """Add one duration in nanoseconds."""
         place = int(math.log(value) / self.WIDTH) if value > 0 else -1
         self._bins[place] = self._bins.get(place, 0) + 1
         self.count += 1
         self.high = max(self.high, value)
 
     def join(self, other: LogHistogram) -> None:
-        """Take all durations of `other`."""
+        """Add all durations of `other`."""
         for place, count in other._bins.items():
             self._bins[place] = self._bins.get(place, 0) + count
         self.count += other.count
@@ -237,7 +238,7 @@ def block_length(values: Sequence[float]) -> int:
 
 
 def _rank_autocorrelation(values: Sequence[float]) -> float:
-    """Return how alike neighbours are (-1..1), by ranks."""
+    """Return the autocorrelation of neighbours (-1..1), by ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     for place, index in enumerate(order):

@@ -1,4 +1,4 @@
-"""How are a report's figures written?  One place, so that page, tables and terminal say the same thing.
+"""Formats a report's figures, so that page, tables and terminal say the same thing.
 
 Missing is a dash.  A figure has about three digits that count, and the digits of a column stand under each other.
 """

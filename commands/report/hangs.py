@@ -1,9 +1,10 @@
 """Says when a run stood still, for how long and on which rank, in a sentence or two for the top of its report.
 
 A run of two hours of which one rank was stopped for twenty minutes looks like a slow run in every mean below.  Two
-kinds of records tell: a rank's own word that its process did not run (`ProcessStop`), and the suspicions of ranks that
-ended no step (`HangSuspicion`).  Of a stop all other ranks say that they wait, so a rank that was stopped is to blame
-before one that was silent, and one that was silent in a phase of its own before one that waited for others.
+kinds of records show it: a rank's own record that its process did not run (`ProcessStop`), and the suspicions of ranks
+that ended no step (`HangSuspicion`).  While one rank is stopped all others report that they wait.  So a rank that was
+stopped is named before one that was silent, and one that was silent in a phase of its own before one that waited for
+others.
 
 Pure: a document in, sentences out.
 """
@@ -20,10 +21,10 @@ from .formatting import elapsed
 __all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "ranks_word"]
 
 HUNG_NS_MIN = 1_000_000_000
-"""Shorter stops are in the ledger; nobody calls them a hang."""
+"""Shorter stops are in the ledger; they are not called a hang."""
 
 NAMED_MAX = 3
-"""The longest of them have words; of the others the number."""
+"""Hangs that are described, the longest; of the others only the number is given."""
 
 RANKS_MAX = 8
 
@@ -45,7 +46,7 @@ class _Standstill(NamedTuple):
 
 
 def hang_sentences(report: Report) -> list[str]:
-    """Return what is to be said of the run's standstills; nothing where there was none."""
+    """Return the sentences about the run's standstills; none where there was none."""
     stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
     found = [_of_stops(group, report) for group in _together(stops)]
     steps: dict[tuple[int, int], list[ReportHang]] = {}
@@ -82,7 +83,7 @@ def _explains(stop: Stopped, hang: ReportHang) -> bool:
 
 
 def _together(stops: Sequence[Stopped]) -> list[list[Stopped]]:
-    """Return stops that overlap in time together: whoever stops a job may stop all of its ranks."""
+    """Group stops that overlap in time: all ranks of a job may be stopped at once."""
     groups: list[list[Stopped]] = []
     until_ns = 0
     for stop in sorted(stops, key=lambda one: one.wall_ns):

@@ -1,8 +1,8 @@
-"""How does a report look in a browser?  One file that needs nothing else: no script, no request, no font.
+"""Writes the report as one HTML page that needs nothing else: no script, no request, no font.
 
 It is sent by mail, kept with a paper and opened in ten years.  So style and drawings stand in it, its own content
 security policy forbids it to load anything, and all figures are text and tables that a keyboard and a screen reader
-reach. What comes from records (names, reasons) is escaped here, in one place, and never markup.
+reach.  What comes from records (names, reasons) is escaped here, in one place, and never markup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What lies where the user points?  A run folder, or a recording of the daemon; each as rank streams of records.
+"""Finds what a report is made of, in a run folder or in a recording of the daemon, and reads its records rank by rank.
 
 A folder is what `attach(run_dir=...)` leaves (`rank<r>.jsonl`) and what the demo adds: losses, the daemon's last
-answer, a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found
-is believed: names are matched whole, a link that leads nowhere is said to lead nowhere.
+answer, a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found is
+trusted: file names must match as a whole, and a link whose target is not there is an error that says so.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["Inputs", "Row", "find_inputs"]
 _RANK_FILE = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl")
 
 RECORDINGS_MAX = 256
-"""Of one run: as many nodes, or as many triggers."""
+"""Recordings of one run: of as many nodes, or of as many triggers."""
 
 PIECES_BYTES = 32 << 20
-"""Of all ranks' files together, in memory at a time."""
+"""How much of all ranks' files together is in memory at a time."""
 
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
 LATE_KINDS = frozenset({b"step", b"vitals"})
-"""What makes up nearly all of a file; the first reading passes over it."""
+"""Kinds of records that make up nearly all of a file; the first reading skips them, the second reads only them."""
 
 _decoder = msgspec.json.Decoder(JobRecord)
 
@@ -44,7 +44,7 @@ Row = tuple[int, int, int, JobRecord]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of.  `name` is for people, `folder` where outputs go when nobody says.
+    """What a report is made of.  `name` is for people, `folder` is where outputs go by default.
 
     `recording` is there when it was all that was given; `recordings` are beside the records, for what hosts saw.
     """
@@ -68,7 +68,7 @@ class Inputs:
     def measured(self, notices: ReportNotices | None = None) -> list[Iterator[Row]]:
         """Return the steps and vitals of each rank, as iterators that may be advanced side by side.
 
-        Who only peeks gives `notices` of his own, or faults would be counted twice.
+        A caller that only looks ahead gives `notices` of its own, or faults would be counted twice.
         """
         if self.recording is None:
             told = self.notices if notices is None else notices

@@ -1,4 +1,4 @@
-"""What are the lines of a rank's file?  One after another, in bounded memory, however large the file or a line in it.
+"""Reads the lines of a rank's file one after another, in bounded memory, however large the file or a line in it.
 
 The file is opened anew for each piece: a run of a thousand ranks has a thousand of them, and a process may have 1024
 files open.  It is read as far as it went when the report began, so that both readings see the same.
@@ -20,7 +20,7 @@ PIECE_BYTES_MAX = 256 * 1024
 """Read at a time, of each rank: large enough that opening the file again does not count."""
 
 PIECE_BYTES_MIN = 16 * 1024
-"""Where ranks are thousands: some records still."""
+"""Read at a time where there are thousands of ranks; it still holds some records."""
 
 LINE_BYTES_MAX = 1024 * 1024
 """No record is nearly as long (a frame is at most 64 KiB)."""
@@ -55,7 +55,7 @@ class RankFile:
         return self.path.name
 
     def lines(self, notices: ReportNotices | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, line) of each whole line; faults are told to `notices`, on the first reading."""
+        """Yield (number, line) of each whole line; faults are added to `notices`, on the first reading."""
         number, rest, at, skipping = 0, b"", 0, False
         while at < self.bytes_end:
             piece = self._piece(at)

@@ -1,4 +1,4 @@
-"""What did the training script say of its loss?  First and last in `losses.jsonl`, as the demo's script writes it."""
+"""Reads the first and the last loss of the training script from `losses.jsonl`, as the demo's script writes it."""
 
 from __future__ import annotations
 

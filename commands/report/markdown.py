@@ -1,4 +1,4 @@
-"""How does a report look as text?  The page's tables in markdown, to paste into an issue or a pull request."""
+"""Writes the report's tables as markdown, to paste into an issue or a pull request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def report_markdown(report: Report) -> str:
     for table in (
         tables.stability_table(report), tables.ledger_table(report), changes,
         tables.ladder_table(report), utilization_tables.usage_table(report), utilization_tables.energy_table(report),
-        utilization_tables.cost_table(report), utilization_tables.incidents(report), utilization_tables.ranks_table(report),
+        utilization_tables.cost_table(report), utilization_tables.incidents(report),
+        utilization_tables.ranks_table(report),
         utilization_tables.trust_table(report),
     ):  # fmt: skip
         lines += _table(table)

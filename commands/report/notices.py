@@ -1,4 +1,4 @@
-"""What was wrong with the input?  Each kind of fault once a place, with the first example and a count.
+"""Collects what was wrong with the input: each kind of fault once a place, with the first example and a count.
 
 A file with a million bad lines must not make a million messages, and none may be passed over in silence.  Two weights:
 *damage* means that something which should be there is lost, and the exit code says so; the rest is normal in a run that
@@ -14,10 +14,10 @@ from pacecar.formatting.plain_text import clean
 __all__ = ["TEXT_CHARACTERS_MAX", "Notice", "ReportError", "ReportNotices"]
 
 NOTICES_MAX = 100
-"""Different ones; more are counted.  A report of which nobody could read the first hundred needs no second."""
+"""Different notices that are listed; more are only counted, as nobody reads a second hundred."""
 
 TEXT_CHARACTERS_MAX = 300
-"""Of one sentence from a file."""
+"""Length of one sentence from a file."""
 
 
 class ReportError(ValueError):
@@ -34,7 +34,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class ReportNotices:
-    """Collects notices; in the order in which their kinds were met."""
+    """Collects notices, in the order in which their kinds were first found."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], list[int | str | bool]] = {}

@@ -1,10 +1,10 @@
-"""How busy were GPUs, links and hosts before and after?  What the daemons' recordings hold of that time.
+"""Computes how busy GPUs, links and hosts were before and after, from the daemons' recordings of that time.
 
-A rank knows what it launched; how busy that kept the device, the device itself says, and the daemon hears it.  So
+A rank knows what it launched; how busy that kept the device only the device knows, and the daemon reads it.  So
 these rows exist where a recording lies beside the records (the demo leaves one, `pacecar dump` makes one), and of the
 part of the run that it covers.  Only GPUs that the job's ranks named are counted, where they named any.
 
-Counters are made rates between two ticks; a counter that fell was reset, and that pair says nothing.
+Counters are made rates between two ticks; a counter that fell was reset, and that pair is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ GPU_INFO = "pacecar_gpu_info"
 
 @dataclass
 class Hosts:
-    """Takes ticks; `rows` is quantity -> label, unit and a spread for each stretch."""
+    """Adds up ticks; `rows` is quantity -> label, unit and a spread for each stretch."""
 
     spans: Mapping[str, Span]
     hellos: Iterable[JobHello] = ()
@@ -75,7 +75,7 @@ class Hosts:
         self._interfaces = {(hello.host, hello.interface) for hello in self.hellos if hello.interface}
 
     def take(self, host: str, tick: Tick) -> None:
-        """Take one tick of a host; one that is not the job's, or outside the stretches, counts nothing."""
+        """Add one tick of a host; one of a host that is not the job's, or outside the stretches, is not counted."""
         if self._hosts and host not in self._hosts:
             return
         side = next((name for name, (start, end) in self.spans.items() if start <= tick.wall_ns <= end), None)

@@ -1,4 +1,4 @@
-"""What does `pacecar report` do?  Inputs read, a document built, a file written or text printed, an exit code.
+"""Runs `pacecar report`: reads the inputs, builds the document, writes a file or prints text, and returns an exit code.
 
     0 the report is whole    1 there is none, or its input was damaged: then the report says so, too    130 Ctrl-C
 
@@ -32,7 +32,7 @@ Form = Literal["html", "json", "markdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What was typed, parsed.  `runs` has several only where they are compared."""
+    """The command's options, parsed.  `runs` has several only where they are compared."""
 
     runs: tuple[Path, ...]
     build: BuildOptions

@@ -1,7 +1,7 @@
-"""Who ran, and what was decided?  The first reading: everything but steps, sorted out by job.
+"""Indexes a run's records by job: who ran and what was decided; the first of two readings, which skips steps.
 
 Steps are nearly all of a run's bytes, and what they count for (before the first change, after the last one that was
-kept) is known only when all verdicts are.  So they are read afterwards, knowing this.
+kept) is known only when all verdicts are.  So they are read afterwards, with this index.
 
 A job that is started again in the same folder appends to the same files.  Each attach begins a *life* with a step 0
 of its own, so a place in a run is (life, step).  Two different jobs in one folder are two runs: they are told apart
@@ -47,7 +47,7 @@ EVENTS_MAX = 20_000
 
 @dataclass(slots=True)
 class Story:
-    """What the records of one job say besides its steps; of decisions and verdicts by (life, number).
+    """What the records of one job hold besides its steps; decisions and verdicts are by (life, number).
 
     `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more;
     `goodbyes` are by (life, rank).
@@ -77,17 +77,17 @@ class Story:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job by its own word; None when no rank introduced itself."""
+        """Ranks of the job, as its hellos say; None when there is no hello."""
         return max((hello.world_size for hello in self.hellos.values()), default=None)
 
     @property
     def last_switch(self) -> Key | None:
-        """Where knobs were turned last."""
+        """The life and step at which knobs were turned last."""
         return max((key for key, _ in self.switches), default=None)
 
     @property
     def last_kept(self) -> Key | None:
-        """Where a change was last found good."""
+        """The life and step of the last verdict that kept a change."""
         kept = [(life, v.step) for (life, _), v in self.verdicts.items() if v.outcome == "kept"]
         return max(kept, default=None)
 
@@ -109,7 +109,7 @@ class Story:
 
 
 def gather(rows: Iterable[Row]) -> dict[str, Story]:
-    """Return job -> its story."""
+    """Return job -> its index."""
     stories: dict[str, Story] = {}
     for rank, life, _, record in rows:
         story = stories.get(record.job)
@@ -160,7 +160,7 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
 
 
 def _switched(story: Story, life: int, switch: KnobSwitch) -> None:
-    """Note a switch.  All ranks report each; one of them says when and to what."""
+    """Add a switch.  All ranks report each, so only one rank's records are kept."""
     key = (life, switch.step)
     story.first_switch = key if story.first_switch is None else min(story.first_switch, key)
     story.applied.setdefault((life, switch.decision), switch.step)

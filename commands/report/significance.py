@@ -1,7 +1,7 @@
-"""What may be claimed of a difference between stretches?
+"""Decides what may be claimed of a difference between two stretches, by its interval and by their own drift.
 
 A difference is claimed when its interval leaves zero out and it is larger than what either stretch differs from itself
-between its halves: an interval sees the noise inside a stretch, and a machine that wandered by 40 % proves no 18 %.
+between its halves: an interval sees the noise inside a stretch, and a machine that drifted by 40 % proves no 18 %.
 
 Left out: what trials proved (`pacecar.run_statistics`).
 """
@@ -23,7 +23,7 @@ def noise_of(*stretches: Sequence[float]) -> float | None:
 
 
 def judge(change: Interval | None, noise: float | None, what: str = "run") -> tuple[str, str]:
-    """Return what may be said, and why no more; `what` is compared with another of its kind."""
+    """Return what may be claimed, and why no more; `what` names the things compared."""
     if change is None:
         return "not comparable", "one of them has no steps to compare"
     if change.low is None or change.high is None or noise is None:

@@ -1,7 +1,7 @@
-"""What did all ranks do in the same step?  Their streams laid side by side, one step in memory at a time.
+"""Joins the records of all ranks by step: a merge of their sorted streams, with one step in memory at a time.
 
-To sort by time of day would mix steps where clocks differ; to keep all steps until a rank's file is at hand is
-gigabytes. Each file is in order by itself, so that merging is enough: the lowest (life, step) of all ranks goes next.
+To sort by time of day would mix steps where clocks differ; to keep all steps until a rank's file is at hand would take
+gigabytes.  Each file is in order by itself, so that merging is enough: the lowest (life, step) of all ranks goes next.
 
 Where a file is not in order (a restart whose hello was lost, a file that was put together by hand) a new life begins
 there, and steps of this rank then match those of the others only by luck: they are counted as incomplete.
@@ -23,7 +23,7 @@ __all__ = ["Measured", "weave"]
 Measured = StepRecord | Vitals
 
 NUMBER_END = 1 << 63
-"""Where 64 bits end, in which hooks and daemons count."""
+"""The end of signed 64-bit integers, in which hooks and daemons count."""
 
 
 def weave(
@@ -52,7 +52,7 @@ def _ordered(
         if record.job != job or not isinstance(record, StepRecord | Vitals):
             continue
         if isinstance(record, Vitals):
-            # Said between two steps, of those before: stands with the last one.
+            # Written between two steps, about those before: it goes with the last one.
             yield (*max(last, (life + extra, 0)), rank), record
             continue
         if not _is_possible(record):
@@ -78,7 +78,7 @@ def _where(rank: int, number: int, kind: str, text: str) -> tuple[str, str, str]
 
 
 def _is_possible(record: StepRecord) -> bool:
-    """Return whether all that is added up is a count or a time that a computer can have had."""
+    """Return whether every number that is added up is in the range of a count or a time."""
     counts = (
         record.step, record.wall_ns, record.ended_wall_ns, record.samples, record.tokens, record.total_steps,
         record.total_samples, record.total_tokens, record.total_overhead_ns, record.total_windows,

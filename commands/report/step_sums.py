@@ -1,4 +1,4 @@
-"""What do the steps add up to?  Windows, a time line and sums, of any number of steps in bounded memory.
+"""Adds up the steps of a run in bounded memory: windows, a time line, and sums for each stretch and each rank.
 
 Where there would be too many windows or bins, neighbours are joined and all become twice as long.  So a report of a
 minute shows seconds and one of a week shows minutes, from the same code, and nobody has to know the length beforehand.
@@ -27,15 +27,15 @@ from .windows import WindowSums
 __all__ = ["Bin", "RankSum", "StepSumPart", "StepSums", "TimeLine", "Together"]
 
 BINS_MAX = 320
-"""Of the time line: two pixels each on the page."""
+"""Bins of the time line: two pixels each on the page."""
 
 FIRST_BIN_NS = 250_000_000
 
 CLOCK_JUMP_NS = 600_000_000_000
-"""By more than that between two steps of a rank the time of day went on otherwise than the steps did: it was set."""
+"""If between two steps of a rank the time of day differs by more than that from their durations, the clock was set."""
 
 VITALS_MIN = 8
-"""Readings since the last switch, one in some seconds and rank; fewer say little."""
+"""Readings needed since the last switch, of which a rank gives one every some seconds; fewer say little."""
 
 VITALS: dict[str, Callable[[Vitals], float | None]] = {
     "mfu": lambda vitals: vitals.mfu_ratio,
@@ -44,7 +44,7 @@ VITALS: dict[str, Callable[[Vitals], float | None]] = {
     "memory_reserved_bytes": lambda vitals: None if vitals.memory is None else vitals.memory.reserved_bytes,
     "memory_fragmentation": lambda vitals: None if vitals.memory is None else vitals.memory.fragmentation_ratio,
 }
-"""What is averaged of the vitals."""
+"""The figures of a `Vitals` record that are averaged."""
 
 _headings = operator.attrgetter(*(f"{heading}_ns" for heading in LEDGER_HEADINGS))
 assert LEDGER_HEADINGS[:3] == ("compute", "exposed_communication", "exposed_copy"), "the device is busy in these"
@@ -104,7 +104,7 @@ class StepSumPart:
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
 
     def add(self, key: Key, together: Together) -> None:
-        """Take one step of the job that all its ranks measured."""
+        """Add one step of the job that all its ranks measured."""
         self.windows.add(together.walls, together.samples, together.tokens)
         self.paces.add(max(together.walls))
         if self.first is None or self.first_wall_ns is None:
@@ -123,7 +123,7 @@ class StepSumPart:
             self.exposed.add(exposed_ns / wall_ns)
 
     def join(self, other: StepSumPart) -> None:
-        """Take all of `other`, which comes later, but its windows."""
+        """Add all of `other`, which comes later, but its windows."""
         self.paces.join(other.paces)
         self.first, self.last = self.first or other.first, other.last or self.last
         self.first_wall_ns = other.first_wall_ns if self.first_wall_ns is None else self.first_wall_ns
@@ -158,7 +158,7 @@ class Bin:
     samples: int | None = 0
 
     def join(self, other: Bin) -> None:
-        """Take in the neighbour."""
+        """Add the neighbour."""
         self.ledger = [a + b for a, b in zip(self.ledger, other.ledger, strict=True)]
         self.wall_ns += other.wall_ns
         self.rank_steps += other.rank_steps
@@ -196,7 +196,7 @@ class TimeLine:
         return found
 
     def add(self, together: Together, *, is_whole: bool) -> None:
-        """Take one step, `is_whole` where all ranks measured it; then they tell the pace."""
+        """Add one step; where it `is_whole`, measured by all ranks, it counts for the pace too."""
         piece = self.at(together.ended_ns, together.began_ns)
         wall_ns, ranks = sum(together.walls), len(together.walls)
         piece.ledger = list(map(operator.add, piece.ledger, together.ledger))
@@ -228,7 +228,7 @@ class RankSum:
 
 
 class StepSums:
-    """The second reading: takes the steps of the job one after another."""
+    """The sums of the second reading, which adds the steps of the job one after another."""
 
     def __init__(self, plan: BeforeAfterPlan, ranks: int, ranks_of: Mapping[int, int] | None = None) -> None:
         """`ranks` make a step whole; `ranks_of` says life -> how many, where in some there were fewer."""
@@ -280,7 +280,7 @@ class StepSums:
         self._clock = now
 
     def take(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
-        """Take what all ranks measured at `key`."""
+        """Add what all ranks measured at `key`."""
         records: list[StepRecord] = []
         for rank, record in measured:
             total = self.ranks.get(rank)
@@ -315,7 +315,7 @@ class StepSums:
 
     @property
     def run(self) -> StepSumPart:
-        """The whole run after warm-up: all parts, and windows that go over their seams."""
+        """The whole run after warm-up: all parts, and windows that span from one part to the next."""
         whole = StepSumPart()
         for part in sorted((p for p in self.parts.values() if p.last is not None), key=lambda p: p.last or (0, 0)):
             first = whole.first

@@ -1,7 +1,8 @@
-"""Which tables does a report have?  Titles, heads and cells as text, once, for the page and for markdown.
+"""Makes the tables of a report, titles, heads and cells as text, once for both the page and markdown.
 
-What stands in a cell is decided here, so that the two cannot say different things; how it looks is theirs.  Here are
-pace, ledger, decisions and ladder; `usetables` has what was used and what it cost, `comparisontables` several runs.
+The content of each cell is decided here, so that the two cannot say different things; how it looks is theirs.  Here are
+pace, ledger, decisions and what-if bounds; `utilization_tables` has what was used and what it cost,
+`comparison_tables` several runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 ROWS_MAX = 200
-"""In one table: of more the page shows the last; `--json` has all."""
+"""Rows of one table; where there are more the page shows the last, and `--json` has all."""
 
 LINE_ROWS = 40
 
@@ -73,7 +74,7 @@ def _tuning_words(report: Report) -> str:
 
 
 def _kept_words(kept: Sequence[ReportChange]) -> Iterator[str]:
-    """Yield what was kept and still is, and what was turned away later."""
+    """Yield what was kept and is still set, and what was kept and is not set any more."""
     ways: dict[tuple[bool, str], list[str]] = {}
     last_life = max((one.life for one in kept), default=0)
     for one in kept:
@@ -239,7 +240,7 @@ def reasons(report: Report) -> list[tuple[int, str]]:
 
 
 def ladder_table(report: Report) -> Table | None:
-    """Return the what-if ladder."""
+    """Return the what-if bounds, the largest saving first."""
     ladder = report.ladder
     if ladder is None:
         return None

@@ -1,4 +1,4 @@
-"""How well were device, memory and network used, and what energy did that take?  The rows of the utilization table.
+"""Computes how well device, memory and network were used, and what energy that took: rows of the utilization table.
 
 Three sources, and each row names its own: the ranks' ledgers (what the training thread or the device did), torch's
 allocator and FLOP count, and the daemon's recordings.  They may differ, and are not merged: a GPU whose utilization
@@ -40,7 +40,7 @@ _VITAL_ROWS = (
 def utilization_of(
     inputs: Inputs, story: Story, tally: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
 ) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
-    """Return what the recordings said, and all rows that there are figures for."""
+    """Return what the recordings hold, and all rows that there are figures for."""
     names = ("before", "after")
     spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
     hosts = Hosts(spans, tuple(story.hellos.values()))
@@ -77,7 +77,8 @@ def energies_of(
 ) -> tuple[Energy | None, Energy | None]:
     """Return the energy before and after, by the GPUs' counters in recordings.
 
-    Without those, what the daemon said last: of the end of the run, so of the side that is its end.
+    Without those it is what the daemon's last page of metrics says, which is of the end of the run and so of the last
+    side.
     """
     found = [
         None if side is None else _recorded(hosts, name, side) for name, side in (("before", before), ("after", after))
@@ -105,7 +106,7 @@ def _recorded(hosts: Hosts, name: str, side: RunSide) -> Energy | None:
 
 
 def _last_answer(inputs: Inputs, job: str, launches: frozenset[str]) -> Energy | None:
-    """Return what the daemon's last answer says of the job's energy; None where it says nothing."""
+    """Return what the daemon's last page of metrics says of the job's energy; None where it says nothing."""
     assert inputs.metrics is not None, "asked only where there is one"
     values: dict[str, float] = {}
     try:

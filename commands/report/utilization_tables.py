@@ -1,4 +1,4 @@
-"""What was used, what did it cost, who was late, and how far may one trust all that?  Tables like those in `tables`."""
+"""Makes the tables of utilization, energy, cost, incidents and ranks, and of how far the figures may be trusted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tables import ROWS_MAX, Table
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
 
 RANK_HEADINGS = ("compute", "exposed_communication", "data_wait", "host_bound")
-"""Of the ledger, what tells ranks apart; the others are small, and in the JSON."""
+"""The ledger's headings that tell ranks apart; the others are small, and in the JSON."""
 
 
 def usage_table(report: Report) -> Table | None:

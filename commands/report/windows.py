@@ -1,4 +1,4 @@
-"""How fast was the job, stretch by stretch of its steps?  Windows of a few steps, at most WINDOWS_MAX of them.
+"""Adds up a stretch of steps as windows of a few steps each, at most WINDOWS_MAX of them, and gives their rates.
 
 Where there would be more, neighbours are joined and all become twice as long.  A window takes as long as its slowest
 rank.  To add up the slowest rank of each step would be too much: ranks take turns in being last, and one that begins a
@@ -38,7 +38,7 @@ class WindowSums:
         return max(self.rank_walls, default=0)
 
     def add(self, walls: Sequence[int], samples: int | None, tokens: int | None) -> None:
-        """Take one step of the job: how long it took each rank, in the order of ranks, and what it held."""
+        """Add one step of the job: how long it took each rank, in the order of ranks, and what it held."""
         self.steps += 1
         self.rank_walls = added(self.rank_walls, walls)
         self.samples = None if self.samples is None or samples is None else self.samples + samples
@@ -66,7 +66,7 @@ class WindowSums:
     def rates(self, unit: str) -> list[float]:
         """Return samples, tokens or steps a second, window by window; empty where the unit was not counted.
 
-        A rest that is shorter than a window counts when there is no other.
+        A remainder that is shorter than a window counts only where there is no whole window.
         """
         walls: Sequence[int] = self._walls
         counts: Sequence[int] = {"samples": self._samples, "tokens": self._tokens}.get(unit, self._walls)

@@ -1,6 +1,8 @@
-"""What is the node doing, in a terminal?  `pacecar top`: the daemon's document, drawn with rich.
+"""Shows the daemon's status document live in a terminal: `pacecar top`, drawn with rich.
 
-    fetch    the document from a daemon's address           thread
+    command  the options of `pacecar top`
+    fetch    gets the document from a daemon's address      thread
+    words    figures in few cells                           pure
     table    rows that fit a width, cut and aligned         pure
     panes    one part of the document -> lines              pure
     screen   which panes, how high, what is chosen          pure

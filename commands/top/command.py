@@ -1,4 +1,4 @@
-"""What can one type after `pacecar top`?  Where the daemon is, how often to look, and `--once` for scripts."""
+"""Defines `pacecar top`: where the daemon is, how often to fetch its document, and `--once` for scripts."""
 
 from __future__ import annotations
 

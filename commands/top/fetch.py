@@ -1,7 +1,7 @@
-"""How does the document come to the terminal?  One GET a tick on a thread of its own, so that keys never wait.
+"""Fetches the daemon's document by one GET a tick, on a thread of its own, so that keys never wait.
 
-Polling and not the stream of events: it goes through every proxy, and a terminal that was stopped (Ctrl-Z) leaves
-nothing open at the daemon.  Every answer is bounded and every wait has an end.
+It polls and does not read the stream of events: polling goes through every proxy, and a terminal that was stopped
+(Ctrl-Z) leaves nothing open at the daemon.  Every answer is bounded and every wait has an end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pacecar.records.status_document import VERSION, StatusDocument
 __all__ = ["FetchError", "Fetched", "Fetcher", "address", "fetch"]
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
-"""A node with all its bounds reached says less than 1 MiB."""
+"""The document of a node with all its bounds reached is under 1 MiB."""
 
 TIMEOUT_SECONDS = 5.0
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past $http_proxy: a daemon is on this node or on one of its cluster, where no proxy leads."""
+"""Ignores $http_proxy: a daemon is on this node or on one of its cluster, which no proxy reaches."""
 
 
 class FetchError(RuntimeError):

@@ -1,7 +1,7 @@
-"""Which key was pressed?  Bytes of a terminal in, names out; the names of htop and nvitop.
+"""Decodes the bytes of a terminal into names of keys, the names that htop and nvitop use.
 
-An escape sequence may come in two reads, over a slow line; what could still become one waits, and a lone Escape is
-one when nothing follows it within a tenth of a second.  Pure but for the clock that the caller passes.
+An escape sequence may come in two reads, over a slow line.  What could still become one waits, and a lone Escape
+counts when nothing follows it within a tenth of a second.  Pure but for the clock that the caller passes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What are the parts of the screen?  Each takes the document and a width and gives lines.  Pure."""
+"""Draws each part of the screen: takes its part of the document and a width, and returns lines.  Pure."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int 
 
 
 def ladder_lines(ladder: Ladder | None, width: int) -> list[Text]:
-    """Return the what-if ladder, a line a rung."""
+    """Return the what-if bounds, a line for each."""
     if ladder is None:
         return [Text("what-if ladder: not known yet", style="dim")]
     lines = [Text(f"What if, of {duration(ladder.pace_seconds)} a step ({ladder.source})", style="bold")]

@@ -1,7 +1,8 @@
-"""How does the terminal live?  Keys and new documents in, whole screens out, and the terminal as it was afterwards.
+"""Runs `pacecar top` in a terminal: reads keys and new documents, writes whole screens, and restores the terminal.
 
 Each screen is one write of all its lines, without clearing first, so that nothing flickers; it is drawn when a key was
-pressed, the size changed or a new document came.  Stopped (Ctrl-Z) and killed, the terminal is given back.
+pressed, the size changed or a new document came.  The terminal is restored also when the command is stopped (Ctrl-Z)
+or killed by a signal that can be caught.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run_live(where: str, period_seconds: float) -> None:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """Take the terminal, and give it back whatever ends this."""
+    """Set the terminal up, and restore it whatever ends this."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 

@@ -1,7 +1,8 @@
-"""Which panes are on the screen, how high, and what is chosen?  State and document in, exactly as many lines out.
+"""Lays out the screen of `pacecar top`: from state and document, which panes are shown, how high, and what is chosen.
 
 A terminal is 24 lines or 60.  So each pane says what it has, gets what it must have (a GPU or four, one job, the
-alarms), and the rest is shared out in the order in which people look.  Pure.
+alarms), and the rest is shared out in the order in which people look.  It returns exactly as many lines as the terminal
+has.  Pure.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FOOTER = (
 
 @dataclass
 class ScreenView:
-    """What the person chose."""
+    """What the person chose: the page, the job and rank, the order, the filter."""
 
     page: str = "overview"
     job: JobKey | None = None

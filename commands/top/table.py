@@ -1,4 +1,4 @@
-"""How do rows fit a width?  Columns have widths of their own; the least wanted goes first, one takes the rest.
+"""Fits the rows of a table to a width: drops the least important columns first, and lets one column take the rest.
 
 rich has tables, and they wrap and shrink cells; a live view must do neither, or the eye loses its place at every tick.
 Pure.

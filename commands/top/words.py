@@ -1,4 +1,4 @@
-"""How are figures written where room is short?  At most six cells, and a dash for what is not known.  Pure."""
+"""Formats figures where room is short: in at most six cells, and a dash for what is not known.  Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The rule of the articles: twice the batch when throughput rose by 10 %, half of it when it fell by 10 %.
+"""Doubles the batch when throughput rose by 10 % and halves it when it fell by 10 %: the rule that articles recommend.
 
 Between 256 and 8192 samples for `batch_samples`, and the same rule on the scale of every other knob.  As it is usually
 told, it compares a window with the window before, whatever changed in between.  So it
 
-- needs a push: the first window after the warm-up is followed by a doubling, of each knob in its turn;
+- needs a start: the first window after the warm-up is followed by a doubling, of each knob in its turn;
 - stays where a change moved throughput by less than 10 %, for better or worse;
 - takes a fall as a reason to halve, even where halving was the cause;
 - goes back and forth for ever where the change between two neighbours is over 10 %: what it just halved made
@@ -11,7 +11,7 @@ told, it compares a window with the window before, whatever changed in between. 
 
 For `bucket_bytes` that means: one doubling, from 25 MiB to the next size near 50 MiB.  Where that costs less than 10 %,
 as on most links that were measured (TUNING), it is kept and the job is slower ever after; where it costs more, the two
-sizes alternate.  Smaller buckets, which are nearly always better, are only seen by that way.  Choices (compression)
+sizes alternate.  Smaller buckets, which are nearly always better, are only seen in that case.  Choices (compression)
 have no double and are left alone.
 """
 
@@ -27,10 +27,10 @@ from ..policy.geometric_search import neighbour
 __all__ = ["MOVED_RATIO", "DoublingSampler"]
 
 MOVED_RATIO = 0.1
-"""Throughput that moved by less is left alone."""
+"""A change of throughput below this is no reason to double or halve."""
 
 WINDOW_STEPS = 20
-"""The articles do not say how long to look; so long as Optuna's trials here."""
+"""The articles do not say how long to measure; as long as Optuna's trials here."""
 
 BATCH_SAMPLES = (256, 8192)
 

@@ -1,4 +1,4 @@
-"""Horovod's autotuner: Bayesian optimization with a Gaussian process, then stop.
+"""Reproduces Horovod's autotuner: Bayesian optimization with a Gaussian process, then stop.
 
 After horovod/common/parameter_manager.cc and horovod/common/optim of 0.28: a sample is the median of five windows of
 ten steps; three samples are warm-up; then 4, 32, 16 and 8 MiB, then what maximizes the expected improvement (xi 0.01)
@@ -116,7 +116,7 @@ class GaussianProcessSampler:
         return min(self._settings, key=lambda setting: sum((x - place) ** 2 for x in setting[0]))
 
     def _most_promising(self) -> int:
-        import numpy as np  # only who uses this policy pays for it
+        import numpy as np  # imported only where this policy is used
 
         x = np.array([place for place, _ in self._told])
         y = np.array([score for _, score in self._told])

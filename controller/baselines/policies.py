@@ -1,4 +1,4 @@
-"""Which policy decides?  The one that the user named."""
+"""Makes the policy that the user named in the configuration."""
 
 from __future__ import annotations
 

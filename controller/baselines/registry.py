@@ -1,4 +1,4 @@
-"""Which baseline is it?  Joins a sampler to the part that all of them share."""
+"""Makes the baseline policy of a given name: its sampler inside the `SearchPolicy` that all baselines share."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""How does a tuner that measures one setting after another run on a live job?  The part that all baselines share.
+"""Runs a tuner that measures one setting after another on a live job: the part that all baselines share.
 
     warming -> trial, trial, trial ... -> watching           any of them -> frozen, and back where it was held only
 
-A *sampler* names the next setting and is told its pace; everything else is here: asking until the ranks have it in
-force, measuring, writing decisions and verdicts down, going back when held.  The sampler never sees a step.
+A *sampler* names the next setting and is told its pace.  Everything else is here: requesting it until the ranks have it
+in force, measuring, writing decisions and verdicts, going back when held.  The sampler never sees a step.
 
-What these tuners leave out is left out here too, because it is what they are compared by: no second look at the setting
-before, no test whether a difference is luck, no budget, no end to a bad sample, no watch when the search is over.
+What these tuners leave out is left out here too, because that is what is compared: no second look at the setting
+before, no test whether a difference is luck, no budget, no end to a bad sample, no watching when the search is over.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SettingSampler(Protocol):
         ...
 
     def tell(self, values: Mapping[str, int], pace_ns: float) -> bool:
-        """Take the pace of the setting proposed last; False: it was to warm up, the same setting is measured again."""
+        """Take the pace of the setting proposed last; return False if it was a warm-up and is to be measured again."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class SettingSampler(Protocol):
 
 
 class SearchPolicy(Policy):
-    """A policy around a sampler.  `name` is said in its records."""
+    """A policy around a sampler.  Its records contain `name`."""
 
     def __init__(self, config: TuneConfig, sampler: SettingSampler, *, name: str) -> None:
         self._config = config
@@ -85,7 +85,7 @@ class SearchPolicy(Policy):
 
     @property
     def is_over(self) -> bool:
-        """The search has ended, and what was chosen is in force: nothing will be asked for any more."""
+        """Whether the search has ended and its choice is in force: nothing will be requested any more."""
         return self._sample is None and self._steps > self._config.warmup_steps and self._in_force == self._proven
 
     # --- the Policy protocol ---
@@ -104,14 +104,14 @@ class SearchPolicy(Policy):
         self._paces = []
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        """Take the steps since the last call; return the requested turn, if any, and records for people."""
         for step in observations:
             self._take(step)
         records, self._records = self._records, []
         return self._wish(), records
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """No more steps will come; return verdicts (outcome "abandoned") for what is still open."""
+        """End: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
         if self._last is not None:
             self._conclude("abandoned", None, f"{reason} before it was measured", self._last)
         records, self._records = self._records, []
@@ -159,7 +159,7 @@ class SearchPolicy(Policy):
             self._die(f"the ranks did not switch within {WAIT_STEPS_MAX} steps", step)
 
     def _measure(self, sample: Mapping[str, int], step: Observation) -> None:
-        """The sample is open: count the step if its values are in force."""
+        """Count the step for the open sample if the sample's values are in force."""
         if self._in_force != sample:
             self._paces = []
             self._wait(step)
@@ -202,7 +202,7 @@ class SearchPolicy(Policy):
             self._decide(knob, value, step)
         self._say("trial", f"sample {self._trials}: {self._describe(self._sample)}", step)
 
-    # --- wishes and words ---
+    # --- requests and records ---
 
     def _wish(self) -> TuningTurn | None:
         if self._mode == "advise" or not self._in_force:
@@ -216,7 +216,7 @@ class SearchPolicy(Policy):
         return TuningTurn(decision=self._decisions, values=dict(wanted), is_trial=is_trial)
 
     def _die(self, reason: str, step: Observation) -> None:
-        """Nothing can be tuned from here on."""
+        """Freeze for good: nothing can be tuned from here on."""
         if self._dead is None:
             self._dead, self._sample = reason, None
             self._proven = {knob: value for knob, value in self._proven.items() if knob in step.values}

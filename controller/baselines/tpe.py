@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator, by Optuna itself: 20 trials of 20 steps, then stop.
+"""Runs Optuna's tree-structured Parzen estimator (TPE), by Optuna itself: 20 trials of 20 steps, then stop.
 
 The first trial is the setting that the job came with, as anybody would enqueue it.  A scale is an integer along its
 values (so halving and doubling are equally far), a choice is categorical.  A trial's value is the mean step of its 20

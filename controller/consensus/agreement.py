@@ -1,9 +1,9 @@
-"""What lets the ranks turn a knob at the same step, and what does so for one rank alone (several: `rank_agreement`).
+"""Defines `Agreement`, by which all ranks turn a knob at the same step, and implements it for a job of one rank.
 
-The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls `note` (one
-step was done), and where the agreement `has_business`, in this order: `listen` (what came in), `decide` (what all ranks
-apply now, if anything).  `decide` is called there in every case, also after an exception elsewhere: the votes are
-launched at fixed boundaries by all ranks.
+The Tuner calls an Agreement and does not know how many ranks there are (several: `rank_agreement`).  At every step
+boundary it calls `note` (one step was done).  Where the agreement `has_business` it also calls, in this order, `listen`
+(what came in) and `decide` (what all ranks apply now, if anything).  `decide` is called there in every case, also after
+an exception elsewhere, because all ranks launch the votes at fixed boundaries.
 
 Left out: what the knobs are.
 """
@@ -58,30 +58,30 @@ class Agreement(Protocol):
 
     @property
     def are_all_calm(self) -> bool:
-        """Whether no rank has anything under way, as last heard."""
+        """Whether no rank has anything under way, by the last vote."""
         ...
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Say whether this rank has nothing under way, and how long its steps take.
 
-        The ranks meet less often while all are calm, and more often where all have long steps.
+        The ranks vote less often while all are calm, and more often where all have long steps.
         """
         ...
 
     def disturb(self, number: int | None) -> None:
-        """Tell rank 0, with the next report, what makes this rank's steps measure something else; None: nothing."""
+        """Tell rank 0, with the next report, the number of what disturbs this rank's step times; None: nothing does."""
         ...
 
     @property
     def disturbed(self) -> Mapping[int, int]:
-        """Rank -> what it told, as last heard; ranks that nothing disturbs are not there."""
+        """Rank -> the number that it reported last; ranks that nothing disturbs are left out."""
         ...
 
     def open(self, claim: str) -> None:
         """Meet the other ranks.
 
         Raises:
-            MeetingError: they did not all come with the same `claim`.
+            RendezvousError: they did not all come with the same `claim`.
         """
         ...
 
@@ -94,7 +94,7 @@ class Agreement(Protocol):
         ...
 
     def listen(self) -> AgreementHeard:
-        """Return what came in since the last call; never waits, never raises: what breaks freezes."""
+        """Return what came in since the last call; never waits and never raises: a failure freezes tuning."""
         ...
 
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
@@ -106,7 +106,7 @@ class Agreement(Protocol):
         ...
 
     def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
-        """Take part in the votes; return what all ranks must apply now, with `settle` told how it went."""
+        """Take part in the votes; return what all ranks must apply now; whoever applies it calls `settle`."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Agreement(Protocol):
         ...
 
     def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
-        """Return whether every rank is here, at the same point, to carry `proposal` out; else none does.
+        """Return whether every rank is at the same point, ready to carry `proposal` out; else none carries it out.
 
         `closes`: this rank does so as the last thing before it closes, and all others must do the same.
         """
@@ -141,16 +141,16 @@ class Agreement(Protocol):
         ...
 
     def leave(self) -> None:
-        """Abandon what is out and take no further part: the other ranks are not waited for and must not wait either."""
+        """Abandon what was sent and take no further part: no rank waits for another any more."""
         ...
 
     def close(self) -> None:
-        """Let go; waits at most CLOSE_SECONDS for what is out."""
+        """Leave the other ranks; waits at most CLOSE_SECONDS for what was sent."""
         ...
 
 
 class LocalAgreement:
-    """One rank agrees with itself at once."""
+    """The agreement of a job of one rank, which agrees at once."""
 
     def __init__(self) -> None:
         self.spaces: tuple[KnobSpace, ...] = ()
@@ -164,30 +164,30 @@ class LocalAgreement:
 
     @property
     def has_retired(self) -> bool:
-        """One rank is all ranks."""
+        """Whether this rank froze: it is all ranks."""
         return self.frozen is not None
 
     @property
     def has_business(self) -> bool:
-        """One rank hears itself at once."""
+        """Always True: what is noted can be taken at once."""
         return True
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
-        """Meeting oneself costs nothing."""
+        """Keep `is_calm`; a vote of one rank costs nothing."""
         self.are_all_calm = is_calm
 
     def disturb(self, number: int | None) -> None:
-        """Whoever says it knows it."""
+        """Do nothing: the one rank knows what disturbs it."""
 
     def open(self, claim: str) -> None:
-        """Nobody to meet."""
+        """Do nothing: there is no other rank to meet."""
 
     def offer(self, offer: Offer) -> None:
-        """All that is offered and not refused is live."""
+        """Take every knob that is offered and not refused as live."""
         self.spaces, self._heard.refused = live_knobs([offer])
 
     def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
-        """The job's pace is this rank's."""
+        """Keep this rank's pace, which is the job's."""
         if pace_ns is not None:
             self._heard.paces.append(JobPace(step, pace_ns, profiled))
 
@@ -210,15 +210,15 @@ class LocalAgreement:
         return wanted if wanted is not None and self.frozen is None and can_apply(wanted) else None
 
     def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
-        """One rank is here."""
+        """Always True: the one rank is here."""
         return True
 
     def ask(self, subject: VoteSubject, numbers: Sequence[float]) -> list[list[float]] | None:
-        """Return what one rank says."""
+        """Return this rank's numbers."""
         return [list(numbers)]
 
     def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Return what one rank says."""
+        """Return what gives this rank's numbers."""
         return lambda: [list(numbers)]
 
     def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
@@ -232,7 +232,7 @@ class LocalAgreement:
         self.frozen = self.frozen or reason
 
     def leave(self) -> None:
-        """There is nobody to leave."""
+        """Do nothing: there is no other rank."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: nothing is held."""

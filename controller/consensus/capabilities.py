@@ -1,10 +1,10 @@
-"""What can be turned on *every* rank?  Each rank offers its knobs once; what all of them offer is live.
+"""Computes which knobs can be turned on *every* rank: each rank offers its knobs once; what all of them offer is live.
 
-A knob that one rank cannot turn must not be turned anywhere, so an offer carries the rank's refusal too, and the answer
-is computed by every rank from the same offers: nobody has to be told.
+A knob that one rank cannot turn must not be turned anywhere, so an offer carries the rank's refusal too.  Every rank
+computes the answer from the same offers, so the answer need not be sent.
 
-Pure: values in, values out.  Left out: ranks with different knobs by design (pipeline stages); their layouts differ, so
-the knob is refused with that reason.
+Pure: values in, values out.  Left out: ranks with different knobs by design (pipeline stages).  Their layouts differ,
+so the knob is refused with that reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..observation import KnobSpace
 __all__ = ["OFFER_WORDS", "KnobOffer", "Offer", "decode_offer", "encode_offer", "live_knobs", "space_hash"]
 
 OFFER_WORDS = 1024
-"""An offer on the wire, in 64-bit words: 8 KiB, room for KNOBS_MAX knobs with DOMAIN_MAX values each."""
+"""Size of an offer on the wire, in 64-bit words: 8 KiB hold KNOBS_MAX knobs with DOMAIN_MAX values each."""
 
 DOMAIN_MAX = 64
 """More values than this are never tried; the ones nearest to the present value are kept."""

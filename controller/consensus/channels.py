@@ -1,17 +1,17 @@
-"""Carries numbers from rank to rank: the two roads of `protocol.py`, each a gloo group of our own, after a `meet`.
+"""Carries numbers between ranks: the two channels of `protocol`, each on a gloo group of pacecar's own, after a `meet`.
 
-    SideRoad     numbered asynchronous gathers, looked at and never waited for
-    MainRoad     frames: what all ranks say at the same point of the training, read a step later or at once
+    SideChannel   numbered asynchronous gathers, polled and never waited for
+    JobChannel    frames: what all ranks say at the same point of the training, read a step later or at once
 
 Neither is the job's own group: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
 answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
 
-On the main road every frame is a gather of the same few words, so that whatever two ranks send at the same place
+On the JobChannel every frame is a gather of the same few words, so that whatever two ranks send at the same place
 in the order of frames, it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks
-are not at the same point, all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
-last frame that says so, in advance: the others read it when they send theirs, and wait for nobody.
+are not at the same point; all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
+last frame that says so, in advance: the others read it when they send theirs, and wait for no one.
 
-Both call the group's own methods: on the step path, `dist.all_reduce` and its kind cost ten times as much, in checks
+Both call the group's own methods: on the step path, `dist.all_reduce` and the like cost ten times as much, in checks
 and logging (100 us, with the caches of a training loop).
 
 Left out: what the numbers mean.
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 BODY_WORDS = 30
-"""Words of one frame besides its head; what is longer takes several."""
+"""64-bit words of one frame besides its head; what is longer takes several frames."""
 
 _HEAD_WORDS = 2
 
 POLL_SECONDS = 0.00005
 POLL_SECONDS_MAX = 0.0005
-"""Between two looks for a frame that is waited for: shortly at first, for mostly it is there."""
+"""Pauses between two polls for a frame: short at first, because mostly it is there already."""
 
 KEPT_FRAMES = 16
 """A thread of the group may still hold one of its latest frames: see `keep_for_ever`."""
@@ -72,7 +72,7 @@ class SideChannel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a gather is out."""
+        """Whether a gather is outstanding."""
         return self._work is not None
 
     def post(self, words: Sequence[int]) -> None:
@@ -98,11 +98,11 @@ class SideChannel:
         return rows
 
     def close(self) -> None:
-        """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
+        """Free the group, which ends its threads.  An outstanding gather is abandoned and its group kept.
 
-        Giving back a group waits for its gathers: for ever, if another rank never joins one.  It waits for the
-        group's threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that
-        frees it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
+        Freeing a group waits for its gathers: for ever, if another rank never joins one.  It waits for the group's
+        threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that frees
+        it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
         """
         group, self._group = self._group, None
         work, self._work = self._work, None
@@ -151,11 +151,11 @@ class LateError(Exception):
 
 
 class Frame:
-    """One frame that was sent."""
+    """One frame that was sent; `work` is the gather's dist.Work."""
 
     __slots__ = ("gathered", "is_checked", "number", "subject", "work")
 
-    def __init__(self, number: int, subject: VoteSubject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
+    def __init__(self, number: int, subject: VoteSubject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401
         self.number = number
         self.subject = subject
         self.gathered = gathered
@@ -237,7 +237,7 @@ class JobChannel:
         """Return whether all ranks carry out what they were asked for in `frame`: the same answer on all of them.
 
         A rank that waited too long for the others and one that saw all of them come may both be right.  The store keeps
-        the first word of the two.
+        the first of the two answers.
 
         Raises:
             RuntimeError: the store is gone.
@@ -256,7 +256,7 @@ class JobChannel:
             self.post(VoteSubject.LEAVE, [])
 
     def close(self) -> None:
-        """Give the group back, as `SideChannel.close` does; it is kept while a frame is out that others have to join."""
+        """Free the group, as `SideChannel.close` does; it is kept while a frame is out that others have to join."""
         group, self._group = self._group, None
         self._store = None
         keep_for_ever(*(frame.work for frame in self._latest))

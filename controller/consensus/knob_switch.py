@@ -1,13 +1,13 @@
-"""How does one rank carry out what all ranks voted for?  Every knob or none, and the old values back on any failure.
+"""Carries out on one rank what all ranks voted for: every knob or none, and the old values again on any failure.
 
 From the agreement's `gather_for` to `settle` the other ranks wait for this one's answer, so nothing in between may
-raise: what goes wrong here becomes the answer "no", upon which all ranks put the old values back.
+raise.  What goes wrong here becomes the answer "no", upon which all ranks put the old values back.
 
-Which knobs are turned, and back to what, follows from what all ranks agreed on and from nothing that one rank could see
-differently: a rank that leaves its Reducer alone while the others build theirs anew hangs in DDP's next rebuild, also
+Which knobs are turned, and back to what, follows only from what all ranks agreed on, never from what one rank could see
+differently.  A rank that leaves its Reducer alone while the others rebuild theirs hangs in DDP's next rebuild, even
 where all of them end at the same values.
 
-Left out: which proposals are made (the tuner), and how the ranks agree (agreement).
+Left out: which proposals are made (`tuner`), and how the ranks agree (`agreement`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_cl
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What became of a proposal: `turned` knob -> (old, new), done on all ranks or on none."""
+    """The outcome of a proposal: `turned` is knob -> (old, new), done on all ranks or on none."""
 
     is_done: bool
     turned: dict[str, tuple[int, int]]
@@ -58,7 +58,7 @@ class KnobSwitcher:
         self.barred: set[str] = set()
 
     def offer(self) -> Offer:
-        """Return what this rank can turn; one knob that cannot be asked leaves the others tunable."""
+        """Return what this rank can turn; a knob that raises when it is asked leaves the others tunable."""
         offers = []
         for knob, actuator in sorted(self._actuators.items()):
             value: int | None = None
@@ -79,7 +79,7 @@ class KnobSwitcher:
         return self.values() if self._agreed is None else self._agreed
 
     def adopt(self) -> None:
-        """Take what is in force for agreed on: a knob went back by itself, on all ranks in the same step."""
+        """Treat what is in force as agreed on: a knob went back by itself, on all ranks in the same step."""
         self._agreed = self.values()
 
     def values(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class KnobSwitcher:
         return tuple(old if s.knob in self.barred else values.get(s.knob, old) for s, old in pairs)
 
     def rest(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
-        """Return what is in force when nobody watches any more: `proven`, else the present, but nothing lossy.
+        """Return what stays in force once nothing is watched any more: `proven`, else the present, but nothing lossy.
 
         `closes`: nothing of ours follows, so the global batch is the script's own again, too.
         """
@@ -142,7 +142,7 @@ class KnobSwitcher:
         return knob in self.barred or (isinstance(actuator, Barring) and actuator.is_barred(value))
 
     def carry_out(self, proposal: Proposal) -> Switch:
-        """Apply `proposal`; if any rank fails, all ranks put fresh old values back and bar the knob."""
+        """Apply `proposal`; if any rank fails, all ranks apply the old values anew and bar the knobs."""
         plan = self._plan(proposal)
         begin_ns = self._clock.monotonic_ns()
         is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
@@ -187,7 +187,7 @@ class KnobSwitcher:
                         together.enter_context(actuator.gathered())
                 for knob, value in values.items():
                     self._actuators[knob].apply(value)
-        except Exception:  # the ranks must hear of it, whatever it was
+        except Exception:  # the other ranks must be told, whatever it was
             logger.exception("pacecar: %s could not be applied", values)
             return False
         return True

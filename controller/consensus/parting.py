@@ -1,14 +1,14 @@
-"""When must this rank take no further part, without a word to the others?
+"""Tells when this rank must leave the agreement without a vote, because ranks no longer come to the same boundaries.
 
 To freeze, ranks tell each other by a vote, and a vote needs all of them at the same boundary.  Two things end that for
 good without anything having failed:
 
-    uneven inputs     under torch's `Join` (DDP's `join`) a rank that ran out of batches passes no boundary any more.
-                      It answers DDP's collectives and would take a vote of ours for one of those
+    uneven inputs     under torch's `Join` (DDP's `join`) a rank that ran out of batches passes no boundary any more:
+                      it answers DDP's collectives and no vote of ours
     another group     the job destroyed its process group, and may have met anew, with other ranks (elastic restarts
                       inside one process)
 
-Every rank that goes on training sees either at its own next boundary, so each leaves there by itself: what is in force
+Every rank that goes on training sees either at its own next boundary, so each leaves there by itself.  What is in force
 stays, on all ranks alike, and nothing is voted for, gathered or compared any more.  To go back from an unproven value
 would take all ranks at one boundary, and there is none.
 
@@ -30,11 +30,11 @@ __all__ = ["RankDeparture"]
 
 
 class RankDeparture:
-    """Looks, at every boundary, whether all ranks still come to the same ones."""
+    """Checks at every boundary whether all ranks still come to the same boundaries."""
 
     def __init__(self, model: nn.Module) -> None:
         self._ddp = find_ddp(model)
-        # Without its mark Join is not seen; every rank has the same torch, so all leave at the first boundary.
+        # Join is recognized by an attribute.  Every rank has the same torch, so all leave at once where it is missing.
         self._lacks = None if self._ddp is None else lacking("agreement", {"DDP": self._ddp})
         self._world = _world()
 

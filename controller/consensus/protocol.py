@@ -1,38 +1,41 @@
-"""When may a knob be turned?  One rank's side of the protocol by which all ranks turn it at the same step.
+"""Implements one rank's side of the protocol by which all ranks turn a knob at the same step: a vote must be unanimous.
 
-A switch on one rank only kills the job (ranks send buckets of different sizes: gloo aborts, NCCL hangs), so "everybody
+A switch on one rank only kills the job (ranks send buckets of different sizes: gloo aborts, NCCL hangs).  So "everybody
 should have heard by now" is not enough, and a message that everybody *has* heard raises the same question again.  Two
-roads are used:
+channels are used:
 
-    side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and what
-                disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any moment.
-    main road   a vote: an all-reduce MIN of five numbers on the job's own group, launched by every rank at the same
-                boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
+    side channel   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and
+                   what disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any
+                   moment.
+    votes          five numbers of every rank, launched by all ranks at the same boundaries on another group of
+                   pacecar's own.  Every rank reads the minimum of each number one step later.
 
     boundary      0    1    2    3    4    5    6    7    8        PERIOD = 4
     range closed  |                   |                   |        paces of 4 steps, queued for the next gather
     vote                         launch read         launch read   read: all say the same hash -> all apply right here
 
-A rank votes (h, -h, alive, calm, at leisure): h is the hash of the proposal that it holds and can carry out, 0 if none.
-The least h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply
-or none does.  `alive` is 0 on a rank that froze; the first vote whose minimum is 0 freezes every rank, and as all
-of them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no
-collective unmatched.
+A rank votes (h, -h, alive, calm, at leisure).  h is the hash of the proposal that it holds and can carry out, 0 if
+none.  The least h equals the greatest exactly if all ranks voted the same h; every rank knows both, so either all apply
+or none does.  `alive` is 0 on a rank that froze.  The first vote whose minimum is 0 freezes every rank, and as all of
+them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no vote
+unmatched.
 
-`calm` is 0 on a rank where something is under way: a trial, a wish, a proposal.  A vote and a gather cost a rank some
-300 us, which is worth it while something is tried and a waste for the rest of the run.  So a calm rank votes after how
-many steps it would meet again: CALM_PERIOD, fewer where CALM_NS are over sooner.  Where the minimum is not 0, the next
-vote comes so many steps later, and the range holds as many paces; else PERIOD.  All ranks read the same minimum at the
-same boundary, so all of them vote again at the same one.
+`calm` is 0 on a rank where something is under way: a trial, a request, a proposal.  A vote and a gather cost a rank
+some 300 us, which is worth it while something is tried and a waste for the rest of the run.  So a calm rank votes after
+how many steps it would vote again: CALM_PERIOD, fewer where CALM_NS are over sooner.  Where the minimum is not 0, the
+next vote comes so many steps later, and the range holds as many paces; else PERIOD.  All ranks read the same minimum at
+the same boundary, so all of them vote again at the same one.
 
-`at leisure` is 1 on a rank whose steps are so long that meeting at every second one costs next to nothing, and whose
-side road keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later:
-what is wished for is in force after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends as much sooner.
+`at leisure` is 1 on a rank whose steps are so long that a vote at every second one costs next to nothing, and whose
+side channel keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later.
+Then what is requested is in force after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends as much
+sooner.
 
 Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
-compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side road is too late.
+compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side channel is too
+late.
 
-Pure: no torch, no clock.  `agreement.py` puts it on process groups; the tests run it through every order of events.
+Pure: no torch, no clock.  `rank_agreement` runs it on process groups; the tests run it through every order of events.
 """
 
 from __future__ import annotations
@@ -60,28 +63,28 @@ __all__ = [
 ]
 
 PERIOD = 4
-"""Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
+"""Steps between votes.  A switch takes effect 5 to 8 steps after it is requested; one small gather in 4 steps."""
 
 CALM_PERIOD = 16
-"""Most steps between votes, while no rank has anything under way; what is wished for then waits so long, once."""
+"""Most steps between votes, while no rank has anything under way; a request made then waits so long, once."""
 
 CALM_NS = 1_600_000_000
-"""A meeting in so long a time costs 0.02 % of it; where steps are long that is after 8 or 4 of them."""
+"""One vote and gather in so long a time cost 0.02 % of it; where steps are long they come after 8 or 4 of them."""
 
 LONG_STEP_NS = 100_000_000
-"""From here on a meeting is 0.15 % of the two steps that it takes."""
+"""From steps of this length on a vote and a gather are 0.15 % of the two steps that they take."""
 
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch it, one to read it."""
 
 KNOBS_MAX = 12
-"""Knobs in a proposal, all there are; the gather's vector has a fixed length."""
+"""Most knobs in a proposal, which is all there are; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
-"""Closed ranges that may wait for the side road (some 60 steps or more) before it counts as broken."""
+"""Closed ranges that may wait for the side channel (some 60 steps or more) before it counts as broken."""
 
 LEISURE_QUEUE_MAX = 1
-"""With more ranges waiting the side road does not keep up with meetings at every second step."""
+"""With more ranges waiting the side channel does not keep up with votes at every second step."""
 
 VERSION = 5
 _HEAD = 10
@@ -151,16 +154,16 @@ class ProtocolMember:
         self.frozen: str | None = None
         self.has_retired = False
         self.is_calm = False
-        """This rank has nothing under way: whoever owns it says so."""
+        """Whether this rank has nothing under way; set by the owner."""
         self.step_ns = 0
-        """How long this rank's steps take: whoever owns it says so."""
+        """How long this rank's steps take; set by the owner."""
         self.are_all_calm = False
-        """No rank has anything under way, says the vote read last."""
+        """Whether no rank has anything under way, by the vote read last."""
         self.period = PERIOD
         """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
         self.disturbance: int | None = None
-        """What makes this rank's steps measure something else: whoever owns it says so."""
+        """The number of what disturbs this rank's step times, None for nothing; set by the owner."""
         self.disturbed: tuple[tuple[int, int], ...] = ()
         """Ranks with their disturbances, as of the last gather."""
         self._layout = 0
@@ -173,7 +176,7 @@ class ProtocolMember:
         self._done_serial = 0
         self._side_is_done = False
 
-    # --- what this rank says on the side road -----------------------------------------------------
+    # --- what this rank sends on the side channel -------------------------------------------------
 
     def offer(self, offer: Offer) -> None:
         """Say once, at the same boundary on every rank, what this rank can turn: the first gather carries it."""
@@ -192,7 +195,7 @@ class ProtocolMember:
             self.abandon_side()
 
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
-        """Rank 0: put this to the vote until it is applied, replaced or withdrawn; the same wish again is one wish."""
+        """Rank 0: put this to the vote until it is applied, replaced or withdrawn; repeating it changes nothing."""
         assert self.rank == 0, "rank 0 alone proposes"
         wish = tuple(values)
         present = self.wanted
@@ -220,12 +223,12 @@ class ProtocolMember:
         return self._offer is not None or (bool(self._ranges) and not self._side_is_done)
 
     def abandon_side(self) -> None:
-        """The side road is of no use any more: forget what waits for it."""
+        """Use the side channel no more, and drop what waits for it."""
         self._side_is_done = True
         self._ranges.clear()
         self._offer = None
 
-    # --- what it hears there -----------------------------------------------------------------------
+    # --- what it receives there --------------------------------------------------------------------
 
     def hear_offers(self, vectors: Sequence[Sequence[int]]) -> dict[str, str]:
         """Learn from the first gather what all ranks can turn: `spaces`; return why the other knobs are not tuned.
@@ -263,12 +266,13 @@ class ProtocolMember:
         self.disturbed = tuple((rank, number) for rank, number in numbers if number)
         return _slowest(vectors)
 
-    # --- the main road --------------------------------------------------------------------------------
+    # --- votes ----------------------------------------------------------------------------------------
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> tuple[int, int, int, int, int]:
         """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out.
 
-        `place` is where this rank stands among the job's collectives: ranks at different places want different things.
+        `place` is where this rank is among the job's collectives: it is hashed too, so ranks at different places do not
+        agree.
         """
         held = self._held
         self._voted = None
@@ -283,7 +287,7 @@ class ProtocolMember:
 
     @property
     def held(self) -> Proposal | None:
-        """The proposal that rank 0 last made known, unless it is done with."""
+        """The proposal that rank 0 sent last, unless it was applied or failed."""
         return self._held if self._held is not None and self._held.serial > self._done_serial else None
 
     def tally(self, lowest: Sequence[int]) -> Proposal | None:
@@ -305,13 +309,13 @@ class ProtocolMember:
         return voted
 
     def applied(self, proposal: Proposal) -> None:
-        """All ranks carried `proposal` out."""
+        """Note that all ranks carried `proposal` out."""
         self._finish(proposal)
         if proposal.kind is not ProposalKind.REHEARSAL:
             self.epoch += 1
 
     def failed(self, proposal: Proposal) -> None:
-        """Some rank could not carry `proposal` out, and all went back to the values before."""
+        """Note that some rank could not carry `proposal` out, and that all went back to the values before."""
         self._finish(proposal)
 
     def freeze(self, reason: str) -> None:

@@ -1,18 +1,18 @@
-"""Lets several ranks turn a knob at the same step: `protocol.py` on gloo groups of pacecar's own.
+"""Lets several ranks turn a knob at the same step: runs `protocol` on gloo groups of pacecar's own.
 
-The votes are launched at fixed boundaries by all ranks, and each is read one boundary later.  A rank may leave at any
-moment.  What it sends last tells the others so, in the frame that they send next; from then on nothing is turned, on
+All ranks launch votes at fixed boundaries and read each one boundary later.  A rank may leave at any moment.  The last
+frame that it sends says so; the others read it when they send their own next frame.  From then on nothing is turned, on
 any rank, and what is in force stays, on all alike.
 
-Between a vote and the switch that it decides lies code of the job, which may close pacecar, raise, or leave out a
-step.  So a vote alone turns nothing: at the boundary where it was read all ranks `gather_for` the switch, which proves
-that they are all there, and at the same place among the job's own collectives.  A rank that waits there too long and
-one that saw all of them come may both be right; the job's store keeps the first word of the two, for all.
+Between a vote and the switch that it decides runs code of the job, which may close pacecar, raise, or leave out a step.
+So a vote alone turns nothing.  At the boundary where it was read all ranks `gather_for` the switch, which proves that
+they are all there, and at the same place among the job's own collectives.  A rank that waits there too long and one
+that saw all of them come may both be right; the job's store keeps the first of the two answers, for all.
 
 Ranks that close gather in the same way, each for itself and without a vote: where all of them do so at the same
 boundary, they go back to what is proven, and else none does.
 
-A rank that dies breaks the connections, and the frame that is waited for fails: that is as good as a farewell.
+A rank that dies breaks its connections, and the frame that is waited for fails: that has the same effect as leaving.
 
 Left out: what the knobs are.
 """
@@ -49,12 +49,12 @@ from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Proposal, Pr
 __all__ = ["VOTE_WORDS", "RankAgreement"]
 
 CLOSE_SECONDS = 0.5
-"""What is out when the job ends has had a step to complete; after this it is abandoned, which costs nobody anything."""
+"""Longest wait for what was sent when the job ends: it has had a step to complete, and to abandon it harms no rank."""
 
 CLOSE_POLL_SECONDS = 0.001
 
 VOTE_SECONDS = 10.0
-"""In step, ranks launch a vote a step before it is read.  Who waits longer waits for a rank that comes elsewhere."""
+"""Longest wait for a vote.  Ranks that are in step launched it a step before; one that is later is at another point."""
 
 ASK_SECONDS = {
     VoteSubject.GRADIENTS: VOTE_SECONDS,
@@ -62,28 +62,28 @@ ASK_SECONDS = {
     VoteSubject.MEMORY: 60.0,
     VoteSubject.DONE: None,
 }
-"""Within a step a rank may be later than another.  To carry out a switch takes as long as it takes."""
+"""Longest waits for answers: within a step a rank may be later than another, and a switch may take any time."""
 
 SWITCH_SECONDS = 2.0
-"""All ranks come to a switch at the same boundary, or it is left out on all of them."""
+"""Longest wait for all ranks to come to a switch at the same boundary; else it is left out on all of them."""
 
 MISSED_MAX = 4
-"""So many switches left out in a row, or votes of ranks that had made different numbers of collectives: the ranks are
-out of step for good."""
+"""After so many switches left out in a row, or votes of ranks that had made different numbers of collectives, the ranks
+are out of step for good."""
 
 _BALLOT_WORDS = 5
 
 VOTE_WORDS = _BALLOT_WORDS + 1
-"""A ballot, and how many collectives the job's group has had."""
+"""The five numbers of a vote, and how many collectives the job's group has had."""
 
 _meetings = itertools.count()
-"""Attachments of this process so far.  Ranks that attach equally often meet; others miss each other and are refused."""
+"""Attachments of this process so far.  Ranks that attached equally often meet; others do not meet and are refused."""
 
 
 class RankAgreement:
     """One rank among several.
 
-    `votes` False (advise mode) leaves the main road out: nothing is ever turned, paces still come to rank 0.
+    `votes` False (advise mode) leaves votes out: nothing is ever turned, paces still come to rank 0.
     `collectives` counts those of the job so far, where that can be told.
     """
 
@@ -129,30 +129,30 @@ class RankAgreement:
 
     @property
     def has_business(self) -> bool:
-        """At the boundaries where a vote is launched or read; gathers are looked at, and posted, there too.
+        """Whether a vote is launched or read at this boundary; gathers are polled and posted there too.
 
-        A gather that was posted where a vote was read is taken where the next is launched, if it is there by then, just
-        before the vote on what it brought.
+        A gather that was posted where a vote was read is taken where the next is launched, if it is complete by then,
+        just before the vote on what it brought.
         """
         return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
 
     @property
     def are_all_calm(self) -> bool:
-        """What the vote read last says; where nothing is ever turned nothing is under way."""
+        """Whether no rank has anything under way, by the vote read last; without votes nothing ever is."""
         return self._member.are_all_calm or not self._votes
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
-        """Put both into the votes to come."""
+        """Put both into the next votes."""
         self._member.is_calm = is_calm
         self._member.step_ns = step_ns
 
     def disturb(self, number: int | None) -> None:
-        """Put it into the reports to come."""
+        """Put the number into the next reports."""
         self._member.disturbance = number
 
     @property
     def disturbed(self) -> Mapping[int, int]:
-        """Rank -> what it told in the last gather."""
+        """Rank -> the number that it sent in the last gather."""
         return dict(self._member.disturbed)
 
     def open(self, claim: str) -> None:
@@ -197,7 +197,7 @@ class RankAgreement:
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
     def listen(self) -> AgreementHeard:
-        """Take the gather that is out, if it is complete, and post the next."""
+        """Take the outstanding gather, if it is complete, and post the next."""
         heard = AgreementHeard()
         if self.has_left:
             return heard
@@ -213,7 +213,7 @@ class RankAgreement:
                 vector = self._member.next_vector()
                 if vector is not None:
                     self._side.post(vector)
-        except Exception as error:  # noqa: BLE001  whatever gloo raises: the job goes on without the side road
+        except Exception as error:  # noqa: BLE001  whatever gloo raises: the job goes on without the side channel
             self._side_failed(error)
         return heard
 
@@ -230,7 +230,7 @@ class RankAgreement:
         self._member.withdraw()
 
     def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
-        """Launch a vote one boundary before the ranks meet, read it there; what it says sets the next meeting."""
+        """Launch a vote one boundary before it is due and read it when it is; the result says when the next is due."""
         member = self._member
         votes = self._votes and not member.has_retired
         if self._boundary == self._meets_at - 1:
@@ -267,7 +267,7 @@ class RankAgreement:
         return proposal
 
     def _take(self, frame: Frame, seconds: float | None) -> list[list[int]] | None:
-        """Return what all ranks sent; where they cannot be had any more this rank leaves, and None comes back."""
+        """Return what all ranks sent; where that cannot be had any more this rank leaves, and None is returned."""
         try:
             return self._main.take(frame, seconds)
         except LeftError as error:
@@ -277,7 +277,7 @@ class RankAgreement:
         return None
 
     def _gone(self, reason: str | None, *, is_known: bool = False) -> None:
-        """No frame can be had of all ranks any more: take no further part, and tell those who still come.
+        """Leave: no frame can be had of all ranks any more; tell the ranks that still send frames.
 
         `reason` None: this rank was closed.  `is_known`: every rank has read it.
         """
@@ -288,7 +288,7 @@ class RankAgreement:
         self.has_left = True
         self._vote = None
         if not is_known:
-            with contextlib.suppress(Exception):  # a group that failed carries no farewell either
+            with contextlib.suppress(Exception):  # a group that failed carries no last frame either
                 self._main.leave()
 
     def _miss(self, reason: str) -> None:
@@ -392,8 +392,8 @@ class RankAgreement:
         self._member.freeze(reason)
 
     def close(self) -> None:
-        """Say farewell; let what is out complete, as it does where all ranks close after the same step; then leave."""
-        with contextlib.suppress(Exception):  # whatever gloo raises: there is nobody left to be told
+        """Send the last frame; let what was sent complete, as where all close after the same step; then leave."""
+        with contextlib.suppress(Exception):  # whatever gloo raises: then no rank is left to tell
             self._main.leave()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.has_left and time.monotonic() < deadline:
@@ -404,7 +404,7 @@ class RankAgreement:
         self.leave()
 
     def leave(self) -> None:
-        """Abandon what is out, and launch nothing any more; who still comes reads that in the next frame."""
+        """Abandon what was sent, and launch nothing any more; the other ranks read that in the next frame."""
         self._gone(None, is_known=self.has_left)
         self._side.close()
         self._main.close()

@@ -1,9 +1,10 @@
-"""Which knobs does rank 0 still want applied, as they are, before the first trial?
+"""Chooses the knobs that all ranks apply at the values in force, before the first trial (a rehearsal of a switch).
 
-A knob that cannot be applied on some rank is better found out with the values in force than with new ones.  All of them
-in one go first, for that is what a switch does; where that fails, each by itself, so that one knob costs one knob.
+If a knob cannot be applied on some rank, that is better found out with the values in force than with new ones.  All
+knobs are applied in one go first, because a switch does so.  Where that fails, each is applied by itself, so that one
+knob that fails costs no other knob.
 
-Left out: what a failure bars (the switchboard).
+Left out: what a failure bars (`knob_switch`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 
 
 class SwitchRehearsal:
-    """The sets of knobs that wait, one bit a knob in the order of the spaces: a rehearsal's `decision`."""
+    """The sets of knobs still to rehearse, as bit masks in the order of the spaces: a rehearsal's `decision`."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -32,7 +33,7 @@ class SwitchRehearsal:
         self._sets = [(1 << len(self._agreement.spaces)) - 1]
 
     def ask(self, boundary: int, values: Sequence[int]) -> bool:
-        """Propose the next one, with the `values` in force; return False when none is left."""
+        """Propose the next set, with the `values` in force; return False when none is left."""
         if not self._sets:
             return False
         self._since = boundary
@@ -40,12 +41,12 @@ class SwitchRehearsal:
         return True
 
     def played(self, proposal: Proposal, *, is_done: bool) -> None:
-        """Strike it off; one of several knobs that failed is replaced by one for each knob."""
+        """Remove the set that was rehearsed; a set of several knobs that failed is replaced by one set a knob."""
         del self._sets[0]
         single = [1 << i for i in range(len(self._agreement.spaces)) if proposal.decision >> i & 1]
         if not is_done and len(single) > 1:
             self._sets = single
 
     def is_late(self, boundary: int) -> bool:
-        """Return whether the ranks were asked too long ago."""
+        """Return whether the ranks have not agreed within REHEARSAL_BOUNDARIES_MAX boundaries."""
         return bool(self._sets) and boundary - self._since > REHEARSAL_BOUNDARIES_MAX

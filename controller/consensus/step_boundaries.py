@@ -1,16 +1,16 @@
-"""At which moments do all ranks meet, where some may skip an optimizer's step?  At the next forward.
+"""Puts the tuner's step boundaries at the next training forward, for scripts that may leave out an optimizer step.
 
-A tuner's boundaries are where it votes, by collectives of the job's own group, so every rank must pass the same ones,
-in the same order among the job's own collectives.  The end of `optimizer.step()` is not such a place in every script:
-a rank that finds its own loss not finite may leave the step out, and from then on its votes meet other ranks'
-gradients.  What DDP itself needs to be the same on all ranks is that gradients are synchronized equally often.  So a
-boundary here is the first training forward after a backward that synchronized:
+Ranks vote and switch at boundaries, so every rank must pass the same ones, at the same places among the job's own
+collectives.  The end of `optimizer.step()` is not such a place in every script: a rank that finds its own loss not
+finite may leave the step out, and from then on its boundaries are others than those of the other ranks.  DDP itself
+needs all ranks to synchronize gradients equally often.  So a boundary here is the first training forward after a
+backward that synchronized:
 
     rank 0   forward backward* step   | forward backward* step   |      * synchronized
     rank 1   forward backward* -      | forward backward* step   |
 
-The price: gradients may be cleared by then, so that a look at them after a switch sees nothing (gradient_check).
-Left out: what is done at a boundary (tuner).
+The price: gradients may be cleared by then, so that the comparison after a switch sees nothing (`gradient_check`).
+Left out: what is done at a boundary (`tuner`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardBoundaries:
-    """Tells `on_boundary` of the step that ended last, at the next forward of `model` after a synchronized backward.
+    """Calls `on_boundary` with the step that ended last, at the next forward of `model` after a synchronized backward.
 
-    `charge` gets the ns that this took, as it falls into no other part of the books.
+    `charge` gets the ns that this took, because no other part of a step's record counts them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ForwardBoundaries:
         self._observer: CallObserver | None = None
 
     def open(self) -> None:
-        """Begin; before the hook's own hooks, so that a boundary is no part of a forward."""
+        """Begin; must run before the hook's own hooks, so that a boundary is no part of a forward."""
         kind = ForwardBoundaries
         keep_out(kind._before_forward, kind._after_forward, kind._on_gradient)
         self._observer = observe_calls(self._model, self._before_forward, self._after_forward, is_first=True)
@@ -82,13 +82,13 @@ class ForwardBoundaries:
         if not self._has_synchronized or not (module.training and torch.is_grad_enabled()):
             return
         self._has_synchronized = False
-        if os.getpid() != self._pid:  # a forked child votes with nobody
+        if os.getpid() != self._pid:  # a forked child takes part in no vote
             return
         begun = self._now_ns()
         step, self._step = self._step, None
         try:
             self._on_boundary(step)
-        except Exception:  # the job comes first; the next boundary must be told of all the same
+        except Exception:  # the job goes on; the next boundary must be reported all the same
             logger.log(logging.DEBUG if self._has_failed else logging.ERROR, "pacecar failed", exc_info=True)
             self._has_failed = True
         self._charge(self._now_ns() - begun)
@@ -103,6 +103,6 @@ class ForwardBoundaries:
             if count == OUTPUTS_MAX:
                 break
 
-    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
+    @unserializable_hook  # type: ignore[untyped-decorator]  # else torch warns whoever pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         self._has_synchronized = True

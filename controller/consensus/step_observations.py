@@ -1,11 +1,11 @@
-"""What does the tuner take from a finished step?  The hook's side of a step, and what a policy sees of it.
+"""Turns finished steps into what the agreement needs at once, and into the observations that a policy sees later.
 
-The hook writes a step's record late, on threads that look anyway; so a step is told by what the agreement needs at
-once, and its record is asked for only where a policy will see it (rank 0).  Where measuring every step would cost more
-than the budget allows, most are only counted: they have a pace and no record, and a policy sees just that.
+The hook writes a step's record late, on threads that wake anyway.  So a step is passed on with what the agreement needs
+at once, and its record is asked for only where a policy will see it (rank 0).  Where measuring every step would cost
+more than the budget allows, most are only counted: they have a pace and no record, and a policy sees just that.
 
-An Observation needs three things that come at different times: the step, the job's pace in it and its record.  What
-has not all of them waits in a Backlog.
+An Observation needs three things that come at different times: the step, the job's pace in it and its record.  Steps
+that lack one of them wait in an `ObservationBacklog`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ With more, and wherever something is tried, the training thread writes it: what 
 """
 
 COUNTED_RATIO_MAX = 3
-"""A counted step so much longer than the one before held something else: an evaluation, which nobody saw."""
+"""A counted step so many times longer than the one before contained something else: an evaluation not announced."""
 
 
 class MeasuredSteps(Protocol):
-    """A finished step as the hook tells it; its record is written when it is asked for."""
+    """A finished step as the hook passes it on; its record is written when it is asked for."""
 
     @property
     def step(self) -> int:
@@ -55,7 +55,7 @@ class MeasuredSteps(Protocol):
 
     @property
     def disturbed(self) -> bool:
-        """Its pace says nothing about the job's settings."""
+        """Whether its pace says nothing about the job's settings."""
         ...
 
     @property
@@ -65,12 +65,12 @@ class MeasuredSteps(Protocol):
 
     @property
     def record(self) -> StepRecord | None:
-        """Its record, None before somebody wrote it."""
+        """Its record, None before it was written."""
         ...
 
     @property
     def backward(self) -> BackwardWindow | None:
-        """Its last backward and the all-reduces of it; None where no window told."""
+        """Its last backward and that backward's all-reduces; None where no window recorded them."""
         ...
 
     @property
@@ -84,19 +84,19 @@ class MeasuredSteps(Protocol):
 
 
 class ObservationListener:
-    """Which steps that were only counted are worth a look?
+    """Selects which of the steps that were only counted are observed, beside all that were measured.
 
-    A look takes the tuner HEARING_NS: nothing of a long step.  Of a shorter one (from `counted_ns_min` on) it is worth
-    that in a trial, which would otherwise last the longer the fewer steps are measured; while all are calm these few
-    tell enough.
+    To observe a step takes the tuner HEARING_NS (job.tuner_wiring), which is nothing beside a long step.  For a shorter
+    one (from `counted_ns_min` on) that is worth it in a trial, which would otherwise last the longer the fewer steps
+    are measured.  While all ranks are calm the measured ones tell enough.
     """
 
     def __init__(self, counted_ns_min: int = LONG_STEP_NS) -> None:
         self.counted_ns_min = counted_ns_min
-        self._last_ns: int | None = None  # of the last step heard since the switch
+        self._last_ns: int | None = None  # of the last step observed since the switch
 
     def pace_ns(self, step: MeasuredSteps | CountedStep, *, are_all_calm: bool) -> int | None:
-        """Return the pace of `step`, None if it is not heard."""
+        """Return the pace of `step`, None if it is not observed."""
         if isinstance(step, CountedStep):
             is_long = step.wall_ns >= (LONG_STEP_NS if are_all_calm else min(self.counted_ns_min, LONG_STEP_NS))
             if not is_long or (self._last_ns is not None and step.wall_ns > COUNTED_RATIO_MAX * self._last_ns):
@@ -105,12 +105,12 @@ class ObservationListener:
         return step.wall_ns if isinstance(step, CountedStep) else step.pace_ns
 
     def switched(self) -> None:
-        """Forget how long steps were: other settings are in force."""
+        """Reset the last step's length: other settings are in force."""
         self._last_ns = None
 
 
 class ObservationBacklog:
-    """The steps of rank 0 that its policy has not seen."""
+    """The steps of rank 0 that its policy has not seen yet."""
 
     def __init__(self) -> None:
         self._steps: dict[int, MeasuredSteps | CountedStep] = {}

@@ -1,5 +1,5 @@
-"""One A/B trial of a setting in the running job, its statistical test, and what trials may cost.
+"""Runs A/B trials of settings in the running job: one trial, its statistical test, and the budget that trials may cost.
 
 In come step times under the current and the candidate setting, out goes a verdict that is valid at any stopping time.
-Start with `ab_trial`; `sequential_test` is the e-process, `exploration_budget` what is charged for lost time.
+Start with `ab_trial`; `sequential_test` is the e-process, `exploration_budget` charges the time that trials lost.
 """

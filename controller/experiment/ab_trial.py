@@ -1,19 +1,19 @@
-"""Does this one change hold?  The course of a trial, from the first request to its end.
+"""Runs one A/B trial of a setting in the running job, from the first request to its end.
 
-The obvious trial, "run the new setting for a while and compare with before", charges every change in the world to
+The obvious trial, "run the new setting for a while and compare with before", charges every change of conditions to
 the knob.  So the settings alternate, A B B A A B B A (A: in force before, B: tried), and only neighbours are compared:
 
     steps   aaaaaaaa ..bbbbbbbbbbbbbbbb ..aaaaaaaaaaaaaaaa ..bbbb     .. settling, charged but not judged
     windows    A1        B1      B2        A2      A3        B3
     pairs      `---------'       `---------'       `---------'
 
-A1 is free: the last steps before B came into force.  When B will come into force is not known, a request takes some
-steps to be agreed; so the trial looks at the values that steps really had, and asks for the next switch as early
-as the shortest delay seen allows; a little later under what looks better, where a step more costs nothing and makes up
-for one that could not be judged.  It ends as soon as it is clear, and early for what is bad: rejecting can be hasty
-(nothing was lost but a chance), accepting cannot (`evidence`).
+A1 is free: the last steps before B came into force.  When B will come into force is not known, because a request takes
+some steps to be agreed.  So the trial looks at the values that steps really had, and asks for the next switch as early
+as the shortest delay seen allows.  Under the setting that looks better it asks a little later: a step more costs
+nothing there, and replaces one that could not be judged.  The trial ends as soon as it is clear, and early for what is
+bad: rejecting can be hasty (nothing was lost but a chance), accepting cannot (`sequential_test`).
 
-Left out: charging the time (the policy does, it sees the steps around the trial as well), and saying it to people.
+Left out: charging the time (the policy does, it sees the steps around the trial as well), and reporting it.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
 
 QUIET_WINDOW_STEPS = 4
-"""The same in a job whose steps repeat so well that four say as much as eight elsewhere (`watch.QUIET_SPREAD`)."""
+"""The same in a job whose steps repeat so well that four say as much as eight elsewhere
+(`pace_tracker.QUIET_SPREAD`)."""
 
 PART_RATIO = 0.75
-"""Share of its judged steps that makes the second window of a stretch when the next switch comes before it is full.
+"""Share of its judged steps that is enough for the second window of a stretch, if the next switch comes before it is
+full.
 
-The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
-each window that the hook takes of a new setting costs the trial a pair.
+The switch is asked for before the stretch is over, and a profiled step after that is not judged.  Without this rule
+each window that the hook takes of a new setting would cost the trial a pair.
 """
 
 LINGER_STEPS = 2
-"""Judged steps more under the setting that looks better, before the other is asked for."""
+"""Further judged steps under the setting that looks better, before the other is asked for."""
 
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
 
 PAIRS_MIN = 2
-"""No acceptance on one pair: a change in the world at the moment of the switch looks like a gain; A B B A shows it."""
+"""No acceptance on one pair: a change of conditions at the moment of the switch looks like a gain; A B B A shows it."""
 
 CAUTION = 1.3
 """Acceptance takes that much more evidence than the rate asks for: windows of correlated noise are less exchangeable
@@ -59,7 +61,8 @@ than the e-process takes them to be (simulated with autocorrelation 0.9, two nul
 %)."""
 
 PAIRS_MAX = 48
-"""A trial that goes on is one whose candidate looks better, so its steps gain; half of a gain not yet had is the cost.
+"""Most pairs of a trial.  It goes on only while its candidate looks better, so the steps under it gain.  The cost is
+the other half of that gain, for the steps under the old setting.
 
 Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
 """
@@ -73,14 +76,15 @@ HOPE_ERRORS = 1.5
 promises a gain: at 10 % noise three pairs say the opposite of a true 4 % one time in five."""
 
 FUTILE_PAIRS = 3
-"""From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
+"""New pairs from which on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in
+under 1 %."""
 
 DROP_RATIO = 1.2
-"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times what it is compared with goes at
-once: at first, and later where its pairs do not speak for it.  Once they do, some slow steps are the machine's."""
+"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times what it is compared with is dropped
+at once: at first, and later where its pairs do not speak for it.  Once they do, some slow steps are the machine's."""
 
 DROP_STEPS = 2
-"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end prove nothing."""
+"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes in a row prove nothing."""
 
 SPIKES_RATIO = 0.03
 
@@ -94,7 +98,7 @@ TRIAL_STEPS_MAX = 1024
 """Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
 
 LATENCY_STEPS_MIN = 4
-"""Before one was seen: a request takes at least one control period."""
+"""Assumed before one was measured: a request takes at least one control period."""
 
 Arm = Literal["A", "B"]
 
@@ -123,19 +127,19 @@ class TrialEnd:
     detail: str
 
     def may_gain(self, dead_band: float) -> bool:
-        """Return whether the bounds leave room for a gain: what a few pairs in noise gave up on may be tried again."""
+        """Return whether the bounds leave room for a gain: a trial that ended after few noisy pairs may be repeated."""
         return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
 
 
 class AbTrial:
     """One candidate against the setting in force.
 
-    Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
+    It takes every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
     `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
     `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical, `window_steps` the judged steps of
-    one window, `opening`'s and the nulls' too.  Given back for later:
-    `nulls_seen` are further differences, for the trials to come (here they would not be independent of the pairs), and
-    `take_levels` the new windows under `incumbent`, for the watch.
+    one window, `opening`'s and the nulls' too.  For use afterwards, `nulls_seen` are further differences, for the next
+    trials (here they would not be independent of the pairs), and `take_levels` returns the new windows under
+    `incumbent`, for the change detector.
     """
 
     def __init__(
@@ -224,7 +228,7 @@ class AbTrial:
 
     @property
     def looks_better(self) -> bool:
-        """The pairs so far say that it saves time; True before the first one."""
+        """Whether the pairs so far say that it saves time; True before the first one."""
         return self.evidence is None or self.evidence.gain_ratio > 0
 
     def take_levels(self) -> list[float]:
@@ -233,11 +237,11 @@ class AbTrial:
         return levels
 
     def give_up(self, reason: str) -> TrialEnd:
-        """End it from outside: there is nothing to pay for more with."""
+        """End it from outside, for `reason`: the budget is spent, or conditions changed."""
         return self._end(AbortCause.UNDECIDED if self.looks_better else AbortCause.FUTILE, reason)
 
     def interrupt(self, step: int) -> None:
-        """The steps up to `step` were no measurement: the window under way begins again, and settles first."""
+        """Begin the window under way again, and settle first: the steps up to `step` were no measurement."""
         self._stretch = []
         self._entered_step = step + 1
         if self._asked_step is not None and not self._arrived:
@@ -250,7 +254,7 @@ class AbTrial:
         return None
 
     def _switched(self, arm: Arm | None, step: Observation) -> TrialEnd | None:
-        """The values in force are others than in the step before."""
+        """Take the first step under other values than in the step before."""
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(AbortCause.TAKEN_BACK, "the ranks took it back by themselves")
@@ -283,7 +287,7 @@ class AbTrial:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:
-            # With the pause between them that a switch makes, else correlated noise looks smaller than it is in pairs.
+            # With the same gap between them as at a switch, else correlated noise looks smaller than it is in pairs.
             first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
             self.nulls_seen.append(location(first) - location(last))
         return end
@@ -291,14 +295,14 @@ class AbTrial:
     def _stay_steps(self, arm: Arm) -> int:
         """Return how many judged steps this stretch should have.
 
-        Before the first pair B may be the better one: it gets the longer stretch, if the pair is not there too late.
+        Before the first pair B may be the better one, so it gets the longer stretch.
         """
         is_better = arm == "B" if self.evidence is None else self.looks_better == (arm == "B")
         return 2 * self._window_steps + (LINGER_STEPS if is_better else 0)
 
     @property
     def _usual(self) -> float:
-        """The log pace to expect of the setting in force: its last window's where the machine became slower."""
+        """The log pace to expect of A: the typical one, or its last window's where the machine became slower."""
         if self._unpaired is not None and self._unpaired[0] == "A":
             return max(self._typical, self._unpaired[1])
         return self._typical

@@ -1,11 +1,11 @@
-"""What has exploring cost, and may it go on?  The time lost to trials against the budget that the user gave.
+"""Charges the time lost to trials against the user's exploration budget.
 
 Counting trials or trial steps would be easier and wrong: a hundred steps of an equally fast setting cost nothing,
 ten of a threefold slower one cost twenty steps.  So time is charged: steps in other than the kept setting, and those
 that settle after a switch, against the mean of the kept setting.  Each stretch of such steps counts if it lost and
 not if it gained, so luck and good candidates never pay for bad ones.
 
-Left out: what a wrong verdict costs afterwards; that is the watch's business.
+Left out: what a wrong verdict costs afterwards; `pace_tracker` notices that.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from collections import deque
 __all__ = ["ALLOWANCE_STEPS", "PRIOR_LOSS_RATIO", "SWITCH_STEPS", "ExplorationBudget"]
 
 ALLOWANCE_STEPS = 5
-"""Steps' worth of time that a young run may lose on account of its budget, so that it can begin a trial at all.
+"""Steps' worth of time that may be lost early in a run, before the budget has grown to as much; else no trial could
+begin.
 
-An advance and not a gift: it was one of 10 steps once, and a default that was best already cost 1.1 % of 700 steps.
+An advance on the budget, not an addition to it: an addition of 10 steps, as it once was, cost 1.1 % of 700 steps where
+the default was best already.
 """
 
 TRIALS_SHARE = 0.75
-"""Share of the budget that trials are begun with: the rest is for what they cost beyond what was foreseen."""
+"""Share of the budget that trials may be begun with: the rest is for what they cost beyond the expected."""
 
 PRIOR_LOSS_RATIO = 0.05
-"""What a candidate is taken to lose when its loss is not known."""
+"""Share of step time that a candidate is taken to lose when its loss is not known."""
 
 SWITCH_STEPS = 0.5
 """Steps' worth of time that one switch costs (TUNING: +5 to +60 % over the first two steps)."""
@@ -36,9 +38,9 @@ RECENT_STEPS_MAX = 256
 
 
 class ExplorationBudget:
-    """Keeps the account.
+    """Keeps account of the time that was lost.
 
-    `spent_ns` falls only when the world changed; `balance_ns` is signed and is what people see as a trial's cost.
+    `spent_ns` falls only when conditions changed; `balance_ns` is signed and is what people see as a trial's cost.
     """
 
     def __init__(self, budget_ratio: float) -> None:
@@ -57,18 +59,18 @@ class ExplorationBudget:
         return self._banked_ns + max(0.0, self._stretch_ns)
 
     def pass_step(self, pace_ns: int) -> None:
-        """A step of the job went by, whatever was in force."""
+        """Count a step of the job, whatever was in force."""
         self._elapsed_ns += pace_ns
         self._recent_ns.append(0.0)
 
     def charge(self, extra_ns: float) -> None:
-        """A step took that much longer (or shorter) because of a trial."""
+        """Charge what a step took longer (or shorter) because of a trial."""
         self._stretch_ns += extra_ns
         self._recent_ns[-1] += extra_ns
         self.balance_ns += extra_ns
 
     def close_stretch(self) -> None:
-        """The values in force changed: what was lost so far is settled."""
+        """End a stretch, because the values in force changed: add what it lost to what was spent."""
         self._banked_ns += max(0.0, self._stretch_ns)
         self._stretch_ns = 0.0
 
@@ -78,11 +80,10 @@ class ExplorationBudget:
         return max(TRIALS_SHARE * self._budget_ratio * self._elapsed_ns, advance) - self.spent_ns
 
     def start_anew(self, typical_ns: float, *, steps: int) -> None:
-        """The world changed some `steps` ago: what they cost was not the trial's doing, and is given back.
+        """Refund what the last `steps` cost, because conditions changed before them: that was not the trial's doing.
 
-        What was spent before was for another world, so the advance is granted again.
-
-        Not before the budget would have paid the last one back, so that many changes cost at most twice the budget.
+        What was spent before was for other conditions, so the advance is granted again.  Not before the budget would
+        have paid the last advance back, so that many changes cost at most twice the budget.
         """
         self.close_stretch()
         refund = max(0.0, math.fsum(list(self._recent_ns)[-steps:])) if steps else 0.0

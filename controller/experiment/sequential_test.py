@@ -1,7 +1,7 @@
-"""Is the candidate faster, or was it luck?  A verdict that stays valid however often it is looked at.
+"""Tests whether a candidate setting is faster than the current one, by an e-process that is valid at any stopping time.
 
 The obvious answer, a t-test on the steps of two windows, is wrong twice.  Looking after every window and stopping when
-it "is significant" accepts nearly everything in the end; and neighbouring steps are not independent (another job
+it "is significant" accepts nearly everything in the end.  And neighbouring steps are not independent (another job
 on the link stays for seconds), so hundreds of steps are worth far fewer.  Here instead:
 
 - a *window* of steps is one number, its Hodges-Lehmann location of log pace: nearly as sharp as the mean, and
@@ -54,18 +54,18 @@ ones in two pairs and loses under half a pair on the small ones.
 """
 
 NOISE_FLOOR = 5e-4
-"""Standard deviation (of log pace) that every pair is given on top of what was seen: no machine repeats better.
+"""Standard deviation (of log pace) that is added to every pair's on top of what was seen: no machine repeats better.
 
 It keeps the ratio finite on a noiseless machine and can only lower the evidence.
 """
 
 BREAK_T = 6.0
-"""Student's t between the earlier and the later pairs of a change from which on the world has changed between them."""
+"""Student's t between earlier and later pairs from which on conditions are taken to have changed between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
-    """What the pairs say so far.
+    """The result of the test on the pairs so far.
 
     `e_value` is against "saves no more than the dead band" that it was weighed with (a trial's is 0); `gain_ratio` is
     the fraction of step time saved.  `gain_low` and `gain_high` are what the same test rejects on either side, each
@@ -129,7 +129,7 @@ def e_value(savings: Sequence[float], nulls: Sequence[float], *, dead_band: floa
 
 
 def is_broken(savings: Sequence[float], *, dead_band: float) -> bool:
-    """Return whether the pairs, in the order in which they were taken, are of two worlds.
+    """Return whether conditions changed between the earlier and the later pairs, in the order of measurement.
 
     The largest of Student's t (two samples, pooled variance) over all places where at least two pairs lie on each side;
     what differs by less than twice the dead band is of no interest.
@@ -160,7 +160,7 @@ def promise(
 ) -> float:
     """Return the e-value after `pairs_max` pairs if those to come were `errors` standard errors better than the mean.
 
-    For giving up only: what would not be proven even then is not worth its steps.
+    Used only to end trials early: what would not be proven even then is not worth its steps.
     """
     count, total = len(savings), len(savings) + len(nulls)
     mean = math.fsum(savings) / count
@@ -184,10 +184,10 @@ def _log_e(pairs: int, total: int, scatter: float, distance: float, g: float) ->
 
 
 _LOG_E_MAX = 690.0
-"""Evidence stops here: exp(709) overflows, and nobody needs more."""
+"""Largest logarithm of an e-value that is returned: exp(709) overflows."""
 
 _FAR_NOISES = 1e6
-"""A value so many standard deviations away that no further one is more implausible."""
+"""Standard deviations beyond which no value is more implausible."""
 
 _BISECTIONS = 60
 

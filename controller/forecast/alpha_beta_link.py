@@ -1,9 +1,9 @@
-"""What does a collective cost on this link?  alpha and beta from the all-reduces that exact windows saw one by one.
+"""Fits the alpha-beta model of a link (cost of a collective = alpha + bytes * beta) to all-reduces in exact windows.
 
 The obvious way, a bandwidth from all bytes over all communication time, says nothing of alpha, and alpha is what small
 buckets cost: 0.1 ms or 25 ms (5 ms one way) makes the same ledger with large ones.  But the buckets of a single step
-are seldom all of one size.  DDP's first one is 1 MiB by default, and the last one holds what is left: two sizes are two
-equations in two unknowns, so one window before the first trial tells both.
+are seldom all of one size.  DDP's first one is 1 MiB by default, and the last one holds what is left.  Two sizes are
+two equations in two unknowns, so one window before the first trial gives both.
 
     periods    [1 MiB]         [25 MiB -----------]
                                   [15 MiB -----------]    overlapping: one period, whose bytes share the link
@@ -12,7 +12,8 @@ equations in two unknowns, so one window before the first trial tells both.
 Each is weighed by its duration, so that they count by relative error; alpha counts once in a period as long as the link
 is busy without a gap, and more often where latency binds.  The first collective of a backward waits for the last rank,
 and never ends early: of several windows its lower quartile counts, of the others the median.  With few windows alpha is
-rather too high, and small buckets rather too dear: the careful side.  The uncertainty is stated as `alpha_high_ns`.
+rather too high and small buckets rather too expensive, which is the careful side.  The uncertainty is stated as
+`alpha_high_ns`.
 
 Pure.  Left out: how alpha grows with the number of ranks (it does not change in a job), and congestion.
 """
@@ -39,7 +40,7 @@ ALPHA_PRIOR_NS = 300_000
 """Fixed cost of a bucket before it was measured: between NCCL in a node (30 us) and gloo over TCP (1 ms)."""
 
 ALPHA_RANGE = 30.0
-"""An assumed alpha may be that many times as large: 9 ms, what 5 ms one way made of it with gloo (measured 20 ms at
+"""An assumed alpha may be that many times as large: 9 ms, as with gloo over a link of 5 ms one way (measured 20 ms at
 most); communication over the number of buckets bounds it as well."""
 
 DURATION_ERROR = 0.25
@@ -47,7 +48,7 @@ DURATION_ERROR = 0.25
 ms, at 5 ms one way 29.7 and 31.7; on busy cores and with a late rank more)."""
 
 STREAMS_MAX = 8
-"""Collectives at once that are believed: gloo has two threads, NCCL one stream a group."""
+"""Most collectives at once that are taken for real: gloo has two threads, NCCL one stream a group."""
 
 OVERLAP_MIN = 0.05
 """Share of a collective that another must overlap to run beside it, and not just after it."""
@@ -108,7 +109,7 @@ def periods_of(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[P
 
 
 def _well_before(span: tuple[int, int]) -> float:
-    """Return the end of a collective for asking what overlaps it: the next one may begin while it is cleared away."""
+    """Return a collective's end for the test of what overlaps it: the next may begin while it is being completed."""
     return span[1] - OVERLAP_MIN * (span[1] - span[0])
 
 
@@ -159,7 +160,7 @@ def assumed_link(communication_ns: float, count: float, total_bytes: int, stream
 
 
 def _count(period: Period, alpha: float, ns_per_byte: float) -> float:
-    """Return how often alpha shows in the period's duration, what passes under other collectives' bytes left out."""
+    """Return how often alpha counts in the period's duration, without what passes under other collectives' bytes."""
     link_free = 0.0
     for start, size in zip(period.starts_ns, period.sizes, strict=True):
         link_free = max(link_free, start + alpha) + size * ns_per_byte
@@ -168,9 +169,9 @@ def _count(period: Period, alpha: float, ns_per_byte: float) -> float:
 
 
 def _solve(periods: Sequence[Period], counts: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return alpha and beta, none negative, and the standard error of alpha; None if the periods are no two equations.
+    """Return alpha and beta, neither negative, and alpha's standard error; None without two independent equations.
 
-    `counts` says how often alpha shows in each.
+    `counts` says how often alpha counts in each period.
     """
     rows = [
         (p.windows, count / p.duration_ns, sum(p.sizes) / p.duration_ns)
@@ -184,7 +185,7 @@ def _solve(periods: Sequence[Period], counts: Sequence[float]) -> tuple[float, f
     a_sum, b_sum = math.fsum(w * a for w, a, _ in rows), math.fsum(w * b for w, _, b in rows)
     alpha, beta = (a_sum * bb - b_sum * ab) / determinant, (b_sum * aa - a_sum * ab) / determinant
     error = DURATION_ERROR * math.sqrt(bb / determinant)
-    if alpha < 0:  # a small one may even be quicker than its bytes (buffers, a token bucket): the large ones count
+    if alpha < 0:  # small ones may be quicker than their bytes would be (buffers, a token bucket): the large ones count
         return 0.0, math.fsum(p.duration_ns for p in periods) / math.fsum(sum(p.sizes) for p in periods), error
     if beta < 0:
         return a_sum / aa, 0.0, error

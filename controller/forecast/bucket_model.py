@@ -1,14 +1,15 @@
-"""What would other gradient buckets, or smaller gradients on the wire, be worth?  Expected gain from exact windows.
+"""Forecasts what other gradient buckets, or smaller gradients on the wire, would save, from exact windows.
 
-DDP's timeline (`timeline`) is played for the present setting and for the other one, with the link's alpha and beta
-(`link`) and with the length of backward, both as windows saw them.  Windows of other bucket sizes count as well: the
-link is the same.  Overlap is not free where communication needs the cores that compute needs (gloo): an overlapped
-nanosecond is worth `efficiency` of one, learnt as soon as two bucket sizes were timed.
+DDP's timeline (`bucket_timeline`) is simulated for the present setting and for the other one, with the link's alpha and
+beta (`alpha_beta_link`) and with the length of backward, both from windows.  Windows of other bucket sizes count as
+well: the link is the same.  Overlap is not free where communication needs the cores that compute needs (gloo): an
+overlapped nanosecond saves `efficiency` of one, which is fitted as soon as two bucket sizes were timed.
 
 The uncertainty is what is known to be unknown, in quadrature: alpha between its low and its high value, the efficiency,
 how far the timeline is from reproducing the present step, and how far earlier forecasts were off.
 
-Assumptions, stated because they are wrong somewhere: those of `timeline`, and a change of buckets changes no compute.
+Assumptions, stated because they are wrong somewhere: those of `bucket_timeline`, and that a change of buckets changes
+no compute.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ EFFICIENCY_ERROR = 0.1
 measured over gloo on two cores (TUNING), where communication takes compute's own cores."""
 
 PACE_ERROR = 0.015
-"""A setting's pace is known to so much of itself: a trial's typical result at 5 % step noise."""
+"""Relative error of a setting's pace: a trial's typical result at 5 % step noise."""
 
 SPREAD_MIN = 0.005
-"""No forecast is surer than half a percent: so little is not seen in a trial."""
+"""Least uncertainty of a forecast, half a percent: a trial does not see a smaller difference."""
 
 BUCKET_KNOBS = frozenset({"bucket_bytes", "first_bucket_bytes"})
 """Knobs that change the buckets and nothing else."""
@@ -55,10 +56,10 @@ LINES_MAX = 256
 """Timelines kept between two windows: three for each value of a domain."""
 
 BUCKET_BYTES_DEFAULT = 25 * 2**20
-"""DDP's own, where the size of buckets is no knob."""
+"""DDP's own default, where the size of buckets is no knob."""
 
 BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
-"""Bytes on the wire of one byte of float32 gradients; of choices that depend on shapes nothing is said."""
+"""Bytes on the wire of one byte of float32 gradients; choices that depend on shapes are left out."""
 
 
 class BucketModel:
@@ -93,7 +94,7 @@ class BucketModel:
             gains.append(min(_saving(lines[0], lines[1], efficiency) / pace, most))
             if alpha == link.alpha_ns:
                 hidden = (lines[0].overlapped_ns - lines[1].overlapped_ns) / pace * efficiency_error
-        gain = fmean(gains)  # small buckets lose more by a dear alpha than they win by a cheap one
+        gain = fmean(gains)  # small buckets lose more by a large alpha than they win by a small one
         # A timeline that does not reproduce the present step is off by as large a part of what it expects to change.
         off = abs(exposed_ratio - most) * min(1.0, abs(gain) / exposed_ratio) if exposed_ratio > 0 else 0.0
         error = self._history.error_ratio(knob)
@@ -130,7 +131,7 @@ class BucketModel:
             backward_ns,
             alpha,
             link.ns_per_byte,
-        )  # nothing changes between windows, and asking is often
+        )  # nothing changes between windows, and this is called often
         if key not in self._lines:
             if len(self._lines) >= LINES_MAX:
                 self._lines.clear()
@@ -138,7 +139,7 @@ class BucketModel:
         return self._lines[key]
 
     def _link(self, values: Mapping[str, int]) -> AlphaBetaLink:
-        """Return what a bucket costs, from all windows that differ in their buckets only; of one at least."""
+        """Return what a bucket costs, from all windows that differ in their buckets only; at least one is there."""
         if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
             self._links.clear()
             self._lines.clear()
@@ -171,7 +172,7 @@ class BucketModel:
     def expect_compression(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
         """Return what turning `compression` to `to_value` should save; None when nothing can be said.
 
-        What rounding costs is known from other choices, if at all.
+        What rounding costs is known only from other choices that were timed, if any were.
         """
         readings, pace = self._history.readings(values), self._history.pace(values)
         old_share, new_share = (bytes_share(choice) for choice in (values["compression"], to_value))
@@ -184,7 +185,7 @@ class BucketModel:
         less = replace(link, ns_per_byte=link.ns_per_byte * new_share / old_share)
         old, new = self._play(values, backward, link), self._play(values, backward, less)
         hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
-        # A window that others disturbed makes the link dear beside an undisturbed pace; its own parts hold together.
+        # A disturbed window makes the link look slow beside an undisturbed pace, so its own ratio is the upper bound.
         fewer = max(0.0, 1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
         most = min(fewer, seen.exposed_ns / seen.wall_ns)
         gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, most)
@@ -197,7 +198,7 @@ class BucketModel:
     ) -> float:
         """Return what the choices that were timed took beyond their timelines; 0 where none was, or nothing is rounded.
 
-        bf16 that loses to its arithmetic says the same of fp16.
+        bf16 whose arithmetic costs more than it saves predicts the same of fp16.
         """
         old_share, beyond = bytes_share(values["compression"]), [0.0]
         for setting, other in self._history.paces_beside(values, frozenset({"compression"})).items():
@@ -230,6 +231,6 @@ def bytes_share(choice: int) -> float | None:
 
 
 def _saving(old: BucketTimeline, new: BucketTimeline, efficiency: float) -> float:
-    """Return the time saved: all of what is exposed no more, and of what still runs under backward its price."""
+    """Return the time saved: what is no longer exposed, and the cost of what is no longer overlapped."""
     exposed, communication = old.exposed_ns - new.exposed_ns, old.communication_ns - new.communication_ns
     return efficiency * exposed + (1 - efficiency) * communication

@@ -1,4 +1,4 @@
-"""When is the last gradient bucket done?  DDP's backward and its all-reduces, played through for any bucket size.
+"""Simulates DDP's backward with its bucketed all-reduces, for any bucket size, to find when the last bucket is done.
 
 "Communication takes 30 % of the step, so 30 % can be won" is wrong: what runs under backward costs little already,
 and what a bucket size can win is the tail, the communication that is still to do when backward ends:
@@ -27,7 +27,7 @@ __all__ = ["BucketTimeline", "distinct_buckets", "pack_buckets", "play"]
 
 @dataclass(frozen=True, slots=True)
 class BucketTimeline:
-    """One backward, played through; `spans` are begin and end of each bucket's all-reduce since backward began."""
+    """One simulated backward; `spans` are begin and end of each bucket's all-reduce since backward began."""
 
     communication_ns: float
     exposed_ns: float
@@ -58,7 +58,7 @@ def distinct_buckets(
 ) -> KnobSpace:
     """Return the space without the bucket sizes that make the very same buckets as a larger one or the present one.
 
-    A layer of 4 MiB fills a bucket of 1 MiB as it fills one of 4: trying both is trying one twice.
+    A layer of 4 MiB fills a bucket of 1 MiB as it fills one of 4 MiB, so to try both is to try one of them twice.
     """
     if not gradient_bytes:
         return space
@@ -72,7 +72,7 @@ def distinct_buckets(
 def play(
     buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byte: float, streams: int = 1
 ) -> BucketTimeline:
-    """Play one backward: bucket i is ready when its share of all bytes is done, and waits for a stream and the link."""
+    """Simulate one backward: bucket i is ready when its share of all bytes is, and waits for a stream and the link."""
     total = sum(buckets)
     done, link_free, busy_until, communication = 0, 0.0, 0.0, 0.0
     spans: list[tuple[float, float]] = []

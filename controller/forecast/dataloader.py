@@ -1,4 +1,4 @@
-"""What would other loader workers be worth?  No more than the time that the step waits for data.
+"""Forecasts the gain of other data loader workers or prefetching: no more than the time that the step waits for data.
 
 "Twice the workers, half the wait" is wrong at both ends.  A step that waits is as long as the workers need for a batch,
 so twice the workers halve the *step*, until what is not waiting is the longest part:
@@ -16,22 +16,22 @@ from collections.abc import Mapping
 __all__ = ["DATA_WAIT_RATIO_MIN", "loader_gain", "refill_steps"]
 
 DATA_WAIT_RATIO_MIN = 0.03
-"""Below this share of the step waiting for data has nothing to win, as with exposed communication."""
+"""Below this share of the step there is nothing to gain from the wait for data, as with exposed communication."""
 
 PREFETCH_SHARE = 0.25
-"""Batches kept ready do not make loading faster; they even out what takes longer now and then: a part of the wait."""
+"""Share of the wait that prefetching saves: batches kept ready do not make loading faster, they only even it out."""
 
 PREFETCH_DEFAULT = 2
-"""torch's own, where prefetching is no knob."""
+"""torch's own default, where prefetching is no knob."""
 
 REFILL_STEPS_MAX = 16
-"""Two windows; a trial that settles longer costs more than what it then measures better is worth."""
+"""Most steps that settle, two windows: a trial that settles longer costs more than its better measurement is worth."""
 
 
 def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
-    """Return the steps after a switch that are fed by what was loaded ahead: by the old workers, and the new meanwhile.
+    """Return the steps after a switch whose batches were loaded ahead, by the old workers or by the new meanwhile.
 
-    Both sets load at once then, so those steps are faster than any setting, and nothing to judge one by.
+    Both sets load at once then, so those steps are faster than under either setting and must not be judged.
     """
     flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
     same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))

@@ -1,4 +1,4 @@
-"""What is a setting expected to save, and is it worth a trial?  Gain with uncertainty, against what a trial costs.
+"""Defines a gain forecast with its uncertainty, and decides whether it is worth a trial (expected improvement).
 
 "Try the best expected gain" tries everything whose uncertainty is large, for ever: where the default is best, that is
 all that a tuner does.  A trial is an expense that pays only if it is won, and pays as long as the job then runs:
@@ -34,7 +34,7 @@ HORIZON_STEPS_MIN = 250
 """Every job is taken to go on for so many steps: in a shorter one a trial of 40 steps could win nothing anyway."""
 
 PROOF_EVIDENCE = 11.0
-"""2 log(1.3 / 0.05) + log(4 n) at n of 20 to 40 pairs; see `evidence`."""
+"""2 log(1.3 / 0.05) + log(4 n) at n of 20 to 40 pairs; see `sequential_test`."""
 
 LOSS_RATIO_MAX = 0.2
 """A candidate slower than this is dropped within two judged steps, so more is not lost for long."""
@@ -42,9 +42,9 @@ LOSS_RATIO_MAX = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: at least this much, more is open.
+    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: a lower bound, the gain may be larger.
 
-    Nothing with no uncertainty: there is nothing to win, and the basis says why.
+    A gain of 0 with an uncertainty of 0 means that there is nothing to gain; `basis` says why.
     """
 
     gain_ratio: float
@@ -54,12 +54,12 @@ class Forecast:
 
     @property
     def sure_ratio(self) -> float:
-        """The gain less one standard error: what to order far-away settings by, as they are the less certain ones."""
+        """The gain less one standard error: a fair order for far-away settings, which are less certain."""
         return self.gain_ratio - self.spread_ratio
 
 
 def expected_gain(gain: float, spread: float, threshold: float) -> float:
-    """Return the mean of what is won, where a gain that is not above the threshold is none (and is taken back)."""
+    """Return the mean gain, where one that is not above the threshold counts as none (it is taken back)."""
     if spread <= 0:
         return gain if gain > threshold else 0.0
     z = (gain - threshold) / spread
@@ -67,7 +67,7 @@ def expected_gain(gain: float, spread: float, threshold: float) -> float:
 
 
 def expected_loss(gain: float, spread: float) -> float:
-    """Return the mean of what a step under the candidate loses; it gains nothing where it is better."""
+    """Return the mean loss of a step under the candidate; where the candidate is better the loss is 0."""
     if spread <= 0:
         return min(LOSS_RATIO_MAX, max(0.0, -gain))
     z = gain / spread
@@ -75,7 +75,7 @@ def expected_loss(gain: float, spread: float) -> float:
 
 
 def horizon_steps(steps_so_far: int) -> int:
-    """Return for how many more steps the job is taken to go on."""
+    """Return for how many more steps the job is assumed to go on."""
     return max(HORIZON_STEPS_MIN, steps_so_far)
 
 
@@ -85,7 +85,7 @@ def proof_pairs(gain: float, pair_noise: float) -> float:
 
 
 def is_worth_a_trial(gain: float, spread: float, *, dead_band: float, cost_steps: float, horizon: int) -> bool:
-    """Return whether trying pays in the steps to come; `cost_steps` is what it costs, in steps' worth of time."""
+    """Return whether a trial pays in the steps to come; `cost_steps` is its cost, in steps' worth of time."""
     return expected_gain(gain, spread, dead_band) * horizon > cost_steps
 
 

@@ -1,11 +1,13 @@
-"""What would a setting be worth?  Expected gain from exact windows, before anything is tried.
+"""Forecasts the gain of a change of one knob from exact windows, before anything is tried.
 
-Each kind of knob has its own arithmetic: buckets and compression the timeline of `bucket_model`, the data loader the
-wait for data (`loader_forecast`), the micro-batch step(m) = a + f * micro-batches at a constant global batch: with one
-size seen the host-bound time is a lower bound of what the micro-batches cost; with two the line is drawn through the
-nearest ones.
+Each kind of knob has its own arithmetic:
 
-A forecast chooses trials and never decides one, each is remembered beside its measurement (`history`), and None means
+- buckets and compression: the simulated timeline of `bucket_model`;
+- the data loader: the wait for data (`dataloader`);
+- the micro-batch: step(m) = a + f * micro-batches at a constant global batch.  With one size seen the host-bound time
+  is a lower bound of what the micro-batches cost; with two the line is drawn through the nearest ones.
+
+A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means
 that nothing can be said.
 """
 
@@ -25,7 +27,7 @@ from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading
 __all__ = ["GainModel"]
 
 RECENT_STEPS = 8
-"""Steps that are of the world as it is now when a change of it has just been seen; a window, as elsewhere."""
+"""Steps that are kept when a change of conditions has just been detected, as they came after it; one window's worth."""
 
 
 class GainModel:
@@ -47,17 +49,17 @@ class GainModel:
 
     @property
     def forecasts(self) -> list[tuple[str, float, float]]:
-        """Knob, expected and measured gain of every forecast that was put to the test."""
+        """Knob, expected and measured gain of every forecast that was tested by a trial."""
         return self._history.forecasts
 
     def learn(self, step: Observation) -> None:
-        """Take what a step's timers and exact ledger say about the setting in force."""
+        """Learn from a step's timers and exact ledger about the setting in force."""
         if step.data_wait_ns is not None and not step.profiled:
             self._waits.append((setting_of(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
         self._last = self._history.learn(step) or self._last
 
     def windows(self, values: Mapping[str, int]) -> int:
-        """Return how many windows of the setting told its all-reduces one by one."""
+        """Return how many windows of the setting recorded its all-reduces one by one."""
         return sum(reading.backward is not None for reading in self._history.readings(values))
 
     def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
@@ -69,9 +71,9 @@ class GainModel:
         self._history.remember(knob, expected, measured)
 
     def forget(self) -> None:
-        """The world changed: paces and ledgers are of another one.  The record of forecasts stays."""
+        """Forget paces and ledgers, because conditions changed.  The record of forecasts stays."""
         self._history.forget()
-        while len(self._waits) > RECENT_STEPS:  # the last ones are what says so
+        while len(self._waits) > RECENT_STEPS:  # the last ones came after the change
             self._waits.popleft()
         self._last = None
 
@@ -90,7 +92,7 @@ class GainModel:
     # --- the data loader ---
 
     def _expect_loader(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """What rank 0 sees is a floor: while another rank waits for data, this one waits in the collective for it."""
+        """Forecast from rank 0's wait, a lower bound: while another rank waits for data, rank 0 waits for that rank."""
         waits = [wait for setting, wait in self._waits if setting == setting_of(values)]
         if not waits:
             return None
@@ -129,6 +131,6 @@ class GainModel:
         floor = typical(readings).host_bound_ns / count
         gain = floor * (count - new_count) / pace
         if gain <= 0:
-            return None  # what more micro-batches cost at least, a bound on their gain from above, is no forecast
+            return None  # an upper bound on the gain (what more micro-batches cost at least) is no forecast
         basis = f"{floor / 1e6:.2f} ms host-bound a micro-batch, {count} -> {new_count} micro-batches"
         return Forecast(gain, max(gain, 0.01), basis, is_floor=True)

@@ -1,7 +1,7 @@
-"""What was seen of each setting?  Exact windows, typical paces, and how far off forecasts of them were.
+"""Keeps what was measured of each setting: exact windows, typical paces, and how far off forecasts of them were.
 
-A setting is the values of all knobs.  What was seen of one says something of others too: a link is the same whatever
-the buckets, so the question is mostly for the settings `beside` one, that differ from it in some knobs only.
+A setting is the values of all knobs.  Measurements of one say something of others too: a link is the same whatever
+the buckets.  So most queries are for the settings `beside` one, which differ from it in some knobs only.
 
 Pure.  Bounded: the oldest setting goes when there are too many, and the oldest window of a setting.
 """
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 BACKWARD_SHARE = 2 / 3
-"""Share of compute that is backward when nothing says: it does two matrix products for forward's one."""
+"""Share of compute that is backward where it was not measured: it does two matrix products for forward's one."""
 
 SPREAD_PRIOR = 0.5
-"""Uncertainty of a forecast as a share of it until forecasts met measurements; of other knobs 1 % of the step more."""
+"""Uncertainty of a forecast as a share of it before forecasts were measured; of other knobs 1 % of the step more."""
 
 SMALL_GAIN = 0.02
-"""Forecasts below this are off by a share of this."""
+"""The error of a forecast below this is a share of this, not of the forecast."""
 
 LEDGERS_MAX = 8
 """Exact ledgers kept per setting; their median counts, and two of them are in the lower quartile."""
@@ -55,7 +55,7 @@ Setting = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class SettingReading:
-    """What one window said."""
+    """What one window measured."""
 
     wall_ns: int
     communication_ns: int
@@ -75,10 +75,10 @@ class SettingHistory:
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
         self.windows = 0
-        """How many windows there were in all: what was worked out from them may be kept while this stands still."""
+        """How many windows there were in all: what was computed from them holds while this does not change."""
 
     def learn(self, step: Observation) -> SettingReading | None:
-        """Take what a step's timers and exact ledger say about the setting in force; return what a window said."""
+        """Learn from a step's timers and exact ledger about the setting in force; return what a window measured."""
         if step.forward_ns is not None and step.backward_ns is not None and not step.profiled:
             both = step.forward_ns + step.backward_ns
             if both > 0:
@@ -110,7 +110,7 @@ class SettingHistory:
         self._paces[setting] = pace_ns
 
     def forget(self) -> None:
-        """The world changed: paces and windows are of another one.  The record of forecasts stays."""
+        """Forget paces and windows, because conditions changed.  The record of forecasts stays."""
         self._readings.clear()
         self._paces.clear()
         self.windows += 1
@@ -144,7 +144,7 @@ class SettingHistory:
 
     @property
     def forecasts(self) -> list[tuple[str, float, float]]:
-        """Knob, expected and measured gain of every forecast that was put to the test."""
+        """Knob, expected and measured gain of every forecast that was tested by a trial."""
         return list(self._forecasts)
 
     def remember(self, knob: str, expected: float, measured: float) -> None:
@@ -158,25 +158,25 @@ class SettingHistory:
         return math.sqrt(fmean([SPREAD_PRIOR**2, *(error**2 for error in errors)]))
 
     def spread(self, knob: str, gain: float) -> float:
-        """Return the uncertainty where nothing else tells it: from forecasts put to the test, else a prior."""
+        """Return the uncertainty from forecasts that were tested, but no less than a prior."""
         errors = [(expected - measured) ** 2 for name, expected, measured in self._forecasts if name == knob]
         prior = SPREAD_PRIOR * abs(gain) + 0.01
         return max(prior, math.sqrt(fmean(errors))) if errors else prior
 
 
 def setting_of(values: Mapping[str, int]) -> Setting:
-    """Return the values as something to look up."""
+    """Return the values as a key: pairs of knob and value, sorted."""
     return tuple(sorted(values.items()))
 
 
 def is_beside(setting: Setting, values: Mapping[str, int], knobs: frozenset[str]) -> bool:
-    """Return True when `setting` is `values` but for `knobs`."""
+    """Return whether `setting` differs from `values` in `knobs` only."""
     there = dict(setting)
     return there.keys() == values.keys() and all(there[name] == values[name] for name in values if name not in knobs)
 
 
 def typical(readings: Sequence[SettingReading]) -> SettingReading:
-    """Return the reading with the median exposed communication (a real one, so that its parts agree)."""
+    """Return the reading with the median exposed communication (one that was measured, so that its parts agree)."""
     return sorted(readings, key=lambda reading: reading.exposed_ns)[len(readings) // 2]
 
 

@@ -1,5 +1,5 @@
-"""What may pause tuning or take a change back: the node, the loss, the user.
+"""Pauses tuning, or takes a change back, because of the node, another rank or the loss.
 
-In come node signals, losses and commands, out go reasons to pause or to roll back.
-Start with `tuning_pause`; `loss_monitor` watches for divergence, `node_disturbance` for throttling and neighbours.
+In come node signals, stragglers, hangs and losses, out go reasons to pause or to roll back.
+Start with `tuning_pause`; `loss_monitor` reads what `divergence_detector` judges, `node_disturbance` judges the node.
 """

@@ -1,12 +1,13 @@
-"""Who takes compression back?  A policy around the policy: it sees loss and gradients, the other sees time.
+"""Takes gradient compression back, on all ranks, when loss or gradient norm diverge: a policy around the policy.
 
-A policy keeps what is faster.  That is no reason to keep what breaks the training, so this one stands before it and has
-the last word about the knob "compression": when `divergence` raises the alarm, all ranks turn to "none" as soon as they
-agree (5 to 8 steps, like every switch; not a trial, so a freeze keeps it), and the knob is gone from what the policy
-sees, as a knob that a rank cannot turn any more.  Its open trial ends, and it goes on with the others.
+A policy keeps what is faster.  That is no reason to keep what breaks the training.  So this policy wraps the other one
+and has the last word about the knob "compression".  When `divergence_detector` raises the alarm, all ranks turn to
+"none" as soon as they agree (5 to 8 steps, like every switch; not a trial, so a freeze keeps it).  The knob is then
+gone from what the policy sees, like a knob that a rank cannot turn any more: its open trial ends, and it goes on with
+the other knobs.
 
-Signals say themselves which compression their step ran under, so steps that were not measured are watched all the same.
-It is not given back in this run: a second divergence would cost more than compression saves.
+Each signal names the compression that its step ran under, so steps that were not measured are watched all the same.
+Compression is not given back in this run: a second divergence would cost more than compression saves.
 
 Pure but for `signals`, which must not wait.
 """
@@ -60,11 +61,11 @@ class CompressionRollback(Policy):
         self._policy.begin(facts, spaces, mode=mode)
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Pass on: time is not judged.  Loss and gradients are, as long as steps come."""
+        """Pass on: step times are not judged meanwhile; loss and gradients are, as long as steps come."""
         self._policy.hold(reason, is_brief=is_brief)
 
     def is_calm(self) -> bool:
-        """Pass on; not while compression is in force: each step that diverges is worth more than what a vote costs."""
+        """Pass on; False while compression is in force: a step that diverges costs more than a vote."""
         return not self._is_in_force and self._policy.is_calm()
 
     def wants_window(self) -> bool:
@@ -72,18 +73,18 @@ class CompressionRollback(Policy):
         return self._policy.wants_window()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """Pass on, but for what was said already."""
+        """Pass on, without a second verdict on compression."""
         records = self._policy.finish(reason)
         return records if self._alarm is None else self._retold(records, self._alarm)
 
     def is_urgent(self) -> bool:
-        """Return whether compression must go: also where no step is measured any more, so that nothing is observed."""
+        """Return whether compression must go; needs no observations, as there may be none any more."""
         if self._is_live:
             self._watch()
         return self._alarm is not None and self._is_in_force
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Let the policy judge the steps; of compression it hears no more once that was taken back."""
+        """Let the policy judge the steps, without compression once that was taken back."""
         must_go = self.is_urgent()
         turn: TuningTurn | None = None
         records: list[Record] = []
@@ -97,7 +98,7 @@ class CompressionRollback(Policy):
             return turn, records
         records = self._retold(records, self._alarm)
         if must_go:
-            # Kept, not tried, so that a freeze does not undo it: a trial that the policy wishes for has to wait.
+            # Kept, not tried, so that a freeze does not undo it: a trial that the policy requests has to wait.
             others = {} if turn is None or turn.is_trial else turn.values
             turn = TuningTurn(self._turned or self._decision, {**others, KNOB: NONE}, is_trial=False)
         elif turn is not None:
@@ -105,7 +106,7 @@ class CompressionRollback(Policy):
         return turn, records
 
     def _watch(self) -> None:
-        """Take what loss and gradients said since the last look."""
+        """Judge the losses and gradient norms since the last call."""
         for signals in self._signals():
             self._is_in_force = signals.choice != choice_of(NONE)
             if self._alarm is None:
@@ -121,7 +122,7 @@ class CompressionRollback(Policy):
                 self._tried_at = None
 
     def _retold(self, records: Sequence[Record], alarm: DivergenceAlarm) -> list[Record]:
-        """Say once why compression went, in place of what the policy makes of a knob that it sees no more."""
+        """Give one verdict with the reason for the rollback, in place of the policy's own on compression."""
         told = [record for record in records if isinstance(record, Verdict) and record.knob == KNOB]
         others = [record for record in records if record not in told]
         if self._is_said:

@@ -1,8 +1,8 @@
-"""Is the training going astray since its gradients are compressed?  Loss and gradient norm against their band.
+"""Detects that training diverges under gradient compression, by a clipped CUSUM of loss and gradient norm.
 
-"The loss is higher than before" is true of every second step, and "far above its trend" needs a trend nobody knows:
-a falling loss flattens, so a line drawn through the past predicts too low and cries wolf.  So the question is turned
-round: the loss has to stay above the *lowest level it has had*, by more than its own noise, for long enough.
+"The loss is higher than before" is true of every second step, and "far above its trend" needs a trend that is not
+known: a falling loss flattens, so a line drawn through the past predicts too low and raises false alarms.  So the test
+is another one: the loss has to stay above the *lowest level it has had*, by more than its own noise, for long enough.
 
     level    median of the last LEVEL_STEPS steps; for the loss the lowest such median so far, so that a slow rise does
              not become normal
@@ -12,8 +12,8 @@ round: the loss has to stay above the *lowest level it has had*, by more than it
     alarm    S > LIMIT: 5 to 10 steps after a jump of 5 scales, some 10 after one of 3, some 25 after one of 2
 
 Of positive losses x is the logarithm.  The norm is judged likewise with a wide floor for its scale, because it
-wanders by itself; top-k and PowerSGD change the norm by design, so under them its level is learnt anew.  What is not
-finite needs no statistics: a loss at once, a norm after NONFINITE_MAX steps on end (a GradScaler makes single ones).
+wanders by itself.  top-k and PowerSGD change the norm by design, so under them its level is learnt anew.  What is not
+finite needs no statistics: a loss at once, a norm after NONFINITE_MAX steps in a row (a GradScaler makes single ones).
 
 False alarms in 400 simulated runs of 10 000 steps: none with normal noise, 1 with heavy tails (Student's t
 with 3 degrees), 12 where neighbouring steps are correlated by 0.3, all of them where the loss stands still.
@@ -62,7 +62,7 @@ DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class DivergenceSignals:
-    """What one step said: loss and norm as far as known; either may be infinite or not a number.
+    """One step's loss and gradient norm, as far as known; either may be infinite or not a number.
 
     `choice` is the compression that the step ran under, "none" for none.
     """
@@ -83,7 +83,7 @@ class DivergenceAlarm:
 
 
 class Band:
-    """One signal.  `ratchet`: its level only falls."""
+    """The level and scale of one signal, and its CUSUM score.  `ratchet`: the level only falls."""
 
     def __init__(self, name: str, *, scale_min: float, ratchet: bool) -> None:
         self.name = name
@@ -104,7 +104,7 @@ class Band:
             self._recent.append(value)
 
     def begin(self, *, anew: bool = False) -> None:
-        """From now on steps are judged by the ones before, or, `anew`, by the first that come."""
+        """Judge steps from now on, by the ones before or, `anew`, by the first that come."""
         self.score, self._level, self._over_steps = 0.0, None, 0
         if anew:
             self._recent.clear()
@@ -112,7 +112,7 @@ class Band:
             self._draw()
 
     def end(self) -> None:
-        """Steps are learnt again."""
+        """Learn from steps again instead of judging them."""
         if self._level is not None and self._is_log:
             self._recent = deque((math.exp(x) for x in self._recent), maxlen=LEVEL_STEPS)
         self._level, self.score = None, 0.0
@@ -144,7 +144,7 @@ class Band:
         return None
 
     def _draw(self) -> None:
-        """Make the band of what was learnt; from here on `_recent` holds logarithms where all were positive."""
+        """Set level and scale by what was learnt; from here on `_recent` holds logarithms where all were positive."""
         self._is_log = min(self._recent) > 0
         if self._is_log:
             self._recent = deque((math.log(value) for value in self._recent), maxlen=LEVEL_STEPS)
@@ -154,7 +154,7 @@ class Band:
 
 
 def _noise(values: Sequence[float], level: float) -> float:
-    """Return the noise of a signal with a trend: differences see no trend, values see what is correlated.
+    """Return the noise of a signal with a trend: differences cancel the trend, values show the correlation.
 
     Var(difference) = 2 Var (1 - r) tells the correlation r of neighbours; sums of correlated noise, which is what a
     CUSUM looks at, deviate by sqrt((1 + r) / (1 - r)) more.  A trend looks like correlation, so r has a bound.

@@ -1,16 +1,16 @@
-"""What do loss and gradients look like, step by step?  The edge that `divergence` sees the training through.
+"""Reads loss and gradient norm of every step without waiting for the device, for `divergence_detector`.
 
 Reading a loss on a GPU waits for the GPU, which is what a training loop must not do.  So both numbers are copied to the
 host asynchronously, with an event behind them, and read some steps later, when the event says that they are there.  At
-most PENDING_MAX steps wait; more than that are forgotten, oldest first.
+most PENDING_MAX steps wait; more than that are dropped, oldest first.
 
 The norm is that of a fixed sample of the gradients as they are when the optimizer has stepped, so after clipping: at
-most SAMPLE_SLICES slices of SAMPLE_NUMEL values, spread over all parameters.  A band needs no more, and a slice that
+most SAMPLE_SLICES slices of SAMPLE_NUMEL values, spread over all parameters.  The detector needs no more.  A slice that
 is not finite makes the norm not finite; what is elsewhere shows in the next loss.  Every rank holds the same
-reduced gradients, so rank 0 alone looks, and nothing is communicated.
+reduced gradients, so rank 0 alone reads them, and nothing is communicated.
 
-Left out: judging (divergence), and losses that the script keeps to itself: it says them by `pacer.backward(loss)` or
-`pacer.loss(value)`.
+Left out: judging (`divergence_detector`), and losses that the script does not report: it does so by
+`pacer.backward(loss)` or `pacer.loss(value)`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _number(value: Tensor | float | None) -> float | None:
 class LossMonitor:
     """Collects a loss and a norm a step, on the training thread.
 
-    `choice` says which compression is in force on this rank; it is asked at the end of a step, before any switch.
+    `choice` returns which compression is in force on this rank; it is called at the end of a step, before any switch.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -101,7 +101,7 @@ class LossMonitor:
             self._break(f"a loss ({type(error).__name__}: {error})")
 
     def boundary(self, step: int | None) -> None:
-        """Step `step`, None for the next, is done, before its gradients are zeroed: send its numbers on their way."""
+        """Start to copy the numbers of `step` (None: the next), which is done, before its gradients are zeroed."""
         loss, self._loss = self._loss, None
         self._step = self._step + 1 if step is None else step
         if self._is_broken:
@@ -118,14 +118,14 @@ class LossMonitor:
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing is seen any more."""
+        """Whether loss and gradients are not read any more."""
         return self._is_broken
 
     def take(self) -> list[DivergenceSignals]:
         """Return what has arrived, in step order; never waits.
 
         Raises:
-            RuntimeError: nothing is seen any more, so nothing lossy may stay in force.
+            RuntimeError: loss and gradients are not read any more, so nothing lossy may stay in force.
         """
         if self._is_broken:
             raise RuntimeError("loss and gradients cannot be read")
@@ -150,6 +150,6 @@ def _is_plain(gradient: Tensor) -> bool:
 
 
 def _sample(parameters: list[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
-    """Return every k-th parameter and how much of it is looked at."""
+    """Return every k-th parameter and how many of its values are read."""
     stride = max(1, -(-len(parameters) // SAMPLE_SLICES))
     return [(p, min(p.numel(), SAMPLE_NUMEL)) for p in parameters[::stride]]

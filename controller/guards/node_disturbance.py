@@ -1,4 +1,4 @@
-"""May a trial run now?  What the node's daemon says, while it is fresh.
+"""Decides by the signals of the node's daemon whether a trial may run now, while they are fresh.
 
 A trial compares step times, so what slows the job besides the knob must not come and go meanwhile: throttled clocks, a
 fault, want of memory, somebody else's traffic on the link.  The daemon sees them and says so each few seconds
@@ -6,18 +6,18 @@ fault, want of memory, somebody else's traffic on the link.  The daemon sees the
 
 A signal is believed for AGE_PERIODS of its own periods, counted from the tick that it was taken in.  After that nothing
 is known, and then nothing is held: a daemon that died must neither stop tuning for good nor promise a quiet node.  What
-is bad and stays so for HOLD_SECONDS_MAX is no event but the world, and is tuned for.  So is what comes and goes without
-end: patience grows back slowly (REGAIN_RATIO).
+is bad and stays so for HOLD_SECONDS_MAX is no event but a condition of the job, and is tuned for.  So is what comes and
+goes without end: the time that it may hold tuning grows back slowly (REGAIN_RATIO).
 
     traffic of others   everybody's bytes a second less what the job may be sending itself, as a share of the rated link
-                        bad from BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals on end: a burst
+                        bad from BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals in a row: a burst
                         that ends before the next signal is noise, which the statistics are there for
     memory              some task waited for memory (PSI) for STALLED_RATIO of the time
 
-Waiting for a processor is not held for: a job that keeps all of them busy waits for them itself, and who else does
-cannot be told from a node's total.  A rank that others keep from running is a straggler, which is (`holds`).
+Waiting for a processor is not held for: a job that keeps all of them busy waits for them itself, and a node's total
+does not tell who else does.  A rank that others keep from running is a straggler, which is held for (`tuning_pause`).
 
-Pure: the caller says what time it is.  Left out: other nodes, of which their own ranks speak (`node`).
+Pure: the caller says what time it is.  Left out: other nodes, which their own ranks report (`node_monitor`).
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ HOLD_SECONDS_MAX = 120.0
 """Longer than a backup's or a checkpoint's burst, shorter than a neighbour's job."""
 
 REGAIN_RATIO = 0.25
-"""Of the time without it by which patience with a disturbance grows: one that is there a fifth of the time is the
-job's own world, its data loading over the same link perhaps."""
+"""Share of the time without a disturbance by which the time that it may hold grows back.  One that is there a fifth of
+the time belongs to the job: its data loading over the same link perhaps."""
 
 BUSY_RATIO = 0.2
 QUIET_RATIO = 0.1
 STEADY = 2
 
 STALLED_RATIO = 0.1
-"""A node that waits for memory so much reclaims and swaps: steps take what it takes."""
+"""A node that waits for memory so much reclaims and swaps, and that decides how long steps take."""
 
 OWN_MARGIN = 1.5
 """Headers, retransmissions, and steps faster than the mean: what may still be the job's own."""
 
 
 class Disturbance(IntEnum):
-    """What makes step times measure something else; the numbers cross between ranks."""
+    """What makes step times invalid as a measure of the knobs; the numbers are sent between ranks."""
 
     FAULT = 1
     THROTTLED = 2
@@ -69,11 +69,11 @@ WORDS: Mapping[Disturbance, str] = {
     Disturbance.MEMORY: "its node is short of memory",
     Disturbance.TRAFFIC: "others use its node's link",
 }
-"""What is said of another rank, of which no more than the kind is known."""
+"""The reason that is given for another rank's disturbance, of which only the kind is known."""
 
 
 class DisturbanceGate:
-    """Remembers the last signal, and how much patience is left with each disturbance; one thread."""
+    """Keeps the last signal, and how long each disturbance may still hold tuning; used by one thread."""
 
     def __init__(self) -> None:
         self._signal: HostSignals | None = None
@@ -85,10 +85,10 @@ class DisturbanceGate:
         self._asked_ns: int | None = None
 
     def heed(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
-        """Take what the daemon says; None: there is nobody to say anything.  What the job sends is None if unknown."""
+        """Take the daemon's signal; None: there is no daemon.  What the job sends is None if unknown."""
         if self.fresh(now_ns) is None:
             self._busy = self._quiet = 0
-            self._is_busy = False  # what was before the silence is not what is
+            self._is_busy = False  # what was true before the gap may not be now
         self._signal = signal
         if signal is None:
             return
@@ -102,7 +102,7 @@ class DisturbanceGate:
 
     @property
     def last(self) -> HostSignals | None:
-        """What was said last, however old; None: nobody says anything."""
+        """The last signal, however old; None: there is no daemon."""
         return self._signal
 
     def fresh(self, now_ns: int) -> HostSignals | None:
@@ -114,7 +114,7 @@ class DisturbanceGate:
         return signal if is_fresh else None
 
     def reason(self, now_ns: int) -> tuple[Disturbance, str] | None:
-        """Return why no trial shall run now, or None.  To be asked again and again, as it keeps time."""
+        """Return why no trial shall run now, or None.  Must be called repeatedly: it counts the time between calls."""
         bad = self._what_is_bad(now_ns)
         elapsed_ns = 0 if self._asked_ns is None else max(0, now_ns - self._asked_ns)
         self._asked_ns = now_ns
@@ -131,7 +131,7 @@ class DisturbanceGate:
         return None if self._held is None else (self._held, bad[self._held])
 
     def link_ratio(self, now_ns: int) -> float | None:
-        """Return how full the link is, the fuller direction, as a share of its rated speed; None when nobody knows."""
+        """Return how full the link is, the fuller direction, as a share of its rated speed; None where unknown."""
         signal = self.fresh(now_ns)
         rate = None if signal is None else _rate(signal)
         if signal is None or rate is None or not signal.link_bytes_per_second:
@@ -139,7 +139,7 @@ class DisturbanceGate:
         return rate / signal.link_bytes_per_second
 
     def _what_is_bad(self, now_ns: int) -> dict[Disturbance, str]:
-        """Return every disturbance that is known of, with a sentence."""
+        """Return every disturbance that is known now, with a sentence."""
         signal = self.fresh(now_ns)
         bad: dict[Disturbance, str] = {}
         if signal is None:
@@ -176,7 +176,7 @@ def _rate(signal: HostSignals) -> float | None:
 
 
 def _others_ratio(signal: HostSignals, own: float | None) -> float | None:
-    """Return others' share of the link, None where that cannot be told."""
+    """Return the share of the link that others use; None where it cannot be computed."""
     rate = _rate(signal)
     if rate is None or own is None or not signal.link_bytes_per_second:
         return None

@@ -1,14 +1,15 @@
-"""What does this rank know of its node, and of the other ranks' nodes?  The gate's edge in one rank.
+"""Keeps what one rank knows of its own node's and other ranks' disturbances: the `DisturbanceGate` with its inputs.
 
-    daemon -> courier's thread -> heed ... look -> Gate -> the kind of disturbance -> side road -> rank 0's policy
-              any moment                   at a boundary where the ranks meet
+    at any moment           daemon -> record queue's thread -> heed -> queue
+    at a vote's boundary    queue -> look -> DisturbanceGate -> kind of disturbance -> side channel -> rank 0's policy
 
-A rank hears its own node's daemon only, and a trial measures the slowest rank of all.  So each rank judges its own
-node, and says the kind of what it found in its next gather: one number beside the paces.  Rank 0 alone holds the
-policy for it, and what was tried is taken back by all ranks at one boundary, as everything is; meanwhile a rank that
-sees a disturbance votes for no trial, which keeps it from being turned anywhere.
+A rank gets signals of its own node's daemon only, and a trial measures the slowest rank of all.  So each rank judges
+its own node, and sends the kind of what it found in its next gather: one number beside the paces.  Rank 0 alone holds
+the policy for it, and what was tried is taken back by all ranks at one boundary, as everything is.  Meanwhile a rank
+that sees a disturbance votes for no trial, which keeps it from being turned anywhere.
 
-Nothing is judged here (`gate`), and nobody waits: signals are put into a short queue and looked at between steps.
+Nothing is judged here (`node_disturbance`), and nothing waits: signals are put into a short queue and read between
+steps.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from .node_disturbance import WORDS, Disturbance, DisturbanceGate, own_bytes_per
 __all__ = ["NodeMonitor", "ranks_on_node"]
 
 SIGNALS_MAX = 8
-"""Signals that wait for a boundary: what is older than the last few is too old to be believed."""
+"""Most signals that wait for a boundary: what is older than the last few is too old to be believed."""
 
 PACES_MAX = 16
 """Steps of which the median says how fast the job sends: more than a checkpoint or an evaluation can spoil."""
 
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-"""Who says how many ranks a node has: torchrun, Open MPI's mpirun, Slurm's srun."""
+"""Variables that say how many ranks a node has: of torchrun, Open MPI's mpirun, Slurm's srun."""
 
 
 def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks of the job this node has; all of them where nobody says, as with one process for each."""
+    """Return how many ranks of the job this node has; all of them where no variable says so."""
     for name in _LOCAL_WORLD:
         text = environ.get(name, "")
         if text.isdecimal() and int(text) > 0:
@@ -47,10 +48,10 @@ def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> i
 
 
 class NodeMonitor:
-    """One rank's view.  `heed` from any thread, all else from the training thread.
+    """One rank's view of its node.  `heed` may be called from any thread, all else from the training thread.
 
-    `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` is the device
-    memory that this process holds and never used, which the daemon takes for used.
+    `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` returns the
+    device memory that this process holds and never used, which the daemon takes for used.
     """
 
     def __init__(
@@ -73,18 +74,18 @@ class NodeMonitor:
         self._held: tuple[Disturbance, str] | None = None
         self._view = NodeView()
         self.others: Mapping[int, int] = {}
-        """Rank -> the number of its disturbance, as last heard; this rank's own does not count."""
+        """Rank -> the number of its disturbance, as received last; this rank's own does not count."""
 
     def heed(self, news: HostSignals | None) -> None:
-        """Take what the daemon says; None: the connection broke."""
+        """Queue the daemon's signal; None: the connection broke."""
         self._waiting.append(news)
 
     def note(self, wall_ns: int) -> None:
-        """Learn how long a step takes."""
+        """Take how long a step took."""
         self._paces.append(wall_ns)
 
     def look(self) -> Disturbance | None:
-        """Judge what was said since the last look; return what disturbs this rank's steps."""
+        """Judge the signals since the last call; return what disturbs this rank's steps, or None."""
         has_news = bool(self._waiting)
         if not has_news and self._gate.last is None and self._held is None:
             return None  # a job without a daemon pays nothing
@@ -99,7 +100,7 @@ class NodeMonitor:
 
     @property
     def disturbance(self) -> Disturbance | None:
-        """What disturbed this rank's steps when it looked last."""
+        """What disturbed this rank's steps at the last `look`, or None."""
         return None if self._held is None else self._held[0]
 
     @property
@@ -108,7 +109,7 @@ class NodeMonitor:
         return self._view
 
     def reason(self) -> str | None:
-        """Return why nothing may be tried or judged now: for this rank's node, or another's that said so."""
+        """Return why nothing may be tried or judged now, or None: by this rank's node, or by another's report."""
         if self._held is not None:
             return self._held[1]
         for rank, number in sorted(self.others.items()):
@@ -140,7 +141,7 @@ class NodeMonitor:
         return tuple(sentences if reason is None else [*sentences, f"holds tuning: {reason}"])
 
     def _own_bytes_per_second(self) -> float | None:
-        """Return the most that the job may send over the link; None: nobody knows, or it sends nothing over it."""
+        """Return the most that the job may send over the link; None: unknown, or it sends nothing over it."""
         if self._gradient_bytes is None or not self._paces or self._ranks >= self._hello.world_size:
             return None
         return own_bytes_per_second(

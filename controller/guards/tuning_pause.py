@@ -1,16 +1,16 @@
-"""When must tuning pause?  What job and node say about themselves that makes the pace no measure of any knob.
+"""Pauses tuning while a straggler, a hang or a disturbed node makes the pace no measure of any knob.
 
 A rank that is throttled or hangs slows every step of the job, and a tuner that goes on measures that rank.  So while a
-straggler, a hang or a disturbance of some rank's node (`node`) is reported the policy is held: what is tried is taken
-back, nothing is judged, and it goes on when the report ends.
+straggler, a hang or a disturbance of some rank's node (`node_monitor`) is reported the policy is held: what is tried is
+taken back, nothing is judged, and it goes on when the report ends.
 
-A straggler that stays is no event but the world: after `STRAGGLER_STEPS_MAX` steps tuning goes on with it.  Where a
-link is slow or data comes late that is so after `KNOB_STEPS_MAX`: the change itself says nothing of any knob, but for
-what then stays there are some, of communication and of the loader, and the watch opens the search.
+A straggler that stays is no event but a condition of the job: after `STRAGGLER_STEPS_MAX` steps tuning goes on with it.
+Where a link is slow or data comes late that is so after `KNOB_STEPS_MAX`.  The change itself says nothing of any knob.
+But for what then stays there are knobs, of communication and of the loader, and the change detector opens the search.
 
-Records come from the crew's thread, the policy asks on the training thread, neither waits.
-Left out: a loss that is not finite (`safeguard` watches it); steps with a checkpoint or an evaluation inside on any
-rank, which are marked one by one (`tuner`) and not judged: nothing need be taken back for them.
+Records come from the rank monitor's thread, the policy asks on the training thread, neither waits.
+Left out: a loss that is not finite (`compression_rollback` watches it); steps with a checkpoint or an evaluation inside
+on any rank, which are marked one by one (`tuner`) and not judged: nothing need be taken back for them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .node_monitor import NodeMonitor
 __all__ = ["PausedPolicy", "TuningPause"]
 
 STRAGGLER_STEPS_MAX = 512
-"""As long as a watchful tuner needs to find its way anew; a slower rank that is still slow then will stay so."""
+"""As long as a tuner needs to search anew; a slower rank that is still slow then will stay so."""
 
 KNOB_STEPS_MAX = 64
-"""For the causes that a knob may help against: some windows, so that none lies across the change."""
+"""The same for the causes that a knob may help against: some windows, so that none lies across the change."""
 
 _KNOB_CAUSES = frozenset({"link", "data_wait"})
 
 REASONS_MAX = 64
-"""Ranks that may be late at once and are told apart; the first ones are as good a reason as all."""
+"""Most late or hung ranks that are kept apart; the first ones are as good a reason as all."""
 
 
 class TuningPause:
     """The reasons to pause that are in force.  A sink for records; thread-safe.
 
-    `node` is asked last for one more reason, on the training thread.
+    `node` is asked last, on the training thread, for one more reason.
     """
 
     def __init__(self, node: NodeMonitor | None = None) -> None:
@@ -50,10 +50,10 @@ class TuningPause:
         self._lock = threading.Lock()
         self._late: dict[tuple[int | None, str], Straggler] = {}
         self._hung: dict[int, HangSuspicion] = {}
-        self._missed: HangSuspicion | None = None  # nobody asked while it lasted: ranks that hang observe no steps
+        self._missed: HangSuspicion | None = None  # not reported while it lasted: ranks that hang observe no steps
 
     def put(self, record: JobRecord) -> None:
-        """Take a record; all but stragglers and hangs are nothing to this."""
+        """Take a record; all but stragglers and hangs are ignored."""
         if isinstance(record, Straggler):
             key = (record.late_rank, record.cause)
             with self._lock:
@@ -70,7 +70,7 @@ class TuningPause:
 
     @property
     def dropped(self) -> int:
-        """None ever is: what does not fit is one more of the same reason."""
+        """Always 0: a record that does not fit would only repeat a reason."""
         return 0
 
     def close(self, timeout_seconds: float) -> None:
@@ -90,7 +90,7 @@ class TuningPause:
 
 
 class PausedPolicy(Policy):
-    """A policy that pauses while `holds` says so, and sees with each step what is known of the node."""
+    """A policy that pauses while `holds` gives a reason, and gets with each step what is known of the node."""
 
     def __init__(self, policy: Policy, holds: TuningPause) -> None:
         self._policy = policy
@@ -108,7 +108,7 @@ class PausedPolicy(Policy):
     def advance(
         self, observations: Sequence[Observation]
     ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Hold or release the policy as things stand, then pass on."""
+        """Hold or release the policy by the present reason, then pass on."""
         reason = self._holds.reason(observations[-1].step) if observations else self._held
         if reason != self._held:
             self._held = reason

@@ -1,4 +1,4 @@
-"""What can be turned?  The interface that every knob stands behind.
+"""Defines the interface that every knob implements: its value, its domain, why it must not be turned, and how it is.
 
 Class, kind and the meaning of values are in `pacecar.knobs`.  Undoing is applying the value before.
 """

@@ -1,8 +1,9 @@
-"""Where may a batch be cut, and how much of the loss is in each piece?
+"""Cuts a batch into micro-batches by samples or padded tokens, and computes each piece's share of the loss.
 
 The obvious answer, "every n samples, and each piece counts by its samples", is wrong for text: two samples of 2048
 tokens take the memory of 64 of 64 tokens, padding included, and where the loss is a mean over *tokens*, a piece's share
-of the samples is not its share of the loss.  So a cut may be bounded by padded tokens too, and weighs what it is told:
+of the samples is not its share of the loss.  So a cut may be bounded by padded tokens too, and a piece is weighed by
+the loss terms that the script counts:
 
     lengths 5 2 2 6, at most 6 padded tokens, trimmed      [5....] [2. 2.] [6.....]     samples stay in their order
     loss terms 4 1 0 5                                       0.4     0.1     0.5        weights sum to one
@@ -24,7 +25,7 @@ from torch import Tensor
 __all__ = ["BatchSlices", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of", "width_of"]
 
 NEST_DEPTH_MAX = 32
-"""No batch nests deeper; a list that contains itself would."""
+"""Deepest nest that is accepted: no batch nests deeper, and a list that contains itself would."""
 
 Given = Tensor | Sequence[int]
 """One whole number a sample, or (samples, positions) where everything but 0 counts."""
@@ -138,8 +139,8 @@ def plan(
     return cuts
 
 
-def cut(batch: Any, piece: BatchSlices, width: int | None = None) -> Any:  # noqa: ANN401  any nest in, the same nest out
-    """Return the piece of every tensor in `batch`; those that are `width` wide in dim 1 lose what all of it pads.
+def cut(batch: Any, piece: BatchSlices, width: int | None = None) -> Any:  # noqa: ANN401  the same nest out
+    """Return the piece of every tensor in `batch`; those `width` wide in dim 1 lose columns of padding.
 
     Tensors without dimensions and everything that is no tensor pass through whole.
     """

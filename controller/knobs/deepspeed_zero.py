@@ -1,7 +1,7 @@
-"""What of a DeepSpeed engine can be turned while it trains?  The two sizes that ZeRO looks at anew in each step.
+"""Implements the knobs of a DeepSpeed engine: the two sizes that ZeRO reads anew in each step.
 
-Everything in DeepSpeed's configuration looks alike there, and most of it is read once.  What runtime/zero (0.19) reads
-where the work is done, and so what can change between two steps:
+All settings look alike in DeepSpeed's configuration, but most are read only once.  These are what runtime/zero (0.19)
+reads where the work is done, and what can therefore change between two steps:
 
     reduce_bucket_size     ZeRO 1 and 2 allocate the bucket anew at the first gradient after a reduction,
                            and compare each with the size; ZeRO 3 does too, but allocates once: there it only shrinks
@@ -11,7 +11,8 @@ Both only group what is communicated: sums are the same but for their order, gat
 is no public setter, so attributes are set, and what does not look as known is refused.
 
 allgather_bucket_size looks like a third, but is read only where torch has no all_gather_into_tensor.  The micro-batch
-belongs to the loop that calls the engine; overlap_comm decides about streams when the engine is made (advice).
+belongs to the loop that calls the engine; overlap_comm decides about streams when the engine is made
+(`restart_advice`).
 
 Left out: ZenFlow, DeepCompile, experts and unmanaged accumulation, which reduce otherwise (refused).
 """
@@ -37,10 +38,10 @@ MEMORY_RATIO_MAX = 0.9
 """A larger bucket is offered only if the predicted peak stays under this share of the device's memory."""
 
 BUFFERS = 2
-"""Buckets that ZeRO 1 and 2 hold at one time with overlap_comm; one without."""
+"""Buckets that ZeRO 1 and 2 hold at one time with overlap_comm; without it one."""
 
 _PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
-"""The attribute of ZeRO 3's coordinator, as Python spells a name with two underscores."""
+"""The attribute of ZeRO 3's coordinator, as Python mangles a name that begins with two underscores."""
 
 _STAGES = {"DeepSpeedZeroOptimizer": "ZeRO 1 or 2", "DeepSpeedZeroOptimizer_Stage3": "ZeRO 3"}
 
@@ -54,7 +55,7 @@ def zero_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
 
 
 class _ZeroActuator:
-    """What the two have in common: a size in elements that DeepSpeed keeps in one attribute of one object."""
+    """What both knobs have in common: a size in elements that DeepSpeed keeps in one attribute of one object."""
 
     name = ""
 
@@ -81,7 +82,7 @@ class _ZeroActuator:
         return max((p.element_size() for p in self._engine.module.parameters()), default=4)
 
     def _sizes(self) -> list[int]:
-        """Return the bytes of each parameter, whole; ZeRO 3 keeps shards and says the size of the whole."""
+        """Return the bytes of each whole parameter; ZeRO 3 keeps shards and says the size of the whole."""
         item = self._item_bytes()
         return [int(getattr(p, "ds_numel", p.numel())) * item for p in self._engine.module.parameters()]
 
@@ -158,13 +159,13 @@ class _ZeroActuator:
             raise ActuatorError(f"this DeepSpeed's ZeRO is not understood ({error})") from error
 
     def _check_idle(self) -> None:
-        """Raise ActuatorError where something that was begun with the size in force is not over."""
+        """Raise ActuatorError while ZeRO is still using the size in force."""
 
 
 class ZeroBucketActuator(_ZeroActuator):
     """The knob "zero_bucket_bytes": the size to which ZeRO fills its bucket of gradients before it is reduced.
 
-    None is offered that is smaller than the largest gradient, which ZeRO would reduce by itself on another road.
+    None is offered that is smaller than the largest gradient, which ZeRO would reduce by itself, without a bucket.
     """
 
     name = "zero_bucket_bytes"
@@ -227,7 +228,7 @@ def _refused_kind(engine: Any) -> str | None:  # noqa: ANN401  DeepSpeed has no 
 
 
 def _is_beyond_memory(engine: Any, extra_bytes: int) -> bool:  # noqa: ANN401  DeepSpeed has no types
-    """Return whether so many bytes more do not fit on this device; other devices than CUDA's are not asked."""
+    """Return whether so many bytes more do not fit on this device; False on other devices than CUDA's."""
     parameter = next(engine.module.parameters(), None)
     if parameter is None or parameter.device.type != "cuda":
         return False

@@ -1,6 +1,6 @@
 """Takes the norm of each of many tensors, or adds to each, in one call where torch has one for it.
 
-Torch's own optimizers use these calls, and torch has no public ones: one by one it is a kernel for each tensor.
+Torch's own optimizers use these calls, and torch has no public ones.  One by one it is a kernel for each tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a sharded model can be turned while it trains?  FSDP2's prefetching and resharding, by its public setters.
+"""Implements the knobs of a model sharded by FSDP2: prefetching and resharding, by FSDP2's public setters.
 
 FSDP2 gathers each block's parameters before the block runs.  Two settings say when: how many blocks ahead (the default
 is one), and whether a block that has run forward keeps its parameters for backward (more memory, one gather less).
@@ -10,7 +10,7 @@ move gathers in time: every gradient is the same to the last bit.
 
 All ranks must gather in one order, so a change is made by all of them at one boundary, like that of any knob, and only
 where the modules are the same on all (layout).  Blocks run in the order in which they are registered, as in every
-transformer; where that is not so, prefetching fetches the wrong ones, which is slower and as right as ever.
+transformer; where that is not so, prefetching fetches the wrong ones, which is slower and still correct.
 
 Left out: FSDP1, which fixes both when it is made (refused); resharding to a smaller mesh (`reshard_after_forward` a
 number, refused); mixed precision and offload, which change the numbers or need a restart.
@@ -34,7 +34,7 @@ from .actuator import Actuator, ActuatorError
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
 PREFETCH_MAX = 4
-"""Blocks gathered ahead, at most: each takes memory, and a gather that four blocks cannot hide is a link too slow."""
+"""Most blocks gathered ahead: each takes memory, and where four blocks cannot hide a gather the link is too slow."""
 
 MEMORY_RATIO_MAX = 0.9
 """More gathered parameters are offered only if the predicted peak stays under this share of the device's memory."""
@@ -83,7 +83,7 @@ class _Shards:
         return None
 
     def lacks(self, feature: Feature) -> str | None:
-        """Return what this torch's FSDP2 has not and `feature` needs, or None."""
+        """Return what this torch's FSDP2 lacks of what `feature` needs, or None."""
         for module in self.modules:
             owners: dict[str, object] = {"FSDPModule": module}
             reason = lacking(feature, owners)
@@ -104,7 +104,7 @@ class _Shards:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def beyond_memory(self, extra_bytes: int) -> str | None:
-        """Return why so many bytes more do not fit on this device, or None; other devices are not asked."""
+        """Return why so many bytes more do not fit on this device, or None; None on other devices than CUDA's."""
         parameter = next(self.modules[0].parameters(), None)
         if parameter is None or parameter.device.type != "cuda":
             return None
@@ -205,7 +205,7 @@ class ReshardActuator:
         return NO if self._is_kept else YES
 
     def domain(self) -> tuple[int, ...]:
-        """Return both choices, the second gather without the first only where memory allows."""
+        """Return both choices; keeping the parameters only where memory allows it."""
         if self.value() == YES and self._beyond() is not None:
             return (YES,)
         return (NO, YES)
@@ -251,7 +251,7 @@ class ReshardActuator:
         self._is_kept = is_kept
 
     def _read(self) -> Sequence[bool]:
-        """Return what each module does without us."""
+        """Return for each module whether the script has it reshard after forward."""
         if self._home is None:
             try:
                 self._home = [any(group._reshard_after_forward for group in _groups(m)) for m in self._shards.modules]

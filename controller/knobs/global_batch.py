@@ -1,4 +1,4 @@
-"""How many samples make one update?  The knob "batch_samples" (adaptive): whole batches of the loader put together.
+"""Implements the knob "batch_samples" (adaptive): puts several of the loader's batches together into one update.
 
 A data loader's batch size cannot be changed while it runs, and need not be: one update may take several of its batches.
 
@@ -89,7 +89,7 @@ class BatchGrouper:
         """Samples in the update under way."""
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield what makes one update; the multiplier is looked at when each begins."""
+        """Yield the batch of each update; the multiplier is read when an update begins."""
         waiting: list[T] = []
         wanted = self.multiplier
         for batch in loader:
@@ -303,7 +303,7 @@ def open_global_batch(
 
 
 def _scheduled_step() -> object:
-    """Return the `step` of an optimizer that a scheduler counts: what would bear the mark if torch still made it."""
+    """Return the `step` of an optimizer with a scheduler, to see whether this torch still marks it as counted."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     return optimizer.step

@@ -1,11 +1,12 @@
-"""What do the gradients say about noise?  Their norms before and after the ranks' mean, in every k-th step.
+"""Measures the gradient noise scale under DDP: gradient norms before and after the ranks' mean, in every k-th step.
 
-The obvious place, after the step, is too late: clipping and unscaling have changed the gradient by then.  So it is
-taken inside `backward` of the last micro-batch: hooks on the parameters see each rank's own gradient just before DDP
-sends it, and when backward is over the same tensors hold the mean.  A scaler's factor is in both and cancels.  Each
-rank tells the others three numbers, which is not waited for: they are read at the next measurement, by all ranks in the
-same step, so that a learning rate that follows from them is the same everywhere.  On CUDA they are on the host only by
-then, and are told at the next measurement and read at the one after.
+The obvious place, after the step, is too late: clipping and unscaling have changed the gradient by then.  So they are
+taken inside `backward` of the last micro-batch.  Hooks on the parameters see each rank's own gradient just before DDP
+sends it, and when backward is over the same tensors hold the mean.  A scaler's factor is in both and cancels.
+
+Each rank sends the others three numbers, which is not waited for.  They are read at the next measurement, by all ranks
+in the same step, so that a learning rate that follows from them is the same everywhere.  On CUDA they reach the host
+only by then; they are sent at the next measurement and read at the one after.
 
 Costs two passes over the gradients and one tiny gather in a measured step, and nothing in the others: the hooks are
 there for that backward only.  The first steps are all measured, so that something is known before a batch is tried.
@@ -38,7 +39,8 @@ Tell = Callable[[Sequence[float]], Hear]
 class GradientNoiseMeter:
     """Measures the noise scale of a model under DDP.  Every rank makes one and runs the same backwards.
 
-    `tell` sends numbers to all ranks and returns what waits for theirs, which gives None where they cannot be had.
+    `tell` sends numbers to all ranks and returns a function that waits for theirs; it returns None where they cannot be
+    had.
     """
 
     def __init__(self, ddp: DistributedDataParallel, tell: Tell, every_steps: int = EVERY_STEPS) -> None:
@@ -61,7 +63,7 @@ class GradientNoiseMeter:
         return self.scale.samples
 
     def begin(self, samples: int) -> None:
-        """A backward that synchronizes is about to begin; this rank's batch has `samples`."""
+        """Add the hooks, if this backward is measured, just before it begins; this rank's batch has `samples`."""
         if not getattr(self._ddp, "require_backward_grad_sync", True):
             return
         self._backwards += 1
@@ -77,7 +79,7 @@ class GradientNoiseMeter:
             self._squares.append(torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square())
 
     def end(self) -> None:
-        """That backward is over: the gradients are the ranks' mean."""
+        """Send the norms of the backward that just ended: the gradients are the ranks' mean now."""
         if not self._handles:
             return
         self._let_go()
@@ -92,7 +94,7 @@ class GradientNoiseMeter:
         self._send(said)
 
     def abandon(self) -> None:
-        """That backward failed."""
+        """Remove the hooks after a backward that failed."""
         self._let_go()
 
     def _let_go(self) -> None:
@@ -101,7 +103,7 @@ class GradientNoiseMeter:
         self._handles = []
 
     def _send(self, said: Tensor) -> None:
-        """Tell all ranks without waiting; on CUDA only the copy to the host is begun."""
+        """Send the numbers to all ranks without waiting; on CUDA only begin the copy to the host."""
         if not said.is_cuda:
             self._pending = self._tell(said.tolist())
             return

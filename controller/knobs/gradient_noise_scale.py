@@ -1,4 +1,4 @@
-"""How much does a larger batch help?  The gradient noise scale, and what follows from it.
+"""Computes the gradient noise scale, and from it what a larger batch is worth and by what the learning rate changes.
 
 "Twice the samples a second" is not twice the training: beyond some size samples only average away noise that was small
 already.  McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", equation 2.8 and appendix A.1): with the
@@ -31,7 +31,7 @@ DECAY = 0.95
 """Weight of the past in the averages: about the last 20 measurements count."""
 
 MEASUREMENTS_MIN = 10
-"""Measurements before anything is said: one alone is off by its own size."""
+"""Least measurements before a noise scale is returned: one alone is off by its own size."""
 
 
 class GradientNoiseScale:

@@ -1,15 +1,15 @@
-"""Does a larger micro-batch fit into memory?  What its peaks so far say, against what there is.
+"""Forecasts whether a larger micro-batch fits into memory, from the peaks of the sizes that ran.
 
     peak(m) = fixed + m * slope        weights, gradients and optimizer state; activations of m samples or tokens
 
 One size seen gives a bound (all of it might grow: the fixed part is what makes a guess from one size too pessimistic),
 two give the line.  Peaks (`max_memory_allocated`, on a CPU the most that the process held, getrusage(2)) only ever grow
-and belong to the script, so they are read before and after a larger size ran and never reset; where the peak did not
+and belong to the script, so they are read before and after a larger size ran and never reset.  Where the peak did not
 move, something else (an evaluation, say) is higher, and nothing is learnt.
 
-There is what this process holds and what it could still take (`room`, by the node's daemon): a neighbour on the device
-leaves less than its size says.  A device that runs out of memory says so, and a first run where it does no harm finds
-out what a guess cannot.  A host that runs out kills the process, so there the pessimistic bound counts as well.
+The limit is what this process holds and what it could still take (`room`, by the node's daemon): a neighbour on the
+device leaves less than its size says.  A device that runs out of memory says so, and a first run where it does no harm
+finds out what a guess cannot.  A host that runs out kills the process, so there the pessimistic bound counts as well.
 
 Left out: fragmentation (the allocator's retries say when it begins to cost); a container's own limit, whose page cache
 cannot be told from what is held; a neighbour that grows later.
@@ -26,11 +26,11 @@ import torch
 __all__ = ["MemoryForecast", "predict", "unused_bytes"]
 
 SIZES_MAX = 16
-"""Sizes whose peaks are kept: each is larger than the one before, so a few doublings are all there are."""
+"""Most sizes whose peaks are kept: each is larger than the one before, so a few doublings are all there are."""
 
 FULL_RATIO = 0.95
-"""A predicted peak over this share of the memory is not even tried: an allocator at its end flushes its cache and
-pieces of it stay behind."""
+"""A predicted peak over this share of the memory is not even tried: an allocator that runs out flushes its cache, and
+fragments of it remain."""
 
 
 def predict(peaks: Mapping[int, int], size: int) -> int | None:
@@ -48,7 +48,7 @@ def unused_bytes(device: torch.device) -> int:
 
 
 class MemoryForecast:
-    """What the memory of `device` says about sizes; of one that is neither CUDA nor a CPU, nothing."""
+    """Forecasts for the memory of `device`; none for one that is neither CUDA nor a CPU."""
 
     def __init__(self, device: torch.device, *, statm: Path = Path("/proc/self/statm")) -> None:
         self._device = device

@@ -1,17 +1,17 @@
-"""How many samples go through the model at once?  Split a rank's batch without changing what it learns.
+"""Splits a rank's batch into micro-batches, and weighs their losses so that the gradient stays the whole batch's.
 
-The obvious answer, "as many as fit", is wrong twice: the fastest size is often smaller than the largest, and a size
-that the script fixed for another GPU is often far too small.  So the size is a knob, and the rank's batch stays what
-the data loader gave: only the number of forward/backward passes in one optimizer update changes.
+The obvious answer, "as many samples at once as fit", is wrong twice: the fastest size is often smaller than the
+largest, and a size that the script fixed for another GPU is often far too small.  So the size is a knob, and the rank's
+batch stays what the data loader gave: only the number of forward/backward passes in one optimizer update changes.
 
     batch of 10, micro-batch 4:   0123 4567 89      weights 0.4 0.4 0.2     gradients synchronized with the last only
 
 Exact for a loss that is a mean: each micro-batch's mean is weighted by its share of what it is a mean over, samples or
-the loss terms that the script counts (`cuts`), and the sum of the weighted gradients is the gradient of the batch's
-mean, but for the order of summation.
+the loss terms that the script counts (`batch_slicing`), and the sum of the weighted gradients is the gradient of the
+batch's mean, but for the order of summation.
 
 Left out.  Batch normalization and dropout depend on the micro-batch and are refused by the knob; losses across samples
-(contrastive) cannot be seen from here.  What does not fit: `rescue`.
+(contrastive) cannot be seen from here.  What does not fit: `oom_safe_trial`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class MicroBatchLimit:
-    """A bound on micro-batches as all ranks know it: what is in force, what was seen to fit, and what was not.
+    """A bound on micro-batches that is the same on all ranks: what is in force, what fitted, and what did not.
 
     Every rank makes the same calls in the same order, so that all of them hold the same sizes for proven.  The size
     that the script began with counts as proven: if it does not fit, that is the script's own affair.
@@ -71,12 +71,12 @@ class MicroBatchLimit:
         return self.barred_from is not None and value >= self.barred_from
 
     def prove(self) -> None:
-        """What is in force fits, on all ranks."""
+        """Note that what is in force fits, on all ranks."""
         if self.is_unproven:
             self._proven = self.value
 
     def retreat(self) -> tuple[int, int]:
-        """What is in force does not fit on some rank: bar it and go back; return what was barred, what is now."""
+        """Bar what is in force, which does not fit on some rank, and go back; return what was barred, what is now."""
         assert self.value is not None, "the whole batch is no unproven size"
         assert self.fallback is not None, "a size is unproven only after it was turned"
         self.barred_from, self.value = self.value, self.fallback
@@ -98,7 +98,7 @@ class MicroBatcher:
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
     `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
-    `refused`: why whoever drives it must not be given another size; None where it may.
+    `refused`: why the size must not be changed under the caller; None where it may.
     """
 
     def __init__(

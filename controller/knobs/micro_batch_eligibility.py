@@ -1,4 +1,4 @@
-"""Does the result depend on how a batch is cut?  What must not be in a model whose micro-batch is turned.
+"""Checks whether a model's result depends on how a batch is cut, so that its micro-batch must not be changed.
 
 Left out: what cannot be seen in modules (a functional dropout with a literal rate, a loss across samples).
 """
@@ -20,7 +20,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 
 def inexact(model: nn.Module) -> str | None:
-    """Say which module makes the result depend on the micro-batch, or None."""
+    """Return which module or setting makes the result depend on the micro-batch, or None."""
     ddp = find_ddp(model)
     lacks = None if ddp is None else lacking("micro_batch", {"DDP": ddp})
     if lacks is not None:

@@ -1,12 +1,12 @@
-"""Which micro-batch may be tried?  The knobs "micro_batch" (samples) and "micro_tokens" (padded tokens).
+"""Implements the knobs "micro_batch" (samples) and "micro_tokens" (padded tokens): which sizes may be tried.
 
 A job has one of them: where the loop says how many tokens its samples have and `attach` began with a budget of tokens,
 that is what memory and time follow, and samples otherwise.
 
-How large a size is offered depends on how the loop is written.  `pacer.train_batch` has forward and backward in its
-hands and finds out whether a size fits without losing the step, so it may try them all.  In a plain loop nobody
-but the script can catch what its forward raises, so only sizes are offered that fit even if all memory at the peak grew
-with the size (it grows slower), with a fifth of the device's memory to spare.
+How large a size is offered depends on how the loop is written.  `pacer.train_batch` controls forward and backward and
+finds out whether a size fits without losing the step, so it may try them all.  In a plain loop only the script can
+catch what its forward raises.  So only sizes are offered there that fit even if all memory at the peak grew with the
+size (it grows slower), with a fifth of the device's memory to spare.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ UNGUARDED_RATIO = 0.8
 """In a plain loop the predicted peak stays under this share of the device's memory: a mistake there ends the job."""
 
 DOUBLINGS_MAX = 24
-"""Powers of two offered in either direction."""
+"""Most powers of two that are offered in either direction."""
 
 
 class _Size(ABC):
-    """What both knobs have in common; `rescue` is told where the loop uses `train_batch`."""
+    """What both knobs have in common; `rescue` knows whether the loop uses `train_batch`."""
 
     def __init__(
         self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig, rescue: OomSafeTrial | None = None
@@ -73,7 +73,7 @@ class _Size(ABC):
         return {size for size in sizes if max(1, low) <= size <= high} | {value}
 
     def _memory_ceiling(self, value: int) -> int:
-        """Return the largest size that fits if all memory at the peak grew with the size; DOUBLINGS_MAX where safe."""
+        """Return the largest size that fits if all memory at the peak grew with it; DOUBLINGS_MAX more where safe."""
         parameter = next(self._model.parameters(), None)
         is_guarded = self._rescue is not None and self._rescue.is_used
         if parameter is None or parameter.device.type != "cuda" or is_guarded:

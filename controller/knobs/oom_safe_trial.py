@@ -1,20 +1,20 @@
-"""What if a larger micro-batch does not fit into memory?  Find out without losing the step or the job.
+"""Runs a larger micro-batch for the first time where running out of memory costs neither the step nor the job.
 
 "Catch the error and try again" works for one rank.  Under DDP a rank that fails inside a backward that synchronizes
 leaves the others waiting in a collective until the group's timeout; and a generator cannot catch what the body of its
-loop raises.  So forward and backward must be in our hands (`train_batch`), and a size that is larger than everything
-seen so far runs first where it can do no harm:
+loop raises.  So forward and backward must be called from here (`train_batch`), and a size that is larger than
+everything seen so far runs first where it can do no harm:
 
     switch at a boundary, all ranks      micro-batch 8 -> 16
     next step, all ranks                 scratch: forward and backward of 16 without any collective, undone
                                          did any rank fail?
-                    no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, and the tuner hears it
+                    no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, and the tuner is told
 
 Undone means: the gradients are the very tensors they were, buffers and random numbers are put back, DDP's flags are
 what they were, the scaler's scale is only read.  The cache is freed after a failure.
 
 A size that fitted may still fail later, with longer samples.  That step is redone at half the size, by this rank
-alone, which needs no agreement (ranks may cut differently; only the last micro-batch synchronizes), where nothing is
+alone.  It needs no agreement (ranks may cut differently; only the last micro-batch synchronizes), where nothing is
 lost by it: the gradients were empty when the step began, and no collective is out.  Else the error goes to the script.
 
 Left out: engines that communicate in forward (FSDP); a `loss_fn` with collectives of its own is the script's risk.
@@ -49,7 +49,7 @@ SIGNS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What a plain RuntimeError says when memory ran out where torch has no type of its own for it."""
+"""Texts of a plain RuntimeError when memory ran out and torch has no type of its own for that."""
 
 REASON_CHARS_MAX = 200
 
@@ -62,7 +62,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class OomSafeTrial:
-    """Runs a batch's micro-batches.  `reverted` hears why a size was barred, on all ranks in the same step."""
+    """Runs a batch's micro-batches.  `reverted` is called with why a size was barred, on all ranks in the same step."""
 
     def __init__(self, model: nn.Module, batcher: MicroBatcher) -> None:
         self._model = model
@@ -76,9 +76,9 @@ class OomSafeTrial:
         self.is_used = False
         self.reverted: Callable[[str], None] = lambda reason: None
         self.any_rank: Callable[[bool], bool] = bool
-        """Whether it is so on any rank; all ranks ask, as all of them turned at the same boundary."""
+        """Whether the argument is True on any rank; all ranks ask, as all of them turned at the same boundary."""
         self.room: Callable[[], int | None] = lambda: None
-        """What this rank could still take of its memory; None: nobody knows."""
+        """What this rank could still take of its memory, in bytes; None: unknown."""
 
     def train_batch(
         self,
@@ -133,13 +133,13 @@ class OomSafeTrial:
         try:
             with self._undone():
                 self.batcher.backward(loss_fn(largest()), weight=1.0)
-        except Exception as error:  # noqa: BLE001  the other ranks must hear of it; what is the script's comes again
+        except Exception as error:  # noqa: BLE001  the other ranks must be told; an error of the script comes again
             return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
         return None
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
-        """Leave no trace of what runs inside, and let no rank wait for another."""
+        """Undo all that runs inside, and let no rank wait for another meanwhile."""
         ddp = self.batcher.ddp
         is_gated = hasattr(ddp, "require_backward_grad_sync") and hasattr(ddp, "require_forward_param_sync")
         flags = (ddp.require_backward_grad_sync, ddp.require_forward_param_sync) if ddp and is_gated else None
@@ -164,7 +164,7 @@ class OomSafeTrial:
             torch.clear_autocast_cache()
 
     def _free(self) -> None:
-        gc.collect()  # a traceback that somebody kept may hold the activations in a cycle
+        gc.collect()  # a traceback that was kept may hold the activations in a cycle
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -204,7 +204,7 @@ class OomSafeTrial:
         return torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if is_cuda else None
 
     def _may_redo(self) -> bool:
-        """Whether nothing is out that another rank waits for, and a second pass computes the same."""
+        """Whether no collective is out that another rank waits for, and a second pass computes the same."""
         if self.batcher.ddp is not None and self._was_last:
             return False
         if self._can_redo is None:

@@ -1,11 +1,12 @@
-"""What is the pace where steps differ in worth?  The time of a step over how far it moves the training.
+"""Divides each step's time by how far the step moves the training, so that a policy can compare global batch sizes.
 
-A policy compares step times.  A larger global batch makes every step slower, and may still train faster, so what the
-policy sees is the step time over the step's progress (`noise_scale`): time for the same way, in steps of the batch that
-the job began with.  Where the noise scale is not known progress is 1, and larger batches look as slow as they are.
+A policy compares step times.  A larger global batch makes every step slower, and may still train faster.  So what the
+policy sees is the step time over the step's progress (`gradient_noise_scale`): time for the same progress, in steps of
+the batch that the job began with.  Where the noise scale is not known progress is 1, and larger batches look as slow as
+they are.
 
-The noise scale is taken anew for each step, which lets a slow drift of it into the pace; trials compare neighbours,
-so they do not see it, and the watch, which does, is right to look again when batches are worth something else.
+The noise scale is taken anew for each step, which lets a slow drift of it into the pace.  Trials compare neighbours,
+so they do not see it.  The change detector does, and is right to search again when batches are worth something else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KNOB = "batch_samples"
 
 
 class StatisticalPace(Policy):
-    """A policy that judges by time over progress."""
+    """A policy around another, which it lets judge by time over progress."""
 
     def __init__(self, policy: Policy, noise_scale: Callable[[], float | None]) -> None:
         self._policy = policy
@@ -33,7 +34,7 @@ class StatisticalPace(Policy):
         self._base: int | None = None
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Pass on; the batch that the job begins with is what steps are compared with."""
+        """Pass on; progress is measured in steps of the batch that the job begins with."""
         self._base = next((space.value for space in spaces if space.knob == KNOB), None)
         self._policy.begin(facts, spaces, mode=mode)
 
@@ -44,7 +45,7 @@ class StatisticalPace(Policy):
     def advance(
         self, observations: Sequence[Observation]
     ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Pass on what a step of the first batch would have taken."""
+        """Pass on the steps, the pace of each divided by its progress."""
         return self._policy.advance([self._weighed(step) for step in observations])
 
     def is_calm(self) -> bool:

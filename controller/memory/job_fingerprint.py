@@ -1,9 +1,9 @@
-"""Which earlier runs say something about this one?  Those with the same model, ranks, device, link and torch.
+"""Computes a job's fingerprint: model, ranks, device, link and torch, by which earlier runs are comparable.
 
 A script's name or a job's says nothing: the same script trains other models.  What the best knobs depend on is what
 there is to send (shapes and types of the parameters), among how many, over what, and what computes it.  The link is
-told by its kind and nominal speed; a link that is slower than it says, or shared, is not seen here, and it need not be:
-what is remembered must prove itself again.
+described by its kind and nominal speed.  A link that is slower than it says, or shared, is not seen here, and it need
+not be: what is remembered must prove itself again.
 
 Left out: the batch.  It is in the micro-batch that the script began with, and a remembered size that does not fit the
 batch is not in the knob's domain.
@@ -36,7 +36,7 @@ def fingerprint(
     proc_root: str = "/proc",
     sys_root: str = "/sys",
 ) -> Fingerprint:
-    """Return the job's fingerprint but for `began`, which is known when the knobs are settled.
+    """Return the job's fingerprint without `began`, which is known when the knobs are settled.
 
     Reads a handful of files of the kernel and no values of parameters.
     """
@@ -65,7 +65,7 @@ def link(
     proc_root: str = "/proc",
     sys_root: str = "/sys",
 ) -> str:
-    """Return what the ranks talk over: "none", "local", "InfiniBand 200 Gb/s", "ethernet 10 Gb/s", "ethernet"."""
+    """Return the link between the ranks: "none", "local", "InfiniBand 200 Gb/s", "ethernet 10 Gb/s", "ethernet"."""
     if world_size == 1:
         return "none"
     if environ.get("LOCAL_WORLD_SIZE") == str(world_size):

@@ -1,15 +1,15 @@
-"""What was best for this job last time?  A file of knobs by job fingerprint, shared by all jobs of a user.
+"""Stores the best knobs of earlier runs in one file, by job fingerprint, shared by all jobs of a user.
 
-Writing "the best settings" at the end of a run is wrong three times.  Two jobs that end together lose one's knowledge,
-so every change is made under a lock to what the file holds *then*, and replaces it in one rename.  A file that cannot
+Writing "the best settings" at the end of a run is wrong three times.  Two jobs that end together lose one's result, so
+every change is made under a lock to what the file holds *then*, and replaces it in one rename.  A file that cannot
 be read is somebody's only copy of something: it is moved aside and named, or left alone where it is not ours.  And a
-value that was best once is a claim, not a fact: whoever reads it puts it to the trial (`recollection`), and marks it
-stale here when it fails.
+value that was best once is a claim, not a fact: whoever reads it tries it again (`remembered_setting_trial`), and marks
+it stale here when it fails.
 
     {"format": "pacecar knobs", "version": 1, "entries": [{"key": ..., "fingerprint": {...}, "knobs": {...}, ...}]}
 
-No torch: the command line reads the file too.  Left out: how a fingerprint is taken (`fingerprint`), and the thread
-that keeps files away from the training loop (`keeper`).
+No torch: the command line reads the file too.  Left out: how a fingerprint is computed (`job_fingerprint`), and the
+thread that keeps files away from the training loop (`store_thread`).
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ VERSION = 1
 FORMAT = "pacecar knobs"
 
 ENTRIES_MAX = 256
-"""Kinds of job remembered; the one that was used longest ago makes room.  At 600 bytes each the file stays small."""
+"""Most kinds of job remembered; the one used longest ago is dropped first.  At 600 bytes each the file stays small."""
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 """No file of ours is larger; a wrong path (a data set, a device) is, and is left alone."""
 
 LOCK_SECONDS_MAX = 2.0
-"""A writer holds the lock for milliseconds; whoever waits longer goes without (a dead lock on a network drive)."""
+"""Longest wait for the lock, which a writer holds for milliseconds: a longer one is a dead lock on a network drive."""
 
 LOCK_POLL_SECONDS = 0.01
 
 ASIDE_MAX = 1000
-"""Names tried for a file that is moved aside."""
+"""Most names tried for a file that is moved aside."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return 16 hexadecimal digits that stand for it."""
+        """Return a hash of the fingerprint, 16 hexadecimal digits."""
         text = msgspec.json.encode(self, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -122,7 +122,7 @@ class KnobsFileError(RuntimeError):
 
 
 class DamagedError(KnobsFileError):
-    """It is ours and cannot be read: `suffix` names what it becomes."""
+    """The file is ours and cannot be read; `suffix` is for the name that it is moved aside to."""
 
     def __init__(self, message: str, suffix: str) -> None:
         super().__init__(message)
@@ -130,7 +130,7 @@ class DamagedError(KnobsFileError):
 
 
 def default_place(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file in the user's state folder (XDG Base Directory Specification 0.8); None for a user without home.
+    """Return the path in the user's state folder (XDG Base Directory Specification 0.8); None for a user without home.
 
     A path that is not absolute is ignored, as the specification demands.
     """
@@ -166,9 +166,9 @@ class KnobStore:
             raise KnobsFileError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def change(self, edit: Callable[[tuple[StoredKnobs, ...]], Sequence[StoredKnobs]]) -> str | None:
-        """Replace the entries by what `edit` makes of those in the file now; return what people should know.
+        """Replace the entries by what `edit` makes of those in the file now; return a message for people, or None.
 
-        That is None, or the name under which a damaged file, or one of another version, was moved aside first.
+        The message says where a damaged file, or one of another version, was moved to first.
 
         Raises:
             KnobsFileError: it could not be done, and the file is as it was.
@@ -241,7 +241,7 @@ class KnobStore:
 def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[StoredKnobs, ...]:
     if not is_ours and raw and FORMAT.encode() not in raw[:256]:
         raise KnobsFileError(f"{path}: not a knobs file of pacecar; it is left alone")
-    if not raw:  # somebody touched it
+    if not raw:  # an empty file, as `touch` makes it
         return ()
     try:
         header = msgspec.json.decode(raw, type=_Header)
@@ -256,7 +256,7 @@ def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[StoredKnobs, ...]
 
 @contextmanager
 def _locked(path: Path, walk: Walk) -> Iterator[None]:
-    """Hold the lock file, which is never removed: whoever waits for a removed one would hold another than the next."""
+    """Hold the lock file.  It is never removed: else a process that waits and the next would lock different files."""
     handle = _open_lock(path, walk)
     try:
         deadline = time.monotonic() + LOCK_SECONDS_MAX
@@ -297,7 +297,7 @@ def _open_lock(path: Path, walk: Walk) -> int:
 
 
 def _hand_over(handle: int, walk: Walk) -> None:
-    """Give what root has just made in a user's folder to that user, who could not read it otherwise."""
+    """Make a user the owner of what root has just made in that user's folder, who could not read it otherwise."""
     if os.geteuid() == 0:
         with suppress(OSError):
             os.fchown(handle, walk.status.st_uid, walk.status.st_gid)
@@ -307,12 +307,12 @@ def _hand_over(handle: int, walk: Walk) -> None:
 
 
 def remembered(entries: Sequence[StoredKnobs], entry: StoredKnobs) -> list[StoredKnobs]:
-    """Return `entries` with `entry` in the place of what was known of such a job: the world of today counts."""
+    """Return `entries` with `entry` in the place of what was known of such a job: the latest run counts."""
     return [*(other for other in entries if other.key != entry.key), entry]
 
 
 def used(entries: Sequence[StoredKnobs], tried: StoredKnobs, wall_ns: int) -> list[StoredKnobs]:
-    """Return `entries`, noting that `tried` was of use at `wall_ns`."""
+    """Return `entries` with `tried` marked as used at `wall_ns`."""
     return [
         msgspec.structs.replace(other, used_wall_ns=max(wall_ns, other.used_wall_ns))
         if other.key == tried.key
@@ -322,7 +322,7 @@ def used(entries: Sequence[StoredKnobs], tried: StoredKnobs, wall_ns: int) -> li
 
 
 def stale(entries: Sequence[StoredKnobs], tried: StoredKnobs, why: str) -> list[StoredKnobs]:
-    """Return `entries` with `tried` marked, unless another job has learnt something newer meanwhile."""
+    """Return `entries` with `tried` marked as stale, unless another job has saved a newer result meanwhile."""
     return [
         msgspec.structs.replace(other, stale=why)
         if other.key == tried.key and other.saved_wall_ns <= tried.saved_wall_ns

@@ -1,8 +1,8 @@
-"""Who reads and writes the memory while the job trains?  A thread of its own, because a file may take seconds.
+"""Reads and writes the knob store on a thread of its own while the job trains, because a file may take seconds.
 
 Home folders lie on network drives that hang; a lock may be held.  So the training loop asks for nothing that is not
 there yet: what was not read when tuning begins is not used, and what is to be written is put in a short queue.  The
-first trouble is said once, and the job goes on without memory.
+first problem is logged once, and the job goes on without memory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .knob_store import (
 __all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "StoreThread", "keeper_of"]
 
 EDITS_MAX = 16
-"""Changes that wait to be written; a run has a few."""
+"""Most changes that wait to be written; a run has a few."""
 
 CLOSE_SECONDS_MAX = 2.0
-"""How long the end of a job waits for what is still to be written."""
+"""Longest wait at the end of a job for what is still to be written."""
 
 Edit = Callable[[tuple[StoredKnobs, ...]], Sequence[StoredKnobs]]
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreThread:
-    """The memory of one job.  `recall` and `put` return at once; both are called by the training thread."""
+    """One job's access to the store.  `recall` and `put` return at once; both are called by the training thread."""
 
     def __init__(self, file: KnobStore) -> None:
         self._file = file
@@ -65,7 +65,7 @@ class StoreThread:
         return entry if entry is not None and entry.stale is None else None
 
     def put(self, edit: Edit) -> None:
-        """Let `edit` be made to the file, soon."""
+        """Queue `edit` for the file; it is dropped, with a warning, when EDITS_MAX wait."""
         if os.getpid() == self._pid:
             try:
                 self._edits.put_nowait(edit)
@@ -97,7 +97,7 @@ class StoreThread:
         try:
             return self._file.read()
         except DamagedError:
-            self._change(lambda entries: entries)  # moves it aside, and says where to
+            self._change(lambda entries: entries)  # moves it aside, and logs where to
         except KnobsFileError as error:
             self._complain(str(error))
         return ()
@@ -125,7 +125,7 @@ class StoreThread:
 
 
 def keeper_of(knobs_file: str | None) -> StoreThread | None:
-    """Return a keeper of `knobs_file`, else of the user's own place; None for a user who has none."""
+    """Return a thread for `knobs_file`, else for the file in the user's own folder; None for a user who has none."""
     if knobs_file is not None:
         return StoreThread(KnobStore(Path(knobs_file).expanduser().absolute(), is_ours=False))
     place = default_place()
@@ -133,7 +133,7 @@ def keeper_of(knobs_file: str | None) -> StoreThread | None:
 
 
 class JobMemory:
-    """What the memory means to one job: the fingerprint is its own, and so is the name on what it writes."""
+    """The store as one job uses it: by its own fingerprint, and with its own name on what it writes."""
 
     def __init__(self, keeper: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
         self._keeper = keeper

@@ -1,12 +1,12 @@
-"""What is the next trial, if any, and what does the outcome of one teach?
+"""Selects the next trial, if any, and learns from the outcome of each.
 
-`screen` knows what is left to try, `model` what it may be worth, `purse` what may still be lost; here they are put
-together, for the policy, which only knows when a trial may begin and what its steps said.
+`GeometricSearch` knows what is left to try, `GainModel` what it may be worth, `ExplorationBudget` what may still be
+lost.  Here they are put together for the policy, which only knows when a trial may begin and what its steps said.
 
-A candidate must be worth its trial (`forecast`) and be paid for out of the budget: the first keeps a job whose default
-is best from being explored because nothing forbids it, the second bounds what wrong forecasts cost.
+A candidate must be worth its trial (`forecast`) and be paid for out of the budget.  The first keeps a job whose default
+is best from being explored because nothing forbids it.  The second bounds what wrong forecasts cost.
 
-Pure.  Left out: when (the policy), how it is judged (`trial`).
+Pure.  Left out: when a trial begins (the policy), how it is judged (`ab_trial`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ __all__ = ["CandidateChoice", "CandidateSelection", "known_gain"]
 
 WINDOWS_WISE = 3
 WAIT_FOR_WINDOWS_STEPS = 200
-"""Windows of the setting in force before something is tried on mere hope: with the first alone the price of a bucket
-may be off by what one late rank makes of it.  Windows come by their own budget, so not waited for longer than that."""
+"""Windows of the setting in force that are waited for before a trial whose gain the model is not sure of, and the steps
+of the job up to which they are.  With the first window alone one late rank can distort the cost of a bucket.  Windows
+come by a budget of their own, so they are not waited for longer."""
 
 
 WAITING = "waiting for windows to tell more"
@@ -39,7 +40,7 @@ WAITING = "waiting for windows to tell more"
 
 @dataclass(frozen=True, slots=True)
 class CandidateChoice:
-    """The next trial; without a candidate why there is none, and what is missing in the purse if it is that."""
+    """The next trial; without a candidate why there is none, and what the budget lacks if that is why."""
 
     candidate: Candidate | None
     why_not: str = ""
@@ -48,15 +49,16 @@ class CandidateChoice:
 
 
 def pair_steps(window_steps: int) -> int:
-    """Return the steps of a pair (stretches of two windows and what settles before each hold two pairs).
+    """Return the steps of a pair: one stretch of two windows, with the steps that settle before it.
 
-    As many is a candidate in force before a clear verdict, those until the next switch comes left out.
+    Two stretches, one of each setting, hold two pairs.  For as many steps a candidate is in force before a clear
+    verdict, beside those until the next switch comes.
     """
     return 2 * window_steps + SETTLE_STEPS
 
 
 def known_gain(forecast: Forecast | None) -> float | None:
-    """Return the expected gain where it is no mere floor."""
+    """Return the expected gain; None where there is no forecast or only a lower bound."""
     return None if forecast is None or forecast.is_floor else forecast.gain_ratio
 
 
@@ -79,7 +81,7 @@ class CandidateSelection:
         self._node: NodeView | None = None
 
     def see(self, node: NodeView | None) -> None:
-        """Take what is known of the node now; None when nobody knows."""
+        """Take what is known of the node now; None when nothing is."""
         self._node = node
 
     def candidates(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
@@ -88,7 +90,7 @@ class CandidateSelection:
         return self._screen.candidates(kept, model.expect, model.exposed_ratio, self._node, self._config.dead_band)
 
     def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
-        """Return whether the model is sure that the first trial wins: then less of the noise need be known before."""
+        """Return whether the model is sure that the first trial gains: then it may begin with less noise measured."""
         self.model.note_pace(kept, typical_ns)
         found, _ = self.candidates(kept)
         return _is_clear(found, self._config.dead_band)
@@ -104,7 +106,7 @@ class CandidateSelection:
         latency: int,
         steps: int,
     ) -> CandidateChoice:
-        """Return the best trial that pays and may be paid for, after `steps` steps of the job."""
+        """Return the best trial that is worth its cost and within the budget, after `steps` steps of the job."""
         trial_steps = pair_steps(window_steps) + latency
         self.model.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
@@ -159,11 +161,11 @@ class CandidateSelection:
         return horizon_steps(steps) // (2 * pair_steps(window_steps))
 
     def savings_of(self, candidate: Candidate) -> tuple[float, ...]:
-        """Return the pairs of an earlier trial of the candidate that was left undecided in this world."""
+        """Return the pairs of an earlier trial of the candidate that ended undecided under the present conditions."""
         return self._unproven.get((candidate.knob, candidate.value), ())
 
     def beaten(self, knob: str, value: int) -> None:
-        """The value has lost to the one in force."""
+        """Note that the value has lost to the one in force."""
         self._screen.lost(knob, value)
 
     def learn(
@@ -195,7 +197,7 @@ class CandidateSelection:
             screen.lost(knob, value)
 
     def lose(self, knobs: Sequence[str]) -> None:
-        """These knobs cannot be turned any more."""
+        """Go on without these knobs, which cannot be turned any more."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
         self._screen = GeometricSearch(self.spaces)
         self.model.forget()
@@ -205,7 +207,7 @@ class CandidateSelection:
         return self._screen.look_again()
 
     def reopen(self, windows: Sequence[Observation]) -> None:
-        """The world changed: what was learnt is of another one, but for these windows, which are of the new one."""
+        """Forget what was learnt, because conditions changed, and learn from these windows, which came after that."""
         self._screen.forget()
         self.model.forget()
         for window in windows:

@@ -1,10 +1,10 @@
-"""Has the world changed, and what is known of the new one?  The pace's alarm and the link's, with the windows since.
+"""Detects that the job's conditions changed, by its pace (CUSUM) or its all-reduces, and keeps the windows since then.
 
-A job's pace tells of most changes, its all-reduces of those that the pace does not show; either means that what was
-learnt about settings is of another world.  Not so what was seen since the change: forecasts for the new search begin
-with those windows, and more of them are asked for as soon as something is suspected, not once it is certain.
+A job's pace shows most changes, its all-reduces those that the pace does not show.  Either means that what was learnt
+about settings no longer holds.  What was seen since the change does hold: forecasts for the new search begin with those
+windows.  More of them are asked for as soon as a change is suspected, not once it is certain.
 
-Left out: what follows (the policy).
+Left out: what follows from a change (the policy).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["ChangeDetector", "DetectedChange"]
 
 @dataclass(frozen=True, slots=True)
 class DetectedChange:
-    """The world is another one: `what`, and the windows that are of the new one.
+    """A change of the job's conditions: `what` changed, in words, and the `windows` since.
 
-    `alarm` says how the pace moved; None where only the link did.
+    `alarm` says how the pace moved; None where only the link changed.
     """
 
     what: str
@@ -33,7 +33,7 @@ class DetectedChange:
 
 
 class ChangeDetector:
-    """Takes the levels of windows of steps (`watch`) and exact windows, the hook's."""
+    """Takes the levels of windows of steps (for a `PaceTracker`) and the hook's exact windows."""
 
     def __init__(self) -> None:
         self._watch = PaceTracker()
@@ -41,11 +41,11 @@ class ChangeDetector:
         self._recent: deque[Observation] = deque(maxlen=CONFIRM_WINDOWS)
 
     def restart(self) -> None:
-        """Another setting is in force: it has a pace of its own."""
+        """Track the pace anew: another setting is in force, with a pace of its own."""
         self._watch = PaceTracker()
 
     def take(self, step: Observation) -> None:
-        """Remember an exact window, of whatever setting."""
+        """Keep an exact window, of whatever setting."""
         if step.exact:
             self._recent.append(step)
 

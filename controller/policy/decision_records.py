@@ -1,7 +1,7 @@
-"""What is written down about tuning?  Turns what the policy does into records, each with the step that it was seen at.
+"""Turns what the policy does into records (Decision, Verdict, TunerStatus), each with the step that it was seen at.
 
-A status is written when state or detail changed and at no other time, so that the log of a run reads as a story.
-The instant of a record is that of the observation it rests on: the policy has no clock.
+A status is written only when state or detail changed, so that a run's log stays short enough to read.  The time of a
+record is that of the observation it rests on: the policy has no clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def outcome_of(cause: AbortCause) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class OpenTrial:
-    """A trial under way; `balance_ns` is what the purse stood at when it began."""
+    """A trial under way; `balance_ns` is the exploration budget's balance when it began."""
 
     trial: AbTrial
     decision: int
@@ -44,7 +44,7 @@ class OpenTrial:
 
     @property
     def detail(self) -> str:
-        """Where it stands, for people."""
+        """The trial's progress, in words."""
         trial, knob, value = self.trial, self.candidate.knob, self.candidate.value
         return phrases.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
 
@@ -109,7 +109,7 @@ class DecisionRecords:
         return reason
 
     def say(self, state: State, detail: str, spent_ns: float, step: Observation) -> None:
-        """Write down a status if it is not what was said last."""
+        """Write down a status if it differs from the last one."""
         if self._said == (state, detail):
             return
         self._said = (state, detail)

@@ -1,18 +1,18 @@
-"""What should be tried next?  A short geometric screen around the setting in force.
+"""Searches each knob geometrically: its candidates are about twice and half the present value, then on from what won.
 
 In one dimension doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
-Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
+Bagua's +1.6 % on the same curve).  Never being far from a setting that is known to work bounds what a bad trial can
 cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, on from
-there in the direction that won; one further where the neighbour was neither better nor worse, because a pure climb
-sticks on plateaus, and one further than a leap, which may have met the edge of one.  What lost is not tried again until
-the world changes; what looked better without proof gets a second look after a while.
+there in the direction that won.  One further where the neighbour was neither better nor worse, because a pure climb
+sticks on plateaus.  One further than a leap too, which may have ended at the edge of a plateau.  What lost is not tried
+again until conditions change; what looked better without proof is tried once more after a while.
 
-A climb of five octaves takes five trials, though, and each runs at what is worse than the best.  So where the model is
-sure, less one standard error, of a gain beyond the dead band, the screen leaps to its best at once, however far; where
-it only hopes, four times or a quarter.
+A climb of five octaves takes five trials, though, and each runs at what is worse than the best.  So there are *leaps*.
+Where the model's forecast, less one standard error, is a gain beyond the dead band, the search goes to its best value
+at once, however far; where only the forecast itself is a gain, to four times or a quarter of the present value at most.
 
-Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere,
-swayed by what is known of the node.
+Candidates are ordered by expected gain.  Where the model cannot tell, a prior from what such changes were worth
+elsewhere is taken, adjusted by what is known of the node (`sway`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sway import OF_COMMUNICATION, no_room, sway
 __all__ = ["EXPOSED_RATIO_MIN", "Candidate", "GeometricSearch", "best_advice", "neighbour"]
 
 EXPOSED_RATIO_MIN = 0.03
-"""Below this share of exposed communication a bucket size has nothing to win (TUNING)."""
+"""Below this share of exposed communication no bucket size saves anything (TUNING)."""
 
 PRIOR_GAIN = {
     ("micro_batch", +1): 0.05,
@@ -41,19 +41,20 @@ PRIOR_GAIN = {
     ("bucket_bytes", +1): 0.015,
     ("micro_batch", -1): 0.01,
 }
-"""What a step in that direction may be worth when nobody can tell: orders the trials, nothing else."""
+"""Gain that is assumed for a step in that direction where there is no forecast: orders the trials, nothing else."""
 
 HOMEWARD_GAIN = 0.03
-"""After a change of the world the way back to the setting that the job began with goes before the other way."""
+"""After a change of conditions values toward the setting that the job began with go before those away from it."""
 
 UNCOMPRESSED = 0
-"""The choice of `compression` that is worth a trial even so: it costs no arithmetic."""
+"""The choice of `compression` that is worth a trial even where little communication is exposed: it costs no
+arithmetic."""
 
 ZERO = 0.5
-"""Where a value of 0 stands among ratios: half of one."""
+"""What stands for a value of 0 in ratios: half of one."""
 
 LEAP_OCTAVES = 2.0
-"""On hope alone the model may send the screen so far at once, not further: far-away small buckets cost threefold."""
+"""Longest leap where the forecast is uncertain, in doublings: far-away small buckets cost threefold."""
 
 TIE_RATIO = 0.001
 """Gains that differ by less are taken for equal, and the nearest value then."""
@@ -66,12 +67,12 @@ HOPELESS_SPREADS = 1.5
 
 
 Expect = Callable[[str, dict[str, int], int], Forecast | None]
-"""Knob, values in force and a value of the knob to a forecast."""
+"""From a knob, the values in force and a value of the knob to a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value of one knob that is worth a trial, and why it stands where it stands in the order."""
+    """A value of one knob that may be worth a trial, with its forecast and the gain that it is ordered by."""
 
     knob: str
     value: int
@@ -103,7 +104,7 @@ def best_advice(
 ) -> Candidate | None:
     """Return what to advise: the best forecast of the whole domain beyond the dead band, else the first to try.
 
-    Nobody turns anything on advice, so it may be far away.  None when the forecasts of all neighbours promise nothing.
+    Advice turns nothing, so it may be far away.  None when the forecasts of all neighbours promise nothing.
     """
     if not near:
         return None
@@ -132,15 +133,15 @@ class GeometricSearch:
         self._barred: dict[str, set[int]] = {knob: set() for knob in self._domains}
 
     def lost(self, knob: str, value: int) -> None:
-        """The value was slower than the one in force, or the one in force has beaten it."""
+        """Note that the value was slower than the one in force."""
         self._lost[knob].add(value)
 
     def level(self, knob: str, value: int) -> None:
-        """The value was neither proven better nor seen to be worse."""
+        """Note that the value was neither proven better nor seen to be worse."""
         self._level[knob].add(value)
 
     def undecided(self, knob: str, value: int) -> None:
-        """The value looked better, but the pairs did not prove it: level for now, worth a second look later."""
+        """Note that the value looked better, but the pairs did not prove it: level for now, tried again later."""
         self._level[knob].add(value)
         self._open[knob].add(value)
 
@@ -154,13 +155,13 @@ class GeometricSearch:
         return found
 
     def bar(self, knob: str, value: int) -> None:
-        """The value cannot be used in this job, whatever else changes."""
+        """Rule the value out for the whole job, whatever else changes."""
         self._barred[knob].add(value)
 
     def forget(self) -> None:
-        """The world changed: everything may be tried again, but for what is barred; first on the way back home.
+        """Allow all but barred values again, because conditions changed; those toward the job's own setting go first.
 
-        The job's own setting was somebody's guess for any world, the one in force was proven for one that is gone.
+        The job's own setting was chosen for any conditions; the one in force was proven for conditions that are gone.
         """
         self._was_elsewhere = True
         for knob in self._domains:
@@ -169,7 +170,7 @@ class GeometricSearch:
             self._open[knob].clear()
 
     def reconsider(self, knob: str) -> None:
-        """A choice of `knob` was made, of compression say: what the other knobs are worth may be another matter now."""
+        """Allow the other knobs' values again: a choice of `knob` (compression, say) may change what they are worth."""
         for other in self._domains:
             if other != knob:
                 self._lost[other].clear()
@@ -195,7 +196,7 @@ class GeometricSearch:
         return near + [v for v in self._beyond_plateau(knob, value) if v not in near]
 
     def _beyond_plateau(self, knob: str, value: int) -> list[int]:
-        """Return the untried values one further than what a leap went to and found neither better nor worse."""
+        """Return the untried values one further than a leap's value that was neither better nor worse."""
         domain, closed, level = sorted(self._domains[knob]), self._lost[knob] | self._barred[knob], self._level[knob]
         found = []
         for factor, side in (
@@ -229,7 +230,7 @@ class GeometricSearch:
         return hopes
 
     def _leap(self, knob: str, here: int, hopes: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
-        """Return the value that the model sends the screen to, no farther than need be; None: it is not worth one."""
+        """Return the value that the forecasts make the search leap to, no farther than need be; None: there is none."""
         sure = {value: hope for value, hope in hopes.items() if hope.sure_ratio > dead_band}
         if sure:
             best = max(hope.gain_ratio for hope in sure.values())

@@ -1,20 +1,21 @@
-"""Has the link changed under a job whose pace does not show it?  All-reduces of exact windows, beside earlier ones.
+"""Detects a changed link, also where the job's pace does not show it, from the all-reduces of exact windows.
 
-The obvious sign is the pace, and where communication lies under backward, or half of it was rounded away, it stays
-where it is while alpha or beta change by a multiple: every forecast goes on resting on a link that is no more, and on a
-mixture of both once new windows come in.  So windows of one setting are compared: of each bucket the duration over
-what it was (median), of the buckets the middle one, weighed by how long they take.  Weighed so, a beta is told by the
-large ones and an alpha by jobs that consist of it, and the first one, which waits for the last rank, never decides
-among several.
+The obvious sign is the pace.  But where communication lies under backward, or half of it was rounded away, the pace
+stays where it is while alpha or beta change by a multiple.  Every forecast then goes on resting on a link that is no
+more, and on a mixture of both once new windows come in.  So windows of one setting are compared: of each bucket the
+duration over its usual one (median), of the buckets the median of these ratios, weighed by how long the buckets take.
+By these weights a changed beta shows in the large buckets, and a changed alpha in jobs whose buckets cost little else.
+The first bucket, which waits for the last rank, never decides among several.
 
     before   [1 MiB] 7 ms   [25 MiB] 210 ms   [14 MiB] 120 ms
     now      [1 MiB] 9 ms   [25 MiB]  44 ms   [14 MiB]  25 ms     -> 0.21 of what it was
 
-One window is anything: another job's burst, a garbage collection on a core that sends.  CONFIRM_WINDOWS on end must say
-the same, each by far more than windows differ; whoever takes windows is asked for the next ones soon (`is_suspicious`).
+One window alone proves nothing: another job's burst or a garbage collection on a core that sends looks the same.
+CONFIRM_WINDOWS in a row must agree, each by far more than windows differ; after the first of them whoever takes windows
+is asked for the next ones soon (`is_suspicious`).
 
-Pure.  Left out: windows that did not tell their all-reduces one by one (a sum of communication includes the wait for
-other ranks, which is the pace's to judge), and slow drift, which the reference follows.
+Pure.  Left out: windows that did not record their all-reduces one by one (a sum of communication includes the wait for
+other ranks, which `pace_tracker` judges), and slow drift, which the reference follows.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ from ..observation import Observation
 __all__ = ["CONFIRM_WINDOWS", "LinkChangeDetector"]
 
 CONFIRM_WINDOWS = 3
-"""Windows on end that must agree."""
+"""Windows in a row that must agree."""
 
 REFERENCE_MIN = 4
 REFERENCE_MAX = 8
-"""Windows that say what is usual: with fewer nobody knows how much they differ, of more the oldest are of old."""
+"""Windows that say what is usual: fewer do not show how much windows differ, and of more the oldest are out of date."""
 
 CHANGE_MIN = math.log(1.5)
-"""Below, other settings are hardly worth more than before: a link's share of a step is seldom over a half."""
+"""Logarithm of the smallest factor that counts.  Below it other settings are hardly worth more than before: a link's
+share of a step is seldom over a half."""
 
 CHANGE_NOISES = 4.0
-"""Nor is a change what windows do by themselves, in standard deviations of one."""
+"""Standard deviations of a window below which a difference is noise and no change."""
 
 NOISE_MIN = 0.1
-"""A few windows that happen to agree do not make the watch touchy (a bucket in two windows: 29.7 and 31.7 ms)."""
+"""Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
+ms)."""
 
 QUARTILE = 0.6745
 """The median deviation of Gaussian noise, in standard deviations."""
@@ -59,13 +62,13 @@ class LinkChangeDetector:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the last window was unlike those before: more of them would tell."""
+        """Whether the last window was unlike those before, so that more windows are needed."""
         return bool(self._suspects)
 
     def observe(self, values: Mapping[str, int], window: Observation) -> float | None:
         """Take a window under `values`; return by what factor all-reduces take longer now, where the last ones agree.
 
-        Other values, or another number of buckets, are another reference: the watch begins anew.
+        Other values, or another number of buckets, need another reference, which is begun anew.
         """
         durations = _durations(window)
         if durations is None:

@@ -1,17 +1,17 @@
-"""Who decides before the policy does?  What an earlier run remembered, and what a person orders.
+"""Runs the user's policy under people's orders, after a trial of what an earlier run remembered.
 
 A policy knows nothing of people or of other runs, and should not: it judges steps.  So it runs as a stage under this
 one, which is a policy too and looks like one to the tuner:
 
-    recollection (if something is remembered) -> the user's policy -> ...
+    trial of the remembered setting (if there is one) -> the user's policy -> ...
         freeze      what is being tried is taken back, and nothing more is tried
         resume      tuning goes on, also of knobs that were set by hand
         set         all ranks turn to that value; the policy begins anew around it and leaves the knob alone
         rollback    back to the values that the job began with, then as freeze
 
 An order is carried out as everything else: by all ranks at one boundary, or by none.  It is done when a step with those
-values was seen, and refused when none comes.  What was kept by proof is remembered for the next run; what a person set
-is not, because nobody measured it, and neither is anything that is proven on top of it.
+values was seen, and refused when none comes.  What was kept by proof is remembered for the next run.  What a person set
+is not, because it was not measured, and neither is anything that is proven on top of it.
 
 Pure but for `memory` and an order's `answer`, which must not wait.
 """
@@ -37,11 +37,12 @@ from .remembered_setting_trial import RememberedSettingTrial
 __all__ = ["ORDER_STEPS_MAX", "Order", "OrderError", "OrderMemory", "OrderedPolicy"]
 
 ORDER_STEPS_MAX = 128
-"""An order takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; where the ranks were calm, CALM_PERIOD
-more each, and it is counted from a step that was seen as long ago.  After so many it will not come."""
+"""Steps after which an order is given up.  It takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; where
+the ranks were calm, CALM_PERIOD more each, and it is counted from a step that was seen as long ago."""
 
 ORDER_SEEN_MIN = 32
-"""Of steps too short to be measured one by one only some are seen, a few in a row: so many must have been, too."""
+"""Observed steps that must have passed as well: of steps too short to be measured one by one only some are observed, a
+few in a row."""
 
 PACES_MAX = 64
 """Steps whose pace is kept, to be remembered with the knobs."""
@@ -59,7 +60,7 @@ class OrderError(ValueError):
 
 
 class OrderMemory(Protocol):
-    """Where the best knobs of such jobs are kept.  No call waits."""
+    """Where the best knobs of jobs like this one are kept.  No call waits."""
 
     def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
         """Return what is known of a job like this one that began with these values."""
@@ -79,7 +80,7 @@ class OrderMemory(Protocol):
 
 
 class Order:
-    """What a person wants; `answer` hears "accepted" at most once, and then "done" or "refused" once."""
+    """A person's order; `answer` is called with "accepted" at most once, and then with "done" or "refused" once."""
 
     def __init__(
         self,
@@ -109,8 +110,8 @@ class OrderedPolicy(Policy):
         self._stages = PolicySequence(config)
         self._order: Order | None = None
         self._held: tuple[str | None, bool] = (None, False)
-        self._frozen: str | None = None  # by whose hand
-        self._must_ask = False  # for the kept values, though the stage may not
+        self._frozen: str | None = None  # by whose order
+        self._must_ask = False  # request the kept values, though the stage may not
         self._last: Observation | None = None
         self._paces: deque[tuple[dict[str, int], int]] = deque(maxlen=PACES_MAX)
         self._recalled: StoredKnobs | None = None
@@ -141,12 +142,12 @@ class OrderedPolicy(Policy):
         self._stages.start(self._make())
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Pass it on; a freeze by hand outlasts it."""
+        """Pass it on; a freeze that a person ordered lasts longer."""
         self._held = (reason, is_brief)
         self._hold_stage()
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        """Take the steps since the last call; return the requested turn, if any, and records for people."""
         for step in observations:
             self._see(step)
         if self._order is not None and self._order.action != "freeze":
@@ -167,7 +168,7 @@ class OrderedPolicy(Policy):
         return turn, records
 
     def is_calm(self) -> bool:
-        """Not while somebody waits for what he ordered."""
+        """Return what the stage says; False while an order is under way."""
         stage = self._stages.policy
         return self._order is None and not self._must_ask and (stage is None or stage.is_calm())
 
@@ -177,7 +178,7 @@ class OrderedPolicy(Policy):
         return stage is not None and stage.wants_window()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """No more steps will come: close what is open, and remember what was kept."""
+        """End: no more steps will come; close what is open, and remember what was kept."""
         self._stages.stop(reason)
         _, records = self._stages.advance([])
         self.over = reason
@@ -207,7 +208,7 @@ class OrderedPolicy(Policy):
         """Begin to carry `order` out.
 
         Raises:
-            OrderError: it cannot be; nothing was done, and nothing answered.
+            OrderError: it cannot be carried out; nothing was done, and `answer` was not called.
         """
         self._check(order)
         order.since_step, order.since_seen = self.step, self.steps
@@ -260,7 +261,7 @@ class OrderedPolicy(Policy):
         order.answer("done", "tuning goes on" if was is None else f"it was {was}; tuning goes on")
 
     def _pursue(self, order: Order) -> TuningTurn:
-        """Ask for the order's values until they are seen in force, or for too long."""
+        """Request the order's values until they are seen in force, or it took too long."""
         wanted = {**self.kept, **(order.values if order.action == "set" else self.began)}
         wanted = {knob: value for knob, value in wanted.items() if knob in self._stages.kept}
         end = self._judge(order, wanted)
@@ -331,7 +332,7 @@ class OrderedPolicy(Policy):
         self._restart("")
 
     def _remember(self) -> None:
-        """Remember what was kept, unless a person had his hand in it."""
+        """Remember what was kept, unless a person's order changed values before."""
         remaining, kept = self._stages.remaining, self.kept
         changed = {knob: value for knob, value in kept.items() if value != self.began.get(knob)}
         if self._memory is None or self._is_tainted or remaining is None or remaining >= 1 or not changed:

@@ -1,10 +1,10 @@
-"""How fast is the job with nothing being tried, and is it still?  The present pace, its noise, and an alarm.
+"""Tracks the job's pace with nothing being tried, and its noise, and raises an alarm when the pace has moved (CUSUM).
 
 Tuners that search once and stop lose what they won when the network changes (no peer recovers; horovod#2133 asks since
-2020).  Re-tuning on a timer pays for ever.  So: tune, then watch the pace, and begin again when it has moved.
+2020).  Re-tuning on a timer pays for ever.  So: tune, then track the pace, and begin again when it has moved.
 
 The obvious alarm, "slower than x % for one step", fires at every garbage collection.  Here the unit is the window of
-`trial`, its deviation from the reference is measured in the noise of windows, clipped so that no single window
+`ab_trial`.  Its deviation from the reference is measured in the noise of windows, clipped so that no single window
 can raise the alarm, and summed in both directions (CUSUM: Page 1954).  A faster job is a changed job too.
 
 Left out: slow drift.  The reference follows it, because there is no moment at which to ask again.
@@ -28,25 +28,25 @@ NULL_PAIRS_MIN = 2
 little power."""
 
 NULL_PAIRS_MAX = 8
-"""Null pairs that are kept: old noise is other noise."""
+"""Null pairs that a trial is weighed with: older noise may be different noise."""
 
 WATCH_PAIRS_MAX = 32
-"""Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and the alarm touchy."""
+"""Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and cause false alarms."""
 
 QUIET_SPREAD = 0.06
-"""From the fastest to the slowest of the first window's steps: where none lies further off, windows are short.  What a
-short one is worth is measured all the same, by null pairs of its own length."""
+"""Largest spread in log pace, from the fastest to the slowest of the first window's steps, at which windows are short.
+What a short one is worth is measured all the same, by null pairs of its own length."""
 
 RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
 
 
 class TrackedPace:
-    """The pace under the setting in force, outside trials.  Feed it settled and unsettled steps alike, in order."""
+    """The pace under the setting in force, outside trials.  It takes settled and unsettled steps alike, in order."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS_MAX)
-        self._sum_ns = 0.0  # of the recent steps; asked for at every one of them
+        self._sum_ns = 0.0  # of the recent steps; used at every one of them
         self._filling: list[float] = []
         self._half: float | None = None
         self._since_switch = 0
@@ -56,25 +56,25 @@ class TrackedPace:
         self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
 
     def restart(self) -> None:
-        """Begin anew under a new setting or in a new world.  The noise that was learnt is kept."""
+        """Begin anew under a new setting or new conditions.  The noise that was learnt is kept."""
         self._recent.clear()
         self._sum_ns = 0.0
         self.interrupt()
 
     def interrupt(self) -> None:
-        """The setting was not in force for a while: its next steps settle first."""
+        """Let the next steps settle first: the setting was not in force for a while."""
         self._filling, self._half = [], None
         self._since_switch = 0
 
     def resume(self, log_paces: list[float]) -> None:
-        """Take these steps as the recent ones (the world changed, and they are of the new one)."""
+        """Take these steps as the recent ones: conditions changed, and these came after the change."""
         self.restart()
         self._recent.extend(log_paces)
         self._sum_ns = math.fsum(math.exp(x) for x in self._recent)
         self._since_switch = SETTLE_STEPS
 
     def drop_nulls(self, windows: int) -> None:
-        """Forget the null pairs of the last windows: the change lies within them, they are not noise."""
+        """Drop the null pairs of the last windows: the change lies within them, so they are not noise."""
         for _ in range(min(len(self._noise), windows // 2 + 1)):
             self._noise.pop()
 
@@ -166,12 +166,12 @@ class TrackedPace:
             return NOISE_MIN
         # Few pairs: the estimate may be low by half, so it is raised by what it may be off.
         margin = 1 + 1 / math.sqrt(len(self._noise))
-        # By the median: a window full of spikes makes no later one louder, and the watch no deafer.
+        # By the median: one window full of spikes must not raise the noise, which would hide a change.
         return max(NOISE_MIN, margin * median(abs(x) for x in self._noise) / (QUARTILE * math.sqrt(2)))
 
 
 NOISE_MIN = 0.005
-"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not make the alarm touchy."""
+"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not cause false alarms."""
 
 QUARTILE = 0.6745
 """The median deviation of Gaussian noise, in standard deviations."""
@@ -187,21 +187,22 @@ SHIFT_MIN = 0.04
 """A change in pace below 4 % is not worth a new search."""
 
 SHIFT_NOISES = 2.0
-"""Nor one within what windows do by themselves."""
+"""Nor is one below so many standard deviations of a window."""
 
 CONFIRM_WINDOWS = 5
-"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like a
-change of the world in two windows on end, and each false alarm costs a search (replayed without: one in 500 steps at 5
+"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like
+changed conditions in two windows in a row, and each false alarm costs a search (replayed without: one in 500 steps at 5
 % correlated noise)."""
 
 CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
-"""So long it must have lasted; in a trial, where every other stretch is the candidate's, fewer windows reach as far."""
+"""Steps that a change must have lasted; in a trial, where every other stretch is the candidate's, fewer windows span
+them."""
 
 JUMP_MIN = 0.2
-"""A change that large is confirmed sooner: waiting is what costs then."""
+"""A change (in log pace) that is this large is confirmed sooner: then waiting costs more."""
 
 CONFIRM_WINDOWS_MIN = 2
-"""Windows that confirm whatever is confirmed, a jump too: one alone may be anything."""
+"""Least windows that confirm any change, a jump too: one alone proves nothing."""
 
 FOLLOW = 0.05
 """Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
@@ -214,7 +215,7 @@ RUN_MAX = 8
 class PaceAlarm:
     """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower).
 
-    It was suspected after `suspected_at`, so what was seen since then is of the new world.
+    It was suspected after `suspected_at`, so what was seen since then is of the new conditions.
     """
 
     change_ratio: float
@@ -236,21 +237,21 @@ class PaceTracker:
 
     @property
     def suspicion(self) -> PaceAlarm | None:
-        """What is being confirmed, if anything."""
+        """The change that is being confirmed; None where there is none."""
         if self._confirming is None:
             return None
         windows = len(self._run) + len(self._confirming)
         return PaceAlarm(math.expm1(self._suspected), windows, self._suspected_at)
 
     def observe(self, level: float, noise: float, *, step: int) -> PaceAlarm | None:
-        """Take the level of the window that `step` ended; return an alarm at most once: then make a new Watch."""
+        """Take the level of the window that `step` ended; return an alarm at most once: then make a new PaceTracker."""
         self._seen += 1
         if self._reference is None:
             self._reference = level
             return None
         if self._confirming is not None:
             return self._confirm(level, self._reference, noise, step)
-        # The reference itself is a mean of windows: what it may be off by is not a change of the job.
+        # The reference itself is a mean of windows: its own error is not a change of the job.
         score = (level - self._reference) / (noise * math.sqrt(1 + 1 / self._seen))
         score = max(-CLIP, min(CLIP, score))
         self._slower = max(0.0, self._slower + score - SLACK)
@@ -265,7 +266,7 @@ class PaceTracker:
         return None
 
     def _confirm(self, level: float, reference: float, noise: float, step: int) -> PaceAlarm | None:
-        """The pace seemed to have moved: has it still?  If not, the sums begin again."""
+        """Check whether a suspected change has lasted; if not, the sums begin again."""
         assert self._confirming is not None
         self._confirming.append(level)
         is_jump = abs(self._suspected) >= JUMP_MIN

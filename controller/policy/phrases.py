@@ -1,4 +1,4 @@
-"""How is it said?  The sentences that people read about tuning, in one place, so that they agree with each other."""
+"""Builds the sentences that people read about tuning, in one place, so that they agree with each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def saving(gain: float) -> str:
 
 
 def expectation(forecast: Forecast | None) -> str:
-    """Return what the model expects and from what."""
+    """Return what the model expects, and on what basis."""
     if forecast is None:
         return "the model cannot tell what it is worth"
     if forecast.is_floor:
@@ -53,13 +53,13 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
 
 
 def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: SequentialTest | None) -> str:
-    """Return where a trial stands."""
+    """Return the progress of a trial."""
     so_far = "" if evidence is None else f", {saving(evidence.gain_ratio)} so far{_bounds(evidence)}"
     return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
 
 
 def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
-    """Return what became of a candidate."""
+    """Return the outcome of a trial, with its reason."""
     if end.cause in (AbortCause.NEVER_CAME, AbortCause.ENDLESS, AbortCause.CUT_SHORT, AbortCause.TAKEN_BACK):
         return f"{change(knob, old, new)}: {end.detail}"
     measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
@@ -68,7 +68,7 @@ def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forec
 
 
 def _bounds(evidence: SequentialTest | None) -> str:
-    """Return the bounds, where there are any."""
+    """Return the bounds of the gain in parentheses; nothing where there are none."""
     if evidence is None or evidence.gain_low is None or evidence.gain_high is None:
         return ""
     return f" ({evidence.gain_low * 100:.1f} .. {evidence.gain_high * 100:.1f} %)"

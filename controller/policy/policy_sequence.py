@@ -1,12 +1,12 @@
-"""How do several policies run one after the other as if they were one?
+"""Runs several policies one after the other as if they were one: each is a stage.
 
-Each policy counts its decisions, trials and losses from nothing and knows only the knobs that it was given.  What
-people read, and what ranks are asked for, must go on: so numbers are shifted, losses added up, and the knobs that a
-stage does not have are put into its wishes at the values that are kept.
+Each policy counts its decisions, trials and losses from zero and knows only the knobs that it was given.  What people
+read and what ranks are asked for must go on across stages.  So numbers are shifted, losses are added up, and the knobs
+that a stage does not have are put into its requests at the values that are kept.
 
-A stage's last proven wish is what is *kept*; the next stage begins there.
+A stage's last proven request is what is *kept*; the next stage begins there.
 
-Pure.  Left out: when a stage ends, and which comes next (`overseer`).
+Pure.  Left out: when a stage ends, and which comes next (`ordered_policy`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["PolicySequence"]
 class PolicySequence:
     """The stage that runs, and the numbers of those before it.
 
-    `kept` are the values to come back to, `remaining` the share of step time that is left by all that was kept (None:
-    nothing was), `said` the last status of any stage.
+    `kept` are the values to come back to, `remaining` the share of step time that is left after all gains that were
+    kept (None: none was), `said` the last status of any stage.
     """
 
     def __init__(self, config: TuneConfig) -> None:
@@ -60,14 +60,14 @@ class PolicySequence:
         assert self.policy is None, "one stage at a time"
         free = [space for space in self._spaces if space.knob in self.kept and space.knob not in set(leave)]
         if not free:
-            policy = TuningPolicy(self._config)  # which says so, and watches
+            policy = TuningPolicy(self._config)  # which reports that no knob can be turned
         self._mine = {space.knob for space in free}
         self._base = self._decisions
         self.policy = policy
         policy.begin(self._facts, [replace(space, value=self.kept[space.knob]) for space in free], mode=self._mode)
 
     def stop(self, reason: str) -> None:
-        """End the stage; what it still has to say comes with the next `advance`."""
+        """End the stage; its last records come with the next `advance`."""
         policy, self.policy = self.policy, None
         if policy is None:
             return
@@ -83,7 +83,7 @@ class PolicySequence:
         return self._decisions
 
     def say(self, detail: str, step: Observation) -> None:
-        """Tell people something that no stage says; it comes with the next `advance`."""
+        """Add a status that is no stage's; it comes with the next `advance`."""
         said = TunerStatus(
             job=self._facts.job,
             rank=0,
@@ -98,12 +98,12 @@ class PolicySequence:
         self._records.append(said)
 
     def see(self, step: Observation) -> None:
-        """Take note of the knobs that are turned no more."""
+        """Drop the knobs that are turned no more from what is kept."""
         if any(knob not in step.values for knob in self.kept):
             self.kept = {knob: value for knob, value in self.kept.items() if knob in step.values}
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Let the stage take the steps; return its wish with all knobs named, and what people should know."""
+        """Let the stage take the steps; return its request with all knobs named, and records for people."""
         turn: TuningTurn | None = None
         if self.policy is not None:
             mine = [

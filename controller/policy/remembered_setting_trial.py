@@ -1,13 +1,13 @@
-"""Is what was best last time best today?  The first trial of a run: the remembered knobs against the script's own.
+"""Runs the first trial of a run, where an earlier run left a setting: the remembered knobs against the script's own.
 
-To begin with the remembered values is the obvious road and the wrong one: the link may be shared today, the driver new,
-the entry another machine's, and then a job is slow from its first step and nothing says so.  So they are tried like
-any candidate, A B B A, all knobs of the entry together, because together is how they were proven.  It comes first,
-before any screening: nobody has a better guess than a measurement.
+To begin with the remembered values is obvious and wrong: the link may be shared today, the driver new, the entry
+another machine's.  Then a job is slow from its first step and nothing says so.  So they are tried like any candidate,
+A B B A, all knobs of the entry together, because together is how they were proven.  This trial comes before any search:
+a measurement is a better guess than any forecast.
 
 A policy of its own that ends: whoever runs it goes on with another one from the values that were kept.
 
-Pure: no clock, no torch.  Left out: what becomes of the entry.
+Pure: no clock, no torch.  Left out: what becomes of the entry (`ordered_policy`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
 __all__ = ["RememberedSettingTrial"]
 
 LATENCY_STEPS = 12
-"""Steps from a wish to its effect, as yet unmeasured (control periods of 4: gather, propose, vote)."""
+"""Steps from a request to its effect, before any was measured (control periods of 4: gather, propose, vote)."""
 
 TYPICAL_STEPS_MIN = 4
 """Steps before the typical pace is used."""
@@ -38,8 +38,8 @@ TYPICAL_STEPS_MIN = 4
 class RememberedSettingTrial(Policy):
     """Tries `knobs`, which once saved `gain_ratio`; `told` says where that was measured.
 
-    When `is_over`: `kept` are the values to go on from, `outcome` is what became of the trial, None if there was none,
-    and `detail` why.
+    When `is_over`: `kept` are the values to go on from, `outcome` is the trial's, None if there was none, and `detail`
+    its reason.
     """
 
     def __init__(self, config: TuneConfig, knobs: Mapping[str, int], gain_ratio: float, told: str) -> None:
@@ -73,7 +73,7 @@ class RememberedSettingTrial(Policy):
     # --- the Policy protocol ---
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; what is remembered and not possible here is left out."""
+        """Learn what can be turned; remembered values that are not possible here are left out."""
         self._facts, self._mode = facts, mode
         self.kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self.kept), False)
@@ -82,7 +82,7 @@ class RememberedSettingTrial(Policy):
         self.is_over = not self._aim
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Judge no step for a while; whatever lasts gives the trial up, for a later run."""
+        """Judge no step for a while; a hold that is not brief ends the trial, and leaves it to a later run."""
         self._is_held = reason is not None
         if self._trial is not None and self._last is not None:
             if reason is not None and not is_brief:
@@ -91,7 +91,7 @@ class RememberedSettingTrial(Policy):
                 self._trial.interrupt(self._last.step)
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        """Take the steps since the last call; return the requested turn, if any, and records for people."""
         for step in observations:
             if not self.is_over:
                 self._take(step)
@@ -99,7 +99,7 @@ class RememberedSettingTrial(Policy):
         return self._wish(), records
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """No more steps will come."""
+        """End: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
         self._abandon(f"{reason} before it was decided")
         records, self._records = self._records, []
         return records
@@ -164,7 +164,7 @@ class RememberedSettingTrial(Policy):
         self._conclude(trial, end, step)
 
     def _lose(self, values: dict[str, int]) -> None:
-        """A knob is turned no more, or the pace is absurd: whoever comes next deals with that."""
+        """End the trial: a knob cannot be turned any more, or the pace is absurd; the next policy handles that."""
         lost = sorted(self.kept.keys() - values.keys())
         is_cause = any(knob in self._aim for knob in lost)
         detail = "the ranks could not apply it" if is_cause else "what was measured cannot be true"
@@ -173,7 +173,7 @@ class RememberedSettingTrial(Policy):
         self._asked = (dict(self.kept), True)
         self.is_over = True
 
-    # --- words ---
+    # --- records ---
 
     def _decide(self, step: Observation, kind: Literal["trial", "advise"]) -> None:
         for number, (knob, value) in enumerate(sorted(self._aim.items()), start=1):
@@ -212,7 +212,7 @@ class RememberedSettingTrial(Policy):
                     gain_high=None if evidence is None else evidence.gain_high,
                     evidence=None if evidence is None else evidence.e_value,
                     trial_steps=trial.steps,
-                    # One trial, several verdicts: the first bears what it cost.
+                    # One trial, several verdicts: the first carries the cost of all.
                     exploration_ns=round(self._purse.balance_ns) if number == 1 else 0,
                     reason=self.detail,
                 )

@@ -1,8 +1,8 @@
-"""Is a rank failing, and is it over?  Steps that take many times the usual, and how many of them on end.
+"""Detects that a rank is failing, and that it is over, by counting steps that take many times the usual time.
 
-One huge step is a checkpoint or a garbage collection.  Several on end are a rank that hangs in its data, a link that
-flaps, a machine that swaps: that is reported, not tuned around, and what pace the job has afterwards is for the watch
-to judge.
+One huge step is a checkpoint or a garbage collection.  Several in a row are a rank that hangs in its data, a link that
+flaps, a machine that swaps.  That is reported, not tuned around; `pace_tracker` judges what pace the job has
+afterwards.
 
 Pure.
 """
@@ -15,14 +15,14 @@ __all__ = ["CALM_STEPS", "STALL_RATIO", "STALL_STEPS", "StallDetector"]
 
 STALL_RATIO = 20.0
 STALL_STEPS = 8
-"""So many steps on end over so many times the typical pace: a rank is failing."""
+"""So many steps in a row over so many times the typical pace: a rank is failing."""
 
 CALM_STEPS = 32
-"""Steps on end without a stall after which tuning goes on."""
+"""Steps in a row without a stall after which tuning goes on."""
 
 
 class StallDetector:
-    """Counts; `usual_ns` is the typical pace while nothing is wrong, None before it is known."""
+    """Counts stalled steps; `usual_ns` is the typical pace while nothing is wrong, None before it is known."""
 
     def __init__(self) -> None:
         self.usual_ns: float | None = None

@@ -1,10 +1,11 @@
-"""What does the state of the node say about what to try?  Order and room; no signal decides what is kept.
+"""Adjusts the order of candidates, and rules some out, by the state of the node; no signal decides what is kept.
 
     link full          what saves bytes or hides them goes first: buckets and compression
     processors full    more loader workers go last: they would wait for the same processors
-    memory short       no larger micro-batch: running out of memory is not worth finding out
+    memory short       no larger micro-batch: a trial must not be what makes the job run out of memory
 
-What is not known sways nothing.  Pure.  Left out: what a size would really take (`headroom`, before it first runs).
+What is not known adjusts nothing.  Pure.
+Left out: what a size would really take (`memory_forecast`, before it first runs).
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from ..observation import NodeView
 __all__ = ["OF_COMMUNICATION", "no_room", "sway"]
 
 FULL_LINK_RATIO = 0.7
-"""Of the rated speed, on average over seconds with computing between: nearly always full while gradients travel."""
+"""Share of the rated speed, averaged over seconds that contain computing too: the link is then nearly always full
+while gradients travel."""
 
 FULL_LINK_GAIN = 0.05
-"""More than any other prior, so that it goes before what nobody can forecast either."""
+"""More than any other prior, so that these go before other candidates without a forecast."""
 
 STALLED_CPU_RATIO = 0.5
 STALLED_CPU_GAIN = -0.05
 
 ROOM_RATIO_MIN = 0.1
-"""Of the memory.  A caching allocator needs some to work in, and a neighbour may grow too."""
+"""Share of the memory that must be free.  A caching allocator needs some to work in, and a neighbour may grow too."""
 
 OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
-"""Knobs that can win no more than the exposed communication."""
+"""Knobs that can save no more than the exposed communication."""
 
 OF_MEMORY = frozenset({"micro_batch", "micro_tokens"})
 """Knobs whose larger values take more memory at once."""

@@ -1,16 +1,16 @@
-"""Which settings make this job faster?  Warm up, screen by trials, keep what is proven, then watch.
+"""Implements the default policy: warms up, searches by trials, keeps what is proven, then watches for changes.
 
     warming -> screening <-> trial
                    |  ^
                    v  | the pace moved, or the budget allows again
                 watching                          any of them -> frozen, and back when what froze it is over
 
-Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
-This one searches while something untried is worth a trial and there is time left to lose (`explorer`), then watches.
+Search-then-stop, the usual shape of a tuner, loses all it won when conditions change; search-for-ever pays for ever.
+This one searches while something untried is worth a trial and there is time left to lose (`candidate_selection`), then
+watches.
 
-The ranks carry out a Turn some steps later or never, so nothing here believes a request: a step is judged by
-the values that it had.  The same wish is repeated in every call until it is seen in force; whoever carries it out
-must take the latest wish and ignore one that is already fulfilled.
+The ranks carry out a TuningTurn some steps later or never, so nothing here trusts a request: a step is judged by
+the values that it had.  The latest request counts; whoever carries it out must ignore one that is already fulfilled.
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
 Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
@@ -42,25 +42,26 @@ from .stall_detector import STALL_STEPS, StallDetector
 __all__ = ["TuningPolicy"]
 
 NEVER_CAME_MAX = 2
-"""Trials on end whose switch never came: the ranks cannot agree any more."""
+"""Trials in a row whose switch never came: the ranks cannot agree any more."""
 
 ADVICE_MAX = 32
-"""Advice given in one run; more would be noise."""
+"""Most records of advice in one run; more would not be read."""
 
 SECOND_LOOK_STEPS = 250
-"""Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+"""Steps without a trial before undecided candidates are tried again; doubled each time, so that it ends by itself."""
 
 ROUND_STEPS = 50
-"""Steps that people hear are rounded up to these, and said again when off by two, not with every window."""
+"""Predicted steps in a status are rounded up to a multiple of this.  They are reported again when off by two multiples,
+not with every window."""
 
 TYPICAL_STEPS_MIN = 4
 """Steps under a new setting before its typical pace is used."""
 
 NULL_PAIRS_SURE = 1
-"""Null pairs before a first trial that the model is sure of: it takes a third pair then, but 18 steps sooner."""
+"""Null pairs before a first trial that the model is sure of: it takes a third pair then, but begins 18 steps sooner."""
 
 LATENCY_STEPS_PRIOR = 12
-"""Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
+"""Steps from a request to its effect before it was measured (control periods of 4: gather, propose, vote)."""
 
 
 class TuningPolicy(Policy):
@@ -118,7 +119,7 @@ class TuningPolicy(Policy):
         self._held, self._is_brief = reason, is_brief
 
     def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        """Take the steps since the last call; return the requested turn, if any, and records for people."""
         for step in observations:
             if self._held is not None or self._state == "frozen":
                 self._sit_out(step)
@@ -127,7 +128,7 @@ class TuningPolicy(Policy):
         return self._wish(), self._scribe.take()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """No more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
+        """End: no more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
             self._abandon(self._open, f"{reason} before it was decided", self._last)
         return self._scribe.take()
@@ -135,7 +136,7 @@ class TuningPolicy(Policy):
     # --- one step ---
 
     def _sit_out(self, step: Observation) -> None:
-        """Frozen or held: look at nothing but whether it is over."""
+        """Take a step while frozen or held: only look whether that is over."""
         self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
         if self._last is None or step.step > self._last.step:
             self._last = step
@@ -194,7 +195,7 @@ class TuningPolicy(Policy):
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
-        """No trial is open and the kept setting is in force."""
+        """Take a step with no trial open and the kept setting in force: look for a change, or begin a trial."""
         nulls = len(self._pace.nulls)
         may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
         if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
@@ -213,7 +214,7 @@ class TuningPolicy(Policy):
             self._screen_next(step)
 
     def _account(self, step: Observation) -> None:
-        """Keep the purse: what this step cost because something was or had been tried."""
+        """Charge the exploration budget with what this step cost because something is or was being tried."""
         values = {knob: step.values[knob] for knob in self._kept}
         if values != self._in_force:
             if self._in_force:
@@ -299,7 +300,7 @@ class TuningPolicy(Policy):
             self._say("trial", opened.detail, step)
 
     def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: DetectedChange | None) -> None:
-        """Draw the consequences of a trial's end."""
+        """Keep or drop the candidate, learn from the trial, and search again if conditions changed."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
         if end.cause is not AbortCause.NEVER_CAME:
@@ -329,11 +330,11 @@ class TuningPolicy(Policy):
         if change is not None:
             self._pace.restart()
             self._reopen(change, step)
-        if has_changed and outcome == "kept":  # of the new world, so searching again need not begin with it
+        if has_changed and outcome == "kept":  # proven under the new conditions, so the old value need not be tried
             self._explorer.beaten(knob, opened.old_value)
 
     def _lose(self, knobs: Sequence[str], step: Observation) -> None:
-        """The ranks do not turn these knobs any more (one could not be applied): go on with the others."""
+        """Go on without these knobs, which the ranks do not turn any more (one could not be applied)."""
         opened = self._open
         if opened is not None:
             is_cause = opened.candidate.knob in knobs
@@ -356,14 +357,14 @@ class TuningPolicy(Policy):
         return self._state == "watching" and self._steps - self._watching_since >= self._patience_steps
 
     def _look_again(self, step: Observation) -> None:
-        """Nothing happened for long: what looked better without proof may be tried once more."""
+        """Let what looked better without proof be tried once more: nothing happened for long."""
         self._patience_steps *= 2
         self._watching_since = self._steps
         if self._explorer.look_again():
             self._say("screening", "all quiet: a second look at what was left undecided", step)
 
     def _reopen(self, change: DetectedChange, step: Observation) -> None:
-        """The world changed: what was learnt about settings is of another one."""
+        """Search again: conditions changed, and what was learnt about settings no longer holds."""
         steps = 0
         if change.alarm is not None:
             steps = 2 * self._pace.window_steps * change.alarm.windows
@@ -395,7 +396,7 @@ class TuningPolicy(Policy):
         said = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
         self._say("advising", said, step)
 
-    # --- ends, wishes and words ---
+    # --- ends, requests and status ---
 
     def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
         self._thaw = until
@@ -413,7 +414,7 @@ class TuningPolicy(Policy):
         self._scribe.conclude(opened, end, self._purse.balance_ns, step)
 
     def _wish(self) -> TuningTurn | None:
-        """Return what should be in force, while it is not seen to be or something else was asked for last."""
+        """Return what should be in force, unless it is and was what was requested last."""
         if self._mode == "advise" or not self._in_force:
             return None
         wanted = self._kept if self._open is None else self._open.trial.wanted

@@ -1,12 +1,12 @@
-"""Where should somebody look first?  The dashboard "pacecar / Fleet": all jobs, nodes and GPUs, the worst first.
+"""Builds the dashboard "pacecar / Fleet": tables of all jobs, nodes and GPUs, the worst first.
 
-Ranked by utilization every fleet looks fine, because a rank that waits keeps its GPU busy.  So jobs are ranked by what
-they lose against what they themselves have shown to be able to do: the pace now over the fast times of the same job.
-GPUs are ranked by what holds them down, nodes by what their tasks stall on.
+Utilization is a poor order: a rank that waits keeps its GPU busy, so every fleet looks fine.  So jobs are ranked by
+what they lose against their own best: the pace now over the fast times of the same job.  GPUs are ranked by what holds
+their clocks down, nodes by how much their tasks stall.
 
-Every table is a handful of instant queries grouped by job, node or GPU; those of GPUs and of nodes ask for the worst
-only, so that ten thousand of them cost no more than they must.  Left out: why (that is what the links in the first
-column are for), and who pays.
+Every table is a few instant queries grouped by job, node or GPU.  Those of GPUs and of nodes ask for the worst only, so
+that ten thousand of them cost no more than they must.  Left out: the causes (the links in the first column lead to
+them), and who pays for the machines.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .ranking import Column, ranking
 __all__ = ["FAULTS_OF_CLOCKS", "fleet_dashboard"]
 
 TOP = 25
-"""Lines of a table of GPUs: more than anybody reads."""
+"""Rows of a table of GPUs: more than anybody reads."""
 
 NODES_TOP = 50
-"""Nodes that stall most; and half as many for each of the two ways in which a network is ill."""
+"""The nodes with the most stalling; and half as many each by TCP retransmissions and by RDMA errors."""
 
 LINES = 10
 """Lines of a graph: as many colours as can be told apart."""
@@ -147,7 +147,7 @@ def _jobs() -> Section:
 
 
 def _links_down() -> str:
-    """Return the NVLinks of each GPU that are down and led somewhere; those that a board does not connect are none."""
+    """Return how many NVLinks of each GPU are down; links that the board does not connect are not counted."""
     led = f"on ({', '.join((*_GPUS, 'link'))}) {select('pacecar_gpu_nvlink_info')}"
     return combine("count", f"{select('pacecar_gpu_nvlink_link_state')} == 0 and {led}", *_GPUS)
 
@@ -252,7 +252,7 @@ def _nodes() -> Section:
 
 
 def fleet_dashboard() -> core.Dashboard:
-    """Return the dashboard of everything."""
+    """Return the dashboard of all jobs, nodes and GPUs."""
     return dashboard(
         "pacecar-fleet",
         "All jobs, GPUs and nodes, the worst first; the names lead on.",

@@ -1,8 +1,8 @@
-"""What does the watching cost, and can it be trusted?  The dashboard "pacecar / pacecar itself".
+"""Builds the dashboard "pacecar / pacecar itself": what pacecar costs, and what it dropped, refused or missed.
 
-A monitor that takes a share of the machine and does not say so is part of the problem, and one that drops records
-shows a calm that is none.  So every budget is drawn beside what it was used for, and everything that was refused,
-dropped or missed is counted.
+A monitor that takes a share of the machine and does not say so is part of the problem.  One that drops records without
+saying so makes a machine look calm that is not.  So every budget is drawn beside what was used of it, and everything
+that was refused, dropped or missed is counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Is this job as fast as it can be, and what is being done about it?  The dashboard "pacecar / Job".
+"""Builds the dashboard "pacecar / Job": pace, time ledger, late ranks, devices, tuner and machines of one job.
 
-It reads from top to bottom in the order in which one asks: how fast (pace), where does the time go (ledger), who is
-late (ranks side by side), what does the tuner do, how well are the devices used, and what are the machines doing
-meanwhile.  Utilization stands last on purpose: a GPU at 98 % says nothing about speed.
+The rows follow the order in which one asks: how fast (pace), where does the time go (ledger, communication), who is
+late (ranks side by side), how well are the devices used, what does the tuner do, and what are the machines doing
+meanwhile.  GPU utilization comes near the end on purpose: a GPU at 98 % says nothing about speed.
 
 Left out: the tuner's reasons (`tuning`), the machines in full (`node`), other jobs (`fleet`).
 """

@@ -1,6 +1,6 @@
-"""Where does the time of the steps go?  The rows of the ledger: shares of the step that sum to one.
+"""Builds the job dashboard's rows about the ledger (shares of the step that sum to one), its error, and communication.
 
-Every heading has its colour and its place in the stack on all panels, so that a picture can be compared with another.
+Every heading has its colour and its place in the stack on all panels, so that one picture can be compared with another.
 """
 
 from __future__ import annotations

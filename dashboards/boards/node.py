@@ -1,7 +1,7 @@
-"""What is this node doing, and is it well?  The dashboard "pacecar / Node".
+"""Builds the dashboard "pacecar / Node": faults, GPUs, links, network and host of one node or several.
 
-It begins with what is wrong, goes on to the GPUs and their links, the network, and ends with the host.  What is looked
-at when something else points there is folded away: what is folded asks Prometheus nothing.
+It begins with what is wrong, goes on to the GPUs and their links, then the network, and ends with the host.  Rows that
+are read only when something else points to them are collapsed: a collapsed row sends Prometheus no queries.
 """
 
 from __future__ import annotations

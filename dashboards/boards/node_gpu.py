@@ -1,7 +1,7 @@
-"""What are the GPUs of a node doing, and are they well?  Rows of the dashboard "pacecar / Node".
+"""Builds the GPU rows of the dashboard "pacecar / Node": use, health, activity of the parts, processes and MIG.
 
-Utilization of a GPU is drawn with a warning, because it is the share of time in which any kernel ran, even one on a
-single multiprocessor that waits for the network.  What holds the clocks down, and what the driver reports of memory and
+GPU utilization is drawn with a warning: it is the share of time in which any kernel ran, even one on a single
+multiprocessor that waits for the network.  What holds the clocks down, and what the driver reports of memory and
 links, says more about a slow GPU than how busy it is.
 """
 
@@ -137,7 +137,7 @@ def gpu_health_section() -> Section:
 
 
 def gpu_inside_section() -> Section:
-    """Return the row about the parts of the GPU, which newer ones tell."""
+    """Return the row about the activity of the GPU's parts, which newer GPUs report."""
     return Section("Inside the GPUs", [
         (8, 7, time_series("SMs at work", "Share of the multiprocessors that worked: what utilization is taken for.",
             [Query(select("pacecar_gpu_sm_active_ratio"), GPU_NAME)],
@@ -198,7 +198,7 @@ def gpu_tenants_section() -> Section:
 
 
 def gpu_extremes() -> list[tuple[str, str, str, str]]:
-    """Return (title, metric, unit, name of a series) of what GPUs have peaks in that a scrape misses."""
+    """Return (title, metric, unit, name of a series) of the GPU metrics with peaks that a scrape misses."""
     return [
         ("Utilization", "pacecar_gpu_utilization_ratio", "percentunit", GPU_NAME),
         ("Power", "pacecar_gpu_power_watts", "watt", GPU_NAME),

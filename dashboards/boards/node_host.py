@@ -1,7 +1,7 @@
-"""What are the processors, memory and disks of a node doing?  Rows of the dashboard "pacecar / Node".
+"""Builds the rows of the dashboard "pacecar / Node" about processors, memory, NUMA, disks and control groups.
 
-A training job waits for its host in four ways: a data loader without a processor, memory that swaps, a disk that is
-full or slow, and a container's limit, which looks like an idle machine.
+A training job waits for its host in four ways: a data loader gets no processor, memory swaps, a disk is full or slow,
+or a container reaches its limit, which from outside looks like an idle machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _where(text: str) -> str:
 
 
 def host_section() -> Section:
-    """Return the row about processors and what waits for them."""
+    """Return the row about processors and the tasks that wait for them."""
     return Section("Host", [
         (8, 7, time_series("CPU", "Share of CPU time not idle nor waiting for I/O. Data loading and gloo compete "
             "here with the training threads.", [Query(select("pacecar_host_cpu_utilization_ratio"), _ON)],

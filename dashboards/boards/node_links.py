@@ -1,7 +1,7 @@
-"""What crosses the links of a node, and what is lost there?  NVLink, PCIe, Ethernet, TCP and RDMA, each a row.
+"""Builds the rows of the dashboard "pacecar / Node" about links: NVLink and PCIe, network interfaces, TCP and RDMA.
 
-How full a link is says whether it binds; what is sent twice says whether it is well.  A link that runs at half its
-width or below its generation is the fault that no error counter shows, so the rated speed stands beside the traffic.
+The utilization of a link says whether it is the bottleneck; what is sent twice says whether it is faulty.  A link that
+runs at half its width or below its generation shows in no error counter, so the rated speed stands beside the traffic.
 """
 
 from __future__ import annotations

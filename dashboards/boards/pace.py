@@ -1,7 +1,6 @@
-"""How fast is this job, and who sets its pace?  The rows "Pace" and "Ranks side by side" of a job.
+"""Builds the job dashboard's rows "Pace" and "Ranks side by side": how fast the job is, and which ranks are late.
 
-The pace is that of the slowest rank, because the others wait for it.  A mean over ranks would hide exactly the rank
-that all wait for.
+The pace is that of the slowest rank, because the others wait for it.  A mean over ranks would hide exactly that rank.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NO_TOKENS = "The job does not say how many tokens it trains on"
 
 PHASES = ("data_wait", "forward", "backward", "optimizer", "tail")
 CAUSES = ("compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled")
-"""As `Straggler` and the hook say them."""
+"""As the record `Straggler` and the hook name them."""
 
 RANKS_DRAWN = 16
 """Lines of a panel by rank: a thousand would stop the browser, and the slowest are those that matter."""

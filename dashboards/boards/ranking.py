@@ -1,7 +1,7 @@
-"""Which of them is worst?  A table of jobs, nodes or GPUs, one line each, the worst first.
+"""Builds a table of jobs, nodes or GPUs: a row for each, a column for each figure, the worst first.
 
-A wall of graphs has as many lines as there are machines, and the one that matters is one of them.  Here each thing is a
-line, each question a column, and what is out of bounds has a colour; the name leads to the dashboard of that thing.
+A wall of graphs has as many lines as there are machines, and only one of them matters.  Here each job, node or GPU is
+a row; a value that is out of bounds has a colour, and the name links to the dashboard of that job or node.
 
 Each column is one instant query, grouped by the same labels, so that Grafana's `merge` can lay them side by side.  A
 label that is absent everywhere (`cluster`, mostly) makes no column.
@@ -23,7 +23,7 @@ __all__ = ["LINKS", "Column", "ranking"]
 _CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
 _ONE_JOB = f"var-job=${{__value.text}}&var-launch=${{__data.fields.{heads(LAUNCH)}}}"
-"""The job of this line and not another one of its name."""
+"""Selects the job of this row by name and launch: two jobs may have one name."""
 
 LINKS = {
     JOB: [
@@ -35,20 +35,20 @@ LINKS = {
         {"title": "Its daemon", "url": f"/d/pacecar-itself?var-node=${{__value.text}}&{_CARRIED}"},
     ],
 }
-"""Where the name of a job or a node leads."""
+"""Where the name of a job or a node links to."""
 
 
 WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140}
-"""Columns that need less than their share, and names, which are not read when they are cut; in pixels.
+"""Widths in pixels of columns that need less than their share, and of names, which nobody reads when they are cut.
 
-Not a least width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its
+Not a minimum width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its
 panel, so that the last column is cut.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One question that is asked of each line; `steps` colour the cell from a value on."""
+    """One column: a query with one value for each row; `steps` colour the cell from a value on."""
 
     title: str
     expression: str
@@ -67,7 +67,7 @@ def ranking(
     worst: str,
     empty: str,
 ) -> core.Table:
-    """Return the table of what `keys` (labels) tell apart, sorted by the column `worst`, highest first."""
+    """Return the table with a row for each set of values of `keys` (labels), sorted by `worst`, highest first."""
     titles = [question.title for question in questions]
     assert worst in titles, f"{title}: no column {worst}"
     columns = [*keys, *(f"Value #{chr(ord('A') + index)}" for index in range(len(questions)))]

@@ -1,8 +1,8 @@
-"""Was it worth it?  The dashboard "pacecar / Tuning": what was decided, what was expected, and what came of it.
+"""Builds the dashboard "pacecar / Tuning": what was decided in one job, the gain expected and measured, and the cost.
 
 A knob over time beside a graph of throughput proves nothing, because both move for other reasons too.  So each decision
 is marked on the pace itself, each verdict carries the gain that was measured in interleaved windows, and what the
-trials cost stands beside what they brought.
+trials cost stands beside what they gained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How well do the ranks use their devices?  The rows "Efficiency" and "Memory" of a job.
+"""Builds the job dashboard's rows "Efficiency" and "Memory": MFU, FLOP/s, energy, device memory and checkpoints.
 
 MFU stands first, because it is the one figure of a GPU that cannot be high while nothing useful is computed.  Where
-the peak of the device is unknown there is no MFU, and the FLOP/s beside it still are.
+the peak of the device is unknown MFU is absent; the FLOP/s beside it are shown all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RANK = f"rank {{{{{RANK}}}}}"
 
 
 def efficiency_section() -> Section:
-    """Return the row about FLOPs, and the energy that they take."""
+    """Return the row about FLOPs and energy."""
     return Section("Efficiency", [
         (6, 7, time_series("MFU", "Model FLOPs utilization: the share of the device's arithmetic that was spent on the "
             "model, waits and all.", [Query(select("pacecar_job_mfu_ratio"), _RANK)],
@@ -46,7 +46,7 @@ def efficiency_section() -> Section:
 
 
 def memory_section() -> Section:
-    """Return the row about memory of the device, checkpoints, and what stands behind the figures of efficiency."""
+    """Return the row about device memory, checkpoints, and what the figures of efficiency rest on."""
     return Section("Memory, checkpoints, and FLOPs and energy of a step", [
         (8, 7, time_series("Device memory", "In tensors at the end of a step, at most, and held by the allocator.", [
                 Query(select("pacecar_job_memory_allocated_bytes"), f"{_RANK} allocated"),

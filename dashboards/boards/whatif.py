@@ -1,6 +1,6 @@
-"""What would help this job most?  The panels of the what-if ladder.
+"""Builds the job dashboard's panels of the what-if bounds: the most that each change could save of the step.
 
-A ladder is easily read as a promise, so each name says "at most" or "at best" and the help says what forbids more.
+A bound is easily read as a promise, so each name says "at most" or "at best", and the help says what prevents more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def what_if_panels() -> list[tuple[int, int, core.Panel]]:
 
 
 def ladder_age_panel() -> core.TimeSeries:
-    """Return the panel that says how old what the ladder knows is."""
+    """Return the panel with the age of the calibration behind the what-if bounds."""
     return time_series(
         "Age of the ladder's calibration",
         "Steps since the oldest exact window behind the ladder: as old as this is what it knows of communication.",

@@ -1,4 +1,4 @@
-"""Which alerts are about jobs, their tuning, and pacecar itself?"""
+"""Defines the alerts about jobs, their tuning, and pacecar itself."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LATE_RATIO = 0.1
 """A tenth of the pace: more than any knob is likely to win."""
 
 STALL_SECONDS, STALL_STEPS = DaemonConfig().stall_seconds, 20
-"""As the flight recorder (`monitor/recorder/triggers.py`), which writes a recording at the same time: a job whose steps take
-long is not stalled before so many of them would have ended."""
+"""As the flight recorder (`monitor/recorder/triggers.py`), which writes a recording at the same time: a job whose steps
+take long is not stalled before so many of them would have ended."""
 
 SPEAKS_SECONDS = 240
-"""A rank that ended a step so long ago still speaks for its job.  Under the five minutes that alerts wait: what a job
-said last stays on the daemon's board for a while after its end, also when it was started anew on other nodes."""
+"""A rank that ended a step less than this ago still counts for its job.  Under the five minutes that alerts wait: the
+daemon keeps a job's last values for a while after its end, also when it was started anew on other nodes."""
 
 DAEMON_OVER = 1.2
 """The daemon looks less often as soon as it reaches its budget; a fifth over it means that this does not help."""
@@ -46,8 +46,9 @@ def _late() -> str:
 def _silent() -> str:
     """Return for how long no rank of a job has ended a step, of ranks that are connected.
 
-    A job that ended stays on the board for a while and says nothing more; `process_info` is only of those connected.
-    The node is compared too: a job that was started anew elsewhere has processes, and its old ranks are old.
+    The daemon keeps a job for a while after its end, and it sends nothing more; `process_info` is only of ranks that
+    are connected.  The node is compared too: a job that was started anew elsewhere has processes, but its old ranks
+    are old.
     """
     age = RULES.select("pacecar_job_last_record_age_seconds")
     connected = RULES.select("pacecar_process_info", {JOB: "!="})
@@ -55,13 +56,13 @@ def _silent() -> str:
 
 
 def _patience() -> str:
-    """Return how long a job may end no step."""
+    """Return how long a job may go without ending a step before it counts as stalled."""
     step = combine("max", RULES.select("pacecar_job_step_duration_seconds"), *OF_JOB)
     return f"clamp_min({STALL_STEPS} * {step}, {STALL_SECONDS:g})"
 
 
 def _speaking(expression: str, *labels: str) -> str:
-    """Return what `expression` finds of jobs (or of ranks, with that label) that go on ending steps there."""
+    """Return the part of `expression` that is of jobs (or of ranks, with that label) that still end steps there."""
     age = RULES.select("pacecar_job_last_record_age_seconds")
     return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, *labels))}) ({age} < {SPEAKS_SECONDS})"
 

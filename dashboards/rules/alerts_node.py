@@ -1,4 +1,4 @@
-"""Which alerts are about machines?  GPUs, their memory and links, and the network."""
+"""Defines the alerts about machines: GPUs, their memory and links, and the network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RDMA_NORMAL = "(req|resp)_cqe(_flush)?_error|port_rcv_switch_relay_errors|port_x
 multicast, or by congestion, which is drawn."""
 
 NO_CABLE = "lo|(veth|docker|br-|cni|cali|lxc|flannel|virbr|vnet|tap|tun).*"
-"""Interfaces that software makes: they come and go with containers and virtual machines; nothing is broken."""
+"""Interfaces made by software: they come and go with containers and virtual machines; nothing is broken."""
 
 TCP_RATIO = 0.01
 """At one loss in a hundred a flow of 1460-byte segments over 1 ms is bound to 18 MB/s, whatever the link can

@@ -1,8 +1,8 @@
-"""Which questions are asked so often that the answer is worth keeping?  Recording rules.
+"""Defines the recording rules: figures that are asked for often, computed once, one series a job, node or GPU.
 
-A rate over ten thousand ranks costs little once and much in each panel, each alert and each look back over a month.  So
-what alerts compare with a bound is recorded, one series a job, node or GPU, under `level:metric:operation` (Prometheus'
-naming practice); a job is a name and a launch.  The dashboards do without: they work where nobody loaded the rules.
+A rate over ten thousand ranks costs little once, and much in each panel, each alert and each query over a month.  So
+what alerts compare with a bound is recorded, under `level:metric:operation` (Prometheus' naming practice); a job is a
+name and a launch.  The dashboards do not use the recorded series: they work where nobody loaded the rules.
 
 Every rule keeps the label `cluster`, which is absent where nobody has added it.
 """
@@ -34,7 +34,7 @@ OF_JOB, OF_NODE, OF_GPU = (CLUSTER, JOB, LAUNCH), (CLUSTER, NODE), (CLUSTER, NOD
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A series that Prometheus computes: its name, and of what."""
+    """A series that Prometheus computes: its name, and the expression behind it."""
 
     name: str
     expression: str

@@ -1,4 +1,4 @@
-"""What does Prometheus load?  The recording and alert rules as files, and what each alert says.
+"""Renders the recording and alert rules as the files that Prometheus loads.
 
     pacecar.rules.yml           recording rules
     pacecar-alerts.rules.yml    alerts; they read what the first file records, so load both

@@ -1,4 +1,4 @@
-"""How long does a loop wait that gets its batches straight from torch's DataLoader?
+"""Times how long a loop waits for data that gets its batches straight from torch's DataLoader.
 
 All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
 stay the script's own.  That also times evaluation, in whichever step that falls.  What other threads and worker
@@ -24,7 +24,7 @@ _original: Callable[[Any], Any] | None = None
 
 
 def time_waits(hook: Hook) -> None:
-    """Tell `hook` of every wait of this thread from now on."""
+    """Report every wait of this thread to `hook` from now on."""
     global _original
     if _original is not None or lacking("run_waits") is not None:
         return
@@ -50,7 +50,7 @@ def time_waits(hook: Hook) -> None:
 
 
 def forget_waits() -> None:
-    """Put torch's own back."""
+    """Put torch's own `__next__` back."""
     global _original
     if _original is not None:
         iterators: Any = need(_ITERATORS)

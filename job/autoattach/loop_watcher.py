@@ -1,6 +1,6 @@
-"""What does this process train with what?  One iteration of its loop is watched, from a step to the same one again.
+"""Finds out what a process trains with what, from one iteration of its loop, and attaches: a state machine.
 
-Its states, and what leads from one to the next:
+An iteration lasts from a step of an optimizer to its next one.  The states, and what leads from one to the next:
 
     first      an optimizer made a step: its model is looked for                      -> iteration
     iteration  the same optimizer steps again: what stepped and what was called is known
@@ -13,7 +13,7 @@ Its states, and what leads from one to the next:
 
 Of several optimizers that train one model (two kinds of parameters, a wrapper around another) the one that steps last
 in an iteration ends pacecar's steps.
-Left out: how one attaches (joining).
+Left out: how pacecar attaches (`auto_attach`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ ITERATION_STEPS_MAX = 64
 """Steps of optimizers in one iteration of a loop; where none comes twice in so many, it is no loop."""
 
 STRANGERS_MAX = 8
-"""Steps of optimizers of no module (a temperature, a latent) before the search, which looks at all objects, ends."""
+"""Steps of optimizers that train no module (a temperature, a latent), after which the search over all objects ends."""
 
 LEVELS_MAX = 3
-"""So deep inside what holds it the called model is looked for."""
+"""Levels below the outermost module at which the called model is looked for."""
 
 OTHERS_MAX = 256
 """Steps of other optimizers, and none of the attached one, after which its training is over.
@@ -61,9 +61,9 @@ More than any alternation of a few optimizers, and soon enough to give the model
 
 
 class LoopWatcher:
-    """Hears every optimizer's steps; `helper_of` names the process whose helper this one is.
+    """Receives every optimizer's steps; `helper_of` names the process whose helper this one is.
 
-    `is_fork`: this process was forked by one that had begun to listen.
+    `is_fork`: this process was forked by one that already had the optimizer hook.
     """
 
     def __init__(self, helper_of: str | None, *, is_fork: bool = False) -> None:
@@ -83,7 +83,7 @@ class LoopWatcher:
         self._others = 0
 
     def heard(self, optimizer: Optimizer) -> None:
-        """Note a step; never raises."""
+        """Record that `optimizer` made a step; never raises."""
         if self._is_over or os.getpid() != self._pid or threading.get_ident() != self._thread:
             return
         try:
@@ -183,7 +183,7 @@ class LoopWatcher:
             self._end("detaches: the script trains something else now")
 
     def _end(self, line: str) -> None:
-        """Be over; let go of everything of the job's."""
+        """Stop for good, and release everything of the job's."""
         self._is_over = True
         probes, pacer = self._probes, self._pacer
         self._probes = self._pacer = self._wish = self._mine = None

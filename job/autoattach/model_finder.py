@@ -1,8 +1,8 @@
-"""Which model does this optimizer train, and what of it does the loop call?
+"""Finds the model that an optimizer trains and that the loop calls: by the garbage collector, then by call hooks.
 
-An optimizer knows parameters and no module, and the modules of a process are on no list.  The first has an answer in
-the garbage collector, which knows every object: looked through once, in the step that is the slowest anyway (0.1 s a
-million objects).  It finds roots: modules that hold a parameter of the optimizer and that no other module holds.
+An optimizer knows parameters and no module, and no list holds the modules of a process.  But the garbage collector
+knows every object.  It is looked through once, in the step that is the slowest anyway (0.1 s a million objects), for
+roots: modules that hold a parameter of the optimizer and that no other module holds.
 
 A root need not be what the loop calls: it may be a container, or somebody keeps DDP and calls what is inside.  So
 probes, hooks that note a call and nothing else, stay for one iteration; where no root was called, their children are

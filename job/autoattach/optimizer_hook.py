@@ -1,8 +1,8 @@
-"""When has an optimizer made a step?  Torch's public hook for all optimizers tells; it stays for the whole run.
+"""Reports each optimizer's steps to the loop watcher, through torch's public hook for all optimizers.
 
-Until the first step this is all that there is of pacecar in a process.  The rest is imported in that step, which is the
-job's slowest anyway.  The import may fail (a library is missing, pacecar was upgraded meanwhile), so what guards it
-imports nothing itself.
+The hook stays for the whole run.  Until the first step it is all that there is of pacecar in a process.  The rest is
+imported in that step, which is the job's slowest anyway.  The import may fail (a library is missing, pacecar was
+upgraded meanwhile), so what guards it imports nothing itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pid = 0
 
 
 def listen(helper_of: str | None) -> None:
-    """Wake pacecar at the first step; `helper_of` names the rank's own process, where this is not it."""
+    """Register the hook, which loads pacecar at the first step; `helper_of` is the rank's process if it is another."""
     global _helper_of, _pid
     _helper_of, _pid = helper_of, os.getpid()
     keep_out(_stepped)
@@ -51,7 +51,7 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _tell(error: Exception) -> None:
     """Say on stderr, on rank 0, why there is no pacecar here.
 
-    With what this process has loaded: whatever would have to be imported may be what is missing.
+    It uses only what this process has loaded: whatever would have to be imported may be what is missing.
     """
     try:
         rank = str(dist.get_rank()) if dist.is_available() and dist.is_initialized() else os.environ.get("RANK", "0")
@@ -63,4 +63,4 @@ def _tell(error: Exception) -> None:
 
 
 def _deaf(optimizer: Optimizer) -> None:
-    """Hear nothing."""
+    """Ignore the step."""

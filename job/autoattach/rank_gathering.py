@@ -1,4 +1,4 @@
-"""Have all ranks come as far, and from which step on do they tune together?  Asked without waiting.
+"""Agrees among ranks, without waiting, on the step at which all attach a tuner: a counter in the job's store.
 
 To attach a tuner is a collective: ranks meet and make a group.  One that does not come (its python has no pacecar, it
 trains something else) would hold up the others for as long as they are ready to wait.  In a script that asked for
@@ -6,7 +6,7 @@ nothing, nobody waits: each rank adds itself to a counter in the job's store, an
 names a step some steps ahead.  Ranks under DDP are never a whole step apart, so each reads that number before it is
 there.
 
-A store may outlive its ranks; hence `life` in the keys (see profiler/transport/store_rendezvous).
+A store may outlive its ranks; hence `life` in the keys (see `profiler.transport.store_rendezvous`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pacecar.profiler.transport.store_rendezvous import life
 __all__ = ["LEAD_STEPS", "STEPS_MAX", "RankGathering"]
 
 LEAD_STEPS = 4
-"""From the step in which rank 0 names it to the step that it names; two would do."""
+"""Steps from the one in which rank 0 names a step to that step; two would do."""
 
 STEPS_MAX = 100
 """A rank that has not come after so many steps of the others will not come."""
@@ -27,7 +27,7 @@ NEVER = "never"
 
 
 class RankGathering:
-    """One rank's part.  `claim` is what all ranks must want alike; others gather under another name, and miss them."""
+    """One rank's part.  `claim` is what all ranks must want alike; ranks of another claim count under another key."""
 
     def __init__(self, store: Any, rank: int, world_size: int, claim: str) -> None:  # noqa: ANN401  dist.Store
         prefix = f"pacecar/run/{life(world_size)}/{claim}"
@@ -39,7 +39,7 @@ class RankGathering:
         self._named: str | None = None
 
     def step(self) -> bool | None:
-        """Note a step of this rank; return True in the one at which all attach, False if that will never be."""
+        """Count a step of this rank; return True in the one at which all attach, False if they never will."""
         self._step += 1
         if self._step == 1:
             self._store.add(self._here, 1)

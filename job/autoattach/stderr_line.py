@@ -1,4 +1,4 @@
-"""What does a user see of pacecar in a script that does not know it?  One line, of rank 0, on stderr.
+"""Writes the one line that a user of `pacecar run` sees, on rank 0's stderr, and keeps pacecar's log off the script's.
 
 Everything else that pacecar has to say is in its records.  Its warnings would be lines among the script's own, where
 logging is configured on stdout even among its results; with a run folder they go to `rank<r>.log` there.
@@ -32,13 +32,13 @@ def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
     if rank != "0":
         return
     line = f"pacecar: {' '.join(what.split())}\n"
-    # Not sys.stderr: what the script put in its place is for the script's own words.
+    # Not sys.stderr: what the script put in its place is for the script's own output.
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is made at the first line, and only where it is this user's (`safe_files`)."""
+    """A log file that is made at the first line, and only where the file is or becomes this user's (`safe_files`)."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, delay=True)
@@ -48,7 +48,7 @@ class _LogFile(logging.FileHandler):
         return os.fdopen(appending(self.baseFilename), "a", encoding="utf-8")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; where the file cannot be had, say so once and drop all: stderr is the script's own."""
+        """Write a line; where the file cannot be opened, say so once and drop all: stderr is the script's own."""
         if self._is_refused:
             return
         try:

@@ -1,9 +1,9 @@
-"""What may pacecar do in a script that does not know it?  Measure; turn knobs only where no script can be hurt.
+"""Attaches pacecar to a script that does not call it: measures it, and tunes only where no script can be hurt.
 
-What a script that calls `pacecar.attach` promises by that (all ranks attach, make the same steps, its model is DDP's
-own) nobody promised here.  So a knob is turned only under DistributedDataParallel over all ranks, in its own class or
-one that changes nothing of its work, and at boundaries that hold where a rank leaves a step out (`at_forward`).
-Everywhere else the script is measured, and the line says why no more is done.
+A script that calls `pacecar.attach` promises that all ranks attach and make the same steps, and that its model is DDP's
+own.  Here nobody promised that.  So a knob is turned only under DistributedDataParallel over all ranks, in its own
+class or one that changes nothing of its work, and at boundaries that hold where a rank leaves a step out
+(`at_forward`).  Everywhere else the script is measured, and the line on stderr says why no more is done.
 
 Without PACECAR_TUNE_MODE the mode is "off", whatever a configuration file says: that file is for scripts that ask.
 """
@@ -34,8 +34,8 @@ __all__ = ["AttachRequest", "join", "refusal", "wish"]
 MODE_VARIABLE = "PACECAR_TUNE_MODE"
 
 AS_NOBODY_ASKED: dict[str, Any] = {"at_forward": True, "meet_seconds": 5.0}
-"""Ranks that gathered are in the same step, and meet within its last moments; a rank that counted its first steps in
-another way (it left one out) is the exception, and this is what the others wait for it, once."""
+"""Ranks that gathered are in the same step, and meet at its end within moments.  The exception is a rank that counted
+its first steps in another way (it left one out); the others wait `meet_seconds` for it, once."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class AttachRequest:
     gathering: RankGathering | None = None
 
     def alone(self, reason: str) -> AttachRequest:
-        """Return the wish of a rank that measures only, for `reason`."""
+        """Return the request of a rank that only measures, for `reason`."""
         return replace(self, mode="off", reason=reason, gathering=None)
 
 
 def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> AttachRequest:
-    """Return what may be done; `several`: the loop trains other models too.
+    """Return what may be attached and how far it may tune; `several`: the loop trains other models too.
 
     Raises:
         ConfigError: file or environment are not valid.
@@ -93,9 +93,9 @@ def refusal(model: nn.Module, mode: str, *, several: bool) -> str | None:
 
 
 def _changed(kind: type[DistributedDataParallel]) -> list[str]:
-    """Return what a subclass of DDP does in another way than DDP.
+    """Return the names that a subclass of DDP overrides.
 
-    It may have another constructor, and a way to the attributes of what it wraps, as many have.
+    Not counted are its constructor and its access to the attributes of what it wraps, which many override.
     """
     known = {name for owner in DistributedDataParallel.__mro__[:-1] for name in vars(owner)}
     own = {name for owner in kind.__mro__[: kind.__mro__.index(DistributedDataParallel)] for name in vars(owner)}

@@ -1,9 +1,9 @@
-"""Shall this process be measured, and from when on?  Nothing happens until the script itself has imported torch.
+"""Registers pacecar's optimizer hook once the script itself has imported torch, in processes that may be a rank.
 
 To import torch early would change the order of imports and cost a process that needs none its two seconds.  So all
-that is put into a process is a finder in front of `sys.meta_path` that finds nothing, but for the one module `torch`:
-that it has loaded as always, and then registers one hook, torch's own public one for the steps of all optimizers.  It
-is what wakes pacecar; a process that trains nothing never hears of it again.
+that is put into a process is a finder in front of `sys.meta_path`.  It finds nothing but the one module `torch`, which
+it has loaded as always; then it registers one hook, torch's own public one for the steps of all optimizers.  That hook
+loads the rest of pacecar; a process that trains nothing never does.
 
 A rank's children (loader workers, compile workers, helpers) inherit its environment, and must not pass for the rank.
 The first python that sees a rank's variables writes its process id beside them into PACECAR_RUN; another process with
@@ -34,7 +34,10 @@ PLACES = (
     "PMI_RANK",
     "JOB_COMPLETION_INDEX",
 )
-"""What launchers say of a rank; a launcher that starts ranks adds some, so it is not taken for one of them."""
+"""Variables in which launchers describe a rank.
+
+A launcher adds some for the ranks that it starts, so it is not taken for one of them.
+"""
 
 
 _has_begun = []
@@ -68,7 +71,7 @@ def claim(environ, pid):
 
 
 def meet(helper_of):
-    """Listen to optimizers, now that torch is there."""
+    """Register the optimizer hook, now that torch is there."""
     try:
         from ..autoattach.optimizer_hook import listen
 

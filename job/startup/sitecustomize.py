@@ -1,8 +1,8 @@
-"""Which `sitecustomize` does python find first?  This one: it begins pacecar, and then is the user's own.
+"""Starts pacecar at python's own start, then imports the `sitecustomize` that python would have found without it.
 
 Python imports one module of this name at its start, the first on the path.  A folder in front of the path hides that of
-the user, his company or his distribution.  So this one takes its folder off the path again and imports the name anew:
-what is found then is what would have been found without us, and becomes `sys.modules["sitecustomize"]`; where there is
+the user, his company or his distribution.  So this one takes its folder off the path again and imports the name anew.
+What is found then is what would have been found without us, and becomes `sys.modules["sitecustomize"]`; where there is
 none, the ImportError that python expects goes on.
 """
 

@@ -1,22 +1,22 @@
-"""Is a job held back by its own limits?  Control groups (v1 and v2) of the daemon and of the ranks it knows.
+"""Reads limits, use and throttling of the control groups (v1 and v2) of the daemon and of the ranks it knows.
 
 A container with a limit of 8 processors on a machine of 64 looks idle from outside and is stopped for half of every
-100 ms inside: utilization of the machine cannot show it, `throttled` does.
+100 ms inside.  The machine's utilization cannot show that; `throttled` does.
 
 The limit that counts is the tightest on the way from the group up to the root: a pod may be limited where its
 container is not.  CPU limit and throttling are those of the tightest level; use is the group's own.
 
-Where a group's folder is follows from two files, not from a guess: /proc/PID/cgroup names the group below the root of
-its hierarchy, /proc/self/mountinfo says which part of a hierarchy is mounted where (in a container often its own part
-alone; with the host's /sys beside it `cgroupview` finds the way).  A group that is not under a mount of ours is left
-out.  Where both versions are mounted, a controller is in v1 when its hierarchy is listed, else in v2.
+The folder of a group follows from two files, not from a guess: /proc/PID/cgroup names the group below the root of
+its hierarchy, /proc/self/mountinfo says which part of a hierarchy is mounted where.  In a container that is often its
+own part alone; with the host's /sys beside it `cgroup_mounts` finds the path.  A group that is not under a mount of
+ours is left out.  Where both versions are mounted, a controller is in v1 when its hierarchy is listed, else in v2.
 
     v2   cpu.max  cpu.stat  memory.max  memory.current  memory.events
     v1   cpu.cfs_quota_us, cpu.cfs_period_us, cpu.stat  cpuacct.usage
          memory.limit_in_bytes, memory.usage_in_bytes, memory.failcnt, memory.oom_control
 
-Rank identity is in one `cgroup_member_info` to join on: ranks of one container share a group and its numbers.  psutil
-does not know control groups.
+Which ranks are in a group is in one `cgroup_member_info` to join on: ranks of one container share a group and its
+numbers.  psutil does not know control groups.
 
 Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst; cgroups(7).
 """
@@ -69,7 +69,7 @@ class Mounted(NamedTuple):
 
 
 class CgroupLimit(NamedTuple):
-    """A CPU limit, and what the level that has it counted."""
+    """A CPU limit, and the throttling counters of the level that has it."""
 
     cpus: float
     periods: int | None
@@ -216,7 +216,7 @@ def levels_of(top: Path, root: str, path: str) -> Levels:
 
 
 def group_name(paths: dict[str, str]) -> str:
-    """Return the path by which people know the group: that of v2, or of memory where v1 does the work."""
+    """Return the path by which people know the group: that of v2, or of memory where v1 has the controllers."""
     for hierarchy in ("memory", "cpu", V2):
         if hierarchy in paths:
             return paths[hierarchy]

@@ -1,11 +1,11 @@
-"""Where are the host's control groups, seen from a container?
+"""Translates paths of v2 control groups from a container's view into paths below the host's root.
 
-A container has a view of its own (a cgroup namespace, which Kubernetes gives to every pod on v2): its own group is `/`,
-and what lies outside is written from there, as `/../../kubepods-pod7.slice/x.scope`.  With the host's /sys mounted the
-groups can be read, but which folder that is depends on what our own group is called outside, and no file says so.
+A container has a view of its own (a cgroup namespace, which Kubernetes gives to every pod on v2).  Its own group is `/`
+there, and groups outside are written relative to it, as `/../../kubepods-pod7.slice/x.scope`.  With the host's /sys
+mounted the groups can be read, but their folder depends on what our own group is called outside, and no file says so.
 
-So our own folder is looked for: it is the one that is the same (has the same inode) as the root of our view, as many
-levels below the host's root as the mount says.  It does not move while we run, so one look does.
+So our own folder is searched for by inode: it has the same inode as the root of our view, and lies as many levels below
+the host's root as the mount says.  It does not move while we run, so one search is enough.
 
 Source: cgroup_namespaces(7).
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 __all__ = ["CgroupMounts"]
 
 FOLDERS_MAX = 20_000
-"""Folders that are looked at; a node with 500 pods has some 3000 groups."""
+"""Most folders searched on one level; a node with 500 pods has some 3000 groups."""
 
 
 class _Own(NamedTuple):
@@ -30,7 +30,7 @@ class _Own(NamedTuple):
 
 
 class CgroupMounts:
-    """The way from our view of the v2 hierarchy to the host's, which is mounted at `top`."""
+    """Translates paths of our view of the v2 hierarchy into the host's; remembers where our own group is."""
 
     def __init__(self, process_root: Path) -> None:
         self._process_root = process_root
@@ -41,7 +41,7 @@ class CgroupMounts:
         return self._process_root / mountpoint.lstrip("/")
 
     def outside(self, path: str, *, own_mountpoint: str, host_mountpoint: str, host_root: str) -> str | None:
-        """Return `path` from the host's root on; None where our own place is not found or `path` is above that root.
+        """Return `path` from the host's root on; None where our own folder is not found or `path` is above that root.
 
         `host_root` is what mountinfo says of the host's mount: `/..` for each level that we are below it.
         """

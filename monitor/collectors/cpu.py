@@ -1,4 +1,4 @@
-"""What are the processors doing?  Time by mode from /proc/stat, by NUMA node too, the load average and frequencies.
+"""Reads processor time by mode and NUMA node, utilization, load, frequencies, context switches and interrupts.
 
 Utilization is the share of CPU time, since the reading before, that was neither idle nor waiting for I/O.  The first
 reading has no earlier one and so no utilization.  Guest time is left out: the kernel counts it in `user` already, and

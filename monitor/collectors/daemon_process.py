@@ -1,10 +1,11 @@
-"""What does the daemon itself cost?  A monitor that does not measure itself cannot claim to be light.
+"""Measures the daemon's own process: CPU time, resident memory, threads and open files.
 
-Read at the tick like everything else: a scrape measures nothing.  The roots of /proc and /sys that other collectors may
-be given do not apply: this process knows itself by psutil, which is made for exactly that.
+A monitor that does not measure itself cannot claim to be light.  It is read at the tick like everything else: a scrape
+measures nothing.  The roots of /proc and /sys that other collectors may be given do not apply: psutil reads this
+process itself, and is made for exactly that.
 
-CPU time is the process's own, all threads and the kernel's part with it, so scrapes and the inbox are in it too.  It
-alone comes from the clock: psutil gives it in steps of 10 ms, which is the whole cost of a tick.
+CPU time is the whole process's, all threads and the kernel's part included, and so scrapes and the socket server too.
+It alone comes from the process clock: psutil gives it in steps of 10 ms, which is the whole cost of a tick.
 """
 
 from __future__ import annotations

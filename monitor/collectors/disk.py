@@ -1,8 +1,8 @@
-"""How busy are the disks, and how full?  /proc/diskstats for whole disks, statvfs for local file systems.
+"""Reads the I/O counters of whole disks (/proc/diskstats) and the free space of local file systems (statvfs).
 
 Partitions are left out: their I/O is in the disk's line already.  So are loop and RAM disks, which are memory or a
-file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and what hangs
-here would take the local disks with it.  Those that matter are named in [daemon] mounts, and each gets a collector
+file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and with it the
+reading of the local disks would hang.  Those that matter are named in [daemon] mounts, and each gets a collector
 (and so a thread and a deadline) of its own.  /dev/shm is kept although it is memory, because data loaders die when
 it is full.
 
@@ -61,7 +61,7 @@ class Mount(NamedTuple):
 
 
 class DiskCollector:
-    """Disk counters and the room in local file systems; those in `named` have a MountCollector each."""
+    """Disk counters and the free space of local file systems; those in `named` have a MountCollector each."""
 
     name = "disk"
 
@@ -71,7 +71,7 @@ class DiskCollector:
         self._statvfs = statvfs
 
     def collect(self) -> Outcome:
-        """Read diskstats, and ask each local file system for its room."""
+        """Read diskstats, and ask each local file system for its free space."""
         reading = SourceReading(self._files)
         self._disks(reading)
         self._filesystems(reading)
@@ -107,7 +107,7 @@ class DiskCollector:
 
 
 class MountCollector:
-    """The room in one file system that the user named, whatever kind it is."""
+    """The free space of one file system that the user named, whatever kind it is."""
 
     def __init__(self, mountpoint: str, files: Files, *, statvfs: Statvfs = os.statvfs) -> None:
         self.name = f"mount {mountpoint}"
@@ -116,7 +116,7 @@ class MountCollector:
         self._statvfs = statvfs
 
     def collect(self) -> Outcome:
-        """Ask the file system for its room; hangs as long as its server does."""
+        """Ask the file system for its free space; hangs as long as its server does."""
         reading = SourceReading(self._files)
         add_room(reading, self._mountpoint, self._statvfs)
         return reading.outcome()

@@ -1,23 +1,23 @@
-"""What are the GPUs doing?  A thread for each, because any may fall silent for 45 s, and none may silence the others.
+"""Collects what NVML reports of all GPUs, with one thread a GPU: any may hang for 45 s and must not delay the others.
 
-    collect -> opener    only when there is no session, it is void, or a GPU has been down for a while
-            -> units     one for each GPU: ask all that are idle, wait until the deadline, take what came
-            -> witnesses one more thread, for Xid errors
+    collect -> opener        opens the driver: without a session, with a void one, or when a GPU was down for a while
+            -> GpuState      one for each GPU: ask all that are idle, wait until the deadline, take what came
+            -> XidSources    one more thread, for Xid errors
 
-The sampler sees one collector, `gpu`, and gives it one thread; the GPUs' threads are in here, because GPUs come and go
-while the sampler's list stands.  A GPU whose call does not come back in the time that its calls take is down ("hung"),
-is asked nothing until it returns, and costs its own series only; one that is only slow is up, and is read less often
-(`unit`).  No tick waits for either.
+The sampler sees one collector, `gpu`, and gives it one thread.  The threads of the GPUs are in here, because GPUs come
+and go while the sampler's list is fixed.  A GPU whose call does not return in the time that its calls take is down
+("hung"): it is asked nothing until the call returns, and costs its own series only.  One that is only slow is up, and
+is read less often (`gpu_state`).  No tick waits for either.
 
 When GPUs are lost the driver is opened anew, which voids all handles for as long as that takes (a few ms to a
-second), so it is tried rarely: after REINIT_AFTER_SECONDS, then ever more seldom, and never while a call hangs, because
-a shutdown waits for locks that the hung call may hold.  A GPU that answers again by itself needs none of that.
+second).  So it is tried rarely: after REINIT_AFTER_SECONDS, then ever more seldom, and never while a call hangs,
+because a shutdown waits for locks that the hung call may hold.  A GPU that answers again by itself needs none of that.
 
 A GPU keeps its label for the daemon's life, by its UUID: when GPU 3 vanishes and the driver calls the old 4 now 3, the
 series must not be those of another GPU.
 
-No driver or no GPU is absent, not failed.  Because drivers get loaded after daemons, it looks again every
-REOPEN_SECONDS.
+No driver or no GPU is absent, not failed.  Because drivers get loaded after daemons, the driver is looked for again
+every REOPEN_SECONDS.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ..gpu.xid_sources import HeardXid, XidSources
 __all__ = ["GpuCollector"]
 
 DEADLINE_SECONDS = 0.5
-"""What a tick waits for its GPUs; less than the sampler's own deadline at one tick a second."""
+"""How long a tick waits for its GPUs; less than the sampler's own deadline at one tick a second."""
 
 GLANCE_SECONDS = 0.05
-"""What a glance waits; a call that takes longer is waited for by the tick."""
+"""How long a glance waits; a call that takes longer is waited for by the tick."""
 
 OPEN_SECONDS = 2.0
-"""What is waited for the driver and for the first probe as long as no GPU was ever up, and nobody loses by it."""
+"""How long a tick waits for the driver and the first probe while no GPU was ever up: nothing else is delayed then."""
 
 REOPEN_SECONDS = 10
-"""Between two looks for a driver that is not there; a look costs a failing dlopen."""
+"""Seconds between two looks for a driver that is not there; a look costs a failing dlopen."""
 
 REOPEN_STOPPED_SECONDS = 1
-"""Between two openings of a driver that stops at once."""
+"""Seconds between two openings of a driver that stops at once."""
 
 REINIT_AFTER_SECONDS = 10
 REINIT_SECONDS_MAX = 300
@@ -64,7 +64,7 @@ STOP_SECONDS = 0.3
 
 
 class GpuCollector:
-    """Everything of NVML, GPU by GPU."""
+    """Collects everything that NVML reports, GPU by GPU."""
 
     name = "gpu"
 
@@ -117,7 +117,7 @@ class GpuCollector:
         return [sample for unit in self._units.values() for sample in unit.gather_glance()]
 
     def close(self) -> None:
-        """Let go of the driver, unless a call hangs in it: then the process's end has to do that."""
+        """Release the driver, unless a call hangs in it: then the end of the process releases it."""
         workers: list[DriverThread[DriverSession] | DriverThread[HeardXid] | DriverThread[DeviceReading]] = [
             self._opener,
             self._listener,
@@ -135,7 +135,7 @@ class GpuCollector:
         return self._sessions.open(stop_first=self._stop_first)
 
     def _keep_session(self) -> None:
-        """Begin to open where that is due, and take the result of an opening that has come."""
+        """Begin to open the driver when that is due, and use the result of an opening that has finished."""
         result = self._opener.take()  # of an opening that took longer than its tick
         if result is None and self._opener.busy_since_ns is None and self._opening_is_due():
             self._is_open = False
@@ -156,7 +156,7 @@ class GpuCollector:
             self._take_refusal(result)
 
     def _give_up_looking(self) -> None:
-        """Call a GPU hung that has not answered its first questions for as long as a first call may take."""
+        """Call a GPU hung that has not answered its first queries for as long as a first call may take."""
         for index, age_ns in self._sessions.sought_ns().items():
             unit = self._sought.get(index)
             if unit is not None and age_ns >= CALL_SECONDS_FIRST * NS_PER_SECOND and unit.reason != "hung":
@@ -166,7 +166,7 @@ class GpuCollector:
         now = self._clock.monotonic_ns()
         if not self._is_open:
             return self._look_again_ns is None or now >= self._look_again_ns
-        # One that hangs needs no other session, but patience.
+        # A GPU that hangs needs no new session: it comes back when its call returns.
         down = [u.down_since_ns for u in self._units.values() if u.down_since_ns is not None and u.reason != "hung"]
         if not down:
             self._reinit_seconds = REINIT_AFTER_SECONDS
@@ -210,7 +210,7 @@ class GpuCollector:
         self._witnesses.attach(gpus, has_events=session.has_events)
 
     def _miss(self, unit: GpuState, problems: dict[int, tuple[FoundDevice, str]], hanging: Sequence[int]) -> None:
-        """Go on looking for a GPU that the session lacks, unless a call hangs in it: then it comes by itself."""
+        """Go on looking for a GPU that the session lacks, unless a call to it hangs: then it comes back by itself."""
         if unit.worker.busy_since_ns is not None or (unit.facts is None and unit.reason == "hung"):
             unit.detach("hung", "no answer yet")
             return
@@ -229,14 +229,14 @@ class GpuCollector:
         unit.detach("driver", "it has not answered its first questions yet")
 
     def _unit_of(self, found: FoundDevice) -> GpuState:
-        """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""
+        """Return the state of that GPU, by its UUID; a new one for a GPU that was never seen."""
         for unit in self._units.values():
             if unit.device.uuid == found.facts.identity.uuid:
                 return unit
         return self._new_unit(found.facts.gpu_index)
 
     def _new_unit(self, index: int) -> GpuState:
-        """Return the nameless unit of that index, or a new one: labelled by the index unless another GPU has that."""
+        """Return the state at that index that has no UUID yet, or a new one; its label is the index unless taken."""
         label = str(index)
         unit = self._units.get(label)
         if unit is not None and not unit.device.uuid:
@@ -273,7 +273,7 @@ class GpuCollector:
         self._is_listening = self._witnesses.is_listening and self._listener.busy_since_ns is None
         if self._is_listening:
             self._listener.ask()
-        # Who was busy before hangs or is slow, and is not waited for again.
+        # A GPU that was busy before this tick hangs or is slow, and is not waited for again.
         asked: list[DriverThread[DeviceReading] | DriverThread[HeardXid]] = [
             u.worker for u in self._units.values() if u.was_asked and not u.is_slow
         ]

@@ -1,18 +1,18 @@
-"""Who uses what?  The container, pod and Slurm job of each rank and of each process on a GPU.
+"""Finds the container, pod and Slurm job of each rank and of each process on a GPU.
 
-A pid says nothing an hour later, and a label of each series would multiply them all.  So identity is one info series a
-process and one a rank, to join on, and it is found here, on the collector's own thread: a scrape only looks it up.
+A pid says nothing an hour later, and identity as a label of each series would multiply them all.  So identity is one
+info series a process and one a rank, to join on.  It is found on the collector's own thread: a scrape only looks it up.
 
 What was found is kept for KEPT_SECONDS and read anew then, because a pid is given to another process sooner or later
 and a process can be moved.  At most READS_PER_TICK processes are read in a tick and PROCESSES_MAX kept; how many are
-left out is a series.  A rank that went away keeps its place for as long as its job is on the board.
+left out is a series.  A rank that went away is kept for as long as the daemon keeps its job.
 
-The kubelet also tells which pod a GPU was given to, by gRPC (its pod-resources socket).  It is not asked: the answer
+The kubelet also reports which pod a GPU was given to, by gRPC (its pod-resources socket).  It is not asked: the answer
 has neither uid nor container nor process, so it names the pod of a GPU and not of a process, is wrong where a GPU is
 shared, and needs root and a gRPC library as heavy as the daemon.  The kubelet's log folders have the names that the
 paths lack.
 
-Source: proc(5), cgroups(7); the forms of paths and folders in `membership`.
+Source: proc(5), cgroups(7); the forms of paths and folders in `jobs/cgroup_identity`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .source_reader import Files, SourceReading
 __all__ = ["IdentityCollector", "gpu_processes"]
 
 PROCESSES_MAX = 2048
-"""Processes kept: two a rank of a full board, and some 200 bytes each."""
+"""Processes kept, some 200 bytes each: two for each rank of a full job table."""
 
 READS_PER_TICK = 256
-"""Processes read in one tick, a file each; a flood of newcomers is read on at the next."""
+"""Processes read in one tick, a file each; new ones beyond that are read at the next tick."""
 
 KEPT_SECONDS = 60
 PODS_MAX = 1024
 """Pods of a node: Kubernetes recommends 110 and supports several hundred."""
 
 PODS_SECONDS = 10
-"""Between two looks at the kubelet's folders, while a pod is unknown."""
+"""Seconds between two looks at the kubelet's folders, while a pod is unknown."""
 
 Key = tuple[str, str, int, int]
 """(job, rank, when it attached) of a rank; ("", 0, pid) of a process that is none."""
@@ -130,7 +130,7 @@ class IdentityCollector:
         entry.residence = reside(entry.membership, self._pods, hello)
 
     def _make_room(self, now: int) -> bool:
-        """Forget whoever was not seen for longest; nobody who was seen in this tick."""
+        """Drop the process that was not seen for longest, but none that was seen in this tick; return whether."""
         oldest = min(self._kept, key=lambda key: self._kept[key].seen_ns)
         if self._kept[oldest].seen_ns == now:
             return False

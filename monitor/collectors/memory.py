@@ -1,4 +1,4 @@
-"""How much memory is there, and who waits for it?  /proc/meminfo and vmstat, huge pages, and stall times (PSI).
+"""Reads memory, swap, paging, huge pages, and the time that tasks stalled on resources (PSI).
 
 "Used" is not total minus free: that counts the page cache, which the kernel gives back.  It is also not total minus
 the caches: shared memory sits in `Cached`, cannot be given back, and is where data loader workers put batches.  So

@@ -1,11 +1,11 @@
-"""What crosses the network interfaces?  /proc/net/dev, and what /sys/class/net says about each link.
+"""Reads traffic, errors and drops of each network interface (/proc/net/dev), and its link (/sys/class/net).
 
 The loopback and virtual interfaces are kept: gloo ranks on one machine talk over `lo`, and a container's veth is
 what its job sees.  An interface that does not know its speed (-1, or "invalid argument") has none here, not zero.
 
-Utilization is for links alone, which is where a device or a bond is behind the interface: a veth calls itself
-10 Gbit/s whatever it can do.  A share of 0.3 over a second may be 1.0 for 300 ms, which is what a step waits for; so
-utilization is windowed and glanced at between ticks.
+Only links have a utilization, that is interfaces with a device or a bond behind them: a veth calls itself 10 Gbit/s
+whatever it can do.  A share of 0.3 over a second may be 1.0 for 300 ms, which is what a step waits for; so utilization
+is windowed and glanced at between ticks.
 
 /proc and /sys are read here and not through psutil, whose net_if_stats() asks each interface by ioctl on every call
 and knows no other root.
@@ -34,7 +34,7 @@ __all__ = ["NetworkCollector"]
 INTERFACES_MAX = 256
 
 SELDOM_TICKS = 10
-"""Between two readings of what hardly changes about a link: four files for each interface."""
+"""Ticks between two readings of what rarely changes about a link: four files for each interface."""
 
 BYTES_PER_SECOND_PER_MBIT = 1_000_000 // 8
 
@@ -62,7 +62,7 @@ class Traffic(NamedTuple):
 
 
 class NetworkLink(NamedTuple):
-    """What hardly changes about one interface, and its rated speed when it is a link."""
+    """The samples of one interface that rarely change, and its rated speed when it is a link."""
 
     samples: list[Sample]
     bytes_per_second: int | None

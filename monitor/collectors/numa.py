@@ -1,4 +1,4 @@
-"""Is memory where the processors are that use it?  Size, free memory and allocations of each NUMA node.
+"""Reads the size, free memory and page allocations of each NUMA node.
 
 The machine's free memory says little when one node is full: tasks there take pages from the other node and read them
 at half the speed, and no other counter shows it.

@@ -1,8 +1,8 @@
-"""How fast does a counter rise?  The difference of two readings over the time between them.
+"""Computes the rate of a counter: the difference of two readings over the time between them.
 
-Two readings that lie close together (a tick right after a glance) make a rate of rounding and of the moment at which
-a driver books its work.  So a rate spans at least SPAN_NS, over the reading before the last if need be.  A counter
-that went back was reset: there is no rate then, and the count starts anew.
+Two readings that lie close together (a tick right after a glance) give a rate that shows rounding and the moment at
+which a driver updates its counter.  So a rate spans at least SPAN_NS, over the reading before the last if need be.  A
+counter that went back was reset: there is no rate then, and the count starts anew.
 
 Left out on purpose: what the counter counts.
 """

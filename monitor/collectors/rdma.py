@@ -1,9 +1,9 @@
-"""What crosses the RDMA ports?  InfiniBand and RoCE, each counter file on its own.
+"""Reads state, speed, traffic, errors and congestion of each RDMA port (InfiniBand and RoCE), a file a counter.
 
-NCCL over RDMA bypasses the kernel: the interface's counters stay still while the port is full.  The port counts for
-itself, in a file a counter; which files there are depends on driver, firmware and link layer, and some cannot be
-read in a guest.  So what is there is found once, each file is read on its own, and one that cannot be read loses one
-sample.
+NCCL over RDMA bypasses the kernel: the interface's counters stay still while the port is full.  The port has counters
+of its own, one file each; which files exist depends on driver, firmware and link layer, and some cannot be read in a
+guest.  So the files are searched for now and then and not at every tick, each is read on its own, and one that cannot
+be read loses one sample.
 
 - `port_rcv_data` and `port_xmit_data` count words of four bytes; so says the kernel's documentation of sysfs, and
   the name does not.  Drivers without them (EFA) count bytes in hw_counters/rx_bytes and tx_bytes.
@@ -40,7 +40,7 @@ PORTS_MAX = 16
 """Ports of one device; adapters have one or two."""
 
 FIND_TICKS = 30
-"""Between two looks at which files a device has: a driver that adds counters is reloaded, which takes longer."""
+"""Ticks between two searches for the files of a device: a driver that adds counters is reloaded, which takes longer."""
 
 WORD_BYTES = 4
 
@@ -87,7 +87,7 @@ ERRORS, CONGESTION = frozenset(_ERRORS.split()), frozenset(_CONGESTION.split())
 
 
 class RdmaCounter(NamedTuple):
-    """One file, and the series that it is."""
+    """One counter file, and the series that it feeds."""
 
     path: Path
     metric: str

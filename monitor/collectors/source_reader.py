@@ -1,10 +1,10 @@
-"""What came of reading a source?  Numbers, what was missing and what was broken, kept apart.
+"""Defines a collector, and reads its files so that numbers, what is missing and what is broken stay apart.
 
-The obvious collector is one `try` around everything: the first odd line loses the machine.  Here each line and each
-file stands alone: what can be read becomes a sample, what is not there is noted as missing (healthy), and what is
-there but cannot be understood is a failure that names the file and the line.
+The obvious collector is one `try` around everything: then the first odd line loses the whole machine.  Here each line
+and each file stands alone: what can be read becomes a sample, what does not exist is noted as missing (healthy), and
+what exists but cannot be understood is a failure that names the file and the line.
 
-Left out on purpose: what the numbers mean.  That is each collector's own business.
+Left out on purpose: what the numbers mean.  Each collector knows that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Collector(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Release what was opened."""
         ...
 
 
@@ -57,7 +57,7 @@ class Glancer(Collector, Protocol):
         """Read only the windowed metrics, as cheaply as can be; called up to ten times a second between two ticks.
 
         Called by the thread that collects, never while it collects.  What cannot be read is left out: the next tick
-        meets the same fault and names it.
+        meets the same fault and reports it.
         """
         ...
 

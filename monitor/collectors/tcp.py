@@ -1,4 +1,4 @@
-"""Does the network lose what it carries?  TCP retransmissions and drops, UDP errors, and packets the kernel missed.
+"""Reads TCP retransmissions and drops, UDP errors, and the drops and squeezes of the kernel's packet backlog.
 
 gloo, NCCL over sockets and every data loader that reads from a server go over TCP, which hides loss and turns it into
 waiting: a retransmission timer that runs out stalls the slowest rank by 200 ms and no interface counts an error.

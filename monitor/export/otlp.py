@@ -1,9 +1,9 @@
-"""How does a store that does not scrape get the same numbers?  Pushed by OTLP, on a thread that nobody waits for.
+"""Pushes the samples that /metrics serves to a store that does not scrape, by OTLP, on a thread that nobody waits for.
 
 The obvious way is OpenTelemetry's SDK: an instrument for each metric, observed by callbacks, read by a reader.  Its
-instruments keep every set of attributes that they ever saw, so that a job that ended stays at its last value; and what
-they are asked is measured when they are asked.  Here the samples that /metrics serves become data points as they are,
-and only the exporter is OpenTelemetry's: its encoding, its retries, its certificates and headers.
+instruments keep every set of attributes that they ever saw, so that a job that ended stays at its last value; and its
+callbacks measure when they are asked.  Here the samples that /metrics serves become data points as they are, and only
+the exporter is OpenTelemetry's: its encoding, its retries, its certificates and headers.
 
     name         as in the catalog, so that dashboards and alert rules hold wherever the numbers end up
     unit         UCUM: s, By, By/s, W, J, Cel, Hz, 1 for a ratio; none for a count (a gauge of unit 1 would be named
@@ -14,8 +14,8 @@ and only the exporter is OpenTelemetry's: its encoding, its retries, its certifi
                  OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win
 
 Headers, certificates and compression are set by the exporter's own variables, OTEL_EXPORTER_OTLP_..., because a
-password does not belong into a configuration file.  An endpoint that is down, slow or refuses costs what it costs that
-thread; the daemon counts it and says it once.
+password does not belong into a configuration file.  An endpoint that is down, slow or refuses costs time of this
+thread only; the daemon counts failures and logs the first.
 
 Left out: gRPC, which every collector that speaks it can do without; logs and traces; a last export when the daemon
 stops, which would hold up its end.
@@ -48,10 +48,10 @@ REQUESTS_MAX = 10
 """Requests of one export; what is beyond 100 000 series is left out."""
 
 CLOSE_SECONDS_MAX = 1.0
-"""What stopping waits for an export under way; its thread ends with the process."""
+"""How long stopping waits for an export under way; its thread ends with the process."""
 
 INT64_MAX = 2**63 - 1
-"""Larger counts go as floats: what the protocol holds."""
+"""The largest count of the protocol; larger ones are sent as floats."""
 
 _UNITS = {
     "": "",
@@ -81,7 +81,7 @@ class OtlpReading(NamedTuple):
 
 
 class OtlpFigures(NamedTuple):
-    """What exporting came to."""
+    """How exporting went so far: exports by outcome, and timing."""
 
     exports: dict[str, int]
     duration_ns: int | None
@@ -94,7 +94,7 @@ def unit_of(entry: Entry) -> str:
 
 
 class _Reason(logging.Handler):
-    """Keeps the last thing that OpenTelemetry's exporter said: it returns no reason for a failure, it logs it."""
+    """Keeps the last message that OpenTelemetry's exporter logged: it returns no reason for a failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

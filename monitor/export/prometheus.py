@@ -1,7 +1,7 @@
-"""How does Prometheus see the samples?  The only file that knows prometheus_client.
+"""Writes samples as Prometheus or OpenMetrics text at the tick, and serves it; the only file with prometheus_client.
 
 A registry of gauges that ticks set would keep every series for ever: a job that ended would stay at its last value.  So
-nothing is kept here but text, and what is gone is gone.
+nothing is kept here but text, and a series without a sample is not served any more.
 
 prometheus_client writes a page by asking for the samples and formatting each: some 15 us a series, in the scrape, while
 the collectors wait for the interpreter.  Two thousand series are 30 ms.  But a series' name and labels do not change,
@@ -9,12 +9,13 @@ most values do not change either, and what a tick read does not change until the
 
     at the first sight of a series   prometheus_client writes its name and labels, once
     at a tick                        the tick's thread writes the numbers, and compresses them if scrapers ask for that
-    at a scrape                      bytes are handed over; only jobs and the daemon's own figures are written then
+    at a scrape                      the bytes are sent; only jobs and the daemon's own figures are written then
 
-prometheus_client also writes the head of each family and chooses the format; a test compares whole pages with its own.
-Numbers are written as Python writes them, which both formats allow, and whole ones exactly.
+prometheus_client also writes the head of each family; a test compares whole pages with its own.  Numbers are written as
+Python writes them, which both formats allow, and whole ones exactly.
 
-Here, and nowhere else, inside integers become outside base units.  Nothing is measured here and no driver is touched.
+Here the integers of the inside units become the base units of the metrics' names.  Nothing is measured here and no
+driver is touched.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ LINES_BYTES_MAX = 32 << 20
 that come and go must not fill memory."""
 
 LINE_BYTES = 500
-"""What a remembered line takes beside its text: objects, and its labels once more."""
+"""Bytes of a remembered line beside its text: objects, and its labels once more."""
 
 ASKED_TICKS = 600
-"""For so many ticks after a scrape the form it asked for is made ready in advance."""
+"""For so many ticks after a scrape the form that it asked for is made ready in advance."""
 
 _EOF = b"# EOF\n"
 
@@ -135,7 +136,7 @@ class _Line:
 
 
 class MetricWriter:
-    """Writes samples, and remembers how their series are written.  One thread at a time."""
+    """Writes samples as lines of text, and remembers the lines of each series.  One thread at a time."""
 
     def __init__(self, part: ContainedPart = ContainedPart.DAEMON, faults: FaultContainment | None = None) -> None:
         """A sample that cannot be written is left out, and counted in `faults` as of `part`."""

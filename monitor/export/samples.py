@@ -1,7 +1,8 @@
-"""Which series does the board stand for?  Jobs, the tuner and the daemon itself, as samples.
+"""Turns the daemon's state into samples: jobs with their ranks, tuner and rank health, and the daemon itself.
 
 The host's samples are in the snapshot already; here is the rest, in the same inside units and by the same catalog.
-What a hook could not measure is absent; a state is a row of 0 and 1, so that a change of state is not a new series.
+What a hook could not measure is absent; a state is one series of 0 or 1 for each possible state, so that a change of
+state makes no new series.
 
 Everything here is pure: views in, samples out.
 """
@@ -94,7 +95,7 @@ def job_samples(
 ) -> Iterator[Sample]:
     """Yield the series of all jobs; `residence` says where a rank runs.
 
-    A rank, or what is of a whole job, that raises has no series now, and `faults` counts it.
+    A rank or a job whose samples raise has no series this time, and `faults` counts it.
     """
     faults = faults or FaultContainment()
     for job in jobs:
@@ -153,7 +154,7 @@ def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) ->
 
 
 def _knobs_in_force(rank: RankView) -> Knobs | None:
-    """Return the newest knobs that the rank reported: a switch is heard of before the first step under it."""
+    """Return the newest knobs that the rank reported: a switch is reported before the first step under it."""
     said = [record.knobs for record in (rank.step, rank.switch) if record is not None]
     return max(said, key=lambda knobs: knobs.epoch, default=None)
 
@@ -333,7 +334,7 @@ def _health_samples(figures: DaemonFigures) -> Iterator[Sample]:
 
 
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
-    """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
+    """Yield what the daemon serves about itself; `collectors.daemon_process` reads its CPU time and memory."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
     yield sample("pacecar_daemon_start_time_seconds", figures.started_wall_ns)
     yield sample("pacecar_daemon_ticks_total", figures.ticks)

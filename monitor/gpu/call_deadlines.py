@@ -1,14 +1,15 @@
-"""Measure how long each driver call for one GPU takes, and say when the one in flight should have returned.
+"""Measures how long each driver call for one GPU takes, and says when the one in flight should have returned.
 
-A fixed deadline for a whole reading calls a slow driver dead: at 50 ms a call eleven calls miss half a second, though
-each comes back.  So the deadline is per call, and learned: ten times what this call of this GPU mostly takes, at least
-CALL_SECONDS_MIN, at most CALL_SECONDS_MAX; a call that was never made before is given CALL_SECONDS_FIRST.  A call that
-came back late is no hang either: while it is among the latest ones the deadline is at least twice as long as it took.
+A fixed deadline for a whole reading takes a slow driver for a dead one: at 50 ms a call eleven calls miss half a
+second, though each returns.  So the deadline is per call, and learned: ten times what this call of this GPU mostly
+takes, at least CALL_SECONDS_MIN, at most CALL_SECONDS_MAX; a call that was never made before is given
+CALL_SECONDS_FIRST.  A call that returned late is no hang either: while it is among the latest ones the deadline is at
+least twice as long as it took.
 
 So a hang of a driver that answers as usual is found within CALL_SECONDS_MIN and a tick, and any hang within
 CALL_SECONDS_MAX and a tick.
 
-Left out: what to do about a hang (`unit`); splitting what one method of `Nvml` asks the driver in several calls.
+Left out: what to do about a hang (`gpu_state`); splitting what one method of `Nvml` asks the driver in several calls.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ RECENT = 32
 """Durations kept of each call: one outlier among them changes nothing."""
 
 LATEST = 16
-"""Calls of any kind that count as the latest ones: a reading, and a half."""
+"""Number of calls of any kind that count as the latest ones: those of one and a half readings."""
 
 
 class Overdue(NamedTuple):

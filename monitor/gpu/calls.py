@@ -1,7 +1,7 @@
-"""Which function of the driver answers with which number?  The table behind `Nvml.number`.
+"""Maps each number that the driver can be asked for to the functions that return it; the table behind `Nvml.number`.
 
-Functions change their names over the years, and the old ones go.  So a number may have several, the newest first; one
-that the driver does not have passes the question on to the next.
+Functions change their names over the years, and the old ones go.  So a number may have several functions, the newest
+first; where the driver does not have one, the next is tried.
 
 Left out on purpose: calling them.
 """
@@ -53,4 +53,4 @@ NUMBER_CALLS: dict[Number, tuple[Call, ...]] = {
     Number.FANS: (("nvmlDeviceGetNumFans",),),
     Number.POWER_LIMIT_DEFAULT: (("nvmlDeviceGetPowerManagementDefaultLimit",),),
 }
-"""Number -> the calls that answer it, the newest name first: one that is not there passes the question on."""
+"""Number -> the calls that answer it, the newest name first: where the driver lacks one, the next is tried."""

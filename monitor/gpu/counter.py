@@ -1,15 +1,15 @@
-"""What has really been counted, when the driver's counter wraps, or starts again?
+"""Adds up the driver's counters so that the total never falls, across wraps and restarts.
 
 A counter that falls is read by Prometheus as one that started again, so a counter of 32 bits that wraps loses the rest
 of its last round each time, which is most of it.  The other way round is worse: a driver that was reloaded starts at
 zero, and to take that for a wrap invents four billion bytes.  So a fall is a wrap only when it crosses from the upper
-half of the counter's range to the lower one, and only within one life of the driver; every other fall is a new start.
+half of the counter's range to the lower one, and only while the driver was not reloaded; every other fall is a restart.
 
 Some counters are declared with 64 bits and wrap at 32 all the same (nvml.h says of fields 197 and 198 only that the
 value can wrap), so both widths are tried.
 
-A counter that goes round more than once between two readings is read wrong whatever one does: at 20 GB/s one of 32 bits
-goes round five times a second.  So where a link can move a whole round in the time that has passed, there is no total
+A counter that wraps more than once between two readings is read wrong whatever one does: at 20 GB/s one of 32 bits
+wraps five times a second.  So where a link can move a whole round in the time that has passed, there is no total
 (`LinkCounter`), until the counter shows by a value that it has more bits.
 """
 
@@ -20,7 +20,7 @@ from pacecar.clock import NS_PER_SECOND
 __all__ = ["ROUND", "GpuCounter", "LinkCounter"]
 
 ROUND = 1 << 32
-"""What a counter of 32 bits counts before it begins again."""
+"""What a counter of 32 bits counts before it wraps."""
 
 
 class GpuCounter:
@@ -52,13 +52,13 @@ class LinkCounter:
     def __init__(self) -> None:
         self.total = 0
         self.is_wide = False
-        """Whether it has more than 32 bits: then it does not go round in this life."""
+        """Whether it has more than 32 bits: then it does not wrap while the daemon runs."""
         self._last: int | None = None
         self._taken_ns = 0
         self._may_be_anew = False
 
     def take(self, value: int, now_ns: int, bytes_per_second_max: float | None) -> int | None:
-        """Return the total after the driver's counter was read as `value`; None where a round may have gone unseen.
+        """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
 
         `bytes_per_second_max` is the most that the link can move; None: not known.
         """

@@ -1,4 +1,4 @@
-"""What follows from numbers that were read, and is not itself read?  Time by clock reason, and power from energy.
+"""Derives what the driver does not report: time by clock event reason, and mean power from the energy counter.
 
 The driver says which reasons hold the clocks down *now*.  A gauge of that is worthless at the scrape interval: what
 counts is for how long.  Newer drivers count that time for some reasons (fields 74, 76, 269 to 271), which is exact; for
@@ -31,7 +31,7 @@ CLOCK_REASONS = {
 """Bits of nvmlClocksEventReason* in nvml.h."""
 
 CHARGED_NS_MAX = 10 * NS_PER_SECOND
-"""What one sample may stand for: after a longer gap (a hang, a lost GPU) nobody knows what was."""
+"""The most time charged to one sample: after a longer gap (a hang, a lost GPU) the reasons in between are unknown."""
 
 ENERGY_WINDOW_NS_MIN = NS_PER_SECOND // 2
 """The counter moves in steps of 20 to 100 ms; over half a second a step is at most a fifth."""
@@ -77,5 +77,5 @@ class MeanPower:
             yield Sample("pacecar_gpu_power_mean_watts", (self._gpu,), self._milliwatts)
 
     def restart(self) -> None:
-        """Forget the window: the counter began anew, or nobody looked."""
+        """Forget the window: the counter began anew, or was not read for a while."""
         self._base = self._milliwatts = None

@@ -1,16 +1,16 @@
-"""What is one GPU doing?  Probe it once, then ask what it answers, in a bounded number of driver calls a tick.
+"""Reads one GPU: probes it once, then asks what it answers, in a bounded number of driver calls a tick.
 
     probe    after the GPU was opened or came back: everything is asked once, and what it does not have is dropped
-    tick     one call for the fields; what moves fast; and what is longest overdue, up to CALLS_PER_TICK_MAX calls
+    tick     one call for the fields; what changes fast; and what is longest overdue, up to CALLS_PER_TICK_MAX calls
 
 In MIG mode each instance has memory, processes and its share of the performance monitor; a change of mode or of
 instances is a reason to probe again, as is an NVLink that comes up or goes down.
 
-A refused or failing question costs its own series.  A GPU that is lost raises, and so does one that answers nothing at
-all, because a driver may say "invalid argument" of a handle that has gone.  The next read of a lost GPU takes a new
+A query that is refused or fails costs its own series.  A GPU that is lost raises, and so does one that answers nothing
+at all, because a driver may say "invalid argument" of a handle that has gone.  The next read of a lost GPU takes a new
 handle, makes sure that the same GPU is behind it, and probes again.
 
-Left out on purpose: threads.  Whoever calls `read` says for how long to wait and what to do about the others.
+Left out on purpose: threads.  The caller of `read` decides how long to wait, and what to do about the other GPUs.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ PROBE_SECONDS = 0.5
 """After so long a probe goes on at the next read: with a millisecond a call all of it takes a tenth of a second."""
 
 SLOW_CALLS_MIN = 2
-"""Calls of every tick that are kept for slow questions: the dearest of them takes as many."""
+"""Calls of every tick that are kept for slow queries: the most expensive of those that recur takes as many."""
 
 NARROW_NS_MAX = 120 * NS_PER_SECOND // 1000
-"""The longest time between two glances at the default of ten a second, jitter included: 36 GB/s go round once in it."""
+"""The longest time between two glances at the default of ten a second, jitter included: at 36 GB/s a counter of 32 bits
+wraps once in it."""
 
 LANE_BYTES_PER_SECOND = {
     0: 0.0, 1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9, 7: 15.125e9,
@@ -83,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceFacts(NamedTuple):
-    """What a driver session says of the GPU and of itself."""
+    """Facts of a GPU, and of the driver session that found it."""
 
     gpu_index: int
     identity: Identity
@@ -195,10 +196,10 @@ class Device:
         return self._spare_calls > 0 and self._clock.monotonic_ns() >= self._glance_due_ns
 
     def glance(self) -> DeviceReading:
-        """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
+        """Read power or utilization, alternately, with one of the calls that ticks leave over; else nothing.
 
         The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
-        Beyond them is one call at every glance where a PCIe counter goes round within a tick.
+        Beyond them is one call at every glance where a PCIe counter may wrap within a tick.
         """
         if not self.is_glance_due:
             return DeviceReading([], [])
@@ -255,7 +256,7 @@ class Device:
         self._power.restart()
 
     def _probe(self, failures: list[str]) -> None:
-        """Find out what there is to ask."""
+        """Find out what the GPU can be asked for."""
         for gpm in self._gpms:
             gpm.close()
         self._gpms = []
@@ -316,7 +317,7 @@ class Device:
         return LINKS_MAX
 
     def _add_energy_and_links(self) -> None:
-        """Complete the questions by what the fields turned out not to tell."""
+        """Add queries for what the fields do not report."""
         self._fields.drop_doubles()
         if not self._fields.meanings.has(ENERGY):
             self._schedule.add([Query("energy", 1, EVERY_TICK, self._energy)])
@@ -382,7 +383,7 @@ class Device:
     def _ask_questions(self, failures: list[str], calls: int | None, until_ns: int) -> int:
         """Ask what is due and return how many answers came.
 
-        Without a bound of `calls` slow questions are asked until `until_ns`, and the others by the next read: a driver
+        Without a bound of `calls` slow queries are made until `until_ns`, and the others by the next read: a driver
         that is slow would be probed for a minute, in which nothing is known of the GPU.
         """
         answered = 0
@@ -408,7 +409,7 @@ class Device:
         return False
 
     def _note_failure(self, asked: ScheduledQuery, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
-        """Drop the question, or say that it failed."""
+        """Drop the query, or report that it failed."""
         if is_over:
             self._schedule.drop(asked.question.name)
             _log.debug("gpu %s: %s: not asked any more: %s", self.label, asked.question.name, error)

@@ -1,14 +1,14 @@
-"""What can the NVIDIA driver be asked, and how can it refuse?  The driver as everyone but `monitor/gpu/nvml.py` sees it.
+"""Defines the NVIDIA driver as all but `monitor/gpu/nvml.py` see it: the protocol `Nvml`, its values and its errors.
 
-NVML has thirty error codes and four hundred functions.  The daemon needs six kinds of refusal, because it does six
-different things about them, plain numbers, and a driver that a test can own.
+NVML has thirty error codes and four hundred functions.  The daemon needs six kinds of error, because it does six
+different things about them, plain numbers, and a driver that a test can replace.
 
     DriverMissingError   no driver library, no driver loaded: a machine without GPUs, healthy
     DriverStoppedError   the driver was reloaded under us: every handle is void, open it anew
     UnsupportedError     this GPU or this driver does not have that number: ask no more
     GpuLostError         the GPU fell off the bus or needs a reset: its other numbers will not come either
-    NothingNewError      the question was right, and there is nothing to tell (no sample since, no event)
-    NvmlError            everything else, with the driver's own words
+    NothingNewError      the query was right, and there is nothing to report (no sample since, no event)
+    NvmlError            everything else, with the driver's own message
 
 Left out on purpose: everything that sets something on a device.
 """
@@ -55,7 +55,7 @@ GpmSample = NewType("GpmSample", object)
 
 
 class NvmlError(Exception):
-    """A query failed; the message has the driver's own words, `code` its number (None: not the driver's)."""
+    """A query failed; the text is the driver's own message, `code` its number (None: not the driver's)."""
 
     def __init__(self, words: str, code: int | None = None) -> None:
         super().__init__(words)
@@ -83,7 +83,7 @@ class NothingNewError(NvmlError):
 
 
 class Number(StrEnum):
-    """What the driver answers with one whole number, in the unit of nvml.h."""
+    """The whole numbers that the driver can be asked for, in the units of nvml.h."""
 
     POWER = "power"  # mW, as sampled by the driver
     POWER_LIMIT = "power limit"  # mW, enforced
@@ -173,7 +173,7 @@ class ProcessShare(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join and health mask (None: not told)."""
+    """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join and health mask (None: unknown)."""
 
     state: int
     status: int
@@ -206,7 +206,7 @@ class DriverEvent(NamedTuple):
 
 
 class Nvml(Protocol):
-    """The driver.  Every method raises NvmlError or one of its kinds; each call may take as long as it likes."""
+    """The driver.  Every method raises NvmlError or one of its kinds, and any call may hang."""
 
     def start(self) -> None:
         """Load and initialize; raises DriverMissingError where there is nothing to load."""
@@ -253,7 +253,7 @@ class Nvml(Protocol):
         ...
 
     def memory(self, handle: Handle) -> DriverMemory:
-        """Return device memory, with what the driver reserves apart where it can tell."""
+        """Return device memory, with what the driver reserves apart where it reports that."""
         ...
 
     def fan_percent(self, handle: Handle, fan: int) -> int:

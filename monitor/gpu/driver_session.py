@@ -1,12 +1,12 @@
-"""Which GPUs are there, and how does the daemon get at them?  Open the driver, count, take handles.
+"""Opens the driver, counts the GPUs and takes their handles: one driver session.
 
 A session ends when the driver is reloaded or a GPU vanishes, and then everything in it is void: handles, event set,
 sample buffers.  NVML counts its initializations, so each `start` needs its `stop`.  But a shutdown waits for locks
-that a hung call may hold, so while a call hangs the driver is started once more without being stopped, and the debt is
-paid at the next opening that finds nobody hanging.
+that a hung call may hold, so while a call hangs the driver is started once more without being stopped; the missing
+stops are made at the next opening that finds no call hanging.
 
-The first question to a GPU may hang as well as any other, so each is looked for on a thread of its own.  One that does
-not answer in FIND_SECONDS is left to come later; the session is that of the others.
+The first query to a GPU may hang as well as any other, so each GPU is looked for on a thread of its own.  One that does
+not answer in FIND_SECONDS is added when it does; the session begins with the others.
 
 Left out on purpose: deciding when to open.
 """
@@ -28,7 +28,7 @@ __all__ = ["GPUS_MAX", "DriverSession", "DriverSessions", "FoundDevice"]
 GPUS_MAX = 64
 
 FIND_SECONDS = 1.0
-"""What an opening waits for handles and names; a GPU without persistence mode takes a good part of a second."""
+"""How long an opening waits for handles and names; a GPU without persistence mode takes a good part of a second."""
 
 
 class FoundDevice(NamedTuple):
@@ -39,7 +39,7 @@ class FoundDevice(NamedTuple):
 
 
 class DriverSession(NamedTuple):
-    """What an opening found; `problems` are those that refused and how, `hanging` those that are silent."""
+    """What an opening found; `problems` are GPUs that failed and how, `hanging` those that have not answered."""
 
     found: tuple[FoundDevice, ...]
     problems: tuple[tuple[FoundDevice, NvmlError], ...]
@@ -91,11 +91,11 @@ class DriverSessions:
         return {index: now - begun for index, begun in since.items() if begun is not None}
 
     def is_anyone_hanging(self) -> bool:
-        """Return whether a look for a GPU has not come back."""
+        """Return whether a search for a GPU has not returned."""
         return any(worker.busy_since_ns is not None for _, worker in self._finders.values())
 
     def give_up(self) -> None:
-        """Let each look that hangs end its thread when it comes back; nothing may be opened after this."""
+        """Let each search that hangs end its thread when it returns; nothing may be opened after this."""
         for _, worker in list(self._finders.values()):
             worker.stop(0.0)
 
@@ -138,7 +138,7 @@ class DriverSessions:
         return FoundDevice(handle, DeviceFacts(index, self._nvml.identity(handle), driver, cuda))
 
     def close(self) -> None:
-        """Let go of the driver as often as it was started."""
+        """Stop the driver as often as it was started."""
         while self._starts > 0:
             self._starts -= 1
             self._nvml.stop()

@@ -1,8 +1,8 @@
-"""How is a driver asked that may not come back for 45 s?  On a thread of its own, with somebody else's patience.
+"""Runs driver calls, which may take 45 s, on a thread of their own, so that the caller decides how long to wait.
 
-ctypes gives the GIL back during a call, so a call that hangs holds up only its own thread.  A worker does one job when
-asked and is asked nothing more until it is done; how long to wait for it is its caller's business.  A hung worker is
-left alone: the thread cannot be ended, and a second one for the same GPU would only hang beside it.
+ctypes releases the GIL during a call, so a call that hangs holds up only its own thread.  A thread does one job when
+asked and is asked nothing more until it is done.  A hung thread is left alone: it cannot be ended, and a second one for
+the same GPU would only hang beside it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class DriverThread(Generic[T]):
         self._returned = returned
         self._asked: SimpleQueue[Callable[[], T] | None] = (
             SimpleQueue()
-        )  # at most one question and one stop: bounded by its user
+        )  # at most one job and one stop: bounded by its user
         self._thread = threading.Thread(target=self._work, name=f"pacecar-{name}", daemon=True)
         self._is_started = False
 
     def ask(self, job: Callable[[], T] | None = None) -> None:
-        """Have its job done, or `job` this once; the worker must be idle, and its last result is forgotten."""
+        """Run the job, or `job` this once; the thread must be idle, and its last result is forgotten."""
         with self._returned:
             assert self.busy_since_ns is None, "a busy worker is asked nothing"
             self._result, self.busy_since_ns = None, self._clock.monotonic_ns()
@@ -45,13 +45,13 @@ class DriverThread(Generic[T]):
         self._asked.put(job or self._job)
 
     def take(self) -> T | Exception | None:
-        """Return what came of the last question, once; None when nothing did, or not yet."""
+        """Return the result of the last job, once; None when there is none, or not yet."""
         with self._returned:
             result, self._result = self._result, None
             return result
 
     def stop(self, timeout_seconds: float) -> bool:
-        """End the thread; return whether it has ended, and no other question may follow."""
+        """End the thread; return whether it has ended.  No other job may follow."""
         if not self._is_started:
             return True
         self._asked.put(None)

@@ -1,7 +1,7 @@
-"""How are a GPU's fields read?  In one call a tick: all that move fast, and a slice of the slow ones.
+"""Reads a GPU's fields in one call a tick: all that change fast, and a slice of the slow ones.
 
-While probing everything is asked, in parts, and what the GPU lacks is dropped.  Later each field has its own fate: one
-that fails is missing until it is read again.
+While probing, all fields are asked for, in parts, and those that the GPU lacks are dropped.  Later each field is
+treated on its own: one that fails is missing until it is read again.
 
 Left out on purpose: what the fields mean; that is the table in `fields`.
 """
@@ -32,14 +32,14 @@ PROBE_FIELDS_MAX = 128
 """Fields in one call while probing; a driver has to walk over all of them."""
 
 SLOW_FIELDS_MAX = 32
-"""Slow fields that join the call of one tick, so that all ticks take alike."""
+"""Slow fields that join the call of one tick, so that all ticks cost the same."""
 
 SLOW_FIELDS_NS_MIN = NS_PER_SECOND // 2
 """Between two such slices: ten ticks a second must not make slow fields fast."""
 
 
 def must_go_on(error: NvmlError) -> None:
-    """Raise `error` if it means that no other question will be answered either."""
+    """Raise `error` if it means that no other query will be answered either."""
     if isinstance(error, (GpuLostError, DriverStoppedError, DriverMissingError)):
         raise error
 
@@ -69,7 +69,7 @@ class FieldReader:
         self.meanings.ask(fields)
 
     def drop_doubles(self) -> None:
-        """Drop the fields that say again what an earlier one says."""
+        """Drop the fields that repeat an earlier one of the same series."""
         for field in list(self.meanings.without_doubles()):
             self.meanings.drop(field)
             self._slow_fields.pop(field, None)
@@ -100,7 +100,7 @@ class FieldReader:
         return answers
 
     def look(self, handle: Handle, fields: Sequence[Field]) -> None:
-        """Follow `fields`, counters that go round too soon to be read once a tick, in one call."""
+        """Read `fields`, counters that wrap too soon to be read once a tick, in one call."""
         self.calls += 1
         values = self._nvml.fields(handle, [field.field for field in fields])
         for field, value in zip(fields, values, strict=True):
@@ -152,7 +152,7 @@ class FieldReader:
             self.link_changed = True
 
     def _is_over(self, field: Field, error: NvmlError) -> bool:
-        """Note a failure, and return whether to ask no more; the limits are those of the questions."""
+        """Note a failure, and return whether to ask no more; the limits are those of the queries."""
         was_answered = field in self._refusals
         failures = self._failures[field] = self._failures.get(field, 0) + 1
         if not isinstance(error, UnsupportedError):

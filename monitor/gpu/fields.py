@@ -1,8 +1,8 @@
-"""Which numbers come as fields, and what is each of them?  The table behind the one nvmlDeviceGetFieldValues a tick.
+"""Lists the fields of one nvmlDeviceGetFieldValues a tick, with their metrics, and turns their values into samples.
 
 A field costs a tenth of a call, and each has its own return code: one that a GPU lacks is dropped, and the others stay.
-What moves is read at every tick; what moves when hardware breaks (errors, retired pages, the state of a link) joins
-the same call slice by slice.
+What changes in normal use is read at every tick; what changes when hardware breaks (errors, retired pages, the state of
+a link) joins the same call slice by slice.
 
 By nvml.h: 138 and 139 count KiB, 197 and 198 bytes, 83 mJ, 164 MB/s, and the clock event counters nanoseconds.  The
 scope of the NVLink fields is a link, all ones for the sum over all links.  201 to 222 came with NVLink 5.  The clock
@@ -173,7 +173,7 @@ class FieldMeanings:
         return self._reasons
 
     def narrow(self, gap_ns: int) -> tuple[Field, ...]:
-        """Return the counters of the PCIe link that may go round at 32 bits, if reading them each `gap_ns` would do."""
+        """Return the PCIe counters that may wrap at 32 bits, if reading them each `gap_ns` is often enough."""
         most = self.pcie_bytes_per_second_max
         if most is None or most * gap_ns >= ROUND * NS_PER_SECOND:
             return ()
@@ -181,18 +181,18 @@ class FieldMeanings:
         return tuple(field for field, counter in counters if counter is not None and not counter.is_wide)
 
     def look(self, field: Field, answer: FieldValue, now_ns: int) -> None:
-        """Follow a counter of the PCIe link between two ticks."""
+        """Take a reading of a PCIe counter between two ticks."""
         if self._link_counters[field].take(answer.value, now_ns, self.pcie_bytes_per_second_max) is None:
             self._missed.add(field)
 
     def health(self) -> Iterator[Sample]:
-        """Yield whether the counters of the PCIe link say what was moved, where there are any."""
+        """Yield whether the PCIe counters are reliable, where there are any."""
         links = [field for field in self._fast if field.of_link and field in self._link_counters]
         if links:
             yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
 
     def sample(self, field: Field, answer: FieldValue, now_ns: int) -> Sample | None:
-        """Return the sample of one answer; None for a counter that may have gone round unseen."""
+        """Return the sample of one answer; None for a counter that may have wrapped unseen."""
         value = answer.value
         if field.of_link:
             link = self._link_counters.setdefault(field, LinkCounter())
@@ -211,7 +211,7 @@ class FieldMeanings:
         return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
 
     def without_doubles(self) -> Iterator[Field]:
-        """Yield the fields that say again what an earlier one of the same series says."""
+        """Yield the fields that repeat an earlier one of the same series."""
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for field in self._fields:
             series = (field.metric, field.labels)

@@ -1,8 +1,8 @@
-"""How busy are the parts of the GPU?  Hopper and later measure it themselves, between any two readings.
+"""Reads the GPU performance monitor of Hopper and later: how busy each part was between two readings.
 
 `utilization` says for which share of time some kernel ran: one thread on one SM makes it 100 %.  The GPU performance
 monitor says how many SMs worked, how full they were and which pipes were used.  It gives means between two readings
-that we take, so the pair rolls: each tick reads into the older one, and one question asks for all metrics between them.
+that we take, so the pair rolls: each tick reads into the older buffer, and one call returns all metrics between them.
 
 Before Hopper there is no such monitor, and then there is nothing here, rather than zero.  By nvml.h the shares are in
 percent, the rates in MiB/s, and readings less than 100 ms apart give no result that can be trusted.
@@ -25,7 +25,7 @@ GPM_NS_MIN = 100_000_000
 """Least time between two readings (nvml.h, nvmlGpmMetricsGet)."""
 
 GPM_CALLS = 2
-"""A reading and a question."""
+"""Driver calls of one `ask`: a reading, and the call for the metrics."""
 
 _PERCENT, _MIB = 0.01, 1024.0 * 1024.0
 
@@ -73,7 +73,7 @@ INSTANCE_PARTS = tuple(
 
 
 class Gpm:
-    """The rolling pair of one GPU, or of one GPU instance of a GPU in MIG mode."""
+    """The rolling pair of readings of one GPU, or of one GPU instance of a GPU in MIG mode."""
 
     def __init__(
         self, nvml: Nvml, metrics: tuple[GpmMetric, ...], labels: tuple[str, ...], gpu_instance: int | None = None

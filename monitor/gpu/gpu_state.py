@@ -1,12 +1,12 @@
-"""Is this GPU well?  One GPU with its thread, what came of asking it, and since when it is down.
+"""Tracks whether one GPU is up, slow or down and why; holds its thread and its last reading.
 
-`up` is 1 when the last tick read something of it.  Why it is not is one word of REASONS, so that it can be a label; the
-driver's own words go to the log, once when a GPU goes down and once when it is back.
+`up` is 1 when the last tick read something of it.  Why it is down is one word of REASONS, so that it can be a label;
+the driver's own message goes to the log, once when a GPU goes down and once when it is back.
 
 A driver that is only slow is no reason.  A GPU is hung when the call in flight should have returned by what its calls
-took so far (`calltimes`); while its calls return, late as they may be, it is up.  One whose readings take longer than a
-tick waits for them is `slow`: it is read less often, so that calls take at most SHARE_MAX of the time, no tick waits
-for it, and its last reading stands until the next one has come, for HELD_SECONDS at most.
+took so far (`call_deadlines`); while its calls return, late as they may be, it is up.  One whose readings take longer
+than a tick waits for them is `slow`: it is read less often, so that calls take at most SHARE_MAX of the time, no tick
+waits for it, and its last reading stands until the next one has come, for HELD_SECONDS at most.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["REASONS", "GpuState"]
 
 REASONS = ("hung", "lost", "reset_required", "vanished", "driver", "error")
 """Why a GPU is down: a call does not return, the driver calls it lost, wants a reset, does not list it, is gone itself,
-or every question fails."""
+or every query fails."""
 
 SHARE_MAX = 0.5
-"""Of the time that readings of one GPU may take: a slow driver has a lock that the job waits for too."""
+"""Share of time that readings of one GPU may take: a slow driver has a lock that the job waits for too."""
 
 FAST_READINGS = 3
 """Readings in a row within half of what a tick waits, after which a GPU is not slow any more."""
 
 HELD_SECONDS = 60.0
-"""At half a second a call a reading takes six seconds and comes every twelve; beyond this nobody calls it a reading."""
+"""How long a reading stands: at half a second a call one takes six seconds and comes every twelve; then it is old."""
 
 _RESET_REQUIRED = 16  # NVML_ERROR_RESET_REQUIRED
 
@@ -140,7 +140,7 @@ class GpuState:
             self.worker.ask(self.device.glance)
 
     def gather_glance(self) -> list[Sample]:
-        """Return what a glance saw; what went wrong is met again, and named, by the next tick."""
+        """Return what a glance read; an error is reported by the next tick, which meets it again."""
         result = self.worker.take() if self.is_glancing else None
         return result.samples if isinstance(result, DeviceReading) else []
 
@@ -162,7 +162,7 @@ class GpuState:
         return [], [f"gpu {self.label}: {self.reason}: {self.words}"], stopped
 
     def _collect(self) -> None:
-        """Take the reading that has come, and say how long to wait for the next one; a glance's answer is none."""
+        """Take the reading that has come, and compute when the next is due; the result of a glance is no reading."""
         result = self.worker.take() if self._awaits_tick else None
         if result is None:
             return
@@ -186,7 +186,7 @@ class GpuState:
             self._news.tell(logging.INFO, "as fast as a tick again", self.label)
 
     def _between_readings(self) -> list[Sample] | None:
-        """Return what stands while no reading has come; None when the GPU is down."""
+        """Return the samples that stand while no reading has come; None when the GPU is down."""
         now = self._clock.monotonic_ns()
         busy_since_ns = self.worker.busy_since_ns
         overdue = self._times.overdue(now) if busy_since_ns is not None else None

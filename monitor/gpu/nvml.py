@@ -1,11 +1,11 @@
-"""How do we ask the NVIDIA driver?  The only file that knows pynvml; everyone else sees `gpu.driver.Nvml`.
+"""Asks the NVIDIA driver through pynvml; the only file that knows pynvml, all others see `gpu.driver.Nvml`.
 
 pynvml raises one exception class per error code, hands out ctypes structures and grows with every driver.  So each
 function is looked up by name when it is asked: one that this pynvml or this driver does not have is an
 UnsupportedError like any other, and an old driver costs its newer numbers only.
 
-    the size of the GPM array has grown (98, 210, 333, 477 entries) under one and the same version number, so a driver
-    may write more than the binding made room for; here there is room for the largest of all
+The size of the GPM array has grown (98, 210, 333, 477 entries) under one and the same version number, so a driver may
+write more than the binding made room for; here there is room for the largest of all.
 
 Left out on purpose: nvmlDeviceGetPcieThroughput, which blocks for 20 ms a direction while the driver measures (the
 cumulative fields 197 and 198 cost a hundredth and lose nothing between ticks), and everything that sets something.
@@ -234,7 +234,7 @@ class PyNvml:
         return bool(_ask("nvmlDeviceGetNvLinkState", handle, link))
 
     def link_remote(self, handle: Handle, link: int) -> RemoteLink:
-        """Ask for version, kind and address of the remote end; what is not told is left empty."""
+        """Ask for version, kind and address of the remote end; what is not reported is left empty."""
         version = _ask_gently("nvmlDeviceGetNvLinkVersion", handle, link)
         kind = _ask_gently("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
         address = _ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)

@@ -1,11 +1,12 @@
-"""What is asked of a GPU beside its fields, what does it cost, and how soon is it worth asking again?
+"""Lists the queries of a GPU beside its fields, each with its driver calls and the time after which it is stale.
 
 Asking everything at every tick costs a hundred calls a GPU, and most answers are those of the last tick: limits,
-maxima, thresholds, the address at the other end of a link.  So a question says how many driver calls it makes and
-after how long its answer is stale; what is always stale is asked at every tick, and the rest fill what is left of the
-tick's calls, the longest overdue first (`schedule`).
+maxima, thresholds, the address at the other end of a link.  So a query says how many driver calls it makes and
+after how long its answer is stale.  What is always stale is asked at every tick, and the rest fill what is left of the
+tick's calls, the longest overdue first (`query_schedule`).
 
-Here is the table for a whole GPU and that for a MIG instance; a question yields samples or raises NvmlError.
+Here are the tables for a whole GPU, its NVLinks, fans and processes, and for a MIG instance.  A query yields samples or
+raises NvmlError.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ SECONDS_15 = 15 * NS_PER_SECOND
 SECONDS_30 = 30 * NS_PER_SECOND
 MINUTES_5 = 300 * NS_PER_SECOND
 NEVER = 1 << 62
-"""For what stays until the GPU is probed again."""
+"""For answers that hold until the GPU is probed again."""
 
 Ask = Callable[[Nvml, Handle], Iterable[Sample]]
 
 
 class Query(NamedTuple):
-    """One question; `stale_ns` 0 is asked at every tick."""
+    """One query; with `stale_ns` 0 it is made at every tick."""
 
     name: str
     calls: int
@@ -64,7 +65,7 @@ def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: flo
 
 
 def gpu_questions(gpu: str) -> list[Query]:
-    """Return what is asked of a whole GPU, those of every tick first."""
+    """Return the queries of a whole GPU, those of every tick first."""
 
     def utilization(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         rates = nvml.utilization(handle)
@@ -129,7 +130,7 @@ def _memory(prefix: str, *labels: str) -> Ask:
 
 
 def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Query]:
-    """Return what is asked of one NVLink; its state only where the field for it is not there."""
+    """Return the queries of one NVLink; of its state only where the field for it is not there."""
 
     def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         yield Sample("pacecar_gpu_nvlink_link_state", (gpu, str(link)), int(nvml.link_active(handle, link)))
@@ -145,7 +146,7 @@ def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Query]:
 
 
 def fan_questions(gpu: str, fans: int) -> list[Query]:
-    """Return what is asked of each fan: the share of its highest speed and, since driver 565, how fast it turns."""
+    """Return the queries of each fan: the share of its highest speed and, since driver 565, revolutions a minute."""
 
     def speed(fan: int) -> Ask:
         return lambda nvml, handle: [
@@ -163,7 +164,7 @@ def fan_questions(gpu: str, fans: int) -> list[Query]:
 
 
 def instance_questions(gpu: str, instance: Instance) -> list[Query]:
-    """Return what is asked of a MIG device; the handle that they are given is not used, but the instance's own."""
+    """Return the queries of a MIG device; they use the instance's own handle and not the one that they are given."""
     labels = (gpu, str(instance.gpu_instance), str(instance.compute_instance))
     memory = _memory("pacecar_gpu_instance_memory", *labels)
 
@@ -178,7 +179,7 @@ def instance_questions(gpu: str, instance: Instance) -> list[Query]:
 
 
 class Processes:
-    """The processes of one GPU and their share of its SMs; remembers up to when it was told."""
+    """The processes of one GPU and their share of its SMs; remembers the time of the newest share that was read."""
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
@@ -186,7 +187,7 @@ class Processes:
         self._shown: set[int] = set()
 
     def questions(self) -> list[Query]:
-        """Return the two questions, of two calls each: how many, and which."""
+        """Return the two queries, of two calls each: how many, and which."""
         return [
             Query("processes", 2, SECONDS_10, self._memory),
             Query("process shares", 2, SECONDS_10, self._shares),
@@ -230,7 +231,7 @@ _FABRIC_CONDITIONS = {  # condition -> (shift, width) in the health mask, nvml.h
 
 
 def fabric_samples(gpu: str, fabric: Fabric) -> Iterator[Sample]:
-    """Yield state and conditions; nothing for a GPU that has no fabric, nor for a condition that is not told."""
+    """Yield state and conditions; nothing for a GPU without a fabric, nor for a condition that is not reported."""
     if fabric.state not in _FABRIC_STATES:
         return
     for state, name in _FABRIC_STATES.items():

@@ -1,12 +1,12 @@
-"""Which questions fit into this tick?  Those of every tick, and then the longest overdue, within a number of calls.
+"""Chooses the queries of a tick: those of every tick, and then the longest overdue, within a number of driver calls.
 
-A fixed cadence (every tenth tick, all of it) makes nine cheap ticks and a dear one; then the dear one is late.  Filling
-each tick up to the same bound makes all ticks alike, and what does not fit is only asked a little later.
+A fixed cadence (every tenth tick, all of it) makes nine cheap ticks and an expensive one, which is late.  Filling each
+tick up to the same bound makes all ticks alike, and what does not fit is only asked a little later.
 
-Here also lives what a question has earned: its last answer, which stands until it is asked again, and whether the
-driver ever answered it.  A question that was never answered and is called unsupported is dropped at once; one that was
-answered before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.  One
-that only ever failed is dropped as well in the end, or a driver with one broken number would look broken for ever.
+It also keeps the state of each query: its last answer, which stands until it is asked again, and whether the driver
+ever answered it.  A query that was never answered and is called unsupported is dropped at once; one that was answered
+before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.  One that only
+ever failed is dropped as well in the end, or a driver with one broken number would look broken for ever.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .queries import Query
 __all__ = ["FAILURES_MAX", "REFUSALS_MAX", "QuerySchedule", "ScheduledQuery"]
 
 REFUSALS_MAX = 3
-"""Refusals in a row after which a question that was answered before is dropped."""
+"""Refusals in a row after which a query that was answered before is dropped."""
 
 FAILURES_MAX = 10
-"""Failures after which a question that was never answered is dropped, whatever the driver calls them."""
+"""Failures after which a query that was never answered is dropped, whatever the driver calls them."""
 
 
 class ScheduledQuery:
-    """A question with its last answer."""
+    """A query with its last answer."""
 
     def __init__(self, question: Query) -> None:
         self.question = question
@@ -66,34 +66,34 @@ class ScheduledQuery:
 
 
 class QuerySchedule:
-    """The questions of one GPU."""
+    """The queries of one GPU."""
 
     def __init__(self, questions: Iterable[Query] = ()) -> None:
         self._asked = {question.name: ScheduledQuery(question) for question in questions}
 
     def add(self, questions: Iterable[Query]) -> None:
-        """Ask `questions` too; those that are known by name start over."""
+        """Add `questions`; those that are known by name start over."""
         self._asked.update({question.name: ScheduledQuery(question) for question in questions})
 
     def drop(self, name: str) -> None:
-        """Ask the question of that name no more, and forget its answer."""
+        """Drop the query of that name, and forget its answer."""
         self._asked.pop(name, None)
 
     def fast_calls(self) -> int:
-        """Return the calls of the questions of every tick."""
+        """Return the driver calls of the queries of every tick."""
         return sum(asked.question.calls for asked in self._asked.values() if asked.question.stale_ns == 0)
 
     def has_unasked(self) -> bool:
-        """Return whether a question was never asked."""
+        """Return whether a query was never made."""
         return any(asked.is_unasked for asked in self._asked.values())
 
     def value_of(self, name: str) -> float | None:
-        """Return the number that the question of that name was last answered with; None when there is none."""
+        """Return the number that the query of that name was last answered with; None when there is none."""
         asked = self._asked.get(name)
         return asked.samples[0].value if asked is not None and asked.samples else None
 
     def clear(self) -> None:
-        """Forget all questions and answers."""
+        """Forget all queries and answers."""
         self._asked.clear()
 
     def due(self, now_ns: int, calls: int | None) -> list[ScheduledQuery]:

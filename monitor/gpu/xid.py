@@ -1,13 +1,13 @@
-r"""Which Xid errors were there?  Two witnesses, each of whom misses some, and no error counted twice.
+r"""Counts Xid errors from two sources, each of which misses some, and counts no error twice.
 
-The driver's event set tells at once and by device, but only while we listen, and not every code.  The kernel log has
-all of them, and only root may read it on most machines.  So both are heard, and a report of one that the other gave of
-the same GPU and code within PAIR_SECONDS is the same error.
+The driver's event set reports at once and by device, but only while we listen, and not every code.  The kernel log has
+all of them, and only root may read it on most machines.  So both are read, and a report of one source that the other
+gave of the same GPU and code within PAIR_SECONDS is the same error.
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.
 
 /dev/kmsg gives a record a read, `priority,sequence,microseconds,flags;text` (Documentation/ABI/testing/dev-kmsg).
-It is read from its end on: what was before the daemon is not its to count.
+It is read from its end on: errors from before the daemon started are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAIR_SECONDS = 10
 PENDING_MAX = 256
 RECORD_BYTES_MAX = 8192
 RECORDS_MAX = 512
-"""Kernel log records read in one tick; a flood is read on at the next."""
+"""Kernel log records read in one tick; the rest of a flood is read at the next."""
 
 _LINE = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")
 
@@ -60,7 +60,7 @@ def parse_xid(record: str) -> LoggedXid | None:
 
 
 class XidTally:
-    """Counts by GPU and code; each error once, whoever told of it."""
+    """Counts by GPU and code; each error once, whichever source reported it."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], int] = {}

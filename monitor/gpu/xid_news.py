@@ -1,8 +1,8 @@
-"""Log what became of the GPUs: one line for all that share a change, however many there are.
+"""Logs changes of the GPUs' state: one line for all GPUs that share a change, and a bounded number of lines a minute.
 
 One cause (a driver's lock, a reset, a reload) hits all GPUs of a node at once, and a line for each makes eight of it,
-at every turn of a driver that comes and goes.  So what changes within a tick is one line that names all of them, what
-may wait (slow, not dead) is gathered for a few seconds, and each kind of change has an allowance a minute.
+each time that a driver comes and goes.  So what changes within a tick is one line that names all of them, what may wait
+(slow, not dead) is gathered for a few seconds, and each kind of change has an allowance a minute.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ..ingest.log_limiter import LogLimiter
 __all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "XidNews"]
 
 LINES_PER_MINUTE = 4
-"""Lines of each kind of change; what is beyond them is in the metrics."""
+"""Lines of each kind of change; further ones are in the metrics only."""
 
 SETTLE_SECONDS = {"slow": 3.0, "as fast as a tick again": 3.0, "down: hung": 1.0}
-"""Change -> what is waited for others of its kind: GPUs that one cause slows down are found slow within a reading or
-two of each other, and calls that hang behind one lock within a tick."""
+"""Change -> how long others of its kind are waited for: GPUs that one cause slows down are found slow within a reading
+or two of each other, and calls that hang behind one lock within a tick."""
 
 JOIN_SECONDS = {"slow": 60.0, "as fast as a tick again": 60.0}
-"""Change -> for how long after a line GPUs of which the same is so are of the same cause, and only in the metrics: a
-slow GPU is found slow when its reading has come, which takes the longer the slower it is."""
+"""Change -> for how long after a line further GPUs with that change count as of the same cause, and are in the metrics
+only: a slow GPU is found slow when its reading has come, which takes the longer the slower it is."""
 
 _log = logging.getLogger(__name__)
 
 
 class XidNews:
-    """Takes changes as they are found, and says them when `flush` is called.  One thread."""
+    """Collects changes as they are found, and logs them when `flush` is called.  One thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class XidNews:
         self._said_ns: dict[str, int] = {}
 
     def tell(self, level: int, change: str, gpu: str, words: str = "") -> None:
-        """Say at the next `flush` that `gpu` is `change` ("down: hung"), and in `words` what is known of it alone."""
+        """Log at the next `flush` that `gpu` is `change` ("down: hung"), with the details of it alone in `words`."""
         key = (level, change)
         told = self._waiting.setdefault(key, [])
         self._since_ns.setdefault(key, self._clock.monotonic_ns())
@@ -48,7 +48,7 @@ class XidNews:
             told.append((gpu, words))
 
     def flush(self) -> None:
-        """Log all changes, but those that others may join only when the first of them is old enough."""
+        """Log all changes, except those that wait for others of their kind."""
         now = self._clock.monotonic_ns()
         for key, told in list(self._waiting.items()):
             level, change = key

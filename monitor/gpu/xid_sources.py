@@ -1,6 +1,6 @@
-"""Who tells of Xid errors, and to whom do they belong?  The event set and the kernel log, asked once a tick.
+"""Reads Xid errors from the event set and the kernel log once a tick, and finds the GPUs that they belong to.
 
-Both are asked on a thread of their own, because the event set is a driver call like any other and may hang.
+Both are read on a thread of their own, because the event set is a driver call like any other and may hang.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class HeardXid(NamedTuple):
-    """One tick: (witness, gpu label, code) as they came, and what went wrong."""
+    """One tick: (source, gpu label, code) as they came, and what went wrong."""
 
     reports: list[tuple[str, str, int]]
     failure: NvmlError | None
@@ -69,16 +69,16 @@ class XidSources:
                 self._tally.expect(label)
 
     def detach(self) -> None:
-        """Listen to the driver no more: its event set is void."""
+        """Stop reading the driver's events: its event set is void."""
         self._has_events = False
 
     @property
     def is_listening(self) -> bool:
-        """Whether anybody would tell of an Xid."""
+        """Whether any source would report an Xid."""
         return self._has_events or self._has_log
 
     def listen(self) -> HeardXid:
-        """Return what the witnesses say since the last time."""
+        """Return what the sources reported since the last time."""
         reports = [("log", self._label_of_bus.get(xid.bus, NO_GPU), xid.code) for xid in self._read_log()]
         for _ in range(EVENTS_MAX if self._has_events else 0):
             try:
@@ -91,13 +91,13 @@ class XidSources:
         return HeardXid(reports, None)
 
     def note(self, heard: HeardXid) -> None:
-        """Count what was heard, and log each error once."""
+        """Count the reports, and log each error once."""
         for witness, gpu, code in heard.reports:
             if self._tally.hear(witness, gpu, code, self._clock.monotonic_ns()):
                 _log.warning("gpu %s: Xid %d", gpu, code)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the counts; nothing when nobody would tell."""
+        """Yield the counts; nothing when no source would report an error."""
         if self.is_listening:
             for (gpu, code), count in self._tally.counts().items():
                 yield Sample("pacecar_gpu_xid_errors_total", (gpu, str(code)), count)

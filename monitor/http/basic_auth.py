@@ -1,16 +1,16 @@
-"""Is this the password?  Checked so that neither the answer's time nor its cost helps whoever guesses.
+"""Checks user and password (HTTP Basic, bcrypt) so that neither the time nor the cost of an answer helps guessers.
 
 bcrypt is slow on purpose, some 50 ms at cost 10.  A scraper that comes each second would take 5 % of a processor from
-the training job, so what was found right is remembered: as a keyed hash, under a key that this process drew at random,
-so that memory holds no password.  A guesser has nothing from that: what is fast is what is right.
+the training job, so credentials that were found right are remembered: as a keyed hash, under a key that this process
+drew at random, so that memory holds no password.  This gives a guesser nothing: a new guess is as slow as before.
 
-Who guesses must not learn which users there are.  So a user who does not exist is checked too, against a hash that no
-password fits.  That hash needs a cost, and where the users' costs differ a fixed one would tell the users of other
-costs from strangers; so each name is given one of the costs that exist, the same one each time.
+A guesser must not learn which users there are.  So a user who does not exist is checked too, against a hash that no
+password fits.  That hash needs a cost.  Where the users' costs differ, a fixed one would tell the users of other costs
+from unknown names; so each name is given one of the costs that exist, the same one each time.
 
-What was found wrong is remembered too: a scraper with an old password comes each second, and costs nothing.
+Wrong credentials are remembered too: a scraper with an old password comes each second, and costs nothing.
 
-Left out: when a check has its turn (`checkqueue`), and locking a user out.  Anybody could do it to him.
+Left out: the order of the checks (`password_queue`), and locking a user out: anybody could do that to another user.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .web_config import Security, authorization
 __all__ = ["AuthVerdict", "BasicAuth"]
 
 REMEMBERED_MAX = 128
-"""Right credentials remembered, and as many wrong ones; the one that was not used longest goes."""
+"""Right credentials remembered, and as many wrong ones; the least recently used ones go."""
 
 PASSWORD_BYTES_MAX = 72
 """bcrypt uses no more.  Libraries differ in what they do with the rest; Go's, which Prometheus uses, drops it."""
 
 _NO_PASSWORD = "$2b${cost:02d}$" + "." * 53
-"""A hash in form; no password is known to give it."""
+"""A string in the form of a hash; no password is known to give it."""
 
 
 class AuthVerdict(Enum):
@@ -59,7 +59,7 @@ class BasicAuth:
         self._costs = sorted({int(text[4:6]) for text in security.users.values()})
 
     def look(self, header: str | None) -> AuthVerdict:
-        """Say what is known about an Authorization header at once."""
+        """Return what is known about an Authorization header without a check by bcrypt."""
         if not self._security.users:
             return AuthVerdict.ALLOWED
         given = None if header is None else authorization(header)

@@ -1,9 +1,9 @@
-"""Name who a TCP client is, as far as bounds can be shared out by it: the user on this machine, or the network address.
+"""Names the source of a TCP client, among which bounds are shared out: the user on this machine, or the address.
 
 All users of a node reach the daemon from 127.0.0.1, and so does the Prometheus that runs beside it: by address alone
 one of them could take everybody's share.  For a loopback connection the kernel knows the uid of the other end
-(sock_diag(7), NETLINK_SOCK_DIAG), without any right and in microseconds.  /proc/net/tcp says the same, but must be read
-whole: a flood leaves ten thousand lines there.
+(sock_diag(7), NETLINK_SOCK_DIAG), and answers in microseconds, without privileges.  /proc/net/tcp says the same, but
+must be read whole: a flood leaves ten thousand lines there.
 
 An address of IPv6 is cut to its network of 64 bits: a host may have all addresses of it.  Where the kernel does not
 answer, loopback clients are one source.  Left out: what is behind a proxy; it is one source.
@@ -25,7 +25,7 @@ _NLMSG_HEAD = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct(">HH16s16s")
 _NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-"""The interface, and a cookie that means any (linux/inet_diag.h)."""
+"""The interface, and a cookie that matches any socket (linux/inet_diag.h)."""
 
 _ANSWER = struct.Struct("=BBBB48xIIIII")
 """struct inet_diag_msg: family, state, timer, retransmits, the socket's id, expiry, two queues, uid, inode."""
@@ -61,7 +61,7 @@ class LoopbackUsers:
         return None
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the netlink socket."""
         if self._netlink is not None:
             self._netlink.close()
             self._netlink = None
@@ -76,7 +76,7 @@ def _question(peer: tuple[Address, int], own: tuple[Address, int]) -> bytes:
 
 
 def _uid_in(answer: bytes) -> int | None:
-    """Return the uid; None for an error, and for an end that was closed: the kernel then says root."""
+    """Return the uid; None for an error, and for an end that was closed, of which the kernel reports root."""
     if len(answer) < _NLMSG_HEAD.size + _ANSWER.size:
         return None
     if _NLMSG_HEAD.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:

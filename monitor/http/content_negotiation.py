@@ -1,8 +1,8 @@
-"""Choose the media type and the content coding of an answer from what the client accepts (RFC 9110, section 12.5).
+"""Chooses the media type and the content coding of an answer from what the client accepts (RFC 9110, section 12.5).
 
-A client weighs what it accepts by q-values, and q=0 means "not this".  To look whether a word is in the header serves
-`gzip;q=0` as gzip, and to compare versions as they come raises for `version=1.x`.  Here every header gives an answer:
-an element that is malformed, or of a version that we do not speak, counts as not sent.
+A client weighs what it accepts by q-values, and q=0 means "not this".  A search for the word in the header would take
+`gzip;q=0` for gzip, and a comparison of version numbers would raise for `version=1.x`.  Here every header gives an
+answer: an element that is malformed, or of a version that is not supported, counts as not sent.
 
 Pure: a header in, a choice out.  Left out: languages and character sets; there is one of each.
 """
@@ -22,14 +22,14 @@ ESCAPINGS = ("underscores", "allow-utf-8")
 """Schemes in which our metrics' names are written as they are.  `dots` would double their underscores."""
 
 GZIP_LEVEL = 1
-"""Of 140 kB in text, level 1 makes 12 in 1 ms and level 9 makes 8 in 6 ms, of the training job's CPU time."""
+"""Level 1 makes 12 kB of 140 kB of text in 1 ms and level 9 makes 8 in 6 ms, of the training job's CPU time."""
 
 GZIP_BITS = 31
 """zlib.h: 15 for the largest window, 16 for a gzip header."""
 
 _WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
 ELEMENTS_MAX = 64
-"""Of one header; a browser sends five."""
+"""Most elements read of one header; a browser sends five."""
 
 
 class _Accepted(NamedTuple):

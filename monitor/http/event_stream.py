@@ -1,17 +1,17 @@
-"""How do twenty open pages get each tick without costing twenty times as much?  One frame for all, waiting for none.
+"""Pushes each tick to all open pages as server-sent events: one frame for all, on one thread that waits for no viewer.
 
-A thread for each viewer would be a thread for each browser tab that somebody forgot, and a slow one would hold it.  So
-the web server answers the request, hands over the connection, and one thread here sends each new frame to all of them
-without ever blocking: what the kernel does not take at once is sent on when it does, frames that come meanwhile are
-skipped, and who takes nothing for SLOW_SECONDS is hung up.  The page connects again by itself.
+A thread for each viewer would be a thread for each browser tab that somebody forgot, and a slow viewer would block it.
+So the web server answers the request, hands over the connection, and one thread here sends each new frame to all of
+them without ever blocking.  What the kernel does not take at once is sent when it does, frames that come meanwhile are
+skipped, and a viewer that takes nothing for SLOW_SECONDS is disconnected.  The page connects again by itself.
 
-Nobody can tell whether a viewer looks: its kernel takes megabytes that its program never reads.  So a place is not held
-for ever.  When all are taken a new viewer gets that of the source with most of them (`fairshare`), or of its own: of
-one that takes nothing just now, else the one that came first.  A page that lost its place comes back two seconds later
-and gets another's; what sits there and does nothing does not.
+Nobody can tell whether a viewer reads: its kernel takes megabytes that its program never reads.  So a place is not held
+for ever.  When all are taken a new viewer gets one of the source with most of them (`fair_share`), or of its own
+source: that of a viewer that takes nothing just now, else of the oldest.  A page that lost its place connects again two
+seconds later and gets another's; a client that only sits there does not.
 
-Server-sent events (HTML standard, section 9.2), not WebSockets: viewers have nothing to say, and any proxy passes on
-plain HTTP.  A viewer that says something all the same is hung up too.  Left out: what a frame says (`screens`).
+Server-sent events (HTML standard, section 9.2), not WebSockets: viewers have nothing to send, and any proxy passes on
+plain HTTP.  A viewer that sends something all the same is disconnected too.  Left out: what is in a frame (`routes`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ..watched_threads import CLOSE_SECONDS, WatchedThread
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream", "ViewerFigures"]
 
 VIEWERS_MAX = 32
-"""Pages open at one time.  More is no one's desk; a wall of screens takes Grafana."""
+"""Pages open at one time.  More than one operator needs; for a wall of screens there is Grafana."""
 
 SLOW_SECONDS = 5.0
-"""A viewer that takes nothing of a frame for so long is hung up."""
+"""A viewer that takes nothing of a frame for so long is disconnected."""
 
 SEND_BYTES = 256 * 1024
-"""What the kernel may hold for a viewer: so much is VIEWERS_MAX times 256 KiB, and a few frames late at most."""
+"""Send buffer of the kernel for a viewer: VIEWERS_MAX times 256 KiB in all, and a few frames late at most."""
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Proxies hang up on silence, nginx after 60 s; with long periods a comment is sent between frames."""
+"""Proxies close silent connections, nginx after 60 s; with long periods a comment is sent between frames."""
 
 _COMMENT = b": still here\n\n"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class ViewerFigures(NamedTuple):
-    """Viewers now; those whose place a new one got and that were hung up for being slow, and frames pushed."""
+    """Viewers now; viewers displaced by new ones; viewers disconnected for being slow; frames pushed."""
 
     viewers: int
     displaced: int
@@ -113,7 +113,7 @@ class EventStream:
         return sum(not viewer.is_leaving for viewer in viewers) + len(self._waiting)
 
     def figures(self) -> ViewerFigures:
-        """Return how many look on, and what became of the others."""
+        """Return how many viewers there are, and what became of the others."""
         return ViewerFigures(self.count, self.displaced, self.dropped, self.frames)
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class EventStream:
         self.thread.start()
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Disconnect all viewers."""
         with self._lock:
             self._is_closing = True
         self._rouse()
@@ -140,7 +140,7 @@ class EventStream:
                 os.close(descriptor)
 
     def admit(self, connection: socket.socket, *, source: str = "") -> None:
-        """Take over `connection`, whose request is answered, for a client of `source`; another makes room for it."""
+        """Take over `connection`, whose request is answered, for a client of `source`; another may have to leave."""
         connection.setblocking(False)
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
@@ -155,7 +155,7 @@ class EventStream:
             _hang_up(connection)
 
     def _make_room(self, source: str) -> None:
-        """Mark the viewer that leaves for one of `source`, when all places are taken."""
+        """Choose the viewer that leaves for one of `source`, when all places are taken."""
         here = [*(v for v in list(self._viewers.values()) if not v.is_leaving), *self._waiting]
         if len(here) < self._viewers_max:
             return
@@ -254,7 +254,7 @@ class EventStream:
 
 
 def _is_quiet(connection: socket.socket) -> bool:
-    """Return whether nothing was said, not even goodbye: TLS is readable for records that carry no data."""
+    """Return whether the viewer sent nothing and is still there: TLS is readable for records that carry no data."""
     try:
         connection.recv(4096)
     except _NOT_NOW:

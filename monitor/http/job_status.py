@@ -1,4 +1,4 @@
-"""What does one job look like to people?  Its view in, its part of the public document out.  Pure."""
+"""Builds the part of the status document that is about one job, from the job's view.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVES_MAX = 16
 """Decisions in a document; the tuner's own report has them all (`pacecar tune status`)."""
 
 TEXT_MAX = 400
-"""Characters of a sentence that a job said: it is pushed to every viewer at every tick."""
+"""Most characters of a text that a job sent: it is pushed to every viewer at every tick."""
 
 
 class Elapsed(NamedTuple):

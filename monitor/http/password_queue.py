@@ -1,14 +1,14 @@
-"""Order the checks of passwords so that no guesser keeps another client's right password from being checked.
+"""Orders the checks of passwords so that no guesser keeps another client's right password from being checked.
 
 One allowance for all locks everybody out while one client guesses, and a lock for each user name locks out whoever
-has that name.  So nothing is refused for other clients' guesses: checks wait, and the next one is of the source that
-was served least recently, in it of the user name that was, and among the same name's any one.  A source's wrong
-guesses use up its own allowance (GUESSES_AT_ONCE, then GUESSES_PER_SECOND); its further checks wait for the next.  And
-after a wrong guess nothing is checked for REST_RATIO times as long as it took, so that all guessers together take a
-quarter of a processor.
+has that name.  So nothing is refused for other clients' guesses.  Checks wait in a fair queue: the next one is of the
+source that was served least recently; within it, of the user name that was served least recently; and among those, any
+one.  A source's wrong guesses use up its own token bucket (GUESSES_AT_ONCE, then GUESSES_PER_SECOND); its further
+checks wait for the next token.  And after a wrong guess nothing is checked for REST_RATIO times as long as it took, so
+that all guessers together take a quarter of a processor.
 
 When WAITING_MAX checks wait, one of the source and name with most of them is turned away, the newcomer as likely
-as any other.  Left out: checking (`credentials`), and what a source is (`clientsource`).
+as any other.  Left out: checking (`basic_auth`), and what a source is (`client_source`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["GUESSES_AT_ONCE", "GUESSES_PER_SECOND", "REST_RATIO", "WAITING_MAX",
 
 GUESSES_PER_SECOND = 2.0
 GUESSES_AT_ONCE = 8
-"""Of one source after a quiet time; a page, a Prometheus and a person that come together are let in at once."""
+"""Tokens of one source after a quiet time; a page, a Prometheus and a person that come together are let in at once."""
 
 WAITING_MAX = 64
 REST_RATIO = 3
 SOURCES_MAX = 1024
-"""Sources remembered; the one that was not served longest goes."""
+"""Sources remembered; the least recently served goes."""
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
-"""What does this client ask?  The head of a request, from bytes to a WSGI environment or to a refusal.
+"""Parses the head of an HTTP request into a WSGI environment or refuses it, and writes the heads of answers.
 
 The standard library reads a head from a blocking file and parses it as an e-mail, which is ten times the work and needs
 a thread for each client.  We answer GET and HEAD without a body, so a head is all there is, and it is small: what is
-larger, has a body, or cannot be told apart from something else is refused and not repaired (RFC 9112, section 2.2).
+larger, has a body, or is ambiguous is refused and not repaired (RFC 9112, section 2.2).
 
 Pure: bytes in, values out.  Left out: chunked bodies, pipelining and persistent connections; a scrape is one request.
 """
@@ -47,7 +47,7 @@ class WebRefusal(StrEnum):
 
 
 class HttpError(ValueError):
-    """A request that is not answered; `status` is the answer's first line."""
+    """A request that is not served; `status` is the answer's first line."""
 
     def __init__(self, refusal: WebRefusal, status: str, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class HttpError(ValueError):
 
 
 def ends(received: bytes | bytearray) -> bool:
-    """Return whether the head is whole; raises HttpError when it will not be in bounds."""
+    """Return whether the head is whole; raises HttpError when it exceeds its bound."""
     if received.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX + 4) >= 0:
         return True
     if len(received) > HEAD_BYTES_MAX:

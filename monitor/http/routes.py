@@ -1,12 +1,12 @@
-"""What do people see of the daemon?  The page and its files, the document, its history, and a push at each tick.
+"""Serves the page and its files, the status document, its history, and an event stream that pushes each tick.
 
     tick --> document --> history        one document a tick, whoever looks
                  |
                  +--> one frame --> all viewers
                  +--> /api/snapshot   built anew when the last one is older than FRESH_SECONDS
 
-A request reads no driver and no file, and cannot change anything: there is no address to post to.  Left out: the
-server itself (`web`), and what a figure means (`pacecar.records.status_document`).
+A request reads no driver and no file, and cannot change anything: there is no address to post to.  Left out: /metrics
+and /-/ (`web`), the sockets (`server`), and what a figure means (`pacecar.records.status_document`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["FRESH_SECONDS", "HAND_OVER", "PUSH_SECONDS_MIN", "SOURCE", "Routes"]
 
 HAND_OVER = "pacecar.hand_over"
-"""Key of the WSGI environment: a function that takes what is to be called with the connection after the answer."""
+"""Key of the WSGI environment: a function to which a page passes what takes the connection over after the answer."""
 
 SOURCE = "pacecar.source"
-"""Key of the WSGI environment: whose share of what is bounded the client takes (`clientsource`)."""
+"""Key of the WSGI environment: the client's source, among which bounds are shared out (`client_source`)."""
 
 PUSH_SECONDS_MIN = 0.9
-"""However short the period, no screen is pushed to more often: people read no faster."""
+"""However short the period, no viewer is pushed to more often: people read no faster."""
 
 FRESH_SECONDS = 0.25
-"""A document this young is given again: a flood of requests builds four a second."""
+"""A document younger than this is served again: a flood of requests builds four a second."""
 
 RETRY_MS = 2000
-"""When a page that was hung up tries again."""
+"""After how long a page that was disconnected connects again."""
 
 
 class Routes:
@@ -72,11 +72,11 @@ class Routes:
         self.viewers.start()
 
     def close(self) -> None:
-        """Hang up on all viewers."""
+        """Disconnect all viewers."""
         self.viewers.close()
 
     def tick(self) -> None:
-        """Remember this tick, and push it to whoever looks."""
+        """Add this tick to the history, and push it to all viewers."""
         now_ns = self._clock.monotonic_ns()
         if self._pushed_ns is not None and now_ns - self._pushed_ns < PUSH_SECONDS_MIN * NS_PER_SECOND:
             return

@@ -1,15 +1,15 @@
-"""How are many clients served, some of which read or write a byte a minute?  One thread, one selector, and deadlines.
+"""Serves HTTP to many clients, some of them very slow, on one thread: one selector, and a deadline for each client.
 
-A thread for each client is bounded by nothing, and a fixed number of threads by that many slow clients: eight that say
-nothing, and Prometheus has a gap.  Here nobody is waited for.  A request is read as it comes, answered in a millisecond
-when its head is whole, and its answer leaves as fast as the client takes it.  Who does not get done in time is hung up
-on.  When all places are taken the source with most of them (`clientsource`: a local user, or an address) gives one: its
-client that dawdles longest.  So a scraper that speaks at once is served whoever else is there.
+A thread for each client is bounded by nothing, and a fixed number of threads is blocked by that many slow clients:
+eight that send nothing, and Prometheus has a gap.  Here nobody is waited for.  A request is read as it comes, answered
+in a millisecond when its head is whole, and its answer leaves as fast as the client takes it.  A client that is not
+done in time is disconnected.  When all places are taken the source with most of them (`client_source`: a local user, or
+an address) loses its oldest client.  So a scraper that sends its request at once is served whoever else is there.
 
-The pages are answered on this thread: to hand one over to another is a wait for the interpreter, behind all collectors
+The pages are computed on this thread: to hand one over to another is a wait for the interpreter, behind all collectors
 that want it, and longer than the page takes.  One thing is not quick, and has a thread: a password that must be
-checked (bcrypt), one at a time and in a fair order (`checkqueue`).  A page whose answer goes on for ever (server-sent
-events) takes the connection over by HAND_OVER once its first words have left, and whoever took it bounds it.
+checked (bcrypt), one at a time and in a fair order (`password_queue`).  A page whose answer never ends (server-sent
+events) takes the connection over by HAND_OVER once its first bytes have left, and must bound it from then on.
 
 TLS and passwords come as a `Security`, which may be exchanged at any time: connections made before keep theirs.
 
@@ -50,25 +50,25 @@ if TYPE_CHECKING:
 __all__ = ["WEB_CONNECTIONS_MAX", "WebError", "WebServer"]
 
 WEB_CONNECTIONS_MAX = 256
-"""Clients at one time.  With the inbox's 512 and our own files that is below the usual 1024 open files."""
+"""Clients at one time.  With the socket server's 512 and our own files that is below the usual 1024 open files."""
 
 HEAD_SECONDS = 5.0
-"""From the connection to the end of the request's head, the TLS handshake included."""
+"""Time from the connection to the end of the request's head, the TLS handshake included."""
 
 ANSWER_SECONDS = 10.0
-"""For the whole answer to be taken: a page of 1 MB at 1 Mbit/s."""
+"""Time for the whole answer to be taken: a page of 1 MB at 1 Mbit/s."""
 
 ACCEPTS_PER_TURN = 32
-"""Clients taken in before those that are there have their turn."""
+"""Clients accepted before those that are connected have their turn."""
 
 ACCEPT_PAUSE_SECONDS = 0.1
-"""After a failed accept: without file descriptors it would fail again at once, for ever."""
+"""Pause after a failed accept: without file descriptors it would fail again at once, for ever."""
 
 CHECK_SECONDS = 20.0
-"""For a password to have its turn and be checked: with WAITING_MAX others before it, at the usual cost."""
+"""Time for a password to have its turn and be checked: with WAITING_MAX others before it, at the usual cost."""
 
 RETRY_SECONDS = 5
-"""What a client is told that lost its place among those whose passwords wait."""
+"""Retry-After of a client that lost its place among those whose passwords wait."""
 
 BACKLOG = 128
 
@@ -76,14 +76,14 @@ NOTICES_PER_MINUTE = 6
 """Lines in the log about clients that were not served, for each reason and source; the metric counts them all."""
 
 CLOSE_SECONDS = 1.0
-"""What stopping waits for each thread that still answers."""
+"""How long stopping waits for each thread that still answers."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _log = logging.getLogger(__name__)
 
 
 class WebError(RuntimeError):
-    """The address cannot be had; the message names it and what to do."""
+    """The address cannot be bound; the message names it and what to do."""
 
 
 class _Client:
@@ -151,11 +151,11 @@ class WebServer:
         return {refusal: self._refused[refusal] for refusal in WebRefusal}
 
     def secure(self, security: Security) -> None:
-        """Ask this of each client from now on; from any thread."""
+        """Apply `security` to each client from now on; from any thread."""
         self._secured = (security, BasicAuth(security))  # one assignment: never one's users, another's key
 
     def bind(self) -> None:
-        """Take the address; raises WebError."""
+        """Bind the address; raises WebError."""
         try:
             # Not the standard server's way, which asks DNS for our own name and hangs where DNS is broken.
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -186,7 +186,7 @@ class WebServer:
         self._checker.start()
 
     def close(self) -> None:
-        """Stop serving and free the address; whoever is still reading is hung up on."""
+        """Stop serving and free the address; clients that are still served are disconnected."""
         if self._listener is None:
             return
         self._closing = True
@@ -222,7 +222,7 @@ class WebServer:
             self._expire(time.monotonic())
 
     def _pause(self) -> float:
-        """Return the time until somebody's deadline, or until accepting again, and TURN_SECONDS at most."""
+        """Return the time until a client's deadline, or until accepting again, and TURN_SECONDS at most."""
         due = [client.deadline for client in self._clients.values()]
         if self._accept_again is not None:
             due.append(self._accept_again)
@@ -269,7 +269,7 @@ class WebServer:
             self._safely(client, self._go_on)  # a client that speaks first has often spoken by now
 
     def _make_room(self, source: str) -> None:
-        """Hang up on whoever dawdles longest, when all places are taken: of the source with most, or of `source`."""
+        """Disconnect the oldest client of the source with most, or of `source` itself, when all places are taken."""
         if len(self._clients) >= WEB_CONNECTIONS_MAX:
             giver = giver_to(source, self._by_source)
             giver = giver if giver is not None or source not in self._by_source else source
@@ -323,17 +323,17 @@ class WebServer:
         return self._judge(client, verdict)
 
     def _have_checked(self, client: _Client, gate: BasicAuth, header: str) -> None:
-        """Let the password in `header` wait for its turn; whoever loses his place for it is told to come again."""
+        """Queue the check of the password in `header`; a client that loses its place for it is told to come again."""
         given = authorization(header)
         assert given is not None, "only what the gate could read is unchecked"
         client.deadline = time.monotonic() + CHECK_SECONDS
-        self._selector.unregister(client.sock)  # deaf until it is known: readable would wake us for ever
+        self._selector.unregister(client.sock)  # not read until it is known: readable would wake us for ever
         turned_away = self._checks.put((client, gate, header), client.source, given[0])
         if turned_away is not None:
             self._tell(turned_away[0], AuthVerdict.TOO_MANY)
 
     def _tell(self, client: _Client, verdict: AuthVerdict) -> None:
-        """Go on with a client whose password has waited."""
+        """Go on with a client whose password was checked, or was turned away."""
         if self._clients.get(client.sock.fileno()) is client:  # else it went, or was dropped, meanwhile
             self._selector.register(client.sock, _WRITE, client)
             self._safely(client, partial(self._judge, verdict=verdict))
@@ -429,7 +429,7 @@ class WebServer:
             client.take(client.sock)
             return
         if isinstance(client.sock, ssl.SSLSocket):
-            with suppress(OSError, ValueError):  # says goodbye, and does not wait to hear it
+            with suppress(OSError, ValueError):  # closes TLS, and does not wait for the other side's close
                 client.sock.unwrap()
         self._drop(client)
 

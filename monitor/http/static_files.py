@@ -1,4 +1,4 @@
-"""Which files make the page, and how may a browser use them?  A fixed list, read once, served from memory.
+"""Loads the page's files once, from a fixed list, and defines the headers that say how a browser may use them.
 
 A page that shows what jobs say of themselves must not run what they say.  The content security policy allows scripts
 and styles from this daemon only, none inline; the page writes text, never markup; there is nothing to post to.  Names
@@ -43,7 +43,7 @@ PAGE_HEADERS = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-"""With every answer that is not for Prometheus."""
+"""Headers of every answer that is not for Prometheus."""
 
 _GZIP_BITS = 31  # zlib.h: 15 for the largest window, 16 for a gzip header
 _GZIP_LEVEL = 9  # once, at the start

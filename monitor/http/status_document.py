@@ -1,8 +1,8 @@
-"""What does the snapshot look like to people?  Samples and job views in, one `pacecar.records.status_document.StatusDocument` out.
+"""Builds the status document (`pacecar.records.status_document`) from a snapshot's samples and the views of jobs.
 
 A program that wants everything reads /metrics.  This is the part that fits on a screen, so it is chosen: the fields of
-`Host`, `GpuStatus` and `LinkStatus` name the metrics they take, and what has no such field stays away.  Rates that the kernel
-counts (bytes of a link) and what a job did lately need two ticks, so the builder remembers a few.
+`Host`, `GpuStatus` and `LinkStatus` name the metrics they take, and what has no such field is left out.  Rates of
+counters (bytes of a link) and what a job did lately need two ticks, so the builder remembers a few.
 
 Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what was left out.  Not safe for threads.
 """
@@ -40,7 +40,7 @@ from .job_status import Elapsed, job_document
 __all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "DaemonOwn", "StatusDocumentBuilder"]
 
 JOBS_MAX = 64
-"""Jobs in one document, those that spoke last first; more than a person reads."""
+"""Jobs in one document, those with the newest records first; more than a person reads."""
 
 RANKS_MAX = 256
 """Ranks of all jobs in one document, shared out evenly but for at least RANKS_MIN a job."""
@@ -54,7 +54,7 @@ LATELY_SECONDS = 30.0
 """What "lately" is for a job's ledger: long enough for steps of ten seconds, short enough to see a change."""
 
 LATELY_MARKS = 8
-"""Remembered totals a job: the window is as long as the oldest is old."""
+"""Totals remembered of a job: the window reaches back to the oldest."""
 
 _HOST = "pacecar_host_"
 _GPU = "pacecar_gpu_"
@@ -151,7 +151,7 @@ class StatusDocumentBuilder:
         )
 
     def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> JobStatus | None:
-        """Return the document of `job`; None where a bug forbids it."""
+        """Return the document of `job`; None where a bug prevents it."""
         try:
             return job_document(job, title, self._lately(job, now_ns), ranks_max, self._residence)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others

@@ -1,11 +1,11 @@
-"""What happened in the last minutes?  A few series in a ring, so that a page that is opened late is not empty.
+"""Keeps a few series of the last minutes in a ring buffer, so that a page that is opened late is not empty.
 
 Prometheus is the store, and on one machine there may be none.  So the daemon keeps what a person looks back for: use of
 processors, memory, GPUs and links, and the pace of jobs.  Everything is bounded: HISTORY_TICKS times, SERIES_MAX
 series of eight bytes a time, which is 1.2 MB in all.
 
-A series that said nothing for the whole ring is forgotten.  Names are as Prometheus writes a series, so that what is
-seen here can be asked for there.  Left out: everything on disk.
+A series without a value in the whole ring is forgotten.  Names are as Prometheus writes a series, so that what is
+seen here can be queried there.  Left out: everything on disk.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _short(value: float) -> float:
 
 
 class HistoryKeeper:
-    """The ring.  One thread adds, any thread reads."""
+    """The ring buffer of the history.  One thread adds, any thread reads."""
 
     def __init__(self, period_seconds: float, *, ticks: int = HISTORY_TICKS, series_max: int = SERIES_MAX) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class HistoryKeeper:
             return taken
 
     def _has_room(self, values: Mapping[str, float]) -> bool:
-        """Return whether one more series fits, if need be for one that is not said now: the longest unsaid goes.
+        """Return whether one more series fits; if need be, the one that has been without a value for longest goes.
 
         Jobs that come and go under fresh names must not keep those that run out of the charts for ten minutes.
         """

@@ -1,10 +1,9 @@
-"""What is at which address?  The few pages of the daemon; `server` serves them.
+"""Maps each request to its page, and answers 503 with the reason while the numbers are old; `server` serves it.
 
-A page of numbers that are old says 503 with the reason, and not the numbers: whoever scrapes it then sees that the
-target is down, where frozen values would look like a machine at rest.  The page for people and its files are served all
-the same; it shows that it hears nothing.
+Whoever scrapes a 503 sees that the target is down; frozen values would look like a machine at rest.  The page for
+people and its files are served all the same; it shows that it receives no data.
 
-Left out on purpose: anything that writes.  Whoever may read numbers may not thereby change a job.
+Left out on purpose: anything that writes.  Permission to read numbers must not be permission to change a job.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["RETRY_SECONDS", "pages"]
 
 RETRY_SECONDS = 5
-"""When who was told 503 may ask again."""
+"""Retry-After of a 503."""
 
 NUMBERS = frozenset({"/metrics", "/api/snapshot", "/api/history", "/api/events", "/-/healthy"})
-"""Addresses that say how things are now."""
+"""Addresses that serve the present state."""
 
 
 def pages(
@@ -34,7 +33,7 @@ def pages(
     sickness: Callable[[], str | None],
     has_begun: Callable[[], bool] = lambda: True,
 ) -> WSGIApplication:
-    """Return the application that hands each request to its page; `screens` answers None for what is not its own.
+    """Return the application that passes each request to its page; `screens` answers None for other addresses.
 
     `sickness` says why numbers would be old, None while they are not; `has_begun` whether there are any yet.
     """

@@ -1,11 +1,11 @@
-"""Who may read the endpoint, and under which certificate?  The web configuration that Prometheus' users know.
+"""Reads TLS, passwords and headers of the endpoint from a web configuration, in the form that Prometheus' users know.
 
 One file serves Prometheus, its exporters and pacecar, in the form of prometheus/exporter-toolkit (its
 docs/web-configuration.md): `tls_server_config`, `http_server_config`, `basic_auth_users`.  A key that we do not act on
 is an error and not ignored: who writes `client_allowed_sans` must not believe that it protects him.
 
 Everything is read and tried before any of it is used, so a certificate that does not fit its key is found when it is
-put there, and the one before stays.  There is no way from a bad file to a server without protection.
+put there, and the one before stays.  No bad file leads to a server without protection.
 
 It is YAML, and the passwords are bcrypt hashes: neither is in Python.  Both come with the extra `secure`, and are
 imported only where there is such a file.  A hash function of our own would be the wrong place to save a dependency.
@@ -77,7 +77,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server does for each client; all of it is ready for use."""
+    """TLS context, users, headers and check of passwords, all of it ready for use."""
 
     context: ssl.SSLContext | None = None
     users: dict[str, bytes] = {}
@@ -86,11 +86,11 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     verify: Callable[[bytes, bytes], bool] | None = None
     """Whether a password fits a hash; there where there are users."""
     files: tuple[Path, ...] = ()
-    """What was read, and is read again when it changes."""
+    """The files that were read; they are read again when they change."""
 
 
 OPEN = Security()
-"""No encryption and no password: where no file says otherwise."""
+"""No encryption and no password: in force where there is no file."""
 
 
 def read_security(file: str | Path | None) -> Security:
@@ -156,7 +156,7 @@ def _parse(path: Path) -> _File:
 
 
 def _check_keys(path: Path, node: Any) -> None:  # noqa: ANN401  PyYAML has no types
-    """Raise where a key stands twice: of two hashes of one user YAML takes the later, and says nothing."""
+    """Raise where a key appears twice: of two hashes of one user YAML silently takes the later."""
     if node is None or not isinstance(node.value, list):
         return
     seen: set[str] = set()

@@ -1,13 +1,13 @@
-"""Who may ask a running job for something?  The user who runs it, and root; by the kernel's word, not his own.
+"""Decides who may send requests to a running job: the user who runs it, and root, by the uid that the kernel reports.
 
 Whoever can reach the daemon's socket can send a request, and the socket of a system's daemon is for everybody.  The
 file's mode cannot tell users apart, and a name in the request proves nothing.  SO_PEERCRED (unix(7)) is what the kernel
 noted when the peer connected: neither side can change it.
 
-A rank counts only if the board took it: a foreign process that claims the job's name is refused there, and must
+A rank counts only if the daemon accepted it.  A foreign process that claims the job's name is refused there, and must
 neither receive the job's commands nor make them look like somebody else's.
 
-Left out: groups and lists of names.  Who shall steer another user's job becomes that user, or root.
+Left out: groups and lists of names.  To steer another user's job, become that user, or root.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOBS_NAMED_MAX = 8
 
 
 class Denied(ValueError):  # noqa: N818  a verdict, not a failure
-    """The request goes to nobody; the message is for whoever asked."""
+    """The request is refused; the message is for whoever sent it."""
 
 
 class Target(NamedTuple):
@@ -92,7 +92,7 @@ def _called(targets: Sequence[Target]) -> list[CalledJob]:
 
 
 def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:
-    """Name the jobs that are there, but to nobody those of others."""
+    """Return a message that names the jobs that are there, but none of other users."""
     names = sorted({target.hello.job for target in targets if uid == ROOT or NOBODY != uid == target.uid})
     there = (
         "no job of yours is"

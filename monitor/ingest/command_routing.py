@@ -1,16 +1,16 @@
-"""How does a person reach a running job?  Requests in, commands out to its ranks, answers back.
+"""Passes people's requests on to the ranks of a running job as commands, and the ranks' answers back.
 
-The hooks keep a connection open to say what they measure; a command goes down the same one, so a job needs no port of
-its own and nobody can reach it who cannot reach the daemon's socket.  Nothing waits: a rank that does not read or goes
-away is answered for as "refused", and what is still out is forgotten when the asker hangs up.
+The hooks keep a connection open to report what they measure; a command goes down the same one.  So a job needs no port
+of its own, and nobody can reach it who cannot reach the daemon's socket.  Nothing waits: for a rank that does not read
+or goes away the daemon answers "refused", and what is not answered is forgotten when the asker disconnects.
 
-The ranks shall begin at the same step and hear of it a quarter of a second apart.  So the daemon names a step that lies
-ahead of all of them; or the asker does, who asks the daemons of several nodes for the same one.
+The ranks shall begin at the same step, but learn of it up to a quarter of a second apart.  So the daemon names a step
+that lies ahead of all of them; or the asker does, who asks the daemons of several nodes for the same one.
 
     asker  -- Request -->  daemon  -- Command -->  rank 0, rank 1, ...  (those on this node)
     asker  <-- Answer --   daemon  <-- Answer --   each of them
 
-Who may ask is decided in `permission`.  Pure but for `send`, which is passed in.
+`authorization` decides who may ask.  Pure but for `send`, which is passed in.
 
 Left out: what the actions mean; the hook knows that.
 """
@@ -35,11 +35,11 @@ from .authorization import RANKS_NAMED_MAX, Denied, Target, reachable
 __all__ = ["REQUESTS_MAX", "CommandRouting", "Rendezvous", "Target"]
 
 REQUESTS_MAX = 64
-"""Requests that are out at one time.  The oldest of the user with most of them makes room (`fairshare`)."""
+"""Requests without a final answer at one time.  The oldest of the user with most makes room (`fair_share`)."""
 
 
 class Rendezvous(NamedTuple):
-    """Where the ranks of a job are: the furthest is at step `at`, and all have `ahead` still before them.
+    """The steps of a job's ranks: the furthest is at step `at`, and none has reached step `ahead` yet.
 
     `pace_ns` is the mean step of the slowest.  None and 0 while no rank has reported a step.
     """
@@ -55,11 +55,11 @@ class _Out(NamedTuple):
     serial: int
     job: str
     waiting: dict[int, int]
-    """Connection -> rank, of those that have not answered for good."""
+    """Connection -> rank, of those that have not sent a final answer."""
 
 
 class CommandRouting:
-    """What was asked and is not yet answered.  Not safe for threads: the inbox calls it from its own.
+    """The requests that are not answered yet.  Not safe for threads: the socket server calls it from its own.
 
     `send(connection, message)` returns whether the message went out.
     """
@@ -100,7 +100,7 @@ class CommandRouting:
         return None
 
     def _make_room(self, uid: int) -> None:
-        """Give up the oldest request of whoever has most, when as many are out as may be, and tell its asker."""
+        """Drop the oldest request of the user with most, when there are REQUESTS_MAX, and tell its asker."""
         if len(self._out) < REQUESTS_MAX:
             return
         held = Counter(out.uid for out in self._out.values())
@@ -114,7 +114,7 @@ class CommandRouting:
             self._send(out.asker, Answer(job=out.job, rank=rank, number=out.serial, state="refused", detail=why))
 
     def answered(self, answer: Answer, *, connection: int) -> None:
-        """Pass the answer of the rank at `connection` on to whoever asked; nobody, if he has gone."""
+        """Pass the answer of the rank at `connection` on to the asker, if he is still there."""
         out = self._out.get(answer.number)
         if out is None or out.job != answer.job:
             return

@@ -1,4 +1,4 @@
-"""Hold what the inbox knows of one connected peer: its socket, what it may say, and what it was told."""
+"""Keeps the state of one connection of the socket server: its socket, its peer, and what it may send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PEERCRED = struct.Struct("3i")
 
 
 class Connection:
-    """One hook: its socket, what it may say, and which of its faults were logged."""
+    """One hook: its socket, the validation of its frames, and which of its faults were logged."""
 
     def __init__(self, number: int, sock: socket.socket, conversation: FrameValidation, since_ns: int) -> None:
         self.number = number
@@ -34,7 +34,7 @@ class Connection:
         self.told: Throttling | None = None
 
     def lose(self, place: BoardPlace) -> None:
-        """Have the hook told why it is not shown, with what is refused of it next, if `place` was its own."""
+        """If `place` was this hook's own, have it told, with the next frame that is refused, why it is not shown."""
         hello = self.conversation.hello
         if hello is not None and JobKey.of(hello) == place.job and place.rank in (None, hello.rank):
             self.is_admitted = self.was_turned_away = False

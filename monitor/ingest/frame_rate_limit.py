@@ -1,8 +1,8 @@
-"""Bound how many frames of one user the inbox takes in a turn and in a second: a token bucket for each uid.
+"""Bounds how many frames of one user are read in a turn of the loop and in a second: a token bucket for each uid.
 
 Every frame costs the daemon processor time beside the training jobs, and a large one memory in the recorder.  A user
-who floods all his connections would have them read all the time.  Here he is not read for a moment when his tokens are
-used up; his sockets fill, and only his own hooks wait, or drop records.
+who floods all his connections would keep the daemon reading all the time.  Here he is not read for a moment when his
+tokens are used up; his sockets fill, and only his own hooks wait, or drop records.
 
 Pure but for the clock, which is passed in.
 """
@@ -22,7 +22,7 @@ BURST_TOKENS = 10_000
 """After a restart of the daemon the hooks' queues come all at once."""
 
 TURN_TOKENS = 256
-"""Of one user in one turn over all connections: some milliseconds, then the others have theirs."""
+"""Tokens of one user in one turn, over all his connections: some milliseconds, then the others have their turn."""
 
 TOKEN_BYTES = 2048
 """A frame costs one token, and one more for each so many bytes: a StepRecord one, the largest 33."""
@@ -30,7 +30,7 @@ TOKEN_BYTES = 2048
 PAUSE_SECONDS = 0.1
 
 USERS_MAX = 1024
-"""Budgets remembered; beyond that those of users who are not connected go."""
+"""Token buckets remembered; beyond that those of users who are not connected go."""
 
 
 class FrameRateLimit:
@@ -44,14 +44,14 @@ class FrameRateLimit:
         self._paused_until_ns: int | None = None
 
     def begin_turn(self) -> None:
-        """Earn what time has earned."""
+        """Add the tokens earned since the last turn."""
         now = self._clock.monotonic_ns()
         earned = (now - self._then_ns) / NS_PER_SECOND * TOKENS_PER_SECOND
         self._tokens, self._then_ns = min(float(BURST_TOKENS), self._tokens + earned), now
         self._turn = TURN_TOKENS
 
     def spend(self, size: int) -> bool:
-        """Pay for a frame of `size` bytes; return whether there is more for this turn."""
+        """Take the tokens for a frame of `size` bytes; return whether any are left for this turn."""
         cost = 1 + size // TOKEN_BYTES
         self._tokens -= cost
         self._turn -= cost
@@ -61,7 +61,7 @@ class FrameRateLimit:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is taken in this turn."""
+        """Whether nothing more is read in this turn."""
         return self._turn <= 0 or self._tokens <= 0
 
     @property
@@ -79,14 +79,14 @@ class FrameRateLimit:
 
 
 class FrameRateLimits:
-    """The budgets of all users: a user's outlives his connections, else who comes again would have new tokens."""
+    """The token buckets of all users.  One outlives its user's connections: reconnecting gives no new tokens."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_uid: dict[int, FrameRateLimit] = {}
 
     def of(self, uid: int, connected: Container[int]) -> FrameRateLimit:
-        """Return the budget of `uid`; `connected` are the users whose budgets must not be forgotten."""
+        """Return the bucket of `uid`; `connected` are the users whose buckets must not be forgotten."""
         found = self._by_uid.get(uid)
         if found is None:
             if len(self._by_uid) >= USERS_MAX:
@@ -101,7 +101,7 @@ class FrameRateLimits:
 
     @property
     def is_any_paused(self) -> bool:
-        """Whether somebody is not read."""
+        """Whether any user is not read at the moment."""
         return any(budget.is_paused for budget in self._by_uid.values())
 
     def resume(self) -> list[int]:

@@ -1,11 +1,11 @@
-"""May this peer say this?  What one connection of the inbox may carry, decided frame by frame.
+"""Validates the frames of one connection: whether this peer may send this record, for this job and rank.
 
 The wire says whether bytes are a record, and the record's types say that each of its values is possible
 (`pacecar.records.ranges`).  That is not enough: any local process may connect, and a record in another job's name is
-well-formed too.  So the first frame must be a hello, the hello must come from the process that it names, everything
-after speaks for that rank of that job only, and values that must agree with each other do.  A label that names a kind
-of thing (a knob, a phase, an operation) comes from a closed set: fresh names would make fresh series for ever.  Whoever
-is no hook may send requests and nothing else; whom they reach is decided where they are passed on.
+well-formed too.  So the first frame must be a hello, the hello must come from the process that it names, and all later
+records must be of that rank of that job; values that must agree with each other are compared.  A label that names a
+kind of thing (a knob, a phase, an operation) comes from a closed set: fresh names would make fresh series for ever.  A
+peer that is no hook may send requests and nothing else; `authorization` decides whom they reach.
 
 Everything here is pure but for one question to the kernel, which is passed in: which pid a process has in its own pid
 namespace (a job in a container knows itself as 17 where the kernel tells us 40213).
@@ -54,7 +54,7 @@ Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, by the kernel's word (SO_PEERCRED).  A pid of 0: in a pid namespace that is not ours."""
+    """The process at the other end, as the kernel reports it (SO_PEERCRED).  Pid 0: in a pid namespace not ours."""
 
     pid: int
     uid: int
@@ -74,7 +74,7 @@ def own_pid(pid: int) -> int | None:
 
 
 class FrameValidation:
-    """One connection: takes frames, remembers the hello."""
+    """One connection: validates its frames, remembers the hello."""
 
     def __init__(self, peer: Peer, *, own_pid: Callable[[int], int | None] = own_pid) -> None:
         self.peer = peer

@@ -1,4 +1,4 @@
-"""Log what clients do wrong, at most so many lines a minute for each kind of fault and each user or address.
+"""Logs what clients do wrong, at most so many lines a minute for each kind of fault and each user or address.
 
 Whoever can connect can do something wrong, as often as he likes.  A line for each fills the disk of the node and is the
 cheapest attack there is; no line at all hides what the metric only counts.  So each kind of fault of each client has an
@@ -19,7 +19,7 @@ KINDS_MAX = 256
 """Pairs of kind and client that are told apart; beyond that newcomers share one allowance."""
 
 LINE_CHARACTERS_MAX = 1000
-"""Of one line: a frame of 64 KiB must not be a line of 64 KiB."""
+"""Most characters of one line: a frame of 64 KiB must not be a line of 64 KiB."""
 
 _MINUTE_NS = 60 * NS_PER_SECOND
 

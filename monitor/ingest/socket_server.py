@@ -1,10 +1,10 @@
-"""How do the hooks' records come in?  One thread, one selector, and no peer that can hold it up.
+"""Receives the hooks' records on the Unix socket: one thread, one selector, and no peer that can hold it up.
 
-Any local process may connect and send anything.  So connections are bounded and shared out among users (`fairshare`),
-each user's frames are bounded in a turn and in a second (`framebudget`), a bad frame is counted and the connection
-lives on, and what goes wrong is logged once for each connection and reason.  The hook is told of it once, too.
-A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are the requests
-of people (`requests`), and nobody waits for those either.
+Any local process may connect and send anything.  So connections are bounded and shared out among users (`fair_share`),
+each user's frames are bounded in a turn and in a second (`frame_rate_limit`), a bad frame is counted and the connection
+stays open, and what goes wrong is logged once for each connection and reason.  The hook is told of it once, too.
+A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are people's
+requests (`command_routing`), and what concerns a rank's device and node (`tell`); nobody waits for those either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONNECTIONS_MAX = 512
 """Hooks at one time.  A node has a rank a GPU; this leaves room and stays below the usual 1024 open files."""
 
 CONNECTIONS_PER_UID_MAX = 384
-"""Of one user: whoever fills his places leaves a quarter of them to the others.  A node has a rank a GPU, under one."""
+"""Hooks of one user; a quarter of all places is left to the others.  A node has a rank a GPU, mostly of one user."""
 
 WARNINGS_PER_MINUTE = 20
 """Lines in the log for each user and kind of fault: a process may do it again as often as it likes."""
@@ -54,28 +54,28 @@ FRAMES_PER_TURN = 64
 """Frames taken from one connection before the next has its turn."""
 
 HELLO_SECONDS = 5
-"""A connection that has not said hello by then makes room when the table is full."""
+"""A connection that has not sent its hello by then is closed when the table is full."""
 
 ACCEPTS_PER_TURN = 64
-"""Hooks taken in before those that are there have their turn: a launcher starts all ranks of a node at once."""
+"""Hooks accepted before those that are connected have their turn: a launcher starts all ranks of a node at once."""
 
 ACCEPT_PAUSE_SECONDS = 1.0
 """After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
 
 LIMIT_COST_BYTES = 16 * 1024
-"""What a frame costs its user besides, for which there was no room: to find that out took a look at the whole board."""
+"""Added cost of a frame for which there was no room: to find that out takes a look at the whole job table."""
 
 Overhear = Callable[[JobRecord, bytes, JobHello, int], None]
-"""Told of each record that the board took, with its encoding, whose it is and their uid; must not wait."""
+"""Called with each record that was accepted, its encoding, its hello and the uid; must not wait."""
 
 Dump = Callable[[int, str, Callable[[bool, str], None]], None]
-"""Writes a recording for a user who may have one, and says later whether it did; must not wait."""
+"""Writes a recording for a user who may have one, and reports later whether it did; must not wait."""
 
 _log = logging.getLogger(__name__)
 
 
 class SocketServer:
-    """Takes records from hooks and puts them on the board."""
+    """Receives records from hooks and adds them to the daemon's state."""
 
     def __init__(
         self,
@@ -137,10 +137,10 @@ class SocketServer:
         return in_turns((peer.uid, (peer.pid, hello)) for peer, hello in known)
 
     def tell(self, throttles: Mapping[str, Throttling], signals: NodeSignals | None = None) -> None:
-        """Tell each connected rank what holds down its device's clocks, if that is news to it; from any thread.
+        """Send each connected rank what holds down its device's clocks, where that has changed; from any thread.
 
-        And what `signals` say of the node, to those that asked.  A rank whose socket is full is told with the next
-        tick, and misses the signals.
+        And send what `signals` say of the node to those that asked.  A rank whose socket is full is sent the clocks
+        with the next tick, and misses the signals.
         """
         for connection in list(self._connections.values()):
             hello = connection.conversation.hello
@@ -176,7 +176,7 @@ class SocketServer:
         return {refusal: self._refused[refusal] for refusal in Refusal}
 
     def start(self) -> None:
-        """Open the socket and start the thread; raises MeetingError."""
+        """Open the socket and start the thread; raises UnixSocketError."""
         self._listener = self._meeting.open()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -186,7 +186,7 @@ class SocketServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, hang up on everybody and remove the socket file."""
+        """Stop the thread, close all connections and remove the socket file."""
         if self._thread is None:
             return
         self._is_stopping = True
@@ -237,7 +237,7 @@ class SocketServer:
         self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
 
     def _accept(self) -> bool:
-        """Take one hook in; return whether there may be another."""
+        """Accept one hook; return whether there may be another."""
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -272,7 +272,7 @@ class SocketServer:
         connection.is_heard = True
 
     def _pause_hearing(self, uid: int) -> None:
-        """Do not read the user of whom too much came, until his budget allows it."""
+        """Stop reading the user who sent too much, until his token bucket allows it."""
         self._notices.warn("flood", "uid %d sends more than its share of frames: read more slowly", uid, of=uid)
         for connection in self._connections.values():
             if connection.conversation.peer.uid == uid and connection.is_heard:
@@ -286,7 +286,7 @@ class SocketServer:
                     self._listen_to(connection)
 
     def _make_room(self, now: int, uid: int) -> str | None:
-        """Return None if one more of `uid` fits, hanging up on the oldest that never said hello; else what is full."""
+        """Return None if one more of `uid` fits, closing the oldest that never sent a hello; else what is full."""
         of_uid = self._by_uid[uid] >= self._per_uid_max
         if not of_uid and len(self._connections) < self._connections_max:
             return None
@@ -312,12 +312,12 @@ class SocketServer:
     def _hear_safely(self, connection: Connection) -> None:
         try:
             self._hear(connection)
-        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all others
+        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the service of all others
             self._faults.caught(ContainedPart.INBOX, str(connection), error)
             self._lose(connection)
 
     def _hear(self, connection: Connection) -> None:
-        """Take what `connection` has to say, up to its turn and its user's."""
+        """Read the frames of `connection`, up to its bound for this turn and its user's."""
         if not connection.is_heard:
             return None  # its user was paused in this same turn
         uid = connection.conversation.peer.uid
@@ -331,7 +331,7 @@ class SocketServer:
                 size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
             except (BlockingIOError, InterruptedError):
                 return None
-            except ConnectionResetError:  # once, of a peer that read not all we said; its frames are still there
+            except ConnectionResetError:  # once, of a peer that did not read all we sent; its frames are still there
                 continue
             except OSError as error:
                 _log.debug("%s: %s", connection, error)
@@ -427,7 +427,7 @@ class SocketServer:
             self._notices.warn(error.refusal, said, connection, error.refusal, error, of=uid)
 
     def _lose(self, connection: Connection) -> None:
-        """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""
+        """Handle that the peer is gone: after a goodbye its job has ended, without one that is worth a line."""
         hello = connection.conversation.hello
         if hello is not None and self._board.leave(hello, connection.number):
             self._notices.warn("lost", "%s: went without a goodbye", connection, of=connection.conversation.peer.uid)

@@ -1,12 +1,12 @@
-"""Where do daemon and hooks meet?  Make the Unix socket, and never take away somebody else's.
+"""Makes the Unix socket on which the daemon receives hooks, and never takes away a socket or file that is in use.
 
 A socket file outlives a killed daemon, so "the path exists" says nothing.  Whether anybody listens is found by
 connecting.  A file that nobody listens on is replaced; a live daemon's is not; what is no socket is never removed.
 
 The socket gets its mode before it gets its name, so nobody can connect to a half-made one.
 
-One that the service manager opened (`activation`) is its own: it has the name, mode and group that its unit says, and
-it stays when we go.
+One that the service manager opened (`activation`) is used as it is: it has the name, mode and group that its unit says,
+and it stays when the daemon ends.
 
 Left out on purpose: a lock against two daemons that start in the same millisecond on one stale file.  The daemon binds
 its port before it comes here, and one port has one daemon.
@@ -33,16 +33,16 @@ PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))."""
 
 NAME_BYTES_MAX = PATH_BYTES_MAX - len(".4194304")
-"""The longest path that a daemon of any pid can meet at: it binds under path and pid first (proc(5), pid_max)."""
+"""The longest path at which a daemon of any pid can listen: it binds under path and pid first (proc(5), pid_max)."""
 
 SYSTEM_DIRECTORY = Path("/run/pacecar")
-"""Root's meeting place, open to every uid's jobs; any other folder is one user's own."""
+"""Folder of root's daemon, open to every uid's jobs; any other folder is one user's own."""
 
 _PROBE_SECONDS = 1.0
 
 
 class UnixSocketError(RuntimeError):
-    """The socket cannot be had; the message names the path and what to do."""
+    """The socket cannot be made; the message names the path and what to do."""
 
 
 class UnixSocket:
@@ -64,7 +64,7 @@ class UnixSocket:
         self._inode: tuple[int, int] | None = None
 
     def open(self) -> socket.socket:
-        """Return the listening, non-blocking socket; raises MeetingError."""
+        """Return the listening, non-blocking socket; raises UnixSocketError."""
         if self._inherited is not None:
             return self._take_over(self._inherited)
         length = len(os.fsencode(self.path)) + len(self._suffix)
@@ -178,7 +178,7 @@ class UnixSocket:
             )
 
     def _clear(self) -> None:
-        """Remove a socket that nobody listens on; raises MeetingError for everything else that is there."""
+        """Remove a socket that nobody listens on; raises UnixSocketError for everything else that is there."""
         try:
             mode = self.path.lstat().st_mode
         except FileNotFoundError:

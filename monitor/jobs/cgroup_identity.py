@@ -1,4 +1,4 @@
-"""Which container, pod and Slurm job is a process in?  Read off the path of its control group, nothing asked.
+"""Finds the container, pod and Slurm job of a process in the path of its control group.
 
 The obvious way is to ask the runtime (docker, containerd, CRI-O), the kubelet and slurmctld: four clients, sockets
 that only root may open, and answers that hang when a node is in trouble.  But all of them put a process into a
@@ -103,7 +103,7 @@ def reside(membership: CgroupIdentity | None, pods: Mapping[str, PodName], hello
     """Return where a process runs; `membership` None: the kernel does not show it to us.
 
     What the kernel and the kubelet say goes before what the process says of itself, and a process that the kernel shows
-    outside of any pod is in none, whatever it says.  A Slurm without control groups leaves only the process's word.
+    outside of any pod is in none, whatever it says.  A Slurm without control groups leaves only what the process says.
     """
     seen = membership or CgroupIdentity()
     may_be_in_pod = membership is None or seen.pod_uid is not None

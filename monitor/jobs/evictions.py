@@ -1,12 +1,12 @@
-"""Choose which job or rank leaves the board for a newcomer, and bound what is kept of one.
+"""Chooses which job or rank is evicted for a newcomer, by max-min fairness among users, and bounds what is kept of one.
 
-Jobs and ranks are shared out among users (`fairshare`).  When there is no room, these make it, in this order: what has
-ended of users who hold more than an equal share and more than the newcomer; what has ended of the newcomer's own; and
-the youngest that runs, of the user who holds most, if that is more than the newcomer holds.  Of what has ended that
-leaves first which spoke last the longest time ago.  So a job that runs is pushed off only by a user who has fewer.
+When there is no room, these are evicted, in this order: what has ended of users who hold more than an equal share and
+more than the newcomer's user (`fair_share`); what has ended of the newcomer's own user; and the youngest that runs, of
+the user who holds most, if that is more than the newcomer's user holds.  Of what has ended, the one goes whose last
+record is oldest.  So a running job is evicted only for a user who has fewer.
 
-Places are counted, each has its bytes, and so have the labels of a user's ranks, which every scrape writes out in each
-of their series.  Then memory is bounded by all three.  Pure.
+Places are counted, the bytes of each are bounded, and so are the labels of a user's ranks, which every scrape writes
+out in each of their series.  These three bound the memory.  Pure.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ __all__ = [
 ]  # fmt: skip
 
 RANK_BYTES_MAX = 16 * 1024
-"""Of the records that are kept of one rank, as they came; a usual rank has four thousand."""
+"""Bytes of the records that are kept of one rank, as they came; a usual rank has four thousand."""
 
 JOB_BYTES_MAX = 16 * 1024
-"""Of the records that are kept of one job beside its ranks', decisions, verdicts and stragglers."""
+"""Bytes of the records that are kept of one job beside its ranks', decisions, verdicts and stragglers."""
 
 LABEL_BYTES_OF_A_RANK = 8 * 1024
-"""What ranks may have of labels on the average, over all their series: names of 100 bytes."""
+"""Bytes that ranks may have of labels on the average, over all their series: names of 100 bytes."""
 
 SERIES_OF_A_RANK = 70
-"""Series in which the job's name stands for each rank, about."""
+"""Series of a rank that have the job's name as a label, about."""
 
 Kind = Literal["job", "rank"]
 
 
 class BoardPlace(NamedTuple):
-    """A job, or one `rank` of it, as one that might make room."""
+    """A job, or one `rank` of it, as one that might be evicted."""
 
     uid: int
     job: JobKey
@@ -66,7 +66,7 @@ class BoardPlace(NamedTuple):
 
 
 class Displaced(NamedTuple):
-    """A place that was given to another user, or to another job of the same."""
+    """A place that was given up for another user, or for another job of the same."""
 
     place: BoardPlace
     for_uid: int
@@ -130,14 +130,14 @@ J = TypeVar("J", bound=_Job)
 
 
 class Evictions(Generic[J]):
-    """The places of the jobs in a table, and of their ranks; takes away those that make room."""
+    """The jobs and ranks of a table as places; evicts those that make room."""
 
     def __init__(self, jobs: dict[JobKey, J]) -> None:
         self._jobs = jobs
         self.displaced = {"job": 0, "rank": 0}
 
     def make_room_for(self, hello: JobHello, uid: int, jobs_max: int, ranks_max: int) -> list[Displaced]:
-        """Have jobs or ranks leave until a new rank that says `hello` fits, and return them; raises NoRoomError."""
+        """Evict jobs or ranks until a new rank that says `hello` fits, and return them; raises NoRoomError."""
         left: list[Displaced] = []
         if JobKey.of(hello) not in self._jobs:
             self.make_room("job", hello, uid, jobs_max, left)
@@ -148,12 +148,12 @@ class Evictions(Generic[J]):
     def make_room(
         self, kind: Kind, hello: JobHello, uid: int, most: int, left: list[Displaced], amount: int = 1
     ) -> None:
-        """Have jobs or ranks leave for that of `hello` until it is one of `most`, and add them to `left`.
+        """Evict jobs or ranks until that of `hello` is one of `most`, and add them to `left`.
 
         An `amount` above 1 is the bytes that the labels of its rank take, and `most` those of all.
 
         Raises:
-            NoRoomError: none can be taken away for it.
+            NoRoomError: none can be evicted for it.
         """
         by_bytes = amount > 1
         while (taken := self._taken(kind, by_bytes=by_bytes)) + amount > most:

@@ -1,4 +1,4 @@
-"""What energy does a job's step take?  The counters of its GPUs over the job's own totals.
+"""Computes a job's energy, and that of a step, sample and token, from its GPUs' counters and the job's own totals.
 
 Power times step time, the obvious product, multiplies a sample of the power by one step.  The driver counts energy,
 and the hook counts steps, samples and tokens; so the quotient of two differences over the same time misses nothing,
@@ -7,10 +7,10 @@ idle time between steps included, which the job pays for too.
 A difference is taken between two ticks at which a step had just ended, MIN_SECONDS to twice SPAN_SECONDS apart: a step
 that is reported a tick late is then a small share.  It begins anew when the job's GPUs or counters change.
 
-Two jobs on one GPU are not split.  No counter says whose energy it was, and a split by time on the SMs would put a
-number on a guess: a memory-bound and a compute-bound kernel differ in power by a factor.  What a shared GPU used
-belongs to neither, and the quotients of both are absent until it is one job's again.  MIG instances have no energy
-counter: absent.
+Two jobs on one GPU are not split.  No counter says whose energy it was, and a split by time on the SMs would be a
+guess: a memory-bound and a compute-bound kernel differ in power by a factor.  The energy of a shared GPU is charged to
+neither job, and the quotients of both are absent until it is one job's again.  MIG instances have no energy counter:
+absent.
 
 Not seen: a process that is no rank of a job and uses the GPU beside it; energy of processors, memory and fans.  Only
 this node's GPUs are here: of a job on several nodes the quotients a step add up, those a sample and a token do not.
@@ -37,7 +37,7 @@ SPAN_SECONDS = 60
 
 
 class _Mark(NamedTuple):
-    """A job at one tick: what it has used and done since it was met."""
+    """A job at one tick: the energy that it has used, and its work, since it was first seen."""
 
     at_ns: int
     energy_mj: int
@@ -57,7 +57,7 @@ class _Job:
         self.latest: _Mark | None = None
 
     def begin(self) -> None:
-        """Compare with nothing that was before now."""
+        """Start over: compare with nothing from before now."""
         self.marks, self.latest = [], None
 
     def use(self, energies_mj: dict[str, int], shared: set[str]) -> None:
@@ -109,7 +109,7 @@ class _Job:
 
 
 class JobEnergies:
-    """Takes ticks in order.  As many jobs as are on the board."""
+    """Takes ticks in order.  Keeps as many jobs as the daemon knows."""
 
     def __init__(self, faults: FaultContainment | None = None) -> None:
         self._jobs: dict[JobKey, _Job] = {}

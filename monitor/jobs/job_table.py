@@ -1,13 +1,13 @@
-"""Which jobs are training here, and what did each rank last say?
+"""Keeps the jobs that train on this node, and the last record of each kind from each rank.
 
 Counters are the hook's own totals, which travel in every step record; so records that were dropped on the way, or a
 daemon that was restarted, lose nothing.  What is counted here (switches, decisions, verdicts) counts what arrived.
 
-Everything is bounded: jobs, ranks, recent decisions, and the bytes of what a rank and a job said.  A job that says
+Everything is bounded: jobs, ranks, recent decisions, and the bytes of what a rank and a job sent.  A job that sends
 nothing for `job_forget_seconds` is forgotten with all its series.  One that is over is forgotten at once when the same
 user starts a job of that name again: what it leaves behind is of one launch.
 
-Jobs and ranks are shared out among users: `boardplaces` says who makes room for a newcomer.
+Jobs and ranks are shared out among users: `evictions` chooses which makes room for a newcomer.
 """
 
 from __future__ import annotations
@@ -63,16 +63,17 @@ RECENT_MAX = 32
 """Decisions and verdicts of a job that are kept to show; their counts go on."""
 
 MEETING_SECONDS = 1.0
-"""Hooks look for commands four times a second; twice that, and as much again for a busy machine."""
+"""How far ahead commands are placed: hooks look for them four times a second; twice that, and as much again for a busy
+machine."""
 
 MEETING_STEPS_MAX = 10_000
-"""However short its steps are: a job of microseconds would never get there."""
+"""Most steps ahead, however short they are: a job of microseconds would never get there."""
 
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
 
 REASON_CHARACTERS_MAX = 400
-"""Of a reason that is kept to show; a recording has all of it."""
+"""Characters of a reason that are kept to show; a recording has all of it."""
 
 
 class JobTally(msgspec.Struct, frozen=True):
@@ -249,7 +250,7 @@ def _tally(tallies: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
 
 
 def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """Return the same as JSON can say it."""
+    """Return the counts as nested dictionaries, which JSON can hold."""
     nested: dict[str, dict[str, int]] = {}
     for (outer, inner), count in tallies.items():
         nested.setdefault(outer, {})[inner] = count
@@ -257,7 +258,7 @@ def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
 
 
 class JobTable:
-    """All jobs of this node.  Not safe for threads by itself: the board holds the lock."""
+    """All jobs of this node.  Not safe for threads by itself: `DaemonState` holds the lock."""
 
     def __init__(
         self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int, faults: FaultContainment | None = None
@@ -285,7 +286,7 @@ class JobTable:
         return dict(self._left_out)
 
     def limit(self, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
-        """Change the limits for whoever comes from now on."""
+        """Change the limits for newcomers."""
         self._jobs_max, self._ranks_max, self._forget_ns = jobs_max, ranks_max, forget_ns
 
     def __len__(self) -> int:
@@ -299,7 +300,7 @@ class JobTable:
         return tuple(view for view in views if view is not None)
 
     def _view(self, key: JobKey, now_ns: int) -> JobView | None:
-        """Return the job `key`; None where a bug forbids it."""
+        """Return the job `key`; None where a bug prevents it."""
         try:
             return self._jobs[key].view(now_ns)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the page all others
@@ -307,7 +308,7 @@ class JobTable:
             return None
 
     def rendezvous(self, key: JobKey) -> Rendezvous:
-        """Return where the ranks of the job `key` are, and a step that all will hear of in time.
+        """Return where the ranks of the job `key` are, and a step ahead of all that they will learn of in time.
 
         It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
         step, and the mean of all, as one long step (a checkpoint) says nothing of the next.
@@ -337,7 +338,7 @@ class JobTable:
         return paces
 
     def forget(self) -> list[JobKey]:
-        """Drop the jobs that said nothing for too long, and return which."""
+        """Drop the jobs that sent nothing for too long, and return which."""
         now = self._clock.monotonic_ns()
         gone = [key for key, job in self._jobs.items() if now - job.heard_ns >= self._forget_ns]
         for key in gone:
@@ -418,7 +419,7 @@ class JobTable:
         return rank.goodbye is None
 
     def _enter(self, hello: JobHello, uid: int, owner: int, now: int, left: list[Displaced]) -> tuple[_Job, _Rank]:
-        """Return job and rank of `hello`, made if need be: also for a job that was forgotten and speaks again."""
+        """Return job and rank of `hello`, made if need be: also for a job that was forgotten and sends again."""
         key = JobKey.of(hello)
         job = self._jobs.get(key)
         if job is not None and job.uid != uid:

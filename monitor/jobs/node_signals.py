@@ -1,17 +1,18 @@
-"""What shall a job's tuner know about this node?  The link, the memory, the clocks and the faults, every few ticks.
+"""Derives the signals that tuners get about their node: link, memory, clocks and faults, every few ticks.
 
-A tuner compares step times, so it must hear what else changes them; and it must hear it again and again, because what
-was told once is soon not true any more.  All of it is in the snapshots anyway.  A tick is short and each does not read
-every number, so a rate is taken over SIGNAL_TICKS of them, a level is the last one read in as many, and what is absent
-from all of them is not known.
+A tuner compares step times, so it must know what else changes them; and it must learn it again and again, because what
+was sent once is soon not true any more.  All of it is in the snapshots anyway.  A tick is short and not every tick
+reads every number, so a rate is taken over SIGNAL_TICKS of them, a level is the last one read in as many, and what is
+absent from all of them is not known.
 
-Faults are events, and a job may miss one record, so a fault is told for FAULT_SECONDS: an Xid error, an ECC error that
+Faults are events, and a job may miss one record, so a fault is sent for FAULT_SECONDS: an Xid error, an ECC error that
 could not be corrected (the others cost nothing), and a GPU of which nothing can be read.
 
-    RDMA      bypasses the kernel, so that a rank that names no interface but uses NCCL has the sum of the active ports
+RDMA bypasses the kernel, so a rank that names no interface but uses NCCL gets the sum of the active ports.
 
-Pure: snapshots in, records out.  Left out: the way to the jobs (`inbox`); whose traffic it is; a job in another network
-namespace, where the interface's name may be another's: what comes of that is a hold, and those are bounded.
+Pure: snapshots in, records out.  Left out: sending to the jobs (`ingest/socket_server`); whose traffic it is; a job in
+another network namespace, where the interface's name may be another's: the worst that follows is a pause of tuning, and
+those are bounded.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class NodeSignals(NamedTuple):
     faults: Mapping[str, tuple[str, ...]]
 
     def of(self, hello: JobHello, throttling: Throttling | None) -> HostSignals:
-        """Return what the rank of `hello` is told; `throttling` is of its device."""
+        """Return what is sent to the rank of `hello`; `throttling` is of its device."""
         gpu = None if hello.device_uuid is None else self.gpus.get(hello.device_uuid)
         receive, transmit, speed, name = self._link(hello)
         return HostSignals(
@@ -123,7 +124,7 @@ class NodeSignals(NamedTuple):
 
 
 class NodeSignalsSource:
-    """Takes snapshots in order; `period_ns` is how often it has something to tell, by plan."""
+    """Takes snapshots in order; yields signals once in SIGNAL_TICKS of them."""
 
     def __init__(self, tick_ns: int) -> None:
         self._period_ns = SIGNAL_TICKS * tick_ns
@@ -136,7 +137,7 @@ class NodeSignalsSource:
         self._faults: dict[tuple[str, str], int] = {}
 
     def take(self, snapshot: Snapshot) -> NodeSignals | None:
-        """Return what is to be told after this tick; None: nothing yet."""
+        """Return the signals to send after this tick; None: not due yet."""
         counters: dict[_Key, float] = {}
         for sample in snapshot.samples():
             metric = sample.metric.removeprefix(_PREFIX)

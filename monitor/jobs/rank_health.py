@@ -1,10 +1,10 @@
-"""Who is late in a job, and which rank may hang?  What rank 0's crew says of all ranks, and each rank of itself.
+"""Keeps which ranks of a job are late or may hang: what rank 0 reports of all ranks, and each rank of itself.
 
 A straggler is a series while it lasts and gone afterwards; a counter remembers that there was one.  Rank 0 repeats what
 lasts, so that a restarted daemon learns of it, and a repetition is not counted again.
 
-When ranks suspect a hang, the culprit is often the one that does not: a stopped process says nothing at all, nor does
-one whose interpreter is held.  So the ranks of which nothing was heard since are told beside those that wait.
+When ranks suspect a hang, the culprit is often the one that does not: a stopped process sends nothing at all, nor does
+one whose interpreter is held.  So the ranks that sent nothing since then are reported beside those that wait.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ STRAGGLERS_MAX = 64
 """Late ranks kept of one job: each is a series, and a job with more has another trouble."""
 
 EVIDENCE_CHARACTERS_MAX = 400
-"""Of what is said of a late rank and kept to show."""
+"""Characters of the evidence on a late rank that are kept to show."""
 
 RANKS_MAX = 1024
 """Ranks of one job whose hangs are counted."""
 
 SILENT_SECONDS = 3.0
-"""Without a word while others suspect a hang.  Ranks suspect one within a second of each other, and what they say is
-under way for a quarter."""
+"""How long a rank must have sent nothing, while others suspect a hang, to be called silent.  Ranks suspect one within a
+second of each other, and their records are under way for a quarter."""
 
 
 class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
-    """The crew of one job as it was at one moment; `hangs` is rank -> (hangs so far, suspected now).
+    """The rank health of one job at one moment; `hangs` is rank -> (hangs so far, suspected now).
 
-    `silent` says of each connected rank whether it says nothing while others suspect a hang; empty while nobody does.
+    `silent` says of each connected rank whether it sends nothing while others suspect a hang; empty while nobody does.
     """
 
     stragglers: tuple[Straggler, ...] = ()
@@ -50,7 +50,7 @@ class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankHealth:
-    """What one job's crew said; bounded."""
+    """Late ranks and suspected hangs of one job; bounded."""
 
     def __init__(self) -> None:
         self._late: dict[tuple[int | None, str], Straggler] = {}
@@ -80,7 +80,7 @@ class RankHealth:
                     )
 
     def leave(self, rank: int) -> None:
-        """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's word on others is over."""
+        """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's reports on others are over."""
         if rank in self._hangs:
             self._hangs[rank] = (self._hangs[rank][0], False)
             self._note_suspicion(None)
@@ -103,10 +103,10 @@ class RankHealth:
         }
 
     def view(self, heard_ns: Mapping[int, int], now_ns: int) -> RankHealthView:
-        """Return what is known now; `heard_ns` is when each connected rank last said anything.
+        """Return what is known now; `heard_ns` is when each connected rank last sent a record.
 
-        A rank that was killed can say neither goodbye nor that something is over: while it is not connected it
-        suspects no hang, and without rank 0 nobody says who is late.
+        A rank that was killed can report neither goodbye nor that something is over.  So a rank that is not connected
+        suspects no hang, and without rank 0 no rank is late.
         """
         return RankHealthView(
             stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
@@ -120,7 +120,7 @@ class RankHealth:
 
 
 def crew_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
-    """Yield the series of one job's crew."""
+    """Yield the series about late, hung and silent ranks of one job."""
     for late in crew.stragglers:
         rank = "" if late.late_rank is None else str(late.late_rank)
         yield sample("pacecar_job_straggler_excess_seconds", late.excess_ns, *job, rank, late.cause)

@@ -1,7 +1,7 @@
-"""What is known right now?  The latest snapshot of the host, and the jobs; one lock, and values out.
+"""Holds the daemon's present state, the latest snapshot of the host and the jobs, behind one lock; values out.
 
-Ticks and the inbox write, scrapes read.  A reader gets frozen values, so that it can take its time over them and a
-slow scrape holds up nobody.
+Ticks and the socket server write, scrapes read.  A reader gets frozen values, so that it can take its time over them
+and a slow scrape holds up nobody.
 
 Left out on purpose: history.  Prometheus is the store.
 """
@@ -54,7 +54,7 @@ class DaemonState:
             self._jobs.limit(jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND))
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the latest, and forget the jobs that said nothing for too long."""
+        """Make `snapshot` the latest, and forget the jobs that sent nothing for too long."""
         with self._lock:
             self._snapshot = snapshot
             gone = self._jobs.forget()
@@ -92,7 +92,7 @@ class DaemonState:
             return self._jobs.displaced()
 
     def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
-        """Take a job's record of `size` bytes and return what made room for it; raises FrameError as `JobTable.take`."""
+        """Take a record of `size` bytes and return what made room for it; raises FrameError as `JobTable.take`."""
         with self._lock:
             return self._jobs.take(record, hello=hello, uid=uid, owner=owner, size=size)
 

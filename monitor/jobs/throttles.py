@@ -1,11 +1,11 @@
-"""Which GPUs hold their clocks down, and why?  For the jobs that run on them, from what the tick read anyway.
+"""Finds which GPUs hold their clocks down and why, for the jobs that run on them, from the snapshots.
 
 The driver counts for how long each reason held the clocks down, or the collector adds it up from samples; either way it
 is a counter, `pacecar_gpu_clock_event_seconds_total`.  A GPU is throttled for a reason that held for HELD_RATIO of the
-last WINDOW_SECONDS; ticks are shorter than that, and not each reads every counter.  Being idle, and clocks that
-somebody set, are no reasons to hold up a job.
+last WINDOW_SECONDS; ticks are shorter than that, and not every tick reads every counter.  Being idle, and clocks that
+somebody set, do not count as throttling.
 
-Pure: snapshots in, news out.  Left out: the way to the jobs (`inbox`).
+Pure: snapshots in, `Throttling` records out.  Left out: sending them to the jobs (`ingest/socket_server`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Throttles:
         self._held: dict[str, tuple[str, ...]] = {}
 
     def take(self, snapshot: Snapshot) -> Mapping[str, Throttling]:
-        """Return uuid -> what holds the GPU's clocks down; a GPU of which nobody knows is not there."""
+        """Return uuid -> what holds the GPU's clocks down; a GPU about which nothing is known is not in it."""
         uuids: dict[str, str] = {}
         counters: dict[tuple[str, str], int] = {}
         for sample in snapshot.samples():

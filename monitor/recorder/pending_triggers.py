@@ -1,9 +1,9 @@
-"""Decide which recording is due next, and whose it is: the node's, a person's who asked, or one user's jobs'.
+"""Decides which recording is due next, and who owns it: the node, a person who asked, or the jobs of one user.
 
-Whatever a job says can be made up: hangs, stalls, and the Xids that a program causes itself.  If all triggers shared
+Whatever a job reports can be made up: hangs, stalls, and the Xids that a program causes itself.  If all triggers shared
 one file and one interval, made-up ones would fill the list of those that are named, and the file would count as theirs
-and be thrown away with theirs.  So each owner has a list, and a file is of one owner.  A file of the node names what
-users' jobs reported meanwhile, too, and serves them with it.
+and be thrown away with theirs.  So each owner has a list, and a file is of one owner.  A file of the node also names
+what users' jobs reported meanwhile, and stands for their files too.
 
 A file is written AFTER_SECONDS after its first trigger, so that it has what followed, and at most one each
 INTERVAL_SECONDS for the node, and one for all users together, who take turns.  Somebody who asks gets one at once.
@@ -31,7 +31,7 @@ OWNERS_MAX = 512
 """Users whose recordings are due at one time: as many as may be connected."""
 
 Owner = Literal["node", "request", "programs"] | int | None
-"""An int is a uid whose jobs reported something; None: his uid is not known."""
+"""An int is a uid whose jobs reported something; None: his uid is not known.  "programs": Xids caused by programs."""
 
 
 class Due(NamedTuple):
@@ -94,7 +94,7 @@ class PendingTriggers:
         return None
 
     def last(self, now_ns: int) -> Due | None:
-        """Return the recording that is worth most, at the daemon's end."""
+        """Return the most important recording that is not written yet, at the daemon's end."""
         return self._take("node" if "node" in self._waiting else next(iter(self._waiting)), now_ns) if self else None
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""Queue what the flight recorder overhears, bounded in entries and bytes, with a share for the host and each user.
+"""Queues entries for the flight recorder, bounded in number and bytes, with a share for the host and each user.
 
 One queue for all would be filled by the user who sends most, and ticks of the host would be dropped.  So the host has
-half of it, whoever sends; the rest is shared out among users (`fairshare`): who takes from another takes what that
-one said last, and that is counted as dropped.
+half of it, whoever sends; the rest is shared out among users by max-min fairness (`fair_share`).  A user who takes from
+another takes that one's newest entry, and that is counted as dropped.
 
 Safe for threads: the lock is held for an append, or for taking everything away.
 """
@@ -18,7 +18,7 @@ from ..fair_share import giver_to
 __all__ = ["HOST", "RecordQueue"]
 
 HOST = "host"
-"""Who entries of the host belong to, as a user's belong to his uid (None: not known)."""
+"""Owner of the host's entries, as a user's belong to his uid (None: not known)."""
 
 T = TypeVar("T")
 

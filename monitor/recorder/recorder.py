@@ -1,18 +1,18 @@
-"""What happened before it went wrong?  The last minutes at full rate in memory, and in a file when something happens.
+"""Keeps the last minutes at full rate in memory, and writes them to a file when something happens: the flight recorder.
 
 Prometheus has a sample every 15 s and keeps it for weeks; of the ten seconds before an Xid that is none or one.  To
 keep everything on disk costs the job its disk.  So everything is kept in memory for minutes and written when it is
 wanted.
 
-    tick, glances, inbox --overhear--> queue --> recorder's thread: tapes, triggers --capture--> writer's thread: shelf
+    tick, glances, socket server --> queue --> recorder's thread: ring buffers, triggers --> writer's thread: folder
 
-Whoever is overheard appends to a queue and goes on: no encoding, no file, no waiting.  What does not fit into the
-queue is dropped and counted.  The recorder's thread puts it on the tapes; the writer is a thread of its own, because a
-disk may hang for minutes and what happens meanwhile must be kept too.
+Whoever calls `overhear_...` appends to a queue and goes on: no encoding, no file, no waiting.  What does not fit into
+the queue is dropped and counted.  The recorder's thread puts it into the ring buffers; the writer is a thread of its
+own, because a disk may hang for minutes and what happens meanwhile must be kept too.
 
-Queue (`recordqueue`), memory (`tapes`), what is due (`pendingtriggers`) and files (`shelf`) have a share for the host
-and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.  What
-cannot be written is tried again, from the same chunks, and given up after ten minutes.
+Queue (`record_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`shelf`) have a share for
+the host and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.
+What cannot be written is tried again, from the same chunks, and given up after ten minutes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ __all__ = [
 
 QUEUE_MAX = 8192
 QUEUE_BYTES_MAX = 16 << 20
-"""What may wait for the recorder's thread: with both, some seconds of the heaviest flood that the inbox takes in."""
+"""Most that may wait for the recorder's thread: with both, some seconds of the heaviest flood that the socket server
+takes in."""
 
 RECORD_BYTES = 200
 """What a record in the queue counts beside its payload: the objects that hold it."""
 
 SAMPLE_BYTES = 64
-"""What a sample in the queue counts: most of it is shared with the board."""
+"""What a sample in the queue counts: most of it is shared with the daemon's state."""
 
 LINES_PER_MINUTE = 6
 """Recordings announced in the log for each owner."""
@@ -83,7 +84,7 @@ class RecorderLimits(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What the daemon knows and no entry says: asked when a file is made, by the recorder's thread."""
+    """What the daemon knows and no entry has: asked when a file is made, by the recorder's thread."""
 
     hellos: tuple[JobHello, ...]
     identity: tuple[Sample, ...]
@@ -152,10 +153,10 @@ class FlightRecorder:
         self._closing = False
         self._tap = _LogTap(self.note)
         self.thread: WatchedThread | None = None
-        """The thread that keeps the tape; None before `start` and after `close`."""
+        """The thread that fills the ring buffers; None before `start` and after `close`."""
 
     def start(self) -> None:
-        """Start the threads, and hear what pacecar logs as a warning or worse."""
+        """Start the threads, and begin to record what pacecar logs as a warning or worse."""
         self.scrivener.start()
         self.thread = WatchedThread("recorder", self._run, self._clock)
         self.thread.start()
@@ -175,7 +176,7 @@ class FlightRecorder:
     # --- any thread -----------------------------------------------------------------------------
 
     def overhear_tick(self, snapshot: Snapshot) -> None:
-        """Take a tick, and have the thread look at what came since the last."""
+        """Take a tick, and wake the recorder's thread."""
         samples = sum(len(getattr(outcome, "samples", ())) for outcome in snapshot.outcomes.values())
         self._put(snapshot, SAMPLE_BYTES * samples)
         self._wake.set()
@@ -185,13 +186,13 @@ class FlightRecorder:
         self._put(samples, SAMPLE_BYTES * len(samples))
 
     def overhear_record(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
-        """Take a record that the board took, its encoding, whose it is, and of which user."""
+        """Take a record that the daemon accepted, its encoding, whose it is, and of which user."""
         hang = record if isinstance(record, HangSuspicion) else None
         entry = _Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye), uid)
         self._put(entry, RECORD_BYTES + len(payload), uid)
 
     def note(self, kind: str, text: str) -> None:
-        """Take something worth remembering, in words."""
+        """Take an event in words."""
         text = text[:TEXT_CHARACTERS_MAX]
         self._put(RecordingEvent(self._clock.monotonic_ns(), kind, text), len(text))
 
@@ -243,7 +244,7 @@ class FlightRecorder:
                 _log.exception("the recorder lost a moment to a bug")
 
     def step(self) -> None:
-        """Put on the tape what is in the queue, and begin a file if it is time."""
+        """Put into the ring buffers what is in the queue, and begin a file if it is time."""
         for at_ns, _, entry, _ in self._queue.take():
             self._take(at_ns, entry)
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
@@ -295,7 +296,7 @@ class FlightRecorder:
                 self._notices.warn("trigger", said, trigger.detail, of=owner_of(trigger))
 
     def _capture(self, due: Due) -> None:
-        """Hand over what there is, with the triggers of `due`, to be written."""
+        """Hand over what the ring buffers hold, with the triggers of `due`, to be written."""
         around = self._around()
         now = self._clock.monotonic_ns()
         header = RecordingHeader(
@@ -316,14 +317,14 @@ class FlightRecorder:
 
 
 class _LogTap(logging.Handler):
-    """Hears the daemon's own warnings."""
+    """Records the daemon's own warnings."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
         self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning; one that cannot be written out is worth less than the caller's peace."""
+        """Note a warning; one that cannot be formatted must not raise where it was logged."""
         try:
             self._note(f"log {record.levelname.lower()}", f"{record.name}: {record.getMessage()}")
         except (TypeError, ValueError, KeyError):

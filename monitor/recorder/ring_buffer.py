@@ -1,4 +1,4 @@
-"""What did the last minutes look like, in few bytes?  Ticks as differences, chunks under zlib, the oldest dropped.
+"""Keeps the last minutes in few bytes: a ring of chunks compressed by zlib, in which a tick is stored as differences.
 
 A deque of snapshots is the obvious ring, and 300 snapshots of 2000 samples are a hundred megabytes of objects.  Of
 those samples four fifths do not change from one tick to the next, and names repeat in each: so a tick is kept as what
@@ -30,7 +30,7 @@ SERIES_MAX = 65_536
 """Series of one chunk; labels that come and go end it."""
 
 _VALUE_BYTES, _SERIES_BYTES = 12, 120
-"""What one takes in a chunk before it is packed, about."""
+"""Bytes that a value and a series take in a chunk before it is packed, about."""
 
 
 class _Packed(NamedTuple):
@@ -71,7 +71,7 @@ class RingBuffer:
         return self.packed_bytes + self._open_bytes
 
     def span_ns(self, now_ns: int) -> int:
-        """Return how far back the tape goes; 0 when nothing is on it."""
+        """Return how far back the buffer goes; 0 when nothing is in it."""
         first = self._packed[0].first_ns if self._packed else self._first_ns
         return 0 if first is None else max(0, now_ns - first)
 

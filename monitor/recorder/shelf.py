@@ -1,16 +1,15 @@
-"""Where do recordings lie, and how many?  A folder of our own, whole files only, the oldest thrown away.
+"""Stores recordings in a folder of our own: whole files only, bounded in bytes and number, the oldest deleted first.
 
 A file that is written in place is half a file when the disk is full or the power goes.  Here it gets its name when it
 is whole and on the disk (fsync, then rename; rename(2)).  Recordings hold what all users' jobs did, so folder and
 files are the daemon's user's alone, and a folder that belongs to somebody else is refused: its owner could swap
-files.  The folder is opened and then judged (`safe_files`), and all names are looked up in what was opened.
+files.  The folder is opened and then checked (`safe_files`), and all names are looked up in what was opened.
 
-Bounded by bytes and by number: room is made before a new one is written, from the oldest on, and only among files
-that have the form of our names.  A full disk is not made emptier than that: what lies there may be worth more than
-one more.
+Room is made before a new file is written, from the oldest on, and only among files that have the form of our names.
+For a full disk nothing more is deleted than that: old recordings may be worth more than the new one.
 
 A file's name says whose it is.  Those of users' jobs (hangs, stalls, Xids that a program causes) can be made up by the
-hundred, so they push out only each other, those of the user with most of them first (`fairshare`).  Those of the node
+hundred, so they push out only each other, those of the user with most of them first (`fair_share`).  Those of the node
 (other Xids, a lost GPU) and of people who asked push out the users' as long as these take more than a quarter, and then
 each other.
 """
@@ -43,7 +42,7 @@ _PREFIX, _TEMPORARY = "pacecar-", ".tmp"
 
 
 class RecordingFolderFullError(OSError):
-    """What lies there may not be thrown away for this recording, now or at the next attempt."""
+    """The files that are there may not be deleted for this recording, now or at the next attempt."""
 
 
 class _Old(NamedTuple):
@@ -71,7 +70,7 @@ class RecordingFolder:
         self._number = 0
 
     def size(self) -> int:
-        """Return what the recordings take; 0 when there is no folder; raises OSError."""
+        """Return the bytes of all recordings; 0 when there is no folder; raises OSError."""
         with suppress(FileNotFoundError):
             return sum(old.size for old in self._list(self.folder))
         return 0
@@ -116,7 +115,7 @@ class RecordingFolder:
             os.close(own)
 
     def _make_room(self, folder: int, size: int, owner: str | None) -> None:
-        """Throw away the oldest until one of `size` bytes fits, and what a killed daemon left half written."""
+        """Delete the oldest until one of `size` bytes fits, and what a killed daemon left half written."""
         for left in os.listdir(folder):
             if left.startswith(_PREFIX) and left.endswith(_TEMPORARY):
                 with suppress(OSError):
@@ -133,7 +132,7 @@ class RecordingFolder:
                 os.unlink(gone.name, dir_fd=folder)
 
     def _least(self, kept: list[_Old], size: int, owner: str | None) -> _Old | None:
-        """Return which of `kept`, oldest first, is thrown away for one of `size` bytes of `owner`."""
+        """Return which of `kept`, oldest first, is deleted for one of `size` bytes of `owner`."""
         users = [old for old in kept if old.owner is not None]
         if owner is None:
             are_many = USERS_SHARE * len(users) > FILES_MAX

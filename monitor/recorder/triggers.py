@@ -1,9 +1,9 @@
-"""Is this worth a recording?  An Xid, a GPU that is lost, a job that hangs or stalls; each said once, until it is over.
+"""Detects what is worth a recording: an Xid, a GPU that is lost, a job that hangs or stalls; each once, until it ends.
 
 A state that lasts must not write a file a tick, and 8 ranks that suspect the same hang are one hang.  So a trigger is
 a change: a counter that rose, a GPU that was up and is not.  What was so when the daemon started is no change.
 
-Pure: what was seen in, triggers out.  Left out: writing (`recorder`), and how often (there).
+Pure: what was seen in, triggers out.  Left out: writing, and how often (`recorder`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TriggerPace(NamedTuple):
 
 
 class Triggers:
-    """Remembers what was so before; a job is `str` of its key."""
+    """Finds changes, and remembers the state before; a job is `str` of its key."""
 
     def __init__(self, *, stall_ns: int) -> None:
         self._stall_ns = stall_ns

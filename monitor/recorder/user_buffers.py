@@ -1,8 +1,8 @@
-"""Keep the last minutes of the host and of each user's jobs on tapes of their own, in bounded bytes together.
+"""Keeps the last minutes of the host and of each user's jobs in ring buffers of their own, in bounded bytes together.
 
-On one tape a flood of one job's records pushes out the host's ticks, and with them what an Xid recording is for.  Here
-the host's ticks, readings and events have half of the bytes, whoever sends, and more while there is room; users share
-the rest: when all tapes are over, the longest of theirs loses its oldest chunk.
+In one buffer a flood of one job's records pushes out the host's ticks, and with them what an Xid recording is for.
+Here the host's ticks, readings and events have half of the bytes, whoever sends, and more while there is room; users
+share the rest: when all buffers together are over the bound, the longest of the users' loses its oldest chunk.
 
 Belongs to one thread: the recorder's.
 """
@@ -20,7 +20,7 @@ __all__ = ["UserBuffers"]
 
 
 class UserBuffers:
-    """The tape of the host, and one for each uid (None: not known) whose jobs said anything in the window."""
+    """The ring buffer of the host, and one for each uid (None: not known) whose jobs sent anything in the window."""
 
     def __init__(self, *, window_ns: int, bytes_max: int, wall_offset_ns: int = 0) -> None:
         self._window_ns = window_ns
@@ -49,7 +49,7 @@ class UserBuffers:
         return self._host.dropped + self._dropped_gone + sum(tape.dropped for tape in list(self._users.values()))
 
     def span_ns(self, now_ns: int) -> int:
-        """Return how far back the host's tape goes."""
+        """Return how far back the host's buffer goes."""
         return self._host.span_ns(now_ns)
 
     def tick(self, snapshot: Snapshot, at_ns: int) -> None:
@@ -78,7 +78,7 @@ class UserBuffers:
         self._fit()
 
     def expire(self, now_ns: int) -> None:
-        """Forget what is older than the window of users who say nothing any more."""
+        """Drop what is older than the window, of users whose jobs send nothing any more."""
         for uid, tape in list(self._users.items()):
             if tape.expire(now_ns):
                 self._entries_gone += tape.entries

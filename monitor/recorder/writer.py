@@ -1,10 +1,10 @@
-"""How does a recording get to a disk that may be full, slow or gone?  A thread that may hang, and tries again.
+"""Writes recordings to a disk that may be full, slow or gone, on a thread that may hang, and tries again.
 
-A full disk is full at the next attempt too, so it is named once and tried every RETRY_SECONDS; who logs each attempt
-fills the log of a node whose disk is full.  What is written are the chunks of the moment at which it was wanted: a
+A full disk is full at the next attempt too, so it is logged once and tried every RETRY_SECONDS; a line for each attempt
+would fill the log of a node whose disk is full.  What is written are the chunks of the moment at which it was wanted: a
 later attempt does not lose what has meanwhile left the window.  They are held for GIVE_UP_SECONDS, one capture at a
-time, so the memory is at most twice the tape's.  Whoever asked for a file is told at the first failure, and does not
-wait.
+time, so the memory is at most twice that of the ring buffers.  Whoever asked for a file is told at the first failure,
+and does not wait.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 class Capture(NamedTuple):
-    """What is to be written, and who is told of it."""
+    """What is to be written, and who gets the result."""
 
     header: RecordingHeader
     chunks: tuple[bytes, ...]
     askers: tuple[Callable[[bool, str], None], ...] = ()
     label: str = "request"
-    """What its file is called, which says whose it is (`shelf`)."""
+    """Part of the file's name, which says whose recording it is (`shelf`)."""
 
 
 class RecordingWriter:
@@ -74,7 +74,7 @@ class RecordingWriter:
             self.thread = None
 
     def write(self, capture: Capture) -> None:
-        """Have `capture` written; one that is still there, at the daemon's end, is lost to it."""
+        """Have `capture` written; one that still waits, as can be at the daemon's end, is lost."""
         if self._capture is not None:
             self.lost += 1
         self._capture = capture

@@ -1,4 +1,4 @@
-"""Which collectors does a node have?  All that are not disabled; what a machine lacks they find out by themselves."""
+"""Lists the collectors of a node: all that are not disabled; what a machine lacks they find out by themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU_DEADLINE_RATIO = 0.5
 """Share of the period that a tick waits for its GPUs: less than the sampler waits for the collector that holds them."""
 
 SAMPLE_ONCE_SECONDS = 0.2
-"""Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
+"""Seconds between the two ticks of `sample_once`: twenty of the kernel's 10 ms ticks make utilization good to 5 %."""
 
 
 class DaemonError(RuntimeError):

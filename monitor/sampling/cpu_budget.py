@@ -1,20 +1,21 @@
-"""Does the daemon stay light?  CPU time against the user's budget; what gives way is how often it looks between ticks.
+"""Keeps the daemon's CPU time within the user's budget by how often collectors glance between ticks.
 
 A monitor with a fixed rate is light on the machine where it was tuned.  With 256 processors, 16 ports or a driver whose
 calls are slow, the same rate costs ten times as much, and it is the training job that pays.  So the daemon measures its
-own CPU time and, while that is over the budget, halves its glances down to none; the ticks stay, they are what the user
-asked for.
+own CPU time and, while that is over the budget, halves the rate of glances down to none; the ticks stay, they are what
+the user asked for.
 
-Going up again must not flap, and must not be denied for ever after one busy minute.  So it does not go by what a
-share once was at a higher rate: the workers time their glances, so their cost a glance is known at any rate, and the
-rest of the share with it.  It goes up when the rest and the glances at the higher rate fit with room to spare.  At most
-one step every `interval_ns`, so that each step is measured before the next.  What glances cost in other threads than
-their worker's is not in their figure; so a step up that had to be taken back is tried again ever more seldom.
+Going up again must not flap, and must not be denied for ever after one busy minute.  So it does not depend on the share
+that was measured at a higher rate before: the workers time their glances, so the cost of a glance is known at any rate,
+and the rest of the share with it.  The rate goes up when the rest and the glances at the higher rate fit with room to
+spare.  At most one step every `interval_ns`, so that each step is measured before the next.  What glances cost in other
+threads than their worker's is not in their figure; so a step up that had to be taken back is tried again ever more
+seldom.
 
 The default of 5 % of one processor is twice what ticks and ten glances a second cost for 8 GPUs on a slow machine
 (`make bench-daemon`), and less than a thousandth of a node that has 8 GPUs.
 
-Left out on purpose: reading the clocks, and doing anything about it.  CPU time and time in, a change out.
+Left out on purpose: reading the clocks, and changing the rate.  CPU time and time in, a change out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PATIENCE_MAX = 64
 
 
 class RateChange(NamedTuple):
-    """The budget was looked at: the share found, and the rate before and from now on."""
+    """The result of one look at the budget: the share of CPU time, and the rate before and from now on."""
 
     cpu_ratio: float
     before: float
@@ -70,7 +71,7 @@ class CpuBudget:
         return self._rates[self._level]
 
     def spend(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> RateChange | None:
-        """Take the CPU time so far, of the process and of its glances; return what came of it, None between looks."""
+        """Take the CPU time so far, of the process and of its glances; return the result, None between two looks."""
         if self._since is None:
             self._since = (cpu_ns, glance_cpu_ns, now_ns)
             return None

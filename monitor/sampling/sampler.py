@@ -1,4 +1,4 @@
-"""How is one tick read, when any driver may hang?  One worker thread a collector, and a deadline for all.
+"""Reads all collectors once a tick, with one worker thread a collector and one deadline for all; any driver may hang.
 
 A loop over the collectors waits for the slowest, and for ever for one that hangs (NVML in a driver reset, statvfs on a
 dead disk).  Here the tick asks one worker after the other, waits a moment for each and at the end for all until its
@@ -36,16 +36,16 @@ from .window_stats import WindowStats
 __all__ = ["GlanceRate", "Sampler"]
 
 WINDOW_SECONDS = 15.0
-"""The window where nobody says: Prometheus' common scrape interval, so that no peak falls between two scrapes."""
+"""The default window: Prometheus' common scrape interval, so that no peak falls between two scrapes."""
 
 STAGGER_SECONDS = 0.005
-"""What a tick waits for one collector before it asks the next as well: most take a millisecond."""
+"""How long a tick waits for one collector before it asks the next as well: most take a millisecond."""
 
 GLANCE_JITTER_RATIO = 0.2
 """Glances are moved at random by up to this share of their interval: a training step is periodic too."""
 
 JOIN_SECONDS = 0.5
-"""What stopping waits for a worker; a hung one is left behind."""
+"""How long stopping waits for a worker; a hung one is left behind."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _Worker:
         self._chance = random.Random()
         self._clock = clock
         self._returned = returned
-        self._asked: SimpleQueue[bool] = SimpleQueue()  # at most one question and one stop: bounded by its users
+        self._asked: SimpleQueue[bool] = SimpleQueue()  # at most one request and one stop: bounded by its users
         self._thread = threading.Thread(target=self._work, name=f"pacecar-{collector.name}", daemon=True)
 
     @property

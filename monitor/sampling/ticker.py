@@ -1,4 +1,4 @@
-"""When is the next tick?  A beat of deadlines that does not drift, is not regular and never queues up.
+"""Yields the daemon's ticks: deadlines that do not drift, are jittered, and never queue up.
 
 `sleep(period)` drifts by the work's duration.  An exact grid aliases: a training job is periodic too, and a sampler
 that always looks at the same phase of the step sees one phase.  So each deadline lies on the grid plus a random part of
@@ -36,7 +36,7 @@ def beats(
     jitter_ratio: float,
     chance: random.Random,
 ) -> Iterator[Beat]:
-    """Yield a beat at each deadline, the first at once, until `wait` says that it is over.
+    """Yield a tick at each deadline, the first at once, until `wait` says that it is over.
 
     `wait(seconds)` sleeps and returns True to stop, as threading.Event.wait does.
     """

@@ -1,4 +1,4 @@
-"""What happened between two scrapes?  The lowest, mean and highest value of each windowed series.
+"""Computes the lowest, mean and highest value of each windowed series over a sliding window of ticks.
 
 A scrape every 15 s sees one moment in fifteen seconds: the burst that delayed a step is not in it.  To reset the
 extremes at each scrape is no answer either, because a second scraper (or a person with curl) would steal them from
@@ -45,7 +45,7 @@ class _Bucket:
 
 
 class WindowStats:
-    """The last stretch of the windowed series of one collector."""
+    """The values of the windowed series of one collector in the last `length_ns`."""
 
     def __init__(self, length_ns: int) -> None:
         assert length_ns > 0, "a window has a length"

@@ -1,1 +1,1 @@
-"""Numbers, bars and foreign text as people read them.  Start with `units` (amounts) and `plain_text` (what others wrote)."""
+"""Formats numbers, bars and foreign text for people.  Start with `units` and `plain_text`."""

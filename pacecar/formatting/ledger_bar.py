@@ -1,4 +1,4 @@
-"""How is a ledger drawn in a terminal?  As one full bar, each heading its share, with a legend below.
+"""Draws a ledger in a terminal as one full bar, each heading with its share, and a legend below.
 
 The demo and `pacecar analyze` draw with this, so that a colour or a glyph means the same thing in both.
 """

@@ -1,4 +1,6 @@
-"""How are a ledger's numbers written for people?  One place, so that each table, bar and picture says the same thing.
+"""Holds the words, colours and glyphs of a ledger's headings, and formats percentages and counts.
+
+They are in one place, so that each table, bar and picture says the same thing.
 
 Left out: what needs a terminal and rich (`pacecar.formatting.ledger_bar`).
 """
@@ -28,7 +30,7 @@ SCENARIO_WORDS = {
     "launch_gaps_gone": "launch gaps gone",
     "all": "all of these",
 }
-"""The rungs of the what-if ladder."""
+"""The scenarios of the what-if bounds."""
 
 HEADING_COLOURS = {
     "compute": "#009E73",

@@ -1,4 +1,4 @@
-"""Remove from foreign text what a terminal, a log or a page would obey: control characters, line ends, direction marks.
+"""Cleans foreign text of what a terminal, a log or a page would obey: control characters, line ends, direction marks.
 
 Jobs choose their names, hosts and reasons, files hold what somebody wrote, and clients send what they like.  Printed as
 it is, such a text moves the cursor, hides lines or forges log entries.  So every text that this process did not write

@@ -1,4 +1,4 @@
-"""How are the knobs written for people?  One place, so that display and closing table say the same thing."""
+"""Formats knobs and their values for people, so that the demo's display and its closing table say the same thing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The catalog of every metric: its name, unit, labels and meaning.  Start with `catalog`."""
+"""Holds the catalog of every metric: its name, unit, labels and meaning.  Start with `catalog`."""

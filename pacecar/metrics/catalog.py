@@ -1,4 +1,4 @@
-"""Which metrics are there?  One list that collectors, exporter, dashboards, alert rules and docs all read.
+"""Lists every metric once, for collectors, exporter, dashboards, alert rules and docs.
 
 A name that is typed twice is spelt differently the third time.  So nobody types one: a collector that emits a
 sample, a panel that draws a series and the page that documents it all go through this list, and tests compare it
@@ -30,7 +30,7 @@ WINDOWED = frozenset({
     "host_network_receive_utilization_ratio", "host_network_transmit_utilization_ratio",
     "rdma_receive_utilization_ratio", "rdma_transmit_utilization_ratio",
 })  # fmt: skip
-"""What is kept over a window: what has peaks shorter than a scrape that explain a slow step, and is small in number."""
+"""The windowed metrics: those whose peaks are shorter than a scrape and explain a slow step, and that are few."""
 
 
 def _section(subject: MetricSubject, *rows: tuple[str, MetricKind, MetricUnit, str, str]) -> list[Metric]:

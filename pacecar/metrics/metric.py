@@ -1,7 +1,7 @@
-"""What is a metric?  Its kind, its unit, what it is about, and the rules that its name keeps.
+"""Defines what a metric is: its kind, its unit, its subject, and the rules that its name keeps.
 
-The list of all metrics (`pacecar.metrics.catalog`) is a table that grows with every room; what a row of it may be is here, so
-that neither hides the other.
+The list of all metrics (`pacecar.metrics.catalog`) is a table that grows with every room.  What a row of it may hold is
+here, so that neither hides the other.
 """
 
 from __future__ import annotations

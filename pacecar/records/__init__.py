@@ -1,7 +1,7 @@
-"""What the rooms say to each other: frozen, typed values, one module for each subject.
+"""Holds the records that rooms exchange: frozen, typed values, one module for each subject.
 
-What job, daemon and command line exchange is in `records` and handed on here; `ranges` bounds every field, `ledger` is
-where a step's time went, `commands` what people ask for.
+`records` holds what job, daemon and command line exchange, and its names are exported here.  `ranges` bounds every
+field, `ledger` says where a step's time went, `commands` what people request of a running job.
 """
 
 from __future__ import annotations

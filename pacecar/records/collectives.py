@@ -1,4 +1,4 @@
-"""What did the collectives of one step cost?  The record of them, by operation, as an exact window saw them.
+"""Defines the record of what one step's collectives cost, by operation, as an exact window measured them.
 
 Part of `pacecar.records.records`, which is where the rooms import it from.
 """
@@ -57,7 +57,7 @@ class CollectiveWindow(msgspec.Struct, frozen=True, kw_only=True, tag="collectiv
 
 
 class BackwardWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The last backward of a profiled step and its all-reduces; stays in the process, a sum is what people are told.
+    """The last backward of a profiled step and its all-reduces; it stays in the process, only sums are sent.
 
     `work_ns` is how long the backward itself took, without what it waited for at its end.  `reduces` are begin and end
     of each all-reduce that began in it or after, in nanoseconds since it began, the earliest first.

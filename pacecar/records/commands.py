@@ -1,12 +1,12 @@
-"""What do people say to a running job, and what does it answer?  The values that go along the asking road.
+"""Defines what people request of a running job and what it answers: requests, commands, answers, orders and reports.
 
     a person -- Request --> the daemon -- Command --> ranks -- Answer --> the daemon -- Answer --> the person
 
-A decision of the tuner has a forecast and ends in a verdict; what a person orders has neither, and he wants to know
+A decision of the tuner has a forecast and ends in a verdict.  What a person orders has neither, and he wants to know
 whether it was done.  So an order is a record of its own, and a report is one message that holds what a person looks for
-first: what it does now, what is in force, what was tried and what it was worth.
+first: what the tuner does now, what is in force, what was tried and what it was worth.
 
-Left out: how an order is carried out (the controller's overseer) and how a report is shown (the command).
+Left out: how an order is carried out (`pacecar.controller.policy.ordered_policy`), how a report is shown (the command).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ REPORTED_ORDERS_MAX = 4
 
 
 class TunerOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tuner_order"):
-    """A person ordered `action`, and this became of it.
+    """An order that a person gave the tuner, and its outcome.
 
     `uid` is who asked, by the daemon's word; None when the daemon did not say.  `values` are the knobs that the order
     named (`set`) or brought back (`rollback`, `freeze`).  "done": all ranks carried it out; "refused" has the reason in

@@ -1,6 +1,6 @@
-"""How well does a rank use its device?  The record of FLOPs, memory and checkpoints, and the quotients of its figures.
+"""Defines the record of how well a rank uses its device: FLOPs, memory and checkpoints, and the ratios of its figures.
 
-Here the integers are kept and the ratios are properties, so that what travels is what was measured.  Part of
+The integers are fields and the ratios are properties, so that what travels is what was measured.  Part of
 `pacecar.records.records`, which is where the rooms import it from.
 """
 
@@ -23,7 +23,7 @@ ARITHMETICS = frozenset({
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What torch's caching allocator says of one device; None what this allocator does not count.
+    """What torch's caching allocator says of one device; None for what this allocator does not count.
 
     `allocated_bytes` are in tensors, `reserved_bytes` taken from the driver.  `allocated_peak_bytes` is since the
     script last reset it, `interval_peak_bytes` since the reading before: None when the peak is older than that.

@@ -1,7 +1,7 @@
-"""How far off is the estimate?  What it would have said of a step that was measured exactly.
+"""Defines the record that compares the estimate of a step with its exact window, and computes how far off it is.
 
-Each exact window is a chance to ask: before its calibration is used, the step is estimated from its timers as if nobody
-had profiled it, and both ledgers travel.  Their distance is the share of the step that stands under a wrong heading.
+Before an exact window is used as a calibration, its step is estimated from its timers as if nobody had profiled it, and
+both ledgers travel.  Their distance (total variation) is the share of the step that stands under a wrong heading.
 
 Part of `pacecar.records.records`, which is where the rooms import it from.
 """

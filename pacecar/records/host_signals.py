@@ -1,14 +1,14 @@
-"""What does a node's daemon tell a job about the node?  What a tuner has to know before it believes a step time.
+"""Defines the record in which a node's daemon tells a job the node's state, which a tuner needs to trust a step time.
 
-One record, said to every connected rank that wants it each `period_ns`, also when nothing changed: silence then means
-that nobody knows, and not that all is well.  Rates are of the interface that the job's traffic takes, of everybody's
-traffic together; what the job itself sends only the job knows.
+The daemon sends it each `period_ns` to every connected rank that wants it, also when nothing changed.  Silence then
+means that nobody knows, and not that all is well.  Rates are of the interface that the job's traffic takes, of
+everybody's traffic together; what the job itself sends only the job knows.
 
 A record may wait in a socket for as long as its reader is stopped.  So it carries the instant at which its tick began,
-by CLOCK_MONOTONIC, which all processes of a machine share (clock_gettime(2)); in another time namespace it is shifted
+by CLOCK_MONOTONIC, which all processes of a machine share (clock_gettime(2)).  In another time namespace it is shifted
 (time_namespaces(7)), and then looks too old or too new, which is as good as unknown.
 
-Left out: who else is on the link, and what to make of it (the controller's `gate`).
+Left out: who else is on the link, and what to conclude from it (`pacecar.controller.guards.node_disturbance`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A job's identity: the name that people know, and the launch, which no other job has.
+"""Identifies jobs by name and launch, and finds the job that a person means by what he typed.
 
 A name is what a launcher or a person gave, and two jobs may have the same: every static torchrun start is called
-`torchrun-29500`.  The launch is a random number that the ranks of one start agreed on (`profiler.launch`).  So the
-daemon, the rules and the joins tell jobs apart by both, and people type the name, with as much of the launch as it
-takes: `torchrun-29500@3f`.
+`torchrun-29500`.  The launch is a random number that the ranks of one start agreed on, and that no other job has
+(`pacecar.profiler.hook.launch_id`).  So the daemon, the rules and the joins tell jobs apart by both.  People type the
+name, with as many digits of the launch as it takes: `torchrun-29500@3f`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def titles(keys: Iterable[JobKey]) -> dict[JobKey, str]:
 
 
 def ambiguity(wanted: str, jobs: Sequence[CalledJob]) -> str:
-    """Return the line for whoever named several jobs by one name, with what names each alone."""
+    """Return the message for a name that several jobs have, with a name for each that is its own."""
     called = titles(job.key for job in jobs)
     shown = [
         f"{called[key]} (uid {uid}, pid {', '.join(map(str, pids[:JOBS_NAMED_MAX]))}"

@@ -1,6 +1,7 @@
-"""Where did a stretch of time go?  The one value that every room speaks of: headings that sum to the wall time exactly.
+"""Defines the ledger: where a stretch of wall time went, in headings that sum to it exactly.
 
-Part of `pacecar.records.records`, which is where the rooms import it from.  Left out: how it is found (attribution, estimate).
+Part of `pacecar.records.records`, which is where the rooms import it from.  Left out: how it is computed (attribution,
+estimate).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The range of every field that crosses the socket or stands in a run folder, as types that decoders check.
+"""Defines the range of every field that crosses the socket or stands in a run folder, as types that decoders check.
 
 A number that is well formed can still be impossible: a peak of zero, a negative count, NaN, an infinite
 gain.  One check for each record, written by hand, is forgotten with the next field.  So the range is part of the
 field's type, and msgspec checks it while it decodes: NaN and infinities fail a lower and an upper bound, and both are
 always given.  A test walks all records and fails on a field without a range.
 
-Whoever builds a record is not checked by msgspec.  `profiler.sendable` does that on the job's side, off the step path.
+msgspec does not check whoever builds a record.  `pacecar.profiler.transport.field_filter` does that on the job's side,
+off the step path.
 
 Integers that are counted are bounded so that a float64, which is what Prometheus and JavaScript hold, is exact; times,
 bytes and FLOPs by a signed 64-bit integer.  No sum, product or quotient that the daemon forms of two such values

@@ -1,6 +1,6 @@
-r"""What is in a recording, and is it whole?  The file of the flight recorder: written by the daemon, read by anybody.
+r"""Defines the flight recorder's file format, packs its chunks, and reads and checks the file.
 
-A log of text would be the obvious black box: readable anywhere, ten times as large, and nobody can ask it for a mean.
+A text log could be read anywhere, but would be ten times as large, and nobody could compute a mean from it.
 Here everything that the daemon saw in its last minutes is kept as it was measured, ticks and glances as differences, a
 job's records as the bytes that the hook sent.
 
@@ -11,9 +11,9 @@ job's records as the bytes that the hook sent.
 A chunk stands alone: its first tick has every series, so that the oldest chunk can be dropped and the rest be
 read.  Times are of CLOCK_MONOTONIC, which does not jump; each chunk says what to add for the time of day.
 
-Nothing of a file is believed: lengths, checksums, sizes after decompression and types are checked, and what is wrong
-is said in one sentence.  With `salvage` the chunks before the damage are read.  Left out: writing to disk and when
-(`pacecar.monitor.recorder.recorder`), and what follows from it (`pacecar report`).
+The reader trusts nothing in a file.  It checks lengths, checksums, sizes after decompression and types, and says in one
+sentence what is wrong.  With `salvage` it reads the chunks before the damage.  Left out: writing to disk and when
+(`pacecar.monitor.recorder.recorder`), and what follows from a recording (`pacecar report`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ FILE_BYTES_MAX = 1 << 30
 """No recording is larger: the recorder's memory is bounded far below."""
 
 CHUNK_BYTES_MAX = 64 << 20
-"""Of a chunk after decompression.  The recorder closes one at a megabyte or two; a bomb has more."""
+"""Of a chunk after decompression.  The recorder closes one at a megabyte or two; a decompression bomb has more."""
 
 COMPRESSION_LEVEL = 1
-"""Of a minute of a node with 8 GPUs, level 6 makes a seventh less in three times the time, of the job's processors."""
+"""Level 6 makes a minute of a node with 8 GPUs a seventh smaller, in three times the time on the job's processors."""
 
 Series = tuple[str, tuple[str, ...]]
 """A metric's name and the values of its labels, in the catalog's order."""
@@ -93,8 +93,8 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know first.
 
-    `hellos` and `identity` (the series `pacecar_rank_info`) are of the ranks on the board when it was written, which
-    may have introduced themselves long before.  `dropped` is reason -> entries that should be in it and are not.
+    `hellos` and `identity` (the series `pacecar_rank_info`) are of the ranks that the daemon knew when it was written;
+    their hellos may have come long before.  `dropped` is reason -> entries that should be in it and are not.
     """
 
     host: str

@@ -1,7 +1,7 @@
-"""What do the rooms say to each other?  Frozen, typed values and nothing else.
+"""Defines the records that cross from one room to another, from the job to the daemon, or into a run folder.
 
-Everything that crosses from one room to another, from the job to the daemon or into a run folder is one of
-these.  Integers of nanoseconds and bytes; `None` where nothing was measured; zero only where zero was read.
+All are frozen and typed.  Integers of nanoseconds and bytes; `None` where nothing was measured; zero only where zero
+was read.
 
 Left out on purpose: behaviour.  A record can check its own invariants and add itself up, no more.
 """
@@ -92,7 +92,7 @@ __all__ = [
 ]
 
 
-# --- the host road: collectors to board ---------------------------------------------------------
+# --- of the host: from collectors to the daemon's state -----------------------------------------
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -153,7 +153,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         ]
 
 
-# --- the job road: hook to daemon and run folder ------------------------------------------------
+# --- of the job: from the hook to daemon and run folder -----------------------------------------
 
 
 class Knobs(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class Knobs(msgspec.Struct, frozen=True):
 
 
 class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who is speaking: the first frame of every connection.
+    """Which rank sends: the first frame of every connection.
 
     `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
     asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
@@ -312,7 +312,7 @@ class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
-    """A rank holds the others up, or does so no longer (`ended`); said by rank 0.
+    """A rank holds the others up, or does so no longer (`ended`); sent by rank 0.
 
     `late_rank` is None where only the cause is known (a link that sockets do not show).  `phase` holds the excess,
     `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
@@ -335,7 +335,7 @@ PHASES_OF_JOBS = ("data_wait", "forward", "backward", "tail", "optimizer", "chec
 
 
 class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
-    """All ranks of a job together; said by rank 0.
+    """All ranks of a job together; sent by rank 0.
 
     `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
     rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
@@ -375,12 +375,12 @@ class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
 
 
 StopCause = Literal["throttled", "frozen", "preempted", "traced"]
-"""What the kernel calls a stop: held back by the quota of the control group; frozen with it; without a turn at a
-processor, which others had; a debugger is attached."""
+"""Why the kernel says that a process did not run: held back by its control group's CPU quota; frozen with the group;
+waiting for a processor that others had; a debugger is attached."""
 
 
 class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """This rank's process did not run for `stopped_ns` inside step `step`, from `wall_ns` on; said when it went on.
+    """This rank's process did not run for `stopped_ns` inside step `step`, from `wall_ns` on; sent when it went on.
 
     `phase` is the host's at that moment.  `cause` None: the kernel does not say; a signal has stopped it, or a debugger
     or freezer that has let go.
@@ -423,11 +423,11 @@ JobRecord = JobHello | MeasuredRecord | TunerRecord | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
 
 
-# --- the way back: the daemon to its hooks (what people ask goes along it too, see `pacecar.records.commands`) ---------
+# --- from the daemon to its hooks (what people request goes there too, see `pacecar.records.commands`) ----------------
 
 
 class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
-    """The daemon tells a rank what holds down the clocks of its device; said when it changes.
+    """The daemon tells a rank what holds down the clocks of its device; sent when it changes.
 
     `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
     """
@@ -437,6 +437,6 @@ class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
 
 
 class HelloRefused(msgspec.Struct, frozen=True, kw_only=True, tag="hello_refused"):
-    """The daemon does not show this rank, and why: said once a connection, for whoever runs the job."""
+    """The daemon does not show this rank, and why: sent once a connection, for whoever runs the job."""
 
     reason: Text

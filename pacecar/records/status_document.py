@@ -1,11 +1,12 @@
-"""What does the daemon say to people's screens?  One versioned document, in base units, that page and terminal read.
+"""Defines the daemon's status document, which page and terminal read: versioned, and in base units.
 
 Records inside hold nanoseconds and milliwatts, and change with the code.  What others read must do neither: each figure
 here is named as in the catalog without the prefix (`pacecar_gpu_power_watts` of GPU 0 is `power_watts` of that GPU), in
 that metric's unit, and null where nothing was read.  A field may be added at any time; one that is renamed, leaves or
 changes its meaning raises `VERSION`.  `docs/snapshot.md` describes every field, and a test compares it with these.
 
-Left out: everything that only a time series shows (that is /metrics), and how it is found (`pacecar.monitor.live`).
+Left out: everything that only a time series shows (that is /metrics), and how the document is built
+(`pacecar.monitor.http.status_document`).
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung of the what-if ladder: `step_seconds` is a lower bound, and `bound` what forbids less."""
+    """One what-if bound: without this cost a step takes at least `step_seconds`, and `bound` says what forbids less."""
 
     scenario: str
     step_seconds: float
@@ -183,7 +184,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """What if only one cost were gone?  Over the last `steps` steps; rungs do not add up."""
+    """The what-if bounds of the last `steps` steps, each as if only one cost were gone; they do not add up."""
 
     step: int
     steps: int

@@ -1,7 +1,7 @@
-"""What would the job's pace be if only one thing were gone?  The record that says so; each rung a bound, no promise.
+"""Defines the record of what-if bounds: the job's step time if only one cost were gone; bounds, no promises.
 
-A module of its own beside `pacecar.records.records`, which takes it into the union of job records.  Left out: how the rungs
-are found (`pacecar.profiler.ledger.what_if_bounds`).
+A module of its own beside `pacecar.records.records`, which takes it into the union of job records.  Left out: how the
+bounds are computed (`pacecar.profiler.ledger.what_if_bounds`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pacecar.records.ranges import Count, Gain, Label, Nanoseconds, Rank
 __all__ = ["RUNGS_MAX", "RUNG_NAMES", "Bound", "Rung", "WhatIf"]
 
 RUNGS_MAX = 16
-"""Rungs of a what-if ladder; each is a series."""
+"""Bounds (rungs) in one record; each is a series."""
 
 RUNG_NAMES = frozenset({"communication_hidden", "data_free", "straggler_median", "launch_gaps_gone", "all"})
 """Every name of a rung; `Rung` says what they mean."""
 
 
 class Bound(StrEnum):
-    """What forbids a step shorter than a rung's."""
+    """What forbids a step shorter than the bound."""
 
     COMMUNICATION = "communication"
     COMPUTE = "compute"
@@ -34,7 +34,7 @@ class Bound(StrEnum):
 
 
 class Rung(msgspec.Struct, frozen=True, gc=False):
-    """One rung: without what `name` says a step takes no less than `step_ns`.
+    """One what-if bound: without what `name` says a step takes no less than `step_ns`.
 
     communication_hidden   all communication under compute; never shorter than the communication itself
     data_free              no waiting for data
@@ -42,7 +42,7 @@ class Rung(msgspec.Struct, frozen=True, gc=False):
     launch_gaps_gone       no idle time in which the host had launched nothing
     all                    exposed communication, data wait and launch gaps gone
 
-    `gain_ratio` is the share of the step that is saved (0..1); rungs do not add up.
+    `gain_ratio` is the share of the step that is saved (0..1); bounds do not add up.
     """
 
     name: Label
@@ -52,7 +52,7 @@ class Rung(msgspec.Struct, frozen=True, gc=False):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, tag="what_if"):
-    """The ladder of one rank (`of_rank`), or of the whole job (None), over the last `steps` steps up to `step`.
+    """The what-if bounds of one rank (`of_rank`), or of the whole job (None), over the last `steps` steps up to `step`.
 
     `pace_ns` is the mean step today: the rank's, or the slowest rank's.  `source` is "exact" only if every step was
     profiled; the oldest calibration behind the ledgers is `calibration_age_steps` old, zero where all are exact.

@@ -1,4 +1,4 @@
-"""Name the Xid errors that a user's program causes by itself, which therefore anybody with a GPU can cause at will."""
+"""Lists the Xid errors that a user's program causes by itself, which therefore anybody with a GPU can cause at will."""
 
 from __future__ import annotations
 

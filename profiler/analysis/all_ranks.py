@@ -1,12 +1,13 @@
-"""What do several ranks' traces say together that none of them says alone?
+"""Compares several ranks' traces: matches collectives, aligns clocks, splits waiting from wire time, finds stragglers.
 
-One trace knows that a collective took 7.6 ms and not why.  Its peers know: one came 7.5 ms later, and the link needed
-0.1.  So the collectives are found in all traces (`matching`), the clocks are laid on each other (`clocks`), every
-collective's time is split into waiting and wire (`arrivals`), and each wait is charged to who caused it and to what
-that rank did instead (`stragglers`).  Communication that looks slow on the most ranks is most often one slow rank.
+One trace shows that a collective took 7.6 ms but not why.  Its peers show it: one came 7.5 ms later, and the link
+needed 0.1 ms.  So the collectives are found in all traces (`collective_matching`), the clocks are aligned (`clocks`),
+every collective's time is split into waiting and wire (`collective_arrivals`), and each wait is charged to the rank
+that caused it and to what that rank did instead (`stragglers`).  Communication that looks slow on most ranks is most
+often one slow rank.
 
-Pure: traces and their reports in, one `TraceJob` out.  Sound for what is there: ranks that are missing, given twice or
-without a number are named in warnings, and so is every collective that could not be matched.
+Pure: traces and their reports in, one `TraceJob` out.  Incomplete input is allowed: ranks that are missing, given twice
+or without a number are named in warnings, and so is every collective that could not be matched.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from .stragglers import Blame, find_stragglers
 __all__ = ["ARRIVALS_MAX", "analyze_job"]
 
 ARRIVALS_MAX = 200_000
-"""Arrivals that a document holds, some 20 MB of JSON; of more, those collectives whose ranks came furthest apart."""
+"""The most arrivals in a document, some 20 MB of JSON; of more, only collectives with the largest skew are listed."""
 
 
 class _Rank(NamedTuple):
-    """One rank: its trace, its report, what its ledgers are made of, and the union of its compute."""
+    """One rank: its trace, its report, the spans behind its ledgers, and the union of its compute."""
 
     trace: Trace
     report: TraceReport
@@ -57,7 +58,7 @@ class _Share(NamedTuple):
 
 
 def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> TraceJob:
-    """Return what the traces of one job say together; `reports` are theirs, in their order.
+    """Return the comparison of the traces of one job; `reports` are theirs, in their order.
 
     Collectives outside the windows of the reports are left out.
     """
@@ -106,7 +107,7 @@ def _chosen(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> tuple[li
 
 
 def _world_size(ranks: Sequence[_Rank], warnings: list[TraceWarning]) -> int | None:
-    """Return the world size that most traces name; complain about the others and about ranks beyond it."""
+    """Return the world size that most traces name; warn of the others and of ranks beyond it."""
     sizes = Counter(rank.trace.world_size for rank in ranks if rank.trace.world_size is not None)
     if not sizes:
         return None
@@ -133,7 +134,7 @@ def _inside(group: Matched, ranks: Sequence[_Rank]) -> Matched:
 
 
 def _believed(groups: Sequence[Matched], clocks: Clocks) -> tuple[list[Matched], int]:
-    """Return the groups without pairs that the clocks contradict, where nothing but order speaks for them."""
+    """Return the groups without pairs that the clocks contradict, where only their order matched them."""
     believed, strangers = [], 0
     for group in groups:
         if group.is_assumed:
@@ -315,7 +316,7 @@ def _total(
 
 
 def _ladder(ranks: Sequence[_Rank], shares: Sequence[_Share], blame: Blame) -> list[Scenario]:
-    """Return what the pace would be; the steps' where there are any, else that of the whole window."""
+    """Return the job's what-if bounds; of the steps where there are any, else of the whole window."""
     runners = []
     for rank, share in zip(ranks, shares, strict=True):
         steps = rank.report.steps
@@ -326,7 +327,7 @@ def _ladder(ranks: Sequence[_Rank], shares: Sequence[_Share], blame: Blame) -> l
     if len(ranks) < 2:
         return of_job(runners, None)
     worst = int(blame.caused_wait_ns.argmax())
-    # No more can be won than the others waited with nothing else to do.
+    # No more can be gained than the others waited with nothing else to do.
     idle = max(
         length(subtract(s.wait, r.compute)) for p, (s, r) in enumerate(zip(shares, ranks, strict=True)) if p != worst
     )

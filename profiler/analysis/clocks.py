@@ -1,6 +1,6 @@
-"""How do clocks of different hosts lie on each other?
+"""Aligns the clocks of the ranks' hosts, with the synchronizing collectives in the traces as bounds on each offset.
 
-Ranks on one host share a clock; ranks on different hosts have clocks that NTP holds together to a millisecond or so,
+Ranks on one host share a clock.  Ranks on different hosts have clocks that NTP holds together to a millisecond or so,
 and a wait of 200 us computed across them is noise.  But the trace itself holds better synchronization than NTP: no rank
 can leave an all-reduce before the last one has entered it, because its data is in the result.
 
@@ -8,12 +8,13 @@ can leave an all-reduce before the last one has entered it, because its data is 
     rank b     [=====]               bound the offset x of clock b from both sides
 
 Every such collective narrows the bounds; the median difference of the ends, which lie close together, is the estimate
-inside them.  What is then left between the bounds is stated as the residual, and whoever reads a wait shorter than that
-is warned.  Where bounds contradict each other (clocks that drift during the trace), the residual is how far the ends
-still lie apart.  Broadcasts, gathers and sends bound nothing: the sender may be gone before the receiver comes.
+inside them.  The distance that remains to the bounds is stated as the residual; lateness below it is charged to no rank
+(`stragglers`).  Where bounds contradict each other (clocks that drift during the trace), the residual is how far the
+ends still lie apart.  Broadcasts, gathers and sends bound nothing: the sender may be gone before the receiver comes.
 
 Where no trace names its host, the data decides: clocks that no collective contradicts and whose ends agree are one.
-Pure: matched collectives in, offsets out.  Left out: drift; one number a rank.
+Several hosts are connected along the path of least total residual (Dijkstra).
+Pure: matched collectives in, offsets out.  Left out: drift; each rank has one offset.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ from .sequence_alignment import OVERLAP_SLACK_NS
 __all__ = ["Clocks", "doubts_of", "lay_clocks", "together"]
 
 _SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"})
-"""Operations that no rank can end before the last has begun: each needs something from everyone."""
+"""Operations that no rank can end before the last has begun: each needs data from all ranks."""
 
 SAME_CLOCK_NS = 100_000
-"""Ends on one clock agree to this: NCCL's ranks leave a ring one after the other."""
+"""How well ends on one clock agree: NCCL's ranks leave a ring one after the other."""
 
 CONTRADICTIONS_RATIO_MAX = 0.01
-"""The part of collectives that may contradict one clock: rows that the trace cut or stamped wrongly."""
+"""The ratio of collectives that may contradict a common clock: rows that the trace cut or stamped wrongly."""
 
 WALL_CLOCKS_NS = 1_000_000
-"""What NTP holds hosts together to, on a good day."""
+"""How well NTP holds hosts together at best."""
 
 EPOCH_NS_MIN = 10**18
 """Later times are since 1970 (this one is September 2001); earlier ones are since some boot."""
 
 _Node = str | int
-"""A clock: a host's name, or the place of a trace that names none."""
+"""A clock: a host's name, or the index of a trace that names none."""
 
 
 class _Bounds(NamedTuple):
-    """What each collective of two ranks says of the second clock: offset at least, at most, and the ends' distance."""
+    """Bounds on the second clock's offset by each collective of two ranks: least, most, and the ends' distance."""
 
     least: NDArray[np.int64]
     most: NDArray[np.int64]
@@ -62,7 +63,7 @@ class _Bounds(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """What collectives say of two clocks: add `offset_ns` to the second's times."""
+    """The estimate for two clocks from their collectives: add `offset_ns` to the second's times."""
 
     offset_ns: int
     residual_ns: int
@@ -71,9 +72,9 @@ class _Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """One clock a trace, in their order; `offsets_ns` takes a file's times to the common axis, the first trace's.
+    """One clock for each trace, in their order; `offsets_ns` takes a file's times to the axis of the first trace.
 
-    Clocks of one `island` are laid on each other to `doubt_ns`; between islands there is only the wall clock.
+    Clocks with the same `island` are aligned to within `doubt_ns`; between islands there is only the wall clock.
     """
 
     clocks: list[RankClock]
@@ -84,7 +85,7 @@ class Clocks:
 
 
 def lay_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
-    """Return what lays each trace's clock on the first one's.  Every trace has a rank."""
+    """Return the alignment of each trace's clock with the first one's.  Every trace has a rank."""
     walls = np.array([wall_offset_ns(trace) for trace in traces], dtype=np.int64)
     nodes = [trace.host if trace.host is not None else place for place, trace in enumerate(traces)]
     pairs = _observe(groups, walls)
@@ -117,10 +118,10 @@ def lay_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
 
 
 def doubts_of(group: Matched, clocks: Clocks) -> NDArray[np.int64]:
-    """Return for each rank of `group` below which lateness its clock says nothing.
+    """Return for each rank of `group` the lateness below which its clock says nothing.
 
-    On one clock that is nothing: there the residual is how far the data could have told two clocks from one, and no
-    error of the clock.
+    On a shared clock that is zero: there the residual is how well the data could have told two clocks apart, and not
+    an error of the clock.
     """
     places = list(group.traces)
     if len(set(clocks.island[places].tolist())) == 1:
@@ -141,7 +142,7 @@ def together(group: Matched, clocks: Clocks) -> NDArray[np.bool_]:
 
 
 def _observe(groups: Sequence[Matched], walls: NDArray[np.int64]) -> dict[tuple[int, int], _Bounds]:
-    """Return for pairs of traces, by place, what the collectives that both hold say of the second's clock."""
+    """Return for pairs of traces, by index, the bounds on the second's clock from the collectives that both hold."""
     found: dict[tuple[int, int], list[_Bounds]] = {}
     for group in groups:
         binds = np.array([meta.operation in _SYNCHRONIZING for meta in group.collectives], dtype=np.bool_)
@@ -160,7 +161,7 @@ def _joined(bounds: Sequence[_Bounds]) -> _Bounds:
 
 
 def _edges(pairs: Mapping[tuple[int, int], _Bounds], nodes: Sequence[_Node]) -> dict[tuple[_Node, _Node], _Edge]:
-    """Return what is known between clocks: ranks of one named host have one clock and speak for it together."""
+    """Return the estimates between clocks: ranks of one named host have one clock, and their bounds are joined."""
     found: dict[tuple[_Node, _Node], list[_Bounds]] = {}
     for (a, b), bounds in pairs.items():
         here, there = nodes[a], nodes[b]
@@ -190,10 +191,7 @@ def _estimate(bounds: _Bounds, *, may_be_one: bool) -> _Edge:
 
 
 def _reach(first: _Node, edges: Mapping[tuple[_Node, _Node], _Edge]) -> dict[_Node, _Edge]:
-    """Return each clock that collectives connect with the first.
-
-    Of several ways to it, take that which leaves the least unexplained (Dijkstra).
-    """
+    """Return each clock that collectives connect with the first, along the path of least residual (Dijkstra)."""
     steps: dict[_Node, list[tuple[_Node, _Edge]]] = {}
     for (a, b), edge in edges.items():
         steps.setdefault(a, []).append((b, edge))
@@ -218,7 +216,7 @@ def _reach(first: _Node, edges: Mapping[tuple[_Node, _Node], _Edge]) -> dict[_No
 
 
 def _contradictions(pairs: Mapping[tuple[int, int], _Bounds], nodes: Sequence[_Node]) -> dict[int, int]:
-    """Return by how much collectives contradict that a trace shares the clock of the first rank of its host."""
+    """Return by how much collectives contradict a trace's sharing the clock of the first rank of its host."""
     found: dict[int, int] = {}
     for (a, b), bounds in pairs.items():
         if nodes[a] == nodes[b]:

@@ -1,8 +1,8 @@
-"""How are more files read than one machine can hold?  By the workers of a dask cluster that is already there.
+"""Reads traces on the workers of an existing dask cluster, for more files than one machine can hold.
 
-Nothing is started here: the cluster is somebody's (`dask scheduler` and `dask worker`, or one from dask-jobqueue,
+Nothing is started here.  The cluster is there already (`dask scheduler` and `dask worker`, or one from dask-jobqueue,
 dask-kubernetes, Coiled), its workers see the files under the same paths, and pacecar with its extra `analyze` is
-installed on them.  Each file is a task; what comes back is what a local process would have sent back.
+installed on them.  Each file is a task; its result is what a local process would have sent back.
 
 Left out: who stores the files, and the comparison of ranks, which needs all columns in one place and happens here.
 """

@@ -1,14 +1,14 @@
-"""Was that collective slow, or was somebody late?
+"""Splits each rank's time in a collective into waiting for the last rank and time on the wire.
 
-A collective's row begins on each rank when that rank arrives and spins until the last one has come, so its duration is
-two things that call for opposite cures:
+A collective's row begins on each rank when that rank arrives and spins until the last one has come, so its duration has
+two parts that need opposite remedies:
 
-    rank 0   [wait........|wire]      wait = last arrival - own arrival     somebody else's delay
+    rank 0   [wait........|wire]      wait = last arrival - own arrival     another rank's delay
     rank 1        [wait...|wire]
-    rank 2                [wire]      wire = end - last arrival             the link, and nothing but the link
+    rank 2                [wire]      wire = end - last arrival             the link alone
 
-Bus bandwidth from whole durations mixes the two and is always too low; from the wire part it says what the link did.
-Where ranks are missing the last one may be among them, so wait is then a lower bound and wire an upper one.
+Bus bandwidth from whole durations mixes the two and is always too low; from the wire part it is the link's.  Where
+ranks are missing the last one may be among them, so wait is then a lower bound and wire an upper one.
 
 Pure: matched collectives and clocks in, columns out.
 """
@@ -49,7 +49,7 @@ class Arrivals:
 
 
 def arrivals_of(group: Matched, clocks: Clocks) -> Arrivals:
-    """Return who came when to each collective of `group`."""
+    """Return when each rank came to each collective of `group`."""
     has, offsets = group.has, clocks.offsets_ns[list(group.traces)]
     start = np.where(has, group.start_ns + offsets, 0)
     end = np.where(has, group.end_ns + offsets, 0)
@@ -75,7 +75,7 @@ def arrivals_of(group: Matched, clocks: Clocks) -> Arrivals:
 
 
 def _median(times: NDArray[np.int64], has: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return each line's median of those that are there, the upper one of two: no rounding and no overflow."""
+    """Return the median of each line's present values, the upper one of two: no rounding and no overflow."""
     ordered = np.sort(np.where(has, times, np.iinfo(np.int64).max), axis=1)
     middle: NDArray[np.int64] = ordered[np.arange(len(times)), has.sum(axis=1) // 2]
     return middle

@@ -1,12 +1,13 @@
-"""Which rows of several ranks' traces are one collective?
+"""Matches the rows of several ranks' traces that belong to one collective.
 
-The rank's own trace cannot say what a collective cost, because waiting for a late rank looks exactly like a slow link.
-Only side by side do they come apart, and for that the rows of one collective must be found in every trace.  Order of
-time is no guide (clocks), order of rows only part of one (traces begin and end where they like): see `alignment`.
+A rank's own trace cannot say what a collective cost, because waiting for a late rank looks exactly like a slow link.
+Only a comparison of ranks tells them apart, and for that the rows of one collective must be found in every trace.
+Order in time is no guide (clocks differ), and order of rows only part of one (traces begin and end anywhere): see
+`sequence_alignment`.
 
-A collective belongs to a process group, and groups are what the metadata says: name and ranks.  Traces without metadata
-(torch before 2.1) show kernels and no groups; then all collectives of a rank are taken as one sequence of one group of
-all ranks, which a warning says, and a pair that is not together on the common clock is thrown out later (`clocks`).
+A collective belongs to a process group, and a group is what the metadata say: name and ranks.  Traces without metadata
+(torch before 2.1) show kernels and no groups.  Then all collectives of a rank are taken as one sequence of one group of
+all ranks, which a warning says, and a pair that does not overlap on the common clock is dropped later (`clocks`).
 
 Sends and receives belong to pairs of ranks that no trace names, so they are left out and counted.  A kernel that is
 called SendRecv and has no metadata may be either; it is taken for an all-to-all, under the same condition.
@@ -32,7 +33,7 @@ __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_n
 
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv"})
 _SIZES_DIFFER = frozenset({"all_to_all", "send_recv", "gather", "scatter"})
-"""Operations of which each rank may bring another number of bytes."""
+"""Operations in which the number of bytes may differ between ranks."""
 _SAME_AS = {"send_recv": "all_to_all"}
 
 _Key = tuple[str | None, tuple[int, ...] | None]
@@ -41,7 +42,7 @@ _Key = tuple[str | None, tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """All collectives of one trace, device's and host's, sorted by start; `collectives[meta[i]]` says what i is."""
+    """All collectives of one trace, on device and host, sorted by start; `collectives[meta[i]]` describes row i."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -54,9 +55,9 @@ class Events:
 class Matched:
     """The collectives of one process group that at least two traces hold; n of them on k ranks.
 
-    `traces` are the k places in the list of traces, `rows` (n, k) the places in each one's `Events`, NONE where that
+    `traces` are the k indices in the list of traces, `rows` (n, k) the indices in each one's `Events`, NONE where that
     trace lacks it; `start_ns` and `end_ns` (n, k) are times of the files, meaningless where the row is NONE.  `size`
-    is how many ranks the group has, None when nobody says.  `is_assumed`: no metadata told the group.
+    is how many ranks the group has, None when unknown.  `is_assumed`: the group is assumed, without metadata.
     """
 
     group: str | None
@@ -99,12 +100,12 @@ class Matching:
 
 
 def wall_offset_ns(trace: Trace) -> int:
-    """Return what takes the file's times to the epoch: zero for the files that are on it (torch before 2.3)."""
+    """Return the offset from the file's times to the epoch: zero for files that use the epoch (torch before 2.3)."""
     return 0 if trace.wall_offset_ns is None else trace.wall_offset_ns
 
 
 def match(traces: Sequence[Trace], world_size: int | None) -> Matching:
-    """Return the collectives that the traces share; each trace is another rank."""
+    """Return the collectives that the traces share; each trace is a different rank."""
     events = [events_of(trace) for trace in traces]
     keys: dict[_Key, dict[int, NDArray[np.int64]]] = {}
     left_out = 0
@@ -139,8 +140,8 @@ def match(traces: Sequence[Trace], world_size: int | None) -> Matching:
 def events_of(trace: Trace) -> Events:
     """Return the collectives of one trace.
 
-    Rows with one sequence number are one collective (NCCL may cut a large one into several kernels).  A collective of
-    which not even the operation is known goes by the name of its kernel.
+    Rows with one sequence number are one collective (NCCL may cut a large one into several kernels).  A collective
+    whose operation is not known either has the name of its kernel as its operation.
     """
     rows, host = trace.device, trace.host_rows
     of_device = rows.work == WORKS.index(Work.COMMUNICATION)
@@ -162,7 +163,7 @@ def events_of(trace: Trace) -> Events:
 
 
 def _joined(events: Events) -> Events:
-    """Return the events with those of one group and sequence number made one, from first start to last end."""
+    """Return the events with those of one group and sequence number merged, from first start to last end."""
     firsts: dict[tuple[object, ...], int] = {}
     into = np.arange(len(events.meta))
     for at, index in enumerate(events.meta.tolist()):
@@ -179,7 +180,7 @@ def _joined(events: Events) -> Events:
 
 
 def _by_group(events: Events) -> tuple[dict[_Key, NDArray[np.int64]], int]:
-    """Return the places of each group's events, and how many were sends or receives."""
+    """Return the indices of each group's events, and how many were sends or receives."""
     known: dict[_Key, int] = {}
     number = np.full(len(events.collectives) + 1, NONE, dtype=np.int64)
     for index, meta in enumerate(events.collectives):
@@ -191,7 +192,7 @@ def _by_group(events: Events) -> tuple[dict[_Key, NDArray[np.int64]], int]:
 
 
 def _names_several(key: _Key, members: Mapping[int, NDArray[np.int64]], events: Sequence[Events]) -> bool:
-    """Return whether more ranks use this group's name than the group has ranks: then the name is several groups'."""
+    """Return whether more ranks use this group's name than the group has ranks: then several groups share the name."""
     if key[1] is not None:
         return False
     place, rows = next(iter(members.items()))
@@ -206,7 +207,7 @@ def _match_group(
     events: Sequence[Events],
     world_size: int | None,
 ) -> tuple[Matched, int]:
-    """Return one group's matched collectives, and for how many ranks the alignment was in doubt."""
+    """Return one group's matched collectives, and for how many ranks the alignment was ambiguous."""
     places = sorted(members)
     operations: dict[str, int] = {}
     calls = {place: _calls(traces[place], events[place], members[place], operations) for place in places}
@@ -229,9 +230,9 @@ def _match_group(
 
 
 def _laid(calls: Sequence[CallSequence]) -> tuple[NDArray[np.int64], int]:
-    """Return (n, k) which event of each rank is each collective that at least two hold, and how many were in doubt.
+    """Return (n, k) each rank's event of each collective that at least two hold, and how many ranks were ambiguous.
 
-    All are laid on the longest sequence, and what that one lacks is found beyond its ends and in its gaps.
+    All are aligned with the longest sequence; what that one lacks is found beyond its ends and in its gaps.
     """
     at = max(range(len(calls)), key=lambda column: len(calls[column]))
     pivot = calls[at]
@@ -265,7 +266,7 @@ def _laid(calls: Sequence[CallSequence]) -> tuple[NDArray[np.int64], int]:
 
 
 def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> CallSequence:
-    """Return one group's events as the columns that `alignment` compares."""
+    """Return one group's events as the columns that `sequence_alignment` compares."""
     rows = rows[np.argsort(events.issue_ns[rows], kind="stable")]
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
     wall = wall_offset_ns(trace)
@@ -298,7 +299,7 @@ def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _agreed(columns: Sequence[tuple[Events, NDArray[np.int64]]], at: int) -> CollectiveColumns:
-    """Return what one collective is by all who saw it: the fullest words, and the mean of sizes that differ."""
+    """Return one collective merged from all its ranks: the fullest metadata, and the mean of sizes that differ."""
     seen = [events.collectives[events.meta[rows[at]]] for events, rows in columns if rows[at] != NONE]
     full = (meta for meta in seen if meta.operation not in _SAME_AS and meta.bytes is not None)
     best: CollectiveColumns = next(full, seen[0])

@@ -1,15 +1,15 @@
-"""What did each kind of collective cost, and how fast was it?
+"""Sums up the collectives of one trace by kind: count, duration, exposed time and bandwidth.
 
 The sum over all communication hides what one can act on: a hundred small all-reduces and one large all-gather are
-different troubles.  So collectives that are alike (operation, size, type, group) are one line.
+different problems.  So collectives of one kind (same operation, size, type and group) are one line.
 
 Bandwidth has two meanings.  *Algorithm* bandwidth is the size over the time; it falls with the number of ranks although
 the links are as busy as before.  *Bus* bandwidth is that times a factor per operation and compares with the links'
 speed; the factors are nccl-tests' (PERFORMANCE.md there).  "Size" is nccl-tests' too: for an all-gather what each rank
 ends up with, for a reduce-scatter what each rank began with.  A kernel's time contains waiting for the last rank, so
-with one rank's trace this is a lower bound; `ranks` takes the waiting out.
+with one rank's trace this is a lower bound; `all_ranks` takes the waiting out.
 
-Left out: whose fault the waiting was.
+Left out: which rank caused the waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .report import CollectiveTotal
 __all__ = ["UNNAMED", "collective_totals", "coverage"]
 
 UNNAMED = "unknown"
-"""The operation of communication that says nothing about itself."""
+"""The operation of communication whose row does not tell it."""
 
 
 def coverage(merged: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -53,7 +53,7 @@ def collective_totals(
     """
     if len(spans) == 0:
         return []
-    # Equal collectives are kept once in the trace, but those of one kind differ in their sequence number.
+    # Equal collectives are kept once in the trace; those of one kind still differ in their sequence number.
     kinds: dict[tuple[str, int | None, str | None, str | None, int | None], int] = {}
     pairs, inverse = np.unique(
         np.where(collectives == NONE, -1 - names.astype(np.int64), collectives), return_inverse=True

@@ -1,8 +1,8 @@
-"""What changed between two runs?  Both ledgers on one scale, and what moved most.
+"""Compares two runs by their trace reports: both ledgers per step and rank, and what changed most.
 
-The obvious comparison, total against total, compares how long somebody left the profiler on.  So everything is for
-one step of one rank; where a side has no step marks, for one trace, and that is said.  Steps are compared by medians,
-too, because one odd step moves a mean; the job's pace is its slowest rank's.
+The obvious comparison, total against total, compares how long the profiler was left on.  So every figure is for one
+step of one rank; where a side has no step marks, it is for one trace, and a warning says so.  Steps are compared by
+medians, too, because one odd step moves a mean; the job's pace is its slowest rank's.
 
 Pure: reports in, a comparison out.  Left out: whether the difference is more than noise.  Two traces are two samples;
 a proof needs interleaved trials, which is what the controller does.
@@ -21,10 +21,10 @@ from .report import CollectiveTotal, Difference, TraceComparison, TraceReport, T
 __all__ = ["HEADINGS", "WARNING_CODES", "compare"]
 
 WARNING_CODES = ("compared_without_steps", "different_step_counts", "different_rank_counts")
-"""What a comparison warns of, beside the warnings of its traces."""
+"""The warnings of a comparison, besides those of its traces."""
 
 HEADINGS = (*LEDGER_HEADINGS, "wall", "communication", "overlapped_communication")
-"""What is compared of the ledgers, in this order."""
+"""The parts of the ledgers that are compared, in this order."""
 
 Totals = Mapping[str, tuple[float, float]]
 """Name -> nanoseconds and how many."""
@@ -33,7 +33,7 @@ Totals = Mapping[str, tuple[float, float]]
 def compare(
     before: tuple[str, Sequence[TraceReport]], after: tuple[str, Sequence[TraceReport]]
 ) -> tuple[TraceComparison, list[TraceWarning]]:
-    """Return how two runs differ, each a name and at least one report, and what to know about it."""
+    """Return how two runs differ, each a name and at least one report, and the warnings about it."""
     sides = (before[1], after[1])
     has_steps = all(report.window == "steps" and report.steps for reports in sides for report in reports)
     shares = [1 / (_steps(reports) if has_steps else len(reports)) for reports in sides]
@@ -120,7 +120,7 @@ def _totals(rows: Iterable[tuple[str, int, int]], share: float) -> Totals:
 
 
 def _differences(before: Totals, after: Totals) -> list[Difference]:
-    """Return one row a name, the greatest change first."""
+    """Return one row for each name, the greatest change first."""
     nothing = (0.0, 0.0)
     rows = []
     for name in {**before, **after}:

@@ -1,4 +1,4 @@
-"""What does a person read first about two runs?  The pace, then what moved it."""
+"""Prints the comparison of two runs for a terminal: first the pace, then what changed it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .units import DisplayUnit, duration, unit_for
 __all__ = ["comparison_text"]
 
 CHANGE_SHARE_MIN = 0.0005
-"""Of the longer side: a change that the ledger's own table would round away is not listed."""
+"""The least change that is listed, as a share of the longer side: the ledger's own table would round away less."""
 
 
 def comparison_text(document: TraceDocument, console: Console) -> Iterator[RenderableType]:

@@ -1,15 +1,16 @@
-"""What ended each stretch in which the device did nothing?
+"""Classifies the idle gaps of the device by what ended them: a late launch, launch latency or a synchronization.
 
-The ledger says what the host was doing then.  This says what the device was waiting for, which is a different question:
-a device that idles because the host is slow wants fewer or larger kernels (or a graph), one that idles because the
-host asked it to finish first wants that question gone, and one whose next kernel was launched in time but began late
-waits for another stream or for the hardware.
+The ledger says what the host was doing in a gap.  This says what the device was waiting for, which is a different
+question.  A device that idles because the host is slow needs fewer or larger kernels (or a graph).  One that idles
+because the host waited for it to finish first needs that synchronization removed.  One whose next kernel was launched
+in time but began late waits for another stream or for the hardware.
 
     host      sync.....|  launch            launch
     device    ####......................    ####..........####
                   ^ sync                        ^ launch_late (launched after the device ran dry)
 
-Whose launch ended the gap is known by correlation: the first row to begin there.  Left out: what made the host late.
+Which launch ended the gap follows from the correlation of the first row to begin there.  Left out: what made the host
+late.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CAUSES = ("launch_late", "launch_latency", "sync", "unknown")
 def device_gaps(trace: Trace, busy: Intervals) -> list[Gap]:
     """Return the gaps between the rows of the union `busy` of device work by cause, the longest first.
 
-    Before the first work and after the last nothing is known about the cause, so those are no gaps.
+    Before the first work and after the last nothing is known about the cause, so those do not count as gaps.
     """
     if len(busy) < 2:
         return []
@@ -53,5 +54,5 @@ def _waits(trace: Trace) -> Intervals:
     host = trace.host_rows
     launching = np.unique(host.thread[host.kind == HostKind.LAUNCH])
     waiting = (host.kind == HostKind.SYNC) & np.isin(host.thread, launching)
-    # One nanosecond more: a wait that ends in the instant in which the device runs dry was a wait for it.
+    # One nanosecond more: a wait that ends at the instant at which the device runs dry was a wait for the device.
     return union(np.stack((host.start_ns[waiting], host.end_ns[waiting] + 1), axis=1))

@@ -1,22 +1,22 @@
-"""Which rows does HolisticTraceAnalysis count?  Its window, so that its figures can be compared with these.
+"""Selects the rows that HolisticTraceAnalysis counts (its window), so that its figures can be compared with these.
 
 HolisticTraceAnalysis 0.5 (`Trace._filter_irrelevant_gpu_kernels`, `BreakdownAnalysis.get_temporal_breakdown`) does not
 look at the whole trace.  Where a trace has at least two steps it keeps the device rows whose correlation is also that
-of a host row that begins before the *last* step begins: the last step is left out, rows launched before the first step
-stay, rows without a known launch go.  With one step or none it keeps everything.  Its window is then from the first
-start to the last end of the rows it kept, its idle time that window less their union, its compute time the union of
-kernels that are neither NCCL's nor copies, and what is left it calls non-compute.
+of a host row that begins before the *last* step begins.  So the last step is left out, rows launched before the first
+step stay, and rows without a known launch are dropped.  With one step or none it keeps everything.  Its window is then
+from the first start to the last end of the rows it kept, its idle time that window less their union, its compute time
+the union of kernels that are neither NCCL's nor copies, and the remainder it calls non-compute.
 
 `--window hta` keeps the same rows.  Its figures are the same to the microsecond on traces whose times are whole
-microseconds, except where HolisticTraceAnalysis takes for work what is none; then ours stay without it, and a test
-shows that exactly this is the difference:
+microseconds, except where HolisticTraceAnalysis counts as work what is none.  There our figures leave it out, and a
+test shows that exactly this is the difference:
 
-- rows of synchronization (`cuda_sync`: "Event Sync", "Context Sync", "Stream Wait Event") are no work, there they are;
-- `torch.compile` gives host operators a `stream` argument, which there makes them kernels;
-- traces with fractions of a microsecond are rounded there: each start up, each end down, so every kernel is shorter;
-- the device-side copy of a step mark is there a mark like the host's; the last one begins later than the host's, so
+- it counts rows of synchronization (`cuda_sync`: "Event Sync", "Context Sync", "Stream Wait Event") as work;
+- it takes host operators to which `torch.compile` gives a `stream` argument for kernels;
+- it rounds fractions of a microsecond: each start up, each end down, so every kernel is shorter;
+- it takes the device-side copy of a step mark for a mark like the host's; the last one begins later than the host's, so
   work of the step that should be left out stays;
-- communication is there what is called `nccl...Kernel`: all other libraries are compute.
+- it takes only kernels called `nccl...Kernel` for communication: all other libraries are compute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What does a person read first about several ranks?  Who waits for whom, and what the wire can do.
+"""Prints the comparison of several ranks for a terminal: which rank waits for which, and what the wire can do.
 
-Each rank's own figures stand in one line; the rest is what no single trace can say.  A rank that communicates for long
+Each rank's own figures are one line; the rest is what no single trace can show.  A rank that communicates for long
 looks slow and is not: it waits for one that came late, so its communication is split into waiting and wire.
 """
 
@@ -26,10 +26,10 @@ from .units import amount, bandwidth, duration, unit_for
 __all__ = ["job_text"]
 
 RANKS_MAX = 16
-"""Ranks with a line of their own; of more, those that the others waited for longest."""
+"""The most ranks that have a line; beyond it, those that the others waited for longest."""
 
 INSTANCES_MAX = 12
-"""Collectives with a line of their own: those in which the ranks came furthest apart."""
+"""The most collectives that have a line: those with the largest skew."""
 
 CLOCK_WORDS = {
     "same_host": "one host, one clock",
@@ -158,7 +158,7 @@ def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:
     for column in ("#", "size", "ranks", "last came", "skew", "wire", "bus bw"):
         table.add_column(column, justify="right", no_wrap=True)
     skew, wire = unit_for([one.skew_ns for one in shown]), unit_for([one.wire_ns for one in shown])
-    # In time: people read a step from its beginning.
+    # In order of time: people read a step from its beginning.
     for one in sorted(shown, key=lambda one: min((a.start_ns for a in one.arrivals), default=0)):
         ranks = f"{one.ranks} of {one.ranks + one.ranks_missing}" if one.ranks_missing else str(one.ranks)
         cells = (f"rank {one.late_rank}", skew.text(one.skew_ns), wire.text(one.wire_ns), bandwidth(one.bus_bandwidth))

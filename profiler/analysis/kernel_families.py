@@ -1,16 +1,16 @@
-"""What are the kernels for?  A kernel's name to its family, and each family's share of the time.
+"""Groups kernels into families (gemm, attention, ...) by their names, and gives each family's share of the time.
 
 A step has thousands of kernels under hundreds of names, and the ten longest are a poor summary: an elementwise
-operation has forty names and together they may be the step.  Families answer what a person would change: fuse the
-elementwise, use a better attention, drop the copies.
+operation has forty names, and together they may be the step.  Families show what a person would change: fuse the
+elementwise operations, use a better attention, drop the copies.
 
-The name is all there is, so this is a list of words to look for, in order; the first that is found decides.  The order
+The name is all there is, so this is a list of words to search for, in order; the first match decides.  The order
 matters more than the words: PyTorch writes the operation into the template arguments of a general kernel
 (`elementwise_kernel<... direct_copy_kernel_cuda ...>`), cuDNN calls its convolutions `implicit_gemm`, and an optimizer
-is an elementwise functor.  What no word fits is "other", and a test keeps that small on real traces.
+is an elementwise functor.  A name that no word matches is "other", and a test keeps that small on real traces.
 
-Left out: whether the kernel is communication, which is `classification`'s and decided before.  Durations are sums: two
-kernels on two streams count twice here, in the ledger once.
+Left out: whether the kernel is communication, which `classification` decides before.  Durations are sums: two kernels
+on two streams count twice here, once in the ledger.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "compute_cuda_kernel", "scale", "clamp", "axpy", "activation", "lerp", "ew_",
     )),
 )  # fmt: skip
-"""Family -> words, looked for in the lower-case name in this order."""
+"""Family -> words, searched for in the lower-case name in this order."""
 
 OTHER = "other"
 

@@ -1,6 +1,7 @@
-"""What would the pace be if only this were gone?  The ladder of the running job (`pacecar.profiler.ledger.what_if_bounds`), in words.
+"""Turns what-if bounds into the scenarios of a report, with a note in words on each.
 
-Left out: the rules themselves, which are the same for a trace and for a job that runs.
+Left out: how a bound is computed, which is the same for a trace and for a running job
+(`pacecar.profiler.ledger.what_if_bounds`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _BOUNDS = {
 
 
 def what_if(ledger: Ledger, steps: int | None) -> list[Scenario]:
-    """Return the ladder of one trace whose `ledger` covers `steps` steps; empty when no time passed.
+    """Return the what-if bounds of one trace whose `ledger` covers `steps` steps; empty when no time passed.
 
-    The pace of None or zero steps is that of the whole window.  `straggler_median` needs several ranks: see `of_job`.
+    With None or zero steps the whole window counts as one.  `straggler_median` needs several ranks: see `of_job`.
     """
     return of_job([Runner(ledger, steps)], None)
 
 
 def of_job(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[Scenario]:
-    """Return the ladder of a job: its pace is the slowest rank's, before and after; arguments as of `climb`."""
+    """Return the what-if bounds of a job: its pace is the slowest rank's, before and after; arguments as of `climb`."""
     return [_scenario(rung) for rung in climb(runners, straggler_saved_ns)]
 
 
@@ -43,7 +44,7 @@ def _scenario(rung: WhatIfStep) -> Scenario:
     return Scenario(
         name=rung.name,
         step_ns=rung.step_ns,
-        # A step of nothing has no speedup that could be written down: what is left is then one nanosecond, not zero.
+        # A step of zero has no finite speedup, so at least one nanosecond is left.
         speedup=rung.pace_ns / max(rung.step_ns, 1.0),
         saved_ns=rung.pace_ns - rung.step_ns,
         note=f"{note}; {_BOUNDS[rung.bound]}",

@@ -1,18 +1,18 @@
-"""What does one trace say?  A Trace in, a TraceReport out.
+"""Analyzes one trace: `Trace` in, `TraceReport` with ledger, steps, collectives, families and gaps out.
 
-The work is what ran on the device; on a trace without a device it is the operators of the training threads and the
-rows of host process groups, read as a profiled window is (`reading.compute_on_host`).  The window is by default the
-whole trace, from the first start to the last end of work: what the host did before the first kernel is not idle
-device time, because nothing says when the device could have begun.
+The work is what ran on the device.  On a trace without a device it is the operators of the training threads and the
+rows of host process groups, read as in a profiled window (`trace_spans.compute_on_host`).  By default the window is the
+whole trace, from the first start to the last end of work: what the host did before the first kernel is not idle device
+time, because nothing says when the device could have begun.
 
-Idle time has its cause from the host's rows: data loading, checkpoints and the optimizer are told by name, and the
-rest is the host that had launched nothing.  A trace without host rows cannot tell, and on a CPU job nobody looked
-before the first operator: that is unknown.
+Idle time gets its cause from the host's rows: data loading, checkpoints and the optimizer are known by name, and the
+rest is the host that had launched nothing.  A trace without host rows has no causes, and on a CPU job nothing was
+recorded before the first operator: that is unknown.
 
 On a device job the work of host process groups (gloo beside NCCL: barriers, object collectives, pacecar's own side
-group) is no work of the device.  It counts as communication only where the device itself does not communicate.
+group) is not work of the device.  It counts as communication only where the device itself does not communicate.
 
-Left out: other ranks (`ranks`), and families of a CPU job's operators, because an operator contains others.
+Left out: other ranks (`all_ranks`), and families of a CPU job's operators, because an operator contains others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Window = Literal["trace", "steps", "hta"]
 
 
 class Charges(NamedTuple):
-    """What a ledger of this trace is made of: see `attribution.attribute`.
+    """The spans that a ledger of this trace is computed from: see `attribution.attribute`.
 
     `window` is from the first start to the last end of work, None when there is none.
     """
@@ -81,11 +81,11 @@ def charges_of(trace: Trace, rows: NDArray[np.bool_] | None = None) -> Charges:
 
 
 def analyze_trace(trace: Trace, *, window: Window = "trace", steps: tuple[int, int] | None = None) -> TraceReport:
-    """Return what `trace` says about `window`.
+    """Return the report on `window` of `trace`.
 
     "trace" is the whole trace, "steps" from the first step to the end of the last, or of those numbered `steps`[0] to
-    `steps`[1] where given; "hta" keeps what HolisticTraceAnalysis counts.  Where the steps are not to be had the whole
-    trace is reported, and a warning says so.
+    `steps`[1] where given; "hta" keeps what HolisticTraceAnalysis counts.  Where the steps are missing the whole trace
+    is reported, and a warning says so.
     """
     found, warnings = step_windows(trace)
     rows = rows_of_hta(trace) if window == "hta" else None
@@ -163,7 +163,7 @@ def _report(
 
 
 def _ladder(ledger: Ledger, of_steps: list[Ledger]) -> list[Scenario]:
-    """Return the ladder from the steps where there are any: what lies before and after them is no step's pace."""
+    """Return what-if bounds from the steps where there are any: time before and after them is not part of a step."""
     if not of_steps:
         return what_if(ledger, None)
     total = Ledger(wall_ns=0)
@@ -190,7 +190,7 @@ def _device_work(trace: Trace, rows: NDArray[np.bool_] | None) -> dict[Work, Int
 
 
 def _bounds(spans: Intervals) -> tuple[int, int]:
-    """Return the first start and the last end: the device's work alone says when the trace of a device begins."""
+    """Return the first start and the last end of device work, which alone bound the trace of a device job."""
     return (int(spans[:, 0].min()), int(spans[:, 1].max())) if len(spans) else (0, 0)
 
 
@@ -199,7 +199,7 @@ def _device_communicates(trace: Trace) -> bool:
 
 
 def _training_operators(trace: Trace) -> Intervals:
-    """Return the operators of the threads that run the loop and of autograd's; of all threads when none shows itself.
+    """Return the operators of the threads that run the loop and of autograd's; of all threads when none is recognized.
 
     The loop's threads are those with step marks, optimizer steps or data loading.
     """
@@ -218,9 +218,9 @@ def _training_operators(trace: Trace) -> Intervals:
 def _communication(
     trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: tuple[int, int] | None
 ) -> tuple[Intervals, NDArray[np.int32], NDArray[np.int32]]:
-    """Return spans, names and collectives of the communication rows, cut to `bounds`; `starts` and `ends` already are.
+    """Return spans, names and collectives of the communication rows, cut to `bounds`.
 
-    Those two are the device rows'.
+    `starts` and `ends` are those of the device rows and are cut already.
     """
     device, host = trace.device, trace.host_rows
     if trace.has_device and _device_communicates(trace):

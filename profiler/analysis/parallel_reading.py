@@ -1,11 +1,11 @@
-"""How do many files become one answer?  Each is read and attributed by itself, then the ranks are laid together.
+"""Reads and analyzes many trace files: in this process, in several processes or on a dask cluster; then compares ranks.
 
-The obvious way, reading all of them and then thinking, needs the memory of all of them at once.  Here a file is read,
-attributed and reduced to its columns where it is read: in this process if there is one, in processes side by side
-if there are many, on a dask cluster if they do not fit a machine.  The three give the same document, to the byte: what
-a file says depends on nothing but the file, and the ranks are put together in the order of the files.
+Reading all files first and analyzing them afterwards would need the memory of all at once.  Here a file is read,
+attributed and reduced to its columns where it is read: in this process if there is one file, in parallel processes if
+there are many, on a dask cluster if they do not fit one machine.  All three give the same document, to the byte: a
+file's result depends on nothing but the file, and the ranks are put together in the order of the files.
 
-A file that cannot be read, or whose process dies, costs that file and a warning.
+A file that cannot be read, or whose process dies, costs that file and gives a warning.
 
 Bounds: `TABLES_BYTES_MAX` for the columns that are kept to compare ranks; one file's columns for each process.
 """
@@ -27,19 +27,19 @@ from .trace_files import printable
 __all__ = ["Analysis", "EngineError", "Options", "Progress", "WorkerAnswer", "analyze", "analyze_files"]
 
 TABLES_BYTES_MAX = 4 * 2**30
-"""Columns kept for the comparison of ranks, by the estimate of `_columns_bytes`; 128 ranks of a million events fit."""
+"""The most columns kept to compare ranks, as `_tasks` estimates them; 128 ranks of a million events fit."""
 
 PARALLEL_BYTES_MIN = 128 * 2**20
-"""JSON below which starting processes takes longer than they save: a third of a second, at 200 MB read a second."""
+"""Bytes of JSON below which starting processes costs more than it saves: a third of a second, at 200 MB/s read."""
 
 COMPRESSION_RATIO = 20
-"""What gzip makes of a trace: 13 to 30 on those that we have."""
+"""The assumed ratio of gzip on a trace: 13 to 30 on those that we have."""
 
 COMPRESSED_HEADS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""How gzip (RFC 1952) and zstd (RFC 8878) begin."""
+"""The first bytes of gzip (RFC 1952) and zstd (RFC 8878)."""
 
 COLUMNS_SHARE = 0.25
-"""Columns against the JSON that they came from: at most 55 bytes of an event's 220 to 500."""
+"""Size of the columns relative to their JSON: at most 55 bytes for an event of 220 to 500."""
 
 Window = Literal["trace", "steps", "hta"]
 Progress = Callable[[int, int, int, int], None]
@@ -47,7 +47,7 @@ Progress = Callable[[int, int, int, int], None]
 
 
 class EngineError(Exception):
-    """The engine itself cannot work (a cluster that is not there); one line for people."""
+    """The engine itself cannot work (a cluster that is not there); the message is one line for people."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +60,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int | None = None
     compares_ranks: bool = True
     keeps_tables: bool = False
-    """Whether a single trace's columns are wanted afterwards too, for a picture or another trace."""
+    """Whether a single trace's columns are kept too, for a picture or another trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One file to read; what a worker is sent."""
+    """One file to read; it is sent to a worker."""
 
     path: Path
     window: Window
@@ -75,7 +75,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What became of one file: a report, perhaps its columns, or why there is none."""
+    """The result of one file: a report, perhaps its columns, or why there is none."""
 
     report: TraceReport | None = None
     table: Trace | None = None
@@ -93,15 +93,15 @@ class Analysis:
 def analyze_files(
     paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None
 ) -> TraceDocument:
-    """Return what `paths` say; see `analyze`."""
+    """Return the document of `paths`; see `analyze`."""
     return analyze(paths, options, progress).document
 
 
 def analyze(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Analysis:
-    """Read and attribute `paths` and lay the ranks together.  Raises EngineError; a bad file is a warning."""
+    """Read and attribute `paths` and compare the ranks.  Raises EngineError; a bad file is a warning."""
     options = options or Options()
     if options.engine == "dask":
-        paths = [path.absolute() for path in paths]  # the workers stand elsewhere
+        paths = [path.absolute() for path in paths]  # the workers have another working directory
     sizes = [_size(path) for path in paths]
     tasks = _tasks(paths, sizes, options)
     answers: list[WorkerAnswer | None] = [None] * len(tasks)
@@ -113,8 +113,8 @@ def analyze(paths: Sequence[Path], options: Options | None = None, progress: Pro
 
 
 def read_one(task: Task, progress: Callable[[int, int | None], None] | None = None) -> WorkerAnswer:
-    """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine likes."""
-    # Here and not above: the command's `--help` and a dask scheduler need none of it.
+    """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine puts it."""
+    # Imported here: the command's `--help` and a dask scheduler need none of it.
     from ..trace.reader import TraceError, read_trace
     from .one_trace import analyze_trace
 
@@ -152,14 +152,14 @@ def _engine(
     if jobs > 1 and (plain >= PARALLEL_BYTES_MIN or options.jobs is not None):
         from .workers import run_in_processes
 
-        # Big files first: the last one to end decides when all have.
+        # Big files first, so that no big one is left running alone at the end.
         order = sorted(range(len(tasks)), key=lambda index: -sizes[index])
         return run_in_processes(tasks, order, jobs, meter.advance)
     return ((index, read_one(task, meter.of(index))) for index, task in enumerate(tasks))
 
 
 def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[Task]:
-    """Return a task for each file; columns are asked for while they fit, decided before anything is read."""
+    """Return a task for each file; columns are requested while they fit, decided before anything is read."""
     wants = options.keeps_tables or (options.compares_ranks and len(paths) > 1)
     room: float = TABLES_BYTES_MAX
     tasks = []
@@ -187,7 +187,7 @@ def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[Task], options: O
 
 
 class _Meter:
-    """How far the reading is, over all files."""
+    """The progress of reading, over all files."""
 
     def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
         self._sizes = sizes
@@ -196,7 +196,7 @@ class _Meter:
         self._progress = progress
 
     def of(self, index: int) -> Callable[[int, int | None], None] | None:
-        """Return what the reader of one file calls; None when nobody looks."""
+        """Return the progress callback for one file; None when progress is not shown."""
         if self._progress is None:
             return None
         return lambda done, total: self.advance(index, done, total)

@@ -1,13 +1,13 @@
-"""How does one see the ledger where the kernels are?  As another trace, for the viewer beside the first.
+"""Writes the ledgers of all ranks as a trace in Chrome's format, to be viewed beside the original trace.
 
-Chrome's trace format ("Trace Event Format", Google 2016), which Perfetto, chrome://tracing and TensorBoard read.  Each
-rank is a process of its own with a track for each heading, whose slices add up to the ledger exactly, one for its
-steps, and counters at each step: milliseconds by heading, and the overlap ratio.
+Perfetto, chrome://tracing and TensorBoard read the format ("Trace Event Format", Google 2016).  Each rank is a process
+of its own, with a track for each heading, whose slices add up to the ledger exactly, one track for its steps, and
+counters at each step: milliseconds by heading, and the overlap ratio.
 
-Times are the trace's own, so that both files opened together lie on one axis; several ranks are laid on their common
-clock.  Perfetto joins files by itself (`Open multiple trace files`, or `cat`-ing events into one list).
+Times are the trace's own, so that both files opened together have one time axis; several ranks are shifted to their
+common clock.  Perfetto joins files by itself (`Open multiple trace files`, or `cat`-ing events into one list).
 
-The file is written row by row, one rank's timeline in memory at a time, under another name until it is whole.
+The file is written row by row, one rank's timeline in memory at a time, under another name until it is complete.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .timeline import TraceTimeline, timeline
 __all__ = ["FIRST_PID", "write_perfetto"]
 
 FIRST_PID = 1_000_000_000
-"""Above every process number of Linux (at most 2^22), so that no track is mixed up with one of the original's."""
+"""Above every process number of Linux (at most 2^22), so that no track is confused with one of the original's."""
 
 ROWS_CHUNK = 4096
-"""Slices encoded at once."""
+"""How many slices are encoded at once."""
 
 STEPS_TID = 0
 
@@ -58,9 +58,9 @@ def write_perfetto(analysis: Analysis, path: Path) -> None:
 
 
 def _axis(analysis: Analysis) -> tuple[int | None, list[int]]:
-    """Return where the common axis has its zero, in nanoseconds since the epoch, and what takes each trace to it.
+    """Return the zero of the common axis, in nanoseconds since the epoch, and the shift of each trace to that axis.
 
-    The job's clocks lead to the axis of the first of them; a trace without a clock there is laid by its own base.
+    The job's clocks give shifts to the axis of the first of them; a trace without a clock is shifted by its own base.
     """
     document = analysis.document
     clocks = {clock.rank: clock.offset_ns for clock in document.job.clocks} if document.job is not None else {}
@@ -108,7 +108,7 @@ def _names(report: TraceReport, found: TraceTimeline, pid: int) -> Iterator[dict
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
     yield meta("process_name", STEPS_TID, name=f"pacecar ledger, {who}")
-    # Above the processes of the original trace, which torch sorts from 0 upwards.
+    # Shown above the processes of the original trace, which torch sorts from 0 upwards.
     yield meta("process_sort_index", STEPS_TID, sort_index=-1)
     yield meta("thread_name", STEPS_TID, name="steps")
     for heading in LEDGER_HEADINGS:
@@ -160,13 +160,13 @@ def _counter(name: str, pid: int, at_ns: int, values: dict[str, float]) -> bytes
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes `path` when all is written, compressed where its name says so, or what `output` does.
+    """Yield a file that becomes `path` when all is written, as `output` does, compressed where its name says so.
 
-    A pipe or /dev/stdout is written as it is.
+    A pipe or /dev/stdout is written uncompressed.
     """
     with output(path) as raw:
         if path.suffix == ".gz" and raw.seekable():
-            # No time and no name inside: the same analysis gives the same bytes.
+            # No time and no name in the header, so that the same analysis gives the same bytes.
             with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
                 yield cast("IO[bytes]", packed)
         else:

@@ -1,7 +1,7 @@
-"""What does an analysis say?  The document that `pacecar analyze --json` prints, as types.
+"""Defines the document that `pacecar analyze --json` prints, as types.
 
 All times are integers of nanoseconds, all rates bytes or steps a second, all ratios 0..1.  None is unknown, never zero.
-A field is public: it may be added, and is not renamed.
+The fields are public: new ones may be added, but none is renamed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Gap(msgspec.Struct, kw_only=True):
 
 
 class Scenario(msgspec.Struct, kw_only=True):
-    """One rung of the what-if ladder: the pace if only this were gone.  An upper bound, not a promise."""
+    """One what-if bound: the shortest step if only this were gone.  A bound, not a promise."""
 
     name: str
     """communication_hidden, data_free, straggler_median, launch_gaps_gone, all."""
@@ -137,7 +137,7 @@ class TraceReport(msgspec.Struct, kw_only=True):
 
 
 class Arrival(msgspec.Struct, kw_only=True):
-    """When one rank came to a collective: `late_ns` after the first, `wait_ns` before the last came, then the wire."""
+    """When one rank came to a collective: `late_ns` after the first, `wait_ns` before the last; then the wire time."""
 
     rank: int
     start_ns: int
@@ -154,10 +154,10 @@ class CollectiveInstance(msgspec.Struct, kw_only=True):
     bytes: int | None
     group: str | None
     index: int
-    """The how-manyth of its group in these traces."""
+    """Its number among the collectives of its group in these traces."""
     ranks: int
     ranks_missing: int | None
-    """None when nobody says how many ranks the group has."""
+    """None when it is not known how many ranks the group has."""
     late_rank: int
     skew_ns: int
     wire_ns: int
@@ -167,7 +167,7 @@ class CollectiveInstance(msgspec.Struct, kw_only=True):
 
 
 class RankClock(msgspec.Struct, kw_only=True):
-    """How one rank's clock was laid on the common one: add `offset_ns`.  `residual_ns` is what stays unexplained."""
+    """How one rank's clock was aligned with the common one: add `offset_ns`.  `residual_ns` is the remaining doubt."""
 
     rank: int
     host: str | None
@@ -178,7 +178,7 @@ class RankClock(msgspec.Struct, kw_only=True):
 
 
 class RankShare(msgspec.Struct, kw_only=True):
-    """One rank's communication, split."""
+    """One rank's communication, split into waiting and wire."""
 
     rank: int
     step_ns: float | None
@@ -187,15 +187,15 @@ class RankShare(msgspec.Struct, kw_only=True):
     wait_ns: int
     wire_ns: int
     caused_wait_ns: int
-    """What the other ranks waited for this one, where it was late by more than ranks scatter."""
+    """How long the other ranks waited for this one, where it was late by more than ranks usually scatter."""
     exposed_wait_ns: int | None = None
     """The part of the exposed communication in which this rank did nothing but wait for another."""
     exposed_wire_ns: int | None = None
-    """The part in which data could flow.  What is left of the exposed communication was found in no other trace."""
+    """The part in which data could flow.  The rest of the exposed communication was found in no other trace."""
 
 
 class LateTraceRank(msgspec.Struct, kw_only=True):
-    """A rank that the others wait for, and why, as its own ledger says against the median rank's."""
+    """A rank that the others wait for, and the cause, from its own ledger compared with the median rank's."""
 
     rank: int
     caused_wait_ns: int
@@ -259,7 +259,7 @@ class TraceComparison(msgspec.Struct, kw_only=True):
 
 
 class TraceDocument(msgspec.Struct, kw_only=True):
-    """The whole answer.  With `--compare` the traces are those before, then those after."""
+    """The whole document.  With `--compare` the traces are those before, then those after."""
 
     traces: list[TraceReport]
     job: TraceJob | None = None

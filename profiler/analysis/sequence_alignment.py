@@ -1,16 +1,16 @@
-"""Which collective here is which one there?  Two ranks' sequences of one process group, laid on each other.
+"""Aligns the collectives of two ranks in one process group: which call of one rank is which call of the other.
 
-The i-th of one rank is the i-th of the other: that is how process groups work, and it is wrong as soon as one trace
-began a collective earlier, lost a row or was thinned out.  Then counting pairs strangers, and every wait computed from
-such a pair is fiction that looks like a measurement.  So sequence numbers decide where both have them.  Else one
-sequence is shifted against the other until contents agree (operation, bytes, step), and since training repeats itself
-the clocks have the last word:
+Pairing the i-th of one rank with the i-th of the other follows how process groups work, and is wrong as soon as one
+trace began a collective earlier, lost a row or was thinned out.  Then counting pairs unrelated calls, and every wait
+computed from such a pair is a false measurement.  So sequence numbers decide where both ranks have them.  Otherwise one
+sequence is shifted against the other until contents agree (operation, bytes, step), and because training repeats itself
+the clocks decide between the shifts that fit:
 
     rank 0   A B C A B C        contents fit at a shift of 0, 3 and -3; on one clock only one of them makes
     rank 1     A B C A B C      every pair overlap; on two clocks only one leaves the ends evenly apart
 
 A collective needs all its ranks at one instant, so a true pair overlaps on a common clock.  Where rows are missing no
-shift fits; then, if the clocks agree, pairs are those that end together.  What cannot be told is not paired.
+shift fits; then, if the clocks agree, the calls that end together are paired.  What cannot be told is not paired.
 
 Pure: columns in, indices out.
 """
@@ -28,37 +28,38 @@ from ..trace.columns import NONE
 __all__ = ["Alignment", "CallSequence", "align"]
 
 SHIFTS_MAX = 2048
-"""Shifts tried to either side: collectives by which two traces of one job may begin apart."""
+"""The most shifts tried to either side: by so many collectives two traces of one job may begin apart."""
 
 LOOKS = 32
-"""Pairs of a shift that are looked at first."""
+"""Pairs of a shift that are sampled first."""
 
 CANDIDATES_MAX = 64
-"""Shifts that are measured in full."""
+"""The most shifts that are measured in full."""
 
 OVERLAP_LOOK_MIN = 0.8
-"""The part of the pairs looked at that must overlap to expect it of nearly all."""
+"""The ratio of the sampled pairs that must overlap to expect it of nearly all."""
 
 OVERLAP_SLACK_NS = 5_000
-"""By how much true pairs may miss each other: time stamps of whole microseconds, and what CUPTI's clock wanders."""
+"""By how much true pairs may miss each other: time stamps of whole microseconds, and the drift of CUPTI's clock."""
 
 OVERLAP_RATIO_MIN = 0.95
-"""The part of pairs that must overlap on one clock: a wrong shift makes few, a lost or doubled row spoils one."""
+"""The ratio of pairs that must overlap on one clock: in a wrong shift few do; a lost or doubled row spoils one pair."""
 
 PAIRED_RATIO_MIN = 0.5
-"""The part of the shorter sequence that an alignment must explain."""
+"""The ratio of the shorter sequence that an alignment must pair."""
 
 ENDS_RATIO_MAX = 0.25
-"""How far apart ends may be as a part of the duration, where being close in time is all that speaks for a pair."""
+"""How far apart ends may be as a ratio of the duration, where only closeness in time supports a pair."""
 
 END_SPREAD_NS = 1_000_000
-"""How unevenly ends may lie apart on two clocks: gloo's threads wake that late, a step's jitter is above it."""
+"""The largest spread of the distances between ends on two clocks: gloo's threads wake that late, and a step's jitter
+is above it."""
 
 RIVAL_RATIO = 2.0
-"""A second shift whose ends lie apart at most so much less evenly makes the first one doubtful."""
+"""A second shift whose spread is at most this many times the best one's makes the alignment ambiguous."""
 
 SPREAD_PAIRS_MIN = 3
-"""Fewer pairs lie evenly apart whatever they are."""
+"""The fewest pairs whose spread means anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,9 @@ class CallSequence:
 
 
 class Alignment(NamedTuple):
-    """`partner[i]` is the place in the other sequence of the i-th here, NONE for none.
+    """`partner[i]` is the index in the other sequence of the i-th here, NONE for none.
 
-    `shift` is by how much all places differ, where that is what told the pairs; `by_sequence`: sequence numbers did.
+    `shift` is the common difference of the indices, where a shift paired them; `by_sequence`: sequence numbers did.
     """
 
     partner: NDArray[np.int64]
@@ -94,7 +95,7 @@ class Alignment(NamedTuple):
 
 
 class _Shift(NamedTuple):
-    """here[i] is there[i + by]; `offset_ns` is how much later ends here are, `spread_ns` how unevenly."""
+    """here[i] is there[i + by]; `offset_ns` is how much later ends here are (median), `spread_ns` the deviation."""
 
     by: int
     pairs: int
@@ -106,7 +107,7 @@ class _Shift(NamedTuple):
 def align(here: CallSequence, there: CallSequence) -> Alignment:
     """Return which of `there` each of `here` is.
 
-    Steps are only believed where they help: two scripts may number theirs from different beginnings.
+    Step numbers are dropped where nothing fits with them: two scripts may number steps from different beginnings.
     """
     found = _align(here, there)
     if (found.partner == NONE).all() and (here.step != NONE).any() and (there.step != NONE).any():
@@ -143,7 +144,7 @@ def _by_sequence(here: CallSequence, there: CallSequence) -> Alignment:
 def _fits(
     here: CallSequence, a: slice | NDArray[np.int64], there: CallSequence, b: slice | NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return for each pair whether its contents allow it; what is unknown allows."""
+    """Return for each pair whether its contents agree; unknown contents always agree."""
     fits: NDArray[np.bool_] = here.operation[a] == there.operation[b]
     columns = ((here.bytes, there.bytes), (here.step, there.step), (here.sequence, there.sequence))
     for mine, theirs in ((left[a], right[b]) for left, right in columns):
@@ -157,7 +158,7 @@ def _slices(here: CallSequence, there: CallSequence, by: int) -> tuple[slice, sl
 
 
 def _candidates(here: CallSequence, there: CallSequence) -> list[_Shift]:
-    """Return the likeliest shifts: a look at a few pairs of each says which are worth measuring in full."""
+    """Return the likeliest shifts: a sample of pairs of each says which are worth measuring in full."""
     by = np.arange(max(1 - len(here), -SHIFTS_MAX), min(len(there), SHIFTS_MAX + 1))
     first = np.maximum(0, -by)
     pairs = np.minimum(len(here), len(there) - by) - first
@@ -171,7 +172,7 @@ def _candidates(here: CallSequence, there: CallSequence) -> list[_Shift]:
     overlap = (last <= np.minimum(here.end_ns[a], there.end_ns[b]) + OVERLAP_SLACK_NS).mean(axis=1)
     likely = np.flatnonzero(_fits(here, a, there, b).all(axis=1))
     found: list[_Shift] = []
-    # Those that overlap on the clocks as they are, then those whose ends lie most evenly apart.
+    # Those that overlap on the clocks as they are, then those with the smallest spread.
     for at in likely[np.lexsort((spread[likely], -np.where(overlap >= OVERLAP_LOOK_MIN, overlap, 0)[likely]))]:
         shift = _measure(here, there, int(by[at]))
         if shift is not None:
@@ -182,7 +183,7 @@ def _candidates(here: CallSequence, there: CallSequence) -> list[_Shift]:
 
 
 def _measure(here: CallSequence, there: CallSequence, by: int) -> _Shift | None:
-    """Return how well a shift explains the two, None when contents forbid it or it explains too little."""
+    """Return how well a shift fits, None when contents contradict it or it pairs too few."""
     a, b = _slices(here, there, by)
     pairs = a.stop - a.start
     if pairs < max(1, PAIRED_RATIO_MIN * min(len(here), len(there))) or not _fits(here, a, there, b).all():
@@ -214,7 +215,7 @@ def _guess(here: CallSequence, there: CallSequence) -> int:
 
 
 def _merge(here: CallSequence, there: CallSequence) -> Alignment | None:
-    """Return the pairs that end together on the clocks as they are, None when too few do to believe the clocks."""
+    """Return the pairs that end together on the clocks as they are, None when too few do to trust the clocks."""
     mine, theirs = _nearest(here.end_ns, there.end_ns), _nearest(there.end_ns, here.end_ns)
     a = np.flatnonzero(theirs[mine] == np.arange(len(here)))  # each the other's nearest: never crossing
     b = mine[a]
@@ -235,7 +236,7 @@ def _merge(here: CallSequence, there: CallSequence) -> Alignment | None:
 
 
 def _nearest(times: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each of `times` the place of the nearest in the ascending `among`."""
+    """Return for each of `times` the index of the nearest in the ascending `among`."""
     right = np.clip(np.searchsorted(among, times), 1, len(among) - 1) if len(among) > 1 else np.zeros(len(times), int)
     left = np.maximum(right - 1, 0)
     nearest: NDArray[np.int64] = np.where(np.abs(among[left] - times) <= np.abs(among[right] - times), left, right)
@@ -243,7 +244,7 @@ def _nearest(times: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _most_even(here: CallSequence, there: CallSequence, shifts: list[_Shift]) -> Alignment | None:
-    """Return the shift that leaves the ends most evenly apart: two clocks differ by one number, strangers do not."""
+    """Return the shift with the smallest spread: the ends of true pairs differ by one number, the clocks' offset."""
     shorter = min(int(np.median(calls.end_ns - calls.start_ns)) for calls in (here, there))
     bound = max(END_SPREAD_NS, shorter // 2)
     shifts = [shift for shift in shifts if shift.spread_ns <= bound]

@@ -1,21 +1,22 @@
-"""When did each step begin and end?  Windows that never overlap, from the marks in a trace.
+"""Computes the window of each step, disjoint in time, from the step marks in a trace.
 
 `ProfilerStep#N` is a mark of the host.  Where the host runs ahead, the device is still busy with step N when the host
-marks N + 1, so there are three answers to what a step is on the device:
+marks N + 1, so there are three definitions of a step on the device:
 
 - the rows launched inside the mark (HolisticTraceAnalysis): exact about what belongs to whom, but such sets overlap in
   time, so their spans do not add up to the time that passed;
 - the device-side copy of the mark (`gpu_user_annotation`): spans from the first to the last such kernel, with the same
   overlap, without the idle time between steps, and missing in many traces;
-- the host's marks (here): stretches of wall time that do add up.  Work counts in the step during which it *runs*.  The
-  lag is the same at both ends of every step but the first, which begins with what came before the trace, and the last.
+- the host's marks (used here): intervals of wall time that do add up.  Work counts in the step during which it *runs*.
+  The lag is the same at both ends of every step but the first, which begins with what came before the trace, and the
+  last.
 
 A step lasts until the next begins, so that what lies between two marks (the profiler's own step, a hook) is not lost.
-The last step, and one before a hole in the numbers, lasts until its own mark ends and the device has finished what
-was launched by then: on the device it is longer by the lag, and the median says more than the last.
+The last step, and one before a gap in the numbers, lasts until its own mark ends and the device has finished what was
+launched by then.  On the device it is longer by the lag, so the median is a better guide than the last.
 
-Without marks a step is one update of the optimizer, from the end of one `Optimizer.step` to the end of the next; that
-is only right for a job with one optimizer or several in strict turn, and said in a warning.
+Without marks a step is one update of the optimizer, from the end of one `Optimizer.step` to the end of the next.  That
+is right only for a job with one optimizer or several in strict turn, and a warning says so.
 """
 
 from __future__ import annotations

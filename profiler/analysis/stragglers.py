@@ -1,20 +1,20 @@
-"""Which rank do the others wait for, and what did it do meanwhile?
+"""Finds the ranks that the others wait for in collectives, and the cause of their delay.
 
 The rank with the most communication is not the slow one but the one that waits.  The slow one is the last to come, and
-the waits of all the others are its doing.  So each collective's waiting is charged once, to the rank that came last,
-unless it was late by less than clocks and launches scatter; then it is nobody's.
+it causes the waits of all the others.  So each collective's waiting is charged once, to the rank that came last.  If it
+was late by less than clocks and launches scatter, the waiting is charged to no rank.
 
-Why it was late, its own ledger says: between the collective before, which all left together, and this one it spent time
-that the median rank did not. The heading in which its ledger exceeds the median rank's most is the cause.
+The cause follows from its own ledger: between the collective before, which all ranks left together, and this one it
+spent time that the median rank did not.  The heading in which its ledger exceeds the median rank's most is the cause.
 
     rank 0   |=all=|cccc|[wait..........|wire]
     rank 1   |=all=|cccc|[wait..........|wire]
     rank 2   |=all=|cccc|hhhhhhhhhhhhhhh|[wire]    late by the h: host_bound
 
-Where no heading explains a quarter of the delay the cause is unknown.  So it is where most of the delay is older than
-the traces: profilers start when they like, and before the first collective that all traces hold a rank may be late only
-because its trace is.  A delay that was handed on by another collective has the heading exposed_communication; its
-partner there is to blame.
+Where no heading explains a quarter of the delay the cause is unknown.  It is also unknown where most of the delay is
+older than the traces: profilers start at different times, and before the first collective that all traces hold a rank
+may be late only because its trace is.  A delay that was passed on by another collective has the heading
+exposed_communication; the late rank of that collective caused it.
 
 Pure: arrivals and charges in, stragglers out.
 """
@@ -42,21 +42,21 @@ from .sequence_alignment import OVERLAP_SLACK_NS
 __all__ = ["LATE_NS_MIN", "Blame", "find_stragglers"]
 
 LATE_NS_MIN = 20_000
-"""Less is not late: a kernel launch takes about 5 us and equal ranks scatter by a few of them."""
+"""The least lateness that counts: a kernel launch takes about 5 us, and equal ranks scatter by a few of them."""
 
 OLDER_RATIO_MAX = 0.5
-"""The part of the delay that may be older than the traces before they can say nothing of its cause."""
+"""The ratio of the delay that may be older than the traces; beyond it they say nothing of the cause."""
 
 EXPLAINED_RATIO_MIN = 0.25
-"""The part of the delay that a heading must hold to be called its cause."""
+"""The ratio of the delay that a heading must hold to be called its cause."""
 
 SHARE_MIN = 0.02
-"""The part of all blamed waiting from which on a rank is listed."""
+"""The share of all charged waiting from which on a rank is listed."""
 
 STRAGGLERS_MAX = 16
 
 PERMANENT_RATIO_MIN = 0.5
-"""Last in this part of the collectives that anybody was late to: always the same rank, not now this one, now that."""
+"""A rank that is last in this ratio of the collectives with a late rank is always late, not in turn with others."""
 
 SAME_WORK_RATIO_MAX = 1.05
 """Kernel counts that differ by less are the same work."""
@@ -64,10 +64,10 @@ SAME_WORK_RATIO_MAX = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Whose delay cost what, by place in the list of traces.
+    """What each rank's delays cost, by index in the list of traces.
 
-    `caused_wait_ns` counts each collective's waiting once.  `saved_ns` is how much earlier the job would have been done
-    without this rank's delays, the others staying as late as they were: delays that run side by side count once.
+    `caused_wait_ns` counts each collective's waiting once.  `saved_ns` is how much earlier the job would have ended
+    without this rank's delays, the others staying as late as they were: delays at the same time count once.
     """
 
     caused_wait_ns: NDArray[np.int64]
@@ -79,9 +79,9 @@ class Blame:
 class _Record:
     """What is charged to one rank.
 
-    `chances` are the collectives that it took part in and that somebody came late to; `from_before` those of its late
-    ones before which the traces have no common beginning, `older_ns` by how much later its own trace began than the
-    median rank's there.
+    `chances` counts the collectives that it took part in and that some rank came late to; `from_before` those of its
+    late ones before which the traces have no common beginning; `older_ns` by how much later its own trace began there
+    than the median rank's.
     """
 
     caused_wait_ns: int = 0
@@ -112,7 +112,7 @@ class _Stretch(NamedTuple):
 def find_stragglers(
     groups: Sequence[Arrivals], clocks: Clocks, traces: Sequence[Trace], charges: Sequence[Charges]
 ) -> Blame:
-    """Return what the ranks waited for each other; `charges` are those of `traces`, in their order."""
+    """Return how long ranks waited for each other and why; `charges` are those of `traces`, in their order."""
     records = [_Record() for _ in traces]
     late = [_late(group, clocks) for group in groups]
     before = [_before(index, groups) for index in range(len(groups))]
@@ -136,14 +136,14 @@ def find_stragglers(
 
 
 def _late(group: Arrivals, clocks: Clocks) -> NDArray[np.int64]:
-    """Return the collectives whose last rank came later than ranks scatter and than its clock is uncertain."""
+    """Return the collectives whose last rank was later than ranks scatter and than its clock's doubt."""
     return np.flatnonzero(group.lateness_ns > np.maximum(LATE_NS_MIN, doubts_of(group.group, clocks)[group.late]))
 
 
 def _before(index: int, groups: Sequence[Arrivals]) -> list[tuple[int, int]]:
-    """Return for each collective of a group the last one, as (group, place), that all its ranks had left; else NONEs.
+    """Return for each collective of a group the last one, as (group, index), that all its ranks had left; else NONEs.
 
-    It may be of another group that holds all these ranks; it is that from which they set out together.
+    It may be of another group that holds all these ranks; it is their common starting point.
     """
     group = groups[index]
     wanted = group.group.traces
@@ -177,7 +177,7 @@ def _stretches(
     traces: Sequence[Trace],
     charges: Sequence[Charges],
 ) -> dict[tuple[int, int, int], _Stretch]:
-    """Return by (trace, group, collective) what each rank did before each collective that somebody was late to."""
+    """Return by (trace, group, collective) what each rank did before each collective that some rank was late to."""
     windows: dict[int, list[tuple[int, int]]] = {}
     keys: dict[int, list[tuple[int, int, int]]] = {}
     began: dict[int, list[int]] = {}
@@ -224,12 +224,12 @@ def _charge(record: _Record, group: Arrivals, at: int, before: tuple[int, int]) 
     record.from_before += before[0] == NONE
     start = group.start_ns[at][group.has[at]]
     saved = int(group.last_ns[at]) - int(np.sort(start)[-2])
-    # Collectives that set out from the same one run side by side: their delays are one delay.
+    # Collectives with the same starting point run at the same time: their delays are one delay.
     record.saved_ns[before] = max(record.saved_ns.get(before, 0), saved)
 
 
 def _compare(record: _Record, mine: _Stretch, others: Sequence[_Stretch]) -> None:
-    """Add to `record` by how much each heading of its stretch exceeds the median of the others'."""
+    """Add to `record` by how much each heading of `mine` exceeds the median of the others'."""
     table = np.array([(*other.parts, other.kernels, other.began_ns) for other in others], dtype=np.int64)
     *parts, kernels, began = np.sort(table, axis=0)[len(others) // 2].tolist()
     for heading, value, median in zip(LEDGER_HEADINGS, mine.parts, parts, strict=True):

@@ -1,8 +1,8 @@
-"""What did one step look like?  A timeline with its ledger below, as one SVG file.
+"""Draws one step of a trace as an SVG file: a lane for each kind of work, and the ledger below.
 
-Drawing each kernel as a rectangle is the obvious way and a lie: of twenty thousand kernels on nine hundred pixels most
-would be thinner than a pixel, would be drawn one pixel wide, and a device that idles half the time would look busy.
-Here every lane is cut into columns one pixel wide and each column is filled as high as the work in it lasted, so that
+Drawing each kernel as a rectangle is the obvious way and misleads: of twenty thousand kernels on nine hundred pixels
+most would be thinner than a pixel but drawn one pixel wide, and a device that idles half the time would look busy.
+Here every lane is cut into columns one pixel wide, and each column is filled as high as the work in it lasted, so that
 *area is time* at any density: full height is a full column.  The lane "charged to" stacks the headings in the same way,
 and its areas are the shares of the legend.
 
@@ -12,7 +12,7 @@ and its areas are the shares of the legend.
     host            why the host gave the device nothing to do, where it said so
     charged to      the ledger
 
-Plain SVG text that no library made; it follows the reader's light or dark scheme.
+The SVG is plain text, written without a library; it follows the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ COLUMNS = WIDTH - LEFT - RIGHT
 LANE, LANE_GAP, CHARGED, TOP = 30, 8, 46, 62
 LABEL_PIXELS_MIN = 40
 CHARACTER_PIXELS = 6.0
-"""Of the names inside bars, at 10 pixels, in the widest of the usual fonts, so that none runs out of its bar."""
+"""Width of a character of the names in bars, at 10 pixels in the widest of the usual fonts, so that none overflows."""
 
 TITLE_CHARACTERS_MAX = 118
 STUB_CHARACTERS_MIN = 10
-"""A name that must be cut shorter than this says nothing and is left out."""
+"""A name that must be cut shorter than this is left out."""
 
 LABELS_MAX = 40
-"""Names in one lane: more cannot be read."""
+"""The most names in one lane: more cannot be read."""
 
 _COLOURS = {
     Work.COMPUTE: HEADING_COLOURS["compute"],
@@ -64,7 +64,7 @@ _COLOURS = {
     Work.OTHER: HEADING_COLOURS["unknown"],
 }
 HIDDEN_COLOUR = "#EAB08A"
-"""Communication under compute: the pale of its colour as a colour of its own, so that names on it can be read."""
+"""Communication under compute: a pale variant as an opaque colour, so that names on it can be read."""
 
 _LANE_WORDS = {Work.OTHER: "unknown work"}
 
@@ -193,7 +193,7 @@ def _names(trace: Trace, kind: Work, window: tuple[int, int]) -> list[tuple[int,
     elif kind is Work.COMMUNICATION:
         rows, mine = trace.host_rows, trace.host_rows.kind == HostKind.COLLECTIVE_WORK
     else:
-        return []  # operators lie inside each other: a name would be that of the outermost, which says little
+        return []  # operators nest: a name would be that of the outermost, which says little
     start, end = np.maximum(rows.start_ns, window[0]), np.minimum(rows.end_ns, window[1])
     long = (window[1] - window[0]) * LABEL_PIXELS_MIN // COLUMNS
     chosen = np.flatnonzero(mine & (end - start >= long)).tolist()
@@ -234,11 +234,11 @@ def _labels(lane: _Lane, top: int) -> Iterator[str]:
 
 def _coverage(rows: Intervals, window: tuple[int, int]) -> NDArray[np.float64]:
     """Return how much of each column a union covers, 0..1."""
-    # From the window's start: nanoseconds since the epoch are too large for a float to tell two of them apart.
+    # Relative to the window's start: floats of nanoseconds since the epoch would be too coarse.
     edges = np.linspace(0, window[1] - window[0], COLUMNS + 1)
     if len(rows) == 0:
         return np.zeros(COLUMNS)
-    # The time covered up to each edge of a row is a broken line; between its corners it is straight.
+    # The time covered up to an instant is piecewise linear, with its corners at the edges of the rows.
     lengths = np.concatenate(([0], np.cumsum(rows[:, 1] - rows[:, 0])))
     corners = np.stack((lengths[:-1], lengths[1:]), axis=1).ravel()
     covered = np.interp(edges, (rows - window[0]).ravel(), corners, left=0, right=float(lengths[-1]))

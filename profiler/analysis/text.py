@@ -1,11 +1,11 @@
-"""What does a person read first?  The document as one screen or two, at 80 columns.
+"""Prints the analysis of traces for a terminal: one screen or two, at 80 columns.
 
-Tables of every number that was computed are what other tools print, and nobody reads them.  Here a trace is: what it
-is, where its time went, which steps were odd, what the device waited for, which collectives and kernels were the
-largest, and what it would be worth to do something about it.  Everything else is in `--json`.
+Other tools print tables of every number that was computed, and nobody reads them.  Here a trace is: what it is, where
+its time went, which steps were odd, what the device waited for, which collectives and kernels were the largest, and
+what it would be worth to change something.  Everything else is in `--json`.
 
-Nothing is computed here but medians of steps.  A number that is missing is a dash.  The document's own warnings, files
-that could not be read, are not shown: the command says them on stderr.
+Nothing is computed here but medians of steps.  A missing number is a dash.  The document's own warnings, files that
+could not be read, are not shown here: the command prints them on stderr.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .units import amount, bandwidth, kernel_name, unit_for
 __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
 
 ROWS_MAX = 8
-"""Collectives and families shown; the largest, which have all but a few percent of the time."""
+"""The most collectives and families shown: the largest, which have all but a few percent of the time."""
 
 SAVED_SHARE_MIN = 0.0005
-"""A rung that would be shown as 0.0 % is none."""
+"""The least share of the step that is shown: less would print as 0.0 %."""
 
 SPEEDUP_SHOWN_MAX = 100
-"""Beyond it the window held next to no work, and the figure says nothing about a pace."""
+"""The largest speedup shown as a number: beyond it the window held almost no work, and the figure is meaningless."""
 
 WARNINGS_MAX = 12
-"""Lines of warnings shown; the rest is counted."""
+"""The most lines of warnings shown; the rest is counted."""
 
 BAR_WIDTH_MAX = 88
 
@@ -136,7 +136,7 @@ def _ledger(report: TraceReport) -> Table:
 
 
 def sum_rows(parts: dict[str, int]) -> list[tuple[str, int]]:
-    """Return the headings that are not zero with their words, and `unknown` always: it is how far to trust the rest."""
+    """Return the nonzero headings with their words, and always `compute` and `unknown`: how far to trust the rest."""
     return [
         (HEADING_WORDS[name], value) for name, value in parts.items() if value != 0 or name in {"compute", "unknown"}
     ]
@@ -162,7 +162,7 @@ def _steps(steps: Sequence[StepReport]) -> Table | None:
 
 
 def _notable(steps: Sequence[StepReport]) -> list[tuple[StepReport, list[str]]]:
-    """Return the steps worth a column, and why.  The median is a step that happened, so that its column adds up."""
+    """Return the steps that get a column, and why.  The median is an actual step, so that its column adds up."""
     if len(steps) == 1:
         return [(steps[0], ["only"])]
     middle = statistics.median_low(step.ledger.wall_ns for step in steps)
@@ -225,7 +225,7 @@ def collectives_table(rows: Sequence[CollectiveTotal], console: Console) -> Tabl
 
 
 WIDE_COLUMNS = 120
-"""From here on a table may show what 80 columns have no room for."""
+"""From this width on a table shows columns for which 80 characters have no room."""
 
 
 def _count(value: int | None) -> str:
@@ -249,7 +249,7 @@ def _families(families: Sequence[Family]) -> Table | None:
 
 
 def ladder_table(scenarios: Sequence[Scenario]) -> Table | None:
-    """Return what it would be worth; rungs that save nothing are left out."""
+    """Return the table of what-if bounds; those that save nothing are left out."""
     worth = [one for one in scenarios if one.saved_ns > SAVED_SHARE_MIN * (one.step_ns + one.saved_ns)]
     if not worth:
         return None
@@ -298,7 +298,7 @@ def _largest(noun: str, kinds: int, count: int) -> str:
 
 
 def plain_table(title: str) -> Table:
-    """Return an empty table as all of pacecar's are."""
+    """Return an empty table in the style of all of pacecar's."""
     return Table(
         box=box.SIMPLE,
         show_edge=False,

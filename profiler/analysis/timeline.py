@@ -1,8 +1,8 @@
-"""What was every instant of a report's window charged to?  The ledger again, but as stretches of time.
+"""Computes the timeline of a report's window: which heading each instant was charged to.
 
-A ledger says how much; a picture and a trace viewer need when.  Both come from the same sweep, so that the stretches
-of a heading add up to the ledger to the nanosecond; that is checked each time, because a drawing that disagrees with
-the table beside it is worse than none.
+A ledger says how much; a picture and a trace viewer need when.  Both come from the same sweep, so that the intervals of
+a heading add up to the ledger to the nanosecond.  That is checked each time, because a drawing that disagrees with the
+table beside it is worse than none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["TraceTimeline", "timeline"]
 
 @dataclass(frozen=True, slots=True)
 class TraceTimeline:
-    """A window of one trace: n + 1 times, the heading of each stretch between two, and the spans that it came from.
+    """A window of one trace: n + 1 times, the heading of each interval between two, and the spans that it came from.
 
     `heading` indexes LEDGER_HEADINGS.  Times are the trace's own.
     """
@@ -47,7 +47,7 @@ class TraceTimeline:
 def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None = None) -> TraceTimeline:
     """Return the timeline of the report's window, or of a `part` of it: where that starts and the ledger it has.
 
-    Raises ValueError when its stretches do not add up to the ledger, which would be a mistake of ours.
+    Raises ValueError when its intervals do not add up to the ledger, which would be a bug of ours.
     """
     start, ledger = part if part is not None else (report.start_ns, report.ledger)
     if start is None:

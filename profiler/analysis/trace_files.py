@@ -1,7 +1,7 @@
-"""Which files did the user mean?  Paths as typed in, trace files out, in the order in which people count.
+"""Finds trace files: paths as typed in, trace files out, in natural order.
 
-A folder is searched for what torch's profiler and its users call traces (`*.json`, `*.pt.trace.json`, each also `.gz`
-or `.zst`), at any depth.  `rank10` comes after `rank2`.  A file that was named is taken whatever its name is.
+A folder is searched at any depth for what torch's profiler and its users call traces (`*.json`, `*.pt.trace.json`, each
+also `.gz` or `.zst`).  `rank10` comes after `rank2`.  A file that was named is taken whatever its name is.
 
 Left out: whether a file is a trace; the reader says that.
 """
@@ -31,7 +31,7 @@ class FoundTraces(msgspec.Struct, frozen=True):
 
 
 def find_traces(paths: Iterable[Path]) -> FoundTraces:
-    """Return the files that `paths` mean; nothing is raised."""
+    """Return the trace files at `paths`; raises nothing."""
     files: dict[Path, None] = {}
     errors: list[str] = []
     for path in paths:
@@ -70,6 +70,6 @@ def _walk(folder: Path) -> Iterator[Path]:
     for where, _, names in os.walk(folder, onerror=refuse):
         for name in names:
             path = Path(where, name)
-            # Only files: to open a pipe would wait for somebody to write.  One that was named is opened, `<(zcat x)`.
+            # Only files: opening a pipe would wait for a writer.  A pipe that was named is opened, as `<(zcat x)`.
             if _TRACE_NAME.search(name) and not name.startswith(".") and (path.is_file() or not path.exists()):
                 yield path

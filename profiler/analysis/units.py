@@ -1,8 +1,8 @@
-"""How are times, sizes and rates written?  With one unit for a column, so that its numbers can be compared.
+"""Formats times, sizes and rates, with one unit for a column so that its numbers can be compared.
 
     660.55 ms   3.4 MiB   12.3 GB/s         sizes by powers of two, rates by powers of ten, as nccl-tests writes them
 
-Names of kernels are cleaned here: a trace must not be able to steer a terminal.
+Names of kernels are cleaned here: a trace must not be able to control a terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DisplayUnit(NamedTuple):
     digits: int
 
     def text(self, value_ns: float | None) -> str:
-        """Return "12.34 ms"; a dash for what is unknown, and a smaller unit for what would look like nothing."""
+        """Return "12.34 ms"; a dash for what is unknown, and a smaller unit for what would round to zero."""
         if value_ns is None:
             return "-"
         if value_ns and abs(value_ns) / self.ns < 0.5 * 10**-self.digits and self.name != "ns":

@@ -1,11 +1,11 @@
-"""How are many files read at the same time?  One process for each file, at most so many at once.
+"""Reads many files in parallel, one process for each file, at most `jobs` at a time.
 
-A pool of workers that live on is the obvious answer and the wrong one: a worker that the kernel kills for memory takes
-the pool and all its files along, and one that lives keeps the memory of its largest file.  A process that ends
-with its file gives everything back, and what kills it kills one file.  Starting one is cheap, because all are forked
-from a server that has the libraries loaded already and no threads.
+A pool of long-lived workers is the obvious way and the wrong one: a worker that the kernel kills for memory takes the
+pool and all its files along, and one that lives on keeps the memory of its largest file.  A process that ends with its
+file gives everything back, and what kills it costs one file.  Starting one is cheap, because all are forked from a
+server that has the libraries loaded already and no threads.
 
-A file whose process was killed while others ran is tried once more alone: it may only have been too much together.
+A file whose process was killed while others ran is tried once more alone: the memory may have sufficed for it alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Advance = Callable[[int, int, int | None], None]
 """Called with a task's index, bytes done and bytes in all."""
 
 PROGRESS_SECONDS = 0.1
-"""How often a worker says how far it is."""
+"""How often a worker reports its progress."""
 
 JOIN_SECONDS_MAX = 5.0
-"""What a process that has answered may take to end; it only frees memory."""
+"""How long a process that has answered may take to end; it only frees memory."""
 
 _PRELOADED = [
     "pacecar.profiler.analysis.workers",
@@ -109,12 +109,12 @@ def _work(task: Task, pipe: Connection, work: Callable[..., WorkerAnswer]) -> No
             last = time.monotonic()
             pipe.send((done, total))
 
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone and so is the question
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone and needs no answer
         pipe.send(work(task, progress))
 
 
 def _receive(pipe: Connection) -> WorkerAnswer | tuple[int, int | None] | None:
-    """Return what the worker said, None when it died before it had said it all."""
+    """Return the worker's message, None when it died before the message was complete."""
     try:
         message: WorkerAnswer | tuple[int, int | None] = pipe.recv()
     except (EOFError, OSError):
@@ -123,7 +123,7 @@ def _receive(pipe: Connection) -> WorkerAnswer | tuple[int, int | None] | None:
 
 
 def _end(one: _Running) -> int | None:
-    """Close what belongs to a process and return its exit code."""
+    """Close a process's pipe and handle, and return its exit code."""
     one.pipe.close()
     one.process.join(JOIN_SECONDS_MAX)
     if one.process.exitcode is None:

@@ -1,10 +1,10 @@
-"""What was this rank told to do, and when may it?  Commands wait here from the courier's thread to a step boundary.
+"""Holds commands from the daemon until the step boundary at which the training thread executes them.
 
-A command comes at any moment, on a thread on which nothing of torch may be touched.  It is carried out by the training
-thread, at the boundary before the step that the daemon named, so that the ranks of a node begin together.  A step that
-has gone by is no excuse: then it begins at once, and the answer says where.
+A command arrives at any moment, on a thread on which nothing of torch may be touched.  The training thread executes it
+at the boundary before the step that the daemon named, so that the ranks of a node begin together.  If that step has
+passed, the command is executed at once, and the answer says at which step.
 
-Left out: what the actions do; `register` brings them.
+Left out: what the actions do; `register` adds them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pacecar.records import Answer, Command
 __all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet"]
 
 ORDERS_MAX = 16
-"""Commands that wait at one time; a further one is refused."""
+"""The most commands that wait at one time; a further one is refused."""
 
 Action = Callable[[Command, Callable[[Literal["accepted", "done", "refused"], str], None]], None]
 """Carries out a command on the training thread; calls its second argument with a state and a detail, now or later."""
@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 
 class MessageRefusal(ValueError):  # noqa: N818  what an action raises to say no
-    """The command cannot be carried out; the message goes to whoever asked."""
+    """Raised by an action that cannot execute the command; the message goes to whoever gave it."""
 
 
 class NotYet(Exception):  # noqa: N818  not a failure
-    """What an action raises to be called again at the next boundary."""
+    """Raised by an action to be called again at the next boundary."""
 
 
 class DaemonMessages:
-    """The commands of one rank.  `obey` may be called from any thread, all else from the training thread."""
+    """The waiting commands of one rank.  `obey` may be called from any thread, all else from the training thread."""
 
     def __init__(self, job: str, rank: int, *, reply: Callable[[Answer], None]) -> None:
         self._job = job
@@ -44,14 +44,14 @@ class DaemonMessages:
         self._reply = reply
         self._actions: dict[str, Action] = {}
         self.waiting: deque[Command] = deque()
-        """What `boundary` would look at."""
+        """The commands that `boundary` looks at."""
 
     def register(self, name: str, action: Action) -> None:
-        """Let `action` carry out the commands called `name`."""
+        """Execute commands called `name` by `action`."""
         self._actions[name] = action
 
     def obey(self, command: Command) -> None:
-        """Keep `command` for the boundary before its step."""
+        """Queue `command` for the boundary before its step, or refuse it."""
         if command.action not in self._actions:
             known = ", ".join(sorted(self._actions)) or "nothing"
             self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
@@ -61,7 +61,7 @@ class DaemonMessages:
             self.waiting.append(command)
 
     def boundary(self, step: int) -> None:
-        """Carry out what waits for `step`, the step that begins now."""
+        """Execute the commands for `step`, the step that begins now."""
         if not self.waiting:
             return
         for _ in range(len(self.waiting)):
@@ -86,7 +86,7 @@ class DaemonMessages:
             self.waiting.append(command)
         except MessageRefusal as refusal:
             answer("refused", str(refusal))
-        except Exception as error:  # noqa: BLE001  somebody's wish must not end the job
+        except Exception as error:  # noqa: BLE001  a command must not end the job
             _log.warning("pacecar could not carry out %r", command.action, exc_info=True)
             answer("refused", f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,8 @@
-"""What does the user's loop say of its steps?  When it waits for data, what a batch holds, and when it saves.
+"""Offers the user's loop ways to report data waits, batch sizes and checkpoints, which hooks cannot see.
 
-None of that can be seen from hooks.  All of it is optional: what is not said is guessed from forward's input or charged
-to `unknown`.
+All of it is optional: what is not reported is guessed from forward's input or charged to `unknown`.
 
-Left out: what becomes of it (`counts`, `steptimer`, `vitals`).
+Left out: what follows from it (`sample_counts`, `step_timer`, `device_utilization`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class DataLoading:
-    """What the hook hands to the user's loop; on the training thread."""
+    """The hook's interface for the user's loop; on the training thread."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class DataLoading:
             self._timer.waits()
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Note that it has the batch; how many samples, and whether they are trained on, is not known here."""
+        """Note that the loop has the batch; how many samples, and whether they are trained on, is not known here."""
         self._guard.wrap(self._waited)(start_ns, end_ns)
 
     def _waited(self, start_ns: int, end_ns: int) -> None:
@@ -91,7 +90,7 @@ class DataLoading:
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; nested calls count once."""
         start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1
         try:
             yield

@@ -1,18 +1,18 @@
-"""Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
+"""Measures the steps of a training process and sends a record of each: the one object of this room in the process.
 
-It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up,
-`measurement` looks exactly now and then within the `budget`, and the `books` write what comes of it: ledgers and
-StepRecords, for the sinks, a fraction of a second later and not on the step path.
+It ties the parts together and holds no rule of its own.  `phase_hooks` notes what happens when, `step_timer` adds it
+up, `window_reader` profiles a step exactly now and then within the `overhead_budget`, and `step_records` makes ledgers
+and StepRecords of it for the sinks, a fraction of a second later and not on the step path.
 
-    boundary(N)   step N is over: it is entered, on_boundary; then perhaps a window for step N+1
+    boundary(N)   step N is over: its record is queued, then on_boundary, then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
-`on_boundary` is called at every boundary until `close`, with a CountedStep where the step was counted and not measured
-and with None where the hook could do neither or has turned itself off: who listens may have promised other ranks to be
-there.  Asking a step for its record writes it.
+`on_boundary` is called at every boundary until `close`: with a CountedStep where the step was counted and not measured,
+and with None where the hook could do neither or has turned itself off.  The listener may have promised other ranks to
+be there, so it must be called every time.  Asking a step for its record writes the record.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
-first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
+first drain.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every step that is over on the training thread, None where nothing is known
-    of it; what it raises counts as a failure of the hook.
+    tokens are unknown.  `on_boundary` is called on the training thread with every step that is over, with None where
+    nothing is known of it; what it raises counts as a failure of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
@@ -91,14 +91,14 @@ class Hook:
         self._sinks = tuple(sinks)
         self._on_boundary = on_boundary
         self._clock = clock or SystemClock()
-        # The method of the real clock is a second python frame around this very function, in every callback.
+        # The real clock's method would be a second python frame around this function, in every callback.
         is_real = isinstance(self._clock, SystemClock)
         self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
         self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
         self.is_traced = False
-        """Somebody traces the steps that follow; their pace says nothing about the job.  Set at a boundary."""
+        """Whether the steps that follow are traced and their pace says nothing about the job; set at a boundary."""
         self.wants_boundary: Callable[[], bool] = lambda: True
-        """Whether the listener need hear of the next boundary; `wake` when it changes its mind before that."""
+        """Whether the listener must be called at the next boundary; call `wake` when the answer changes before that."""
 
         self._timer = StepTimer()
         self._guard = FailureGuard(self._now_ns, self._charge)
@@ -117,7 +117,7 @@ class Hook:
             rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
         )  # fmt: skip
         self.calibrations = self._calibrations = Calibrations()
-        """What exact windows saw, by setting."""
+        """The calibrations from exact windows, by setting."""
         self._cadence = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
         self._stops = StopDetector(charge=self._budget.charge)
@@ -147,11 +147,11 @@ class Hook:
             self._stops, on_device=is_cuda,
         )  # fmt: skip
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
-        """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
+        """Write the waiting records from another thread; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
         self.preemption = preemption = self._preemption = Preemption()
-        """A listener that is about to take long says `begin`."""
+        """A listener that is about to take long calls `begin`."""
         parts = (self._meter, self._budget, self._books, self._timer, self._phases)
         self._opening = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
@@ -164,7 +164,7 @@ class Hook:
 
     @property
     def is_alive(self) -> bool:
-        """The hook is started, not closed and has not turned itself off."""
+        """Whether the hook is started, not closed and has not turned itself off."""
         return self._is_started and not self._is_closed and self._guard.is_alive
 
     @property
@@ -194,7 +194,7 @@ class Hook:
 
     @property
     def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
-        """Gets every measured step with its timers, on whatever thread; must return in a microsecond."""
+        """Called with every measured step and its timers, on any thread; must return in a microsecond."""
         return self._books.on_timed
 
     @on_timed.setter
@@ -203,19 +203,19 @@ class Hook:
 
     @property
     def phase(self) -> str:
-        """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
+        """The phase that the training thread is in, "outside" for none; may be read from any thread."""
         if self._loop.checkpoint_depth:
             return "checkpoint"
         return self._phases.phase or "outside"
 
     @property
     def evaluated_ns(self) -> int | None:
-        """When a forward in evaluation was last seen, or the process went on after a stop, monotonic; None: never."""
+        """When a forward in evaluation was last seen, or the process resumed after a stop, monotonic; None: never."""
         self._stops.look()
         return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
 
     def start(self) -> None:
-        """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
+        """Attach to model and optimizer; the first step counts from the job's first event after this.
 
         Raises:
             AlreadyAttachedError: another hook is active in this process.
@@ -228,7 +228,7 @@ class Hook:
         self._beat_handle = after_step(self._optimizer, self._pulse.beat)
         begun = self._now_ns()
         self._preemption.begin()
-        if self._now_ns is time.monotonic_ns:  # prices are of the real time
+        if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
             self._guard.wrap(self._books.learn_prices)()
             self._guard.wrap(self._stops.start)()
         if self._config.windows:
@@ -237,7 +237,7 @@ class Hook:
             self._books.uncalibrated = "unavailable" if self._config.windows else "off"
         self._preemption.end()
         self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
-        self._timer.overhead_ns = 0  # no part of the first step
+        self._timer.overhead_ns = 0  # the start is not part of the first step
 
     def close(self, reason: str = "detached") -> None:
         """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
@@ -248,7 +248,7 @@ class Hook:
             return
         self._is_closed = True
         self._guard.is_alive = False
-        if not self._in_boundary:  # else the next forward retires what is inert by then
+        if not self._in_boundary:  # else the next forward removes the hooks, which are inert by then
             self._retire()
         self._opening.release()
         self._books.settle()
@@ -261,16 +261,16 @@ class Hook:
         single_instance.free(self)
 
     def wake(self) -> None:
-        """Let the listener hear of the next boundary; from any thread."""
+        """Have the listener called at the next boundary; from any thread."""
         self._pulse.wake()
 
     def forked(self) -> None:
-        """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
+        """Turn inert for good and send nothing: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
         self._stops.forked()
 
     def request_window(self) -> None:
-        """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
+        """Request an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
         self._pulse.care_step = self._opening.next_look(self._pulse.step)
 
@@ -280,7 +280,7 @@ class Hook:
         self._timer.overhead_ns += duration_ns
 
     def _care(self, now_ns: int) -> None:
-        """End a step that is not plain: enter it, tell the listener, if only that it ended, prepare the next."""
+        """End a step that is not plain: queue its record, call the listener, if only with None, prepare the next."""
         if self._is_closed:
             return
         finished: FinishedStep | CountedStep | None = None
@@ -307,13 +307,13 @@ class Hook:
                     self._guard.failed(self._prepare)
         finally:
             self._in_boundary = False
-        # First set and then looked at: another thread may find something at this moment.
+        # Set first and checked afterwards: another thread may make something pending at this moment.
         self._pulse.is_plain = True
         if self._is_pending():
             self._pulse.is_plain = False
 
     def _is_pending(self) -> bool:
-        """Return whether the next boundary has more to do than to note that a step ended."""
+        """Return whether the next boundary has more to do than note that a step ended."""
         is_heard = self._on_boundary is not None and self.wants_boundary()
         is_looked_at = self._opening.may_be_open or self._opening.has_aftermath or self.is_traced
         is_odd = self._cadence.every is None or self._pulse.passed is not None or self._pulse.step <= 1
@@ -331,7 +331,7 @@ class Hook:
                 self._on_boundary = None
 
     def _counted(self, now_ns: int) -> CountedStep | None:
-        """Count the step that is over; return it where somebody wants to hear of it."""
+        """Count the step that is over; return it where there is a listener."""
         pulse, start_ns = self._pulse, self._timer.start_ns
         pulse.pass_over(now_ns)
         if self._on_boundary is None or start_ns is None:
@@ -339,7 +339,7 @@ class Hook:
         return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
 
     def _finish(self, now_ns: int) -> FinishedStep:
-        """Enter the step that is over, in what is already the next step's time."""
+        """Queue the step that is over for its record; this already takes the next step's time."""
         timer, phases, pulse, opening = self._timer, self._phases, self._pulse, self._opening
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
@@ -372,40 +372,40 @@ class Hook:
         self._books.enter(finished)
         if self._vitals.is_due:
             self._books.report_vitals()
-            pulse.usual = UNUSUAL  # it has looked at what is trained
+            pulse.usual = UNUSUAL  # the report has checked which parameters are trained
         return finished
 
     def _turn_off(self) -> None:
-        """Even counting steps costs more than the user allows."""
+        """Turn the hook off: even counting steps costs more than the user allows."""
         self._books.settle()
         _log.warning(
             "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
             self._config.overhead_budget,
         )
         if self._phases.is_resting:
-            self._phases.resume()  # the next forward retires them
+            self._phases.resume()  # the next forward removes the hooks
         self._guard.is_alive = False
 
     def _prepare(self, now_ns: int) -> None:
-        """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
+        """Prepare for the step that began at `now_ns`, and charge it with all that was done since."""
         every = self._cadence.every
         if every is None:
             self._turn_off()
             return
         step, opening = self._pulse.step, self._opening
         is_turn = self._config.windows and step == self._pulse.care_step and self._opening.wants(step)
-        # A window's turn does not heed the cadence.
+        # A window's turn takes precedence over step sampling.
         measured = next_measured(step, every)
         if step < measured and not is_turn and not opening.may_be_open:
             passed = self._pulse.passed = self._pulse.passed or Passed()
-            # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
+            # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
             if step >= self._pulse.care_step:
                 self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
             self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
             if self._phases.is_resting:
                 passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
-            else:  # to begin to rest is paid once, so it is the next measured step's
+            else:  # removing the hooks is paid once, so it is charged to the next measured step
                 self._phases.rest()
                 self._timer.overhead_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             return
@@ -426,7 +426,7 @@ class Hook:
         vitals = self._vitals
         if vitals.wants_count and not (
             opening.may_be_open or opening.is_probing or self.is_traced
-        ):  # they would see the dispatch mode's time
+        ):  # a window or trace would contain the dispatch mode's time
             self._books.settle()
             vitals.prepare(self._pulse.step, opening.may_count)
             self._phases.tells_inputs = vitals.tells_inputs
@@ -441,7 +441,7 @@ class Hook:
             self._meter.observed_from(ended)
 
     def _retire(self) -> None:
-        """Leave torch as it was; not from inside an optimizer hook."""
+        """Remove all hooks and patches from torch; not from inside an optimizer hook."""
         self._opening.abandon()
         self._meter.uninstall()
         self._vitals.retire()

@@ -1,16 +1,17 @@
-"""Who is this process in the job?
+"""Identifies this process in the job: job name, launch, rank, host, device and network interface, in one `JobHello`.
 
-A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a name
-that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
-gave all of them, else the script's name and a process id: of the process that started them, or its own.  Two jobs may
-have one name, so a hello has the launch too (`launch`), which no two have.
+A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job name
+on which all ranks agree without communicating: the name that the user gave (PACECAR_JOB), else what the launcher gave
+all of them, else the script's name and a process id (of the process that started them, or its own).  Two jobs may have
+one name, so a hello also has the launch (`launch_id`), which no two have.
 
-    torchrun     its run id; without one ("none") what the cluster says, and its rendezvous' port
+    torchrun     its run id; without one ("none") the cluster's job id, and its rendezvous' port
     Slurm, LSF, PBS   the job's id
     Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
     MPI          the namespace that PMIx gives a launch
 
-Ranks come from torch.distributed when it is up, else from the launcher's environment, else the process is alone.
+Ranks come from torch.distributed when it is initialized, else from the launcher's environment, else the process is
+alone.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from .network_interface import collective_interface
 __all__ = ["job_id", "make_hello", "model_device"]
 
 JOB_LENGTH_MAX = 128
-"""A job id becomes a label value."""
+"""The longest job id; it becomes a label value."""
 
 RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-"""Where launchers say it: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
+"""Variables of the launchers: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
 
 SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
 NAME_LENGTH_MAX = 253
-"""Of a pod: a DNS subdomain (RFC 1123, kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
+"""The longest name of a pod: a DNS subdomain (RFC 1123,
+kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
 
 
 def make_hello(
@@ -57,7 +59,7 @@ def make_hello(
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
 ) -> JobHello:
-    """Return who this process is; `job` (of the configuration) wins over what the environment says.
+    """Return the identity of this process; `job` (of the configuration) takes precedence over the environment.
 
     Call it after `torch.distributed` was initialized, if it will be.
     """
@@ -105,7 +107,7 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
     if not name:
         script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
         parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
-        port = environ.get("MASTER_PORT")  # or somebody started them one by one
+        port = environ.get("MASTER_PORT")  # or the ranks were started one by one
         name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
 
@@ -116,7 +118,7 @@ def _cluster_job(environ: Mapping[str, str]) -> str | None:
             return f"{scheduler}-{environ[variable]}"
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return None
-    # Kubeflow's pods are called <job>-<kind>-<index>, and are told the first one's name.
+    # Kubeflow's pods are called <job>-<kind>-<index>, and each gets the first one's name.
     for name in (environ.get("HOSTNAME", ""), environ.get("MASTER_ADDR", "")):
         pod = re.match(r"(.+)-(?:master|worker|launcher|node)-\d+(?:[.-]|$)", name)
         if pod:
@@ -133,7 +135,7 @@ def _mpi_job(environ: Mapping[str, str]) -> str | None:
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """Return where the model's first parameter lives; a model without parameters is on the CPU."""
+    """Return the device of the model's first parameter; a model without parameters is on the CPU."""
     first = next(model.parameters(), None)
     return first.device if first is not None else torch.device("cpu")
 
@@ -147,7 +149,7 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def _label(environ: Mapping[str, str], *names: str) -> str | None:
-    """Return the first of these variables that is set: Slurm's own, and those that a pod's downward API is bound to."""
+    """Return the first of these variables that is set: Slurm's own, or those usual for a pod's downward API."""
     return next((environ[name][:NAME_LENGTH_MAX] for name in names if environ.get(name)), None)
 
 

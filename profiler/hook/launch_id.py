@@ -1,9 +1,9 @@
-"""Agree on the launch: a random number that all ranks of one start of a job have, and no other start.
+"""Agrees on the launch: a random number that all ranks of one start of a job share with no other start.
 
-A name cannot tell jobs apart, because launchers name by port, by script or not at all, and people use a name again.
-So the first rank that attaches puts a random number into the store in which the ranks met, by compare-and-set, and all
-others read it there.  Nobody waits for anybody: a rank that attaches late reads the same number, and one that never
-attaches is not missed.
+A name cannot tell jobs apart, because launchers name by port, by script or not at all, and people reuse names.  So the
+first rank that attaches puts a random number into the store in which the ranks met, by compare-and-set, and all others
+read it there.  Nobody waits for anybody: a rank that attaches late reads the same number, and one that never attaches
+is not missed.
 
     store of torch.distributed    the number in it; without the prefixes around it, so that a restart by torchrun's
                                   agent, which keeps its store, is the same launch
@@ -39,11 +39,11 @@ AGREE_SECONDS = 5.0
 KEY = "pacecar/launch"
 
 PREFIXES_MAX = 16
-"""Prefixes around the store itself; torch puts one or two."""
+"""The most prefixes around the store itself; torch adds one or two."""
 
 _JOB = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID")
 _OF_MPI = (*_JOB, "PMIX_NAMESPACE")
-"""Not Slurm's step: mpirun starts the ranks of its own node outside of one."""
+"""Slurm's step is not among them: mpirun starts the ranks of its own node outside of one."""
 
 _OF_OTHERS = (*_JOB, "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
@@ -56,7 +56,7 @@ def launch_of(name: str, world_size: int, environ: Mapping[str, str] = os.enviro
     """Return the launch of this process's job; `name` is the job's name.
 
     A job of several ranks with neither a store nor a launcher that tells starts apart gets a digest of its user and
-    name: such jobs should be given names.
+    name: the user should name such jobs.
     """
     if dist.is_available() and dist.is_initialized():
         try:
@@ -74,7 +74,7 @@ def launch_of(name: str, world_size: int, environ: Mapping[str, str] = os.enviro
 
 
 def agree(store: Any, proposal: str, *, seconds: float = AGREE_SECONDS) -> str | None:  # noqa: ANN401  dist.Store
-    """Return the launch that stands in `store`, `proposal` if none does yet; None: it does not answer in time."""
+    """Return the launch in `store`, `proposal` if there is none yet; None: the store does not answer in time."""
     said: list[str | Exception] = []
 
     def ask() -> None:
@@ -101,7 +101,7 @@ def _exchange(store: Any, proposal: str) -> str:  # noqa: ANN401
             break
         store = inner
     launch: str = store.compare_set(KEY, "", proposal).decode()
-    if not store.check([KEY]):  # torch's FileStore, once somebody removed its file
+    if not store.check([KEY]):  # torch's FileStore after its file was removed
         raise LookupError("it forgets what is written to it")
     if not launch or not LAUNCH.fullmatch(launch):
         raise ValueError(f"{KEY!r} holds {launch[:40]!r}")
@@ -109,7 +109,7 @@ def _exchange(store: Any, proposal: str) -> str:  # noqa: ANN401
 
 
 def _of_process() -> str:
-    """Return this process's own number; a child that was forked has another."""
+    """Return this process's own number; a forked child has another."""
     global _own
     if _own is None or _own[0] != os.getpid():
         _own = (os.getpid(), secrets.token_hex(LAUNCH_DIGITS // 2))

@@ -1,18 +1,19 @@
-"""Observes the calls of one module and leaves nothing on it.
+"""Observes the calls of one module without registering hooks on it, by a descriptor in its class.
 
-Hooks that are registered on a module lie in its `__dict__`.  So `torch.save(model)` writes them into the file,
+Hooks that are registered on a module are stored in its `__dict__`.  So `torch.save(model)` writes them into the file,
 `copy.deepcopy` copies them, and `torch.jit.script` compiles them.  Torch's global hooks are called for every submodule
 (1 us each), and `torch.compile` warns of them.  A class of our own for the module, or a `__call__` in its class, is
-seen by `type(model)`, `torch.export` and dynamo.
+visible to `type(model)`, `torch.export` and dynamo.
 
     model(x)  ->  Module.__call__  ->  model._compiled_call_impl, where it is not None  ->  model._call_impl
                                        ^ looked up in the class: a descriptor that knows the observed modules
 
-`Module.compile` has torch ask each module for `_compiled_call_impl` first, whose default is a class attribute.  Pickle,
-deepcopy, TorchScript, fx, export and dynamo look at other attributes only.  So the class of an observed module gets a
-descriptor under that name, which is None for all modules but the observed ones.  It goes with the last of them.
+Because of `Module.compile`, torch reads `_compiled_call_impl` of each module first; its default is a class attribute.
+Pickle, deepcopy, TorchScript, fx, export and dynamo read other attributes only.  So the class of an observed module
+gets a descriptor under that name, which is None for all modules but the observed ones.  It is removed with the last of
+them.
 
-While torch captures what a module computes (dynamo, export, fx, `torch.jit.trace`) nobody is told of its calls.
+While torch captures what a module computes (dynamo, export, fx, `torch.jit.trace`) no observer is called.
 
 Left out: calls of `module.forward`, and of a class whose `__call__` does not call torch's: hooks see neither.
 """
@@ -61,13 +62,13 @@ class CallObserver:
         self.after = after
 
     def remove(self) -> None:
-        """Observe no more.  Harmless when repeated, and from inside a call."""
+        """Stop observing.  Harmless when repeated, and from inside a call."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.forget(self)
 
     def set_around(self, around: Around | None) -> None:
-        """Let `around(call, args, kwargs)` make the calls, and return what the module returns; None: no more."""
+        """Make the calls by `around(call, args, kwargs)`, which returns what the module returns; None: directly."""
         if self._calls is not None:
             self._calls.around = around
 
@@ -77,8 +78,8 @@ def observe_calls(
 ) -> CallObserver | None:
     """Call `before(module, args, kwargs)` and, unless it raises, `after(module, args, output)` at calls of `module`.
 
-    They see what the caller gave and got: `before` runs before all hooks, `after` behind them.  `is_first`: before the
-    observers that are there.  None: this torch cannot be observed so, which is said once.
+    They see what the caller passed and got: `before` runs before all hooks, `after` after them.  `is_first`: before
+    the observers that are there.  Return None where this torch cannot be observed so, which is logged once.
     """
     if lacking("module_calls", {"module": module}) is not None or not _is_asked_for():
         return None
@@ -97,10 +98,10 @@ def _observe(module: nn.Module, before: Before | None, after: After | None, *, i
 
 
 def hold_class(module: nn.Module) -> Callable[[], None] | None:
-    """Keep the class of `module` as it is with an observer, until what this returns is called; None: nothing to keep.
+    """Keep the descriptor in the class of `module` until the returned function is called; None: nothing to keep.
 
-    For who takes his observer away for a while: where a module has hooks of the user's, dynamo guards its class, and
-    would compile anew each time.
+    For a caller that removes its observer for a while: where a module has hooks of the user's, dynamo guards its class,
+    and would recompile each time.
     """
     kind = type(module)
     if "torch._dynamo" not in sys.modules or not isinstance(vars(kind).get(_NAME), _CallImpl):
@@ -111,7 +112,7 @@ def hold_class(module: nn.Module) -> Callable[[], None] | None:
 
 @functools.cache
 def _is_asked_for() -> bool:
-    """Return whether this torch asks the class for the call, and calls what it gets; tried on a module of our own."""
+    """Return whether this torch reads the call from the class, and calls what it gets; tried on a module of our own."""
     seen: list[object] = []
     try:
         tried = _Tried()
@@ -119,7 +120,7 @@ def _is_asked_for() -> bool:
         tried(1)
         observer.remove()
         tried(2)
-    except Exception:  # noqa: BLE001  private ground: whatever it raises, modules are not observed
+    except Exception:  # noqa: BLE001  private API: whatever it raises, modules are not observed
         seen.clear()
     if seen != [1]:
         _log.warning("pacecar: torch %s calls modules in another way: %s", torch.__version__, FEATURES["module_calls"])
@@ -181,9 +182,9 @@ def _theirs(trace: TracebackType | None) -> TracebackType | None:
 
 
 class _CallImpl:
-    """What an observed module's class has as `_compiled_call_impl`.
+    """The descriptor that an observed module's class has as `_compiled_call_impl`.
 
-    A copy of the class that some pickler makes (cloudpickle, of a class in `__main__`) gets torch's default.
+    A copy of the class that a pickler makes (cloudpickle, of a class in `__main__`) gets torch's default.
     """
 
     def __init__(self, replaced: object) -> None:
@@ -212,7 +213,7 @@ class _CallImpl:
 
 
 _observed: dict[int, _Calls] = {}
-"""By the module's id; each holds its module, so that no other has it."""
+"""By the module's id; each value holds its module, so that the id is not reused."""
 
 
 def _put_into(kind: type[nn.Module]) -> None:
@@ -228,7 +229,7 @@ def _put_into(kind: type[nn.Module]) -> None:
 def _take_from(kind: type[nn.Module]) -> None:
     there = vars(kind).get(_NAME)
     if not isinstance(there, _CallImpl):
-        return  # somebody put another one there
+        return  # another one was put there since
     there.modules -= 1
     if there.modules:
         return

@@ -1,8 +1,8 @@
-"""Which network interface do this rank's collectives go through?  The daemon sees them all and cannot tell.
+"""Determines the network interface of this rank's collectives; the daemon sees all interfaces and cannot tell.
 
-By the rules of the libraries, as far as they can be known without asking them: the interface that the user named, else
-the one from which the job's master is reached.  None where InfiniBand or RoCE is there for NCCL to use, which bypasses
-every interface, and where nothing says it.
+It follows the rules of the libraries, as far as they can be known without asking them: the interface that the user
+named, else the one from which the job's master is reached.  None where InfiniBand or RoCE is there for NCCL to use,
+which bypasses every interface, and where nothing tells.
 
 Source: Gloo's and NCCL's variables GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME ("=eth0" exactly, "eth" by prefix, "^" not
 these), NCCL_IB_DISABLE and NCCL_NET (NVIDIA, NCCL user guide, "Environment variables").
@@ -24,10 +24,10 @@ from pathlib import Path
 __all__ = ["collective_interface"]
 
 INTERFACES_MAX = 256
-"""As many as the daemon serves."""
+"""The most interfaces considered; as many as the daemon serves."""
 
 RESOLVE_SECONDS = 0.5
-"""What the master's name may take to be looked up: the job has just done so itself, and starting must not wait."""
+"""How long looking up the master's name may take: the job has just done so itself, and starting must not wait."""
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _NAME_BYTES_MAX = 15
@@ -61,7 +61,7 @@ def _has_rdma(environ: Mapping[str, str], sys_root: Path) -> bool:
 
 
 def _named(text: str, there: Sequence[str]) -> str | None:
-    """Return the one interface that the user's list means, if it is one."""
+    """Return the one interface that the user's list selects; None for none or several."""
     wanted = text.split(",")[0]
     if wanted.removeprefix("=") in there:
         return wanted.removeprefix("=")
@@ -70,7 +70,7 @@ def _named(text: str, there: Sequence[str]) -> str | None:
 
 
 def _towards(host: str, there: Sequence[str]) -> str | None:
-    """Return the interface whose address packets to `host` would leave from; connecting a UDP socket sends none."""
+    """Return the interface from whose address packets to `host` would leave; connecting a UDP socket sends none."""
     found: list[str] = []
 
     def resolve() -> None:

@@ -1,21 +1,21 @@
-"""How does the hook see forward, backward and optimizer without touching what they compute?
+"""Notes when forward, backward and optimizer begin and end, by hooks that do not touch what they compute.
 
-By observers, so nothing is replaced and nothing lies on the model (`module_calls`):
+They are observers, so nothing is replaced and nothing is stored on the model (`module_calls`):
 
 - forward: the calls of the top-level module, in training with gradients on (evaluation is not a micro-batch);
-- backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine,
-  which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues
-  a second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
+- backward begins when the gradient of an output tensor arrives.  There the hook queues a callback of the autograd
+  engine, which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces.  That one
+  queues a second, which runs *after* DDP's.  The interval between the two is the exposed tail of communication;
 - optimizer: step pre-hook, and post-hook, which is the step's boundary.
 
-Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  No output with a
-gradient function, or a backward that never comes: the phase is absent.  No tensor is kept; a backward that fails
-half way is forgotten at the next forward.
+Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  Without an output
+that has a gradient function, or when backward never comes, the phase is absent.  No tensor is kept; a backward that
+fails half way is dropped at the next forward.
 
 Between two micro-batches the job has evicted all of this from the caches, so what a callback costs is the memory that
-it touches: register_hook, which is 2 us in a loop by itself, was 50 us in a real step.  Hence the callbacks of a
-micro-batch only note instants and shapes, and meter and guard themselves in line.  The optimizer's post-hook is the
-hook's own, which asks here for what was noted.
+it touches: register_hook, which takes 2 us in a tight loop, took 50 us in a real step.  Hence the callbacks of a
+micro-batch only note instants and shapes, and meter and guard themselves inline.  The optimizer's post-hook belongs to
+the hook (`step_boundary`), which reads here what was noted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ InputKey = tuple[torch.Size, bool]
 class PhaseHooks:
     """The hooks on one model and one optimizer.
 
-    Inputs that are one tensor are noted in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
+    An input that is one tensor is noted in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class PhaseHooks:
         self._handles: list[CallObserver | RemovableHandle | None] = []
         self._let_go_of_class: Callable[[], None] | None = None
         self.own_ns = 0
-        """What the callbacks took since somebody set this to 0."""
+        """What the callbacks took since this was last set to 0."""
         self.inputs: list[InputKey] = []
         self.tells_inputs = False
         self.has_looked = False
-        """A forward since somebody set this to False is not in `inputs`."""
+        """Whether a forward since this was last set to False is missing in `inputs`."""
         self.is_resting = False
-        """This step is only counted, and model and optimizer have none of our hooks but the one that ends it."""
+        """Whether this step is only counted, so that of our hooks only the one that ends the step is registered."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
@@ -107,7 +107,7 @@ class PhaseHooks:
         """When the optimizer's step under way began."""
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
-        # Without the engine's queue nothing tells when backward ends, so nobody need know when it begins.
+        # Without the engine's queue the end of backward is not seen, so its beginning is not needed.
         sees_backward = lacking("backward") is None
         self._queue_callback: Callable[[Callable[[], None]], None] = find(_QUEUE)
         self._is_direct = sees_backward and _can_watch_directly()
@@ -116,10 +116,10 @@ class PhaseHooks:
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
         self.evaluated_ns: int | None = None
-        """When a forward in evaluation was last seen: no step, but a sign of life."""
+        """When a forward in evaluation was last seen: not a step, but a sign that the job is alive."""
         self.forward_samples: int | None = None
         self.guesses_samples = True
-        """Whether nobody has counted this step's samples yet, so that forward's input must do."""
+        """Whether this step's samples were not counted otherwise, so that they are guessed from forward's input."""
 
     def install(self) -> None:
         """Register all hooks."""
@@ -134,9 +134,9 @@ class PhaseHooks:
         ]
 
     def rest(self) -> None:
-        """Take the hooks away for the steps that follow, at a boundary: they are only counted.
+        """Unregister the hooks at a boundary: the steps that follow are only counted.
 
-        Torch takes longer to call hooks that return at once than we take to count a step.
+        Torch takes longer to call hooks that return at once than pacecar takes to count a step.
         """
         self.is_resting = True
         self._forward_start_ns = None
@@ -145,7 +145,7 @@ class PhaseHooks:
         self._unregister()
 
     def resume(self) -> None:
-        """Put the hooks back, at a boundary."""
+        """Register the hooks again, at a boundary."""
         self.is_resting = False
         self._register()
 
@@ -170,7 +170,7 @@ class PhaseHooks:
 
     @property
     def phase(self) -> str | None:
-        """The phase under way, None between phases; may be asked from another thread."""
+        """The phase under way, None between phases; may be read from another thread."""
         if self.optimizer_start_ns is not None:
             return "optimizer"
         if self._compute_end_ns is not None:
@@ -185,7 +185,7 @@ class PhaseHooks:
         return REST if self.optimizer_start_ns is None else "optimizer"
 
     def tell_phases(self, listener: Callable[[str], None] | None) -> None:
-        """Let `listener` hear of each phase that the training thread enters; None: nobody.  It never raises."""
+        """Call `listener` with each phase that the training thread enters; None: no listener.  It must not raise."""
         device = self._enter_device
         if listener is None or device is None:
             self._enter = listener or device
@@ -218,7 +218,7 @@ class PhaseHooks:
             self._enter("forward")
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
-                # Most models take one tensor; its shape says the samples too.
+                # Most models take one tensor; its shape gives the samples too.
                 self.inputs.append((args[0].shape, args[0].requires_grad))
                 if len(self._events) >= EVENTS_MAX:
                     self.absorb()
@@ -239,12 +239,12 @@ class PhaseHooks:
             self.absorb()
 
     def saw_no_call(self) -> None:
-        """A step ended in which the model was not called: say why, where that can be told."""
+        """Log why a step ended in which the model was not called, where that can be told."""
         if compiled_frames():
             tell(_INSIDE)
 
     def absorb(self) -> None:
-        """Keep what is noted bounded, in a loop that never ends a step."""
+        """Add up what was noted, so that it stays bounded in a loop that never ends a step."""
         self.has_looked = True  # this step is not like the last one in any case
         self._timer.absorb()
         del self.inputs[:-EVENTS_MAX]
@@ -262,9 +262,9 @@ class PhaseHooks:
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
-                node = output.grad_fn  # asked for once: each time torch makes a python object for it
+                node = output.grad_fn  # read once: torch makes a python object for it each time
                 if node is not None and self._is_direct and output._backward_hooks is None:
-                    # As `_watch_directly`, without its frame.
+                    # As in `_watch_directly`, without its frame.
                     hooks: Any = OrderedDict()
                     hooks[_WATCH_KEY] = self._gradient_seen
                     output._backward_hooks = hooks
@@ -280,9 +280,9 @@ class PhaseHooks:
             self._guard.failed(self._after_forward)
         self.own_ns += self._now_ns() - now
 
-    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn whoever pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
-        if is_tracing():  # compiled autograd does
+        if is_tracing():  # compiled autograd traces hooks
             return
         if self._backward_start_ns is not None or not self._guard.is_alive:
             return
@@ -341,7 +341,7 @@ _WATCH_KEY = "pacecar"
 
 
 def _watch_nothing(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
-    """Leave backward alone."""
+    """Do nothing: backward is not observed."""
 
 
 def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
@@ -349,7 +349,7 @@ def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch
 
 
 def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tensor], None]) -> None:  # noqa: ANN401
-    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps; `node` made it."""
+    """Do what register_hook does for a tensor without hooks, without the unused handle; `node` made the tensor."""
     if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
         node._register_hook_dict(tensor)
@@ -358,7 +358,7 @@ def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tenso
 
 
 def _can_watch_directly() -> bool:
-    """Return whether this torch lets hooks be set that way, beside the user's own; tried on a tensor of one element."""
+    """Return whether hooks can be set directly in this torch, beside the user's; tried on a tensor of one element."""
     heard: list[str] = []
     try:
         with torch.enable_grad():
@@ -368,7 +368,7 @@ def _can_watch_directly() -> bool:
             _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
             tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
             tensor.backward()  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  private ground: whatever it raises, there is the public way
+    except Exception:  # noqa: BLE001  private API: whatever it raises, there is the public way
         return False
     return heard == ["direct", "registered"]
 

@@ -1,6 +1,6 @@
-"""Who measures this process?  One hook at a time: two would measure each other and fight over torch's profiler.
+"""Allows one active hook in a process: two would measure each other and compete for torch's profiler.
 
-A forked child has no hook: the parent's is told there that it was forked, and the slot is free.
+In a forked child no hook is active: the parent's hook is told that it was forked, and the slot is free.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class AlreadyAttachedError(RuntimeError):
 
 
 class AttachmentOwner(Protocol):
-    """Whoever measures."""
+    """The hook that measures this process."""
 
     def forked(self) -> None:
-        """Be inert: this is a forked child."""
+        """Turn inert: this is a forked child."""
         ...
 
 
@@ -50,7 +50,7 @@ def free(owner: AttachmentOwner) -> None:
 
 
 def _forked() -> None:
-    global _lock  # another thread may have held it, and there are no others here
+    global _lock  # another thread may have held it, and a forked child has no other threads
     _lock = threading.Lock()
     for owner, _ in attached:
         owner.forked()
@@ -61,7 +61,7 @@ in_child(_forked)
 
 
 def _caller() -> str:
-    """Return file:line of the first frame outside pacecar's own hook and facade."""
+    """Return file:line of the first frame outside pacecar's hook, wiring and attach."""
     for frame in reversed(traceback.extract_stack(limit=13)[:-3]):
         if not frame.filename.endswith(("profiler/hook/hook.py", "job/wiring.py", "job/attach.py")):
             return f"{frame.filename}:{frame.lineno}"

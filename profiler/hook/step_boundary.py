@@ -1,15 +1,15 @@
-"""How does a step end in ten microseconds?  By noting that it did, where nothing else is to be done at its boundary.
+"""Ends a step in ten microseconds: a plain boundary only notes that the step ended, all others go to the full one.
 
-Between two boundaries the job evicts everything of ours from the processor's caches, so what a boundary costs is the
-number of objects that it touches and not the work done there: a call is a microsecond or two, an attribute of one more
-object another half.  Most steps are *plain*: they took what the last one took, and nobody listens, profiles, traces,
-counts or is due.  For these `beat` appends one tuple and a few stores; what they mean is worked out by who settles the
-books.  All others, and whoever is not sure, go through `care`, the hook's own boundary.
+Between two boundaries the job evicts everything of ours from the processor's caches.  So a boundary costs by the number
+of objects that it touches and not by the work done there: a call is a microsecond or two, an attribute of one more
+object another half.  Most steps are *plain*: their inputs are those of the last step, and there is no listener, window,
+trace, count or record due.  For these `beat` appends one tuple and does a few stores; whoever writes the records
+(`step_records`) evaluates them.  All other steps, and all doubtful ones, go through `care`, the hook's full boundary.
 
     is_plain      set by `care` when it finds nothing pending, cleared by whatever becomes pending, on any thread
-    care_step     a step that somebody must look at before it begins: a window may be due
+    care_step     a step that `care` must see before it begins: a window may be due
 
-Left out: every rule about what is to be done (the hook).
+Left out: every rule about what is to be done (`hook`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 WAITING_MAX = 512
-"""Steps that wait for their records at one time; with more, the training thread settles them itself."""
+"""The most steps that wait for their records; with more, the training thread writes the records itself."""
 
 PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", DeviceStep | None]
 """Step, start, end, wall clock at the end, events, pacecar's own time, knobs, inputs, device."""
 
 
 class StepInputs(msgspec.Struct, frozen=True):
-    """What a step with these inputs has; `inputs` None: says nothing about another step."""
+    """Samples and FLOPs of a step with these inputs; `inputs` None: not valid for any other step."""
 
     inputs: list[InputKey] | None
     samples: int | None
@@ -63,7 +63,7 @@ UNUSUAL = StepInputs(None, None, None)
 class CountedStep(msgspec.Struct, frozen=True):
     """A step that was counted and not measured: when it was, and the settings in force.
 
-    `disturbed`: somebody traced it, so that its pace says nothing about the settings.
+    `disturbed`: it was traced, so that its pace says nothing about the settings.
     """
 
     step: int
@@ -80,7 +80,7 @@ class CountedStep(msgspec.Struct, frozen=True):
 
 
 class Passed:
-    """Steps that were counted and not measured."""
+    """The sums over steps that were counted and not measured."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -90,13 +90,13 @@ class Passed:
         self.tokens: int | None = None
 
     def said(self, samples: int | None, tokens: int | None) -> None:
-        """Add what the user or the loader said of one of them."""
+        """Add what the user or the loader reported for one of them."""
         self.samples = plus(self.samples, samples)
         self.tokens = plus(self.tokens, tokens)
 
 
 class StepBoundary:
-    """The optimizer's post-hook, and all that a plain step needs, in one object."""
+    """The optimizer's post-hook with all that a plain step needs, in one object."""
 
     __slots__ = (
         "_care",
@@ -137,13 +137,13 @@ class StepBoundary:
         self.is_plain = False
         self.care_step = 0
         self.rests_until = 0
-        """The boundaries before this step's are only counted."""
+        """Boundaries before that of this step are only counted."""
         self.passed: Passed | None = None
         """The steps that were only counted since the last measured one."""
         self.step = 0
         """The number of the step under way: how many were finished."""
         self.usual = UNUSUAL
-        """What the last step took."""
+        """The inputs of the last step, with its samples and FLOPs."""
         self.knobs = Knobs()
         self.waiting: deque[Any] = deque()
         """Finished steps without a record, each a PlainStep or what `care` appended: WAITING_MAX, plus one."""
@@ -166,7 +166,7 @@ class StepBoundary:
         ):
             passed = self.passed
             if self.step + 1 < self.rests_until and passed is not None and self._guard.is_alive:
-                # In line, and not by `pass_over`: the shorter the steps, the more of them is this.
+                # Inline, not by `pass_over`: the shorter the steps, the larger the share of this.
                 timer = self._timer
                 if timer.start_ns is not None and not self._counts.has_news and timer.device is None:
                     passed.steps += 1
@@ -200,7 +200,7 @@ class StepBoundary:
         timer.overhead_ns = ended_ns - now_ns
 
     def pass_over(self, now_ns: int) -> Passed:
-        """Count the step that is over and return all that were; the next measured one brings them to the books."""
+        """Count the step that is over and return the sums; the next measured step brings them to the records."""
         passed = self.passed
         if passed is None:
             passed = self.passed = Passed()
@@ -217,19 +217,19 @@ class StepBoundary:
         return self.step, self._timer.start_ns
 
     def wake(self) -> None:
-        """Let `care` have the next boundary; from any thread."""
+        """Send the next boundary through `care`; from any thread."""
         self.is_plain = False
         self.rests_until = 0
 
 
 def raw_step(plain: PlainStep) -> RawStep:
-    """Return what was noted of a plain step."""
+    """Return the RawStep of a plain step."""
     _, start_ns, end_ns, _, events, own_ns, _, _, device = plain
     return RawStep(start_ns, end_ns, events, own_ns, was_marked=False, absorbed=None, device=device)
 
 
 def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInputs, bool]:
-    """Return what was noted of the step that ends, and whether a forward of it was counted; begin the next one."""
+    """Return the inputs of the step that ends, and whether a forward of it was counted; begin the next one."""
     was_counted = phases.tells_inputs and vitals.is_counted
     inputs, samples = phases.inputs, phases.forward_samples
     if not inputs and not phases.has_looked:

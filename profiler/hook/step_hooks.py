@@ -1,8 +1,8 @@
-"""Registers hooks around the steps of one optimizer, where neither pickle nor a copy of it sees them.
+"""Registers hooks around the steps of one optimizer, so that neither its pickle nor its copies contain them.
 
 Torch leaves the hooks of an optimizer out of its pickle and its copies (`Optimizer.__getstate__`).  A subclass may
-pickle all that it has.  For one that pickles or copies itself in its own way there are torch's hooks for all
-optimizers, which lie on none; they return at once where another one steps.
+pickle all that it has.  For one that pickles or copies itself in its own way torch's hooks for all optimizers are used,
+which are stored on none; they return at once where another optimizer steps.
 
 Left out: the steps of such an optimizer that torch.compile compiles.  Dynamo traces that hook, too, but for every
 optimizer, so it must leave no trace.
@@ -41,7 +41,7 @@ def after_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle:
 
 
 def _shows_hooks(optimizer: Optimizer) -> bool:
-    """Return whether its pickle or copy may hold what is registered on it, and torch is who calls its hooks."""
+    """Return whether its pickle or copy may contain what is registered on it, and torch itself calls its hooks."""
     kind: Any = type(optimizer)
     if not issubclass(kind, Optimizer) or kind.register_step_post_hook is not Optimizer.register_step_post_hook:
         return False

@@ -1,9 +1,10 @@
-"""Who writes the record of a step, and when?  Not the step: it notes what only it can know, and goes on.
+"""Makes the records of finished steps later and off the step path: ledger, totals, overhead and StepRecord.
 
-An estimate, sums and a record of 27 fields are 12 us of python in a row.  Done at the end of each step they were
-100, because by then the job has evicted all of it from the processor's caches.  So the training thread enters a
-`FinishedStep`, and the steps that wait are settled together: by a courier or the crew when they look, every
-LOOK_SECONDS, or by the training thread itself when it needs to know (a window is due, a listener asks for the record).
+An estimate, sums and a record of 27 fields take 12 us of python in a row.  At the end of each step they took 100 us,
+because by then the job has evicted all of it from the processor's caches.  So the training thread queues a
+`FinishedStep`, and the records of the waiting steps are written together: by a record queue or the rank monitor when
+they look, every LOOK_SECONDS, or by the training thread itself when it needs to know (a window is due, a listener asks
+for the record).  Writing them is called settling.
 
     training thread   append(step) ... append(step) ... append(step)     a microsecond each
     another thread    look() ->  budget, ledger, totals, record, sinks   of each, in order
@@ -11,7 +12,7 @@ LOOK_SECONDS, or by the training thread itself when it needs to know (a window i
 Whoever settles holds a lock.  What another thread spends here is charged to the budget as if the job had waited for it:
 in python it may have.
 
-Left out: what is noted (the hook), what an estimate is (`estimate`).
+Left out: what is noted (`hook`), how an estimate is made (`estimate`).
 """
 
 from __future__ import annotations
@@ -55,22 +56,25 @@ from .step_boundary import WAITING_MAX, Passed, PlainStep, StepBoundary, raw_ste
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "StepRecords"]
 
 LOOK_SECONDS = 1.0
-"""Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
+"""How often waiting steps are settled: soon enough for a person who watches, rarely enough to be cheap."""
 
 DEVICE_WAIT_NS = 10_000_000_000
-"""A step's record waits no longer for the device: later boundaries bring the answer, and there may be none."""
+"""The longest that a step's record waits for the device: later boundaries read it, and there may be none."""
 
 CHUNK_STEPS = 16
-"""Steps settled by another thread before it lets the training thread have the GIL and the lock."""
+"""Steps that another thread settles before it releases the GIL and the lock to the training thread."""
 
 FRESH_STEPS = 128
-"""So few steps more can make the budget afford a window only if it nearly can: the next turn is soon enough."""
+"""With fewer steps waiting, the budget is recent enough for a refusal.
+
+So few steps can make a window affordable only if it nearly is, and then the next turn is soon enough.
+"""
 
 CAP_NS_MIN = 1_000_000_000
-"""In shorter steps the processor's clock, looked at five times a second, bounds the compute too loosely to matter."""
+"""The shortest step whose compute is capped: the processor clock is read five times a second, too coarse for less."""
 
 LOCK_SECONDS = 1.0
-"""The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
+"""The longest that the training thread waits for the lock: in a forked child it may never be released."""
 
 
 class FinishedStep(msgspec.Struct, eq=False):
@@ -78,11 +82,11 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
-    `is_held`: its window is not read yet, so its record waits, unless somebody asks for it.
-    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
-    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
-    `slowed_max_ns` by how much the profiler can have slowed it.
-    A Struct, because its constructor is no python frame: one is made on the step path, by position.
+    `is_held`: its window is not read yet, so its record waits, unless `settled` is called.
+    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
+    `thread_time` is the training thread's processor time in a profiled step, None where that is no guide, and
+    `slowed_max_ns` by how much the profiler can have slowed the step at most.
+    A Struct, because its constructor runs no python frame: one is made on the step path, by position.
     """
 
     books: StepRecords
@@ -117,19 +121,19 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     @property
     def pace_ns(self) -> int:
-        """Its wall time; among steps that are only counted without what measuring it took, which they do not pay."""
+        """Its wall time; where other steps are only counted, without the cost of measuring, which those do not have."""
         if self.books.measures_all:
             return self.wall_ns
         return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
 
     @property
     def source(self) -> Literal["exact", "estimate"]:
-        """What its ledger comes from."""
+        """Whether its ledger is exact or estimated."""
         return "exact" if self.measurement is not None else "estimate"
 
     @property
     def backward(self) -> BackwardWindow | None:
-        """Its last backward and the all-reduces of it; None where no window told."""
+        """Its last backward and the all-reduces in it; None where no window has them."""
         return None if self.measurement is None else self.measurement.backward
 
     def settled(self) -> StepRecord:
@@ -147,7 +151,7 @@ class FinishedStep(msgspec.Struct, eq=False):
 
 
 class StepRecords:
-    """The steps of one rank: entered by the training thread, settled in order by whoever comes first."""
+    """The steps of one rank: queued by the training thread, settled in order by whichever thread comes first."""
 
     def __init__(
         self,
@@ -181,32 +185,32 @@ class StepRecords:
         self._looked = 0.0
         self._window_price_ns = 0
         self.call_price = HookCost()
-        """What torch takes around the hooks, which they do not see."""
+        """What torch takes around the hooks, which the hooks do not see."""
         self.uncalibrated: Uncalibrated = "warming_up"
         """Why there is no exact window yet, while there is none."""
         self.window_price_ns: int | None = None
-        """What the first one is expected to cost; None: nobody has asked yet."""
+        """What the first exact window is expected to cost; None: not predicted yet."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
 
     def learn_prices(self) -> None:
-        """Measure what the hooks do not see; in some 5 ms, on the training thread, before the first step."""
+        """Measure what torch takes around the hooks; in some 5 ms, on the training thread, before the first step."""
         self.call_price = call_price()
 
     def enter(self, step: FinishedStep) -> None:
-        """Take a finished step that was not plain."""
+        """Queue a finished step that was not plain."""
         self._waiting.append(step)
-        # The first one at once: sinks start their threads with it, and these look here from then on.
+        # The first is settled at once: its record makes the sinks start their threads, which look here from then on.
         if len(self._waiting) >= WAITING_MAX or step.step == 0:
             self.settle()
 
     @property
     def measures_all(self) -> bool:
-        """Whether no step is only counted."""
+        """Whether every step is measured and none only counted."""
         return self._cadence.every == 1
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the budget knows all but the last few steps; a refusal may rely on that."""
+        """Whether the budget has all but the last few steps, so that its refusal can be relied on."""
         return len(self._waiting) < FRESH_STEPS
 
     def settle(self) -> None:
@@ -221,10 +225,10 @@ class StepRecords:
     def learn(
         self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None, *, told_by: FinishedStep
     ) -> None:
-        """Calibrate by the window of `step`, if it saw anything; the check of estimates goes out with `told_by`."""
+        """Calibrate by the window of `step`, if there is one; the check of the estimate is sent with `told_by`."""
         self.settle()
         step.measurement = measurement
-        # A step that was stopped is like no other: nothing is learned from it.
+        # A step in which the process was stopped is like no other: nothing is learned from it.
         if measurement is not None and not step.stops:
             told_by.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
             job, rank, ended_wall_ns = self._hello.job, self._hello.rank, step.ended_wall_ns
@@ -233,7 +237,7 @@ class StepRecords:
             )
 
     def look(self, after_seconds: float = LOOK_SECONDS) -> None:
-        """Write what waits, unless somebody has in the last `after_seconds`; called on any other thread."""
+        """Write what waits, unless that was done in the last `after_seconds`; called on any other thread."""
         now = time.monotonic()
         if not self._waiting or now - self._looked < after_seconds:
             return
@@ -251,20 +255,20 @@ class StepRecords:
             time.sleep(0)
 
     def time(self, step: FinishedStep) -> TimedStep:
-        """Return what was noted of `step`, added up, and note when the process did not run in it."""
+        """Return the phases of `step`, added up; sets `step.stops`, when the process did not run in it."""
         raw = step.raw
         if step.wall_ns >= LATE_NS_MIN:
-            self._stop_detector.look()  # its own thread may not have had its turn since
+            self._stop_detector.look()  # its own thread may not have run since
             step.stops = self._stop_detector.stops(raw.start_ns, raw.end_ns)
         return time_step(raw, [stop.stretch for stop in step.stops])
 
     def charge(self, cost_ns: int) -> None:
-        """Add what a thread spent on records; whoever brings them away charges it here, too."""
+        """Add what a thread spent on records; whoever sends them charges that here, too."""
         self._budget.charge(cost_ns)
         self._cadence.charged(cost_ns)
 
     def report_vitals(self) -> None:
-        """Put the record of vitals that is due into the sinks; on the training thread, as it looks at the model."""
+        """Put the utilization record that is due into the sinks; on the training thread, as it reads the model."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             try:
                 record = self._vitals.report()
@@ -273,7 +277,7 @@ class StepRecords:
             self._tell(record)
 
     def report_last_vitals(self) -> None:
-        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        """Put the utilization record of the last steps and of a checkpoint after them into the sinks; never raises."""
         try:
             vitals = self._vitals.finish()
         except Exception:  # noqa: BLE001  as in the guard, which is inert by now
@@ -302,12 +306,12 @@ class StepRecords:
         return getattr(self._waiting[0], "is_held", False)
 
     def _waits_for_device(self) -> bool:
-        """Return whether the next step may still learn how long the device took; bounded in steps and in time."""
+        """Return whether the next step may still get its device times; bounded in steps and in time."""
         try:
             if self._is_held():
                 return True
             step = self._waiting[0]
-        except IndexError:  # somebody else has settled it meanwhile
+        except IndexError:  # another thread has settled it meanwhile
             return False
         if isinstance(step, FinishedStep):
             device, ended_wall_ns = step.raw.device, step.ended_wall_ns
@@ -321,7 +325,7 @@ class StepRecords:
         step = self._waiting.popleft()
         try:
             self._settle(step if isinstance(step, FinishedStep) else self._finished(step))
-        except Exception:  # noqa: BLE001  as in the guard: the courier's thread is no better place for it to end
+        except Exception:  # noqa: BLE001  as in the guard: a record queue's thread must not end by it either
             self._guard.failed(self._settle)
 
     def _finished(self, plain: PlainStep) -> FinishedStep:
@@ -387,7 +391,7 @@ class StepRecords:
         ]
 
     def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
-        """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
+        """Pass on what measuring costs, without the listener, which is called whether or not a step is measured."""
         passed = step.passed
         if passed is None or not passed.steps:
             self._cadence.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())

@@ -1,8 +1,8 @@
-"""Does this rank's device hold its clocks down?  What the node's daemon says, for as long as it can say it.
+"""Keeps the daemon's latest news of whether this rank's device throttles its clocks.
 
-The hook does not ask: NVML stays out of the job, and a question to the driver may hang for 45 s.  The daemon reads the
-reasons anyway and tells the jobs connected to it when they change (`Throttling`).  Nobody waits for that: until it has
-come, and after the connection broke, nothing is known.
+The hook does not read that itself: NVML stays out of the job, and a call of the driver may hang for 45 s.  The daemon
+reads the reasons anyway and sends them to the jobs connected to it when they change (`Throttling`).  Nobody waits for
+that: until it has come, and after the connection broke, the state is unknown.
 
 Left out: which reasons count (the daemon's `throttles`).
 """
@@ -15,18 +15,18 @@ __all__ = ["ThrottleNews"]
 
 
 class ThrottleNews:
-    """The daemon's last word about the device of `hello`; `heed` comes from the courier's thread, one assignment."""
+    """The daemon's last news of the device of `hello`; `heed` is called on the queue's thread and is one assignment."""
 
     def __init__(self, hello: JobHello) -> None:
         self._device_uuid = hello.device_uuid
         self._latest: Throttling | None = None
 
     def heed(self, news: Throttling | None) -> None:
-        """Take what the daemon says; None: there is nobody to say anything."""
+        """Record news of the daemon; None: there is no connection."""
         if news is None or news.device_uuid == self._device_uuid:
             self._latest = news
 
     def is_throttled(self) -> bool | None:
-        """Return whether the clocks are held down; None when nobody knows."""
+        """Return whether the device throttles its clocks; None when that is unknown."""
         latest = self._latest
         return None if latest is None or latest.reasons is None else bool(latest.reasons)

@@ -1,10 +1,10 @@
-"""How long does the job wait for data, and how much data is it?
+"""Times how long the job waits for data, and counts the samples of each batch.
 
 The time inside `next()` of the loader, measured from outside, is the wait, whatever the loader is: torch's DataLoader,
-a generator, a streaming reader.  How many samples a batch holds no loader says; the first dimension of the first tensor
-is right for nearly every batch, and who knows better passes a function or calls `Hook.count`.
+a generator, a streaming reader.  No loader says how many samples a batch holds.  The first dimension of the first
+tensor is right for nearly every batch; for others the user passes a function or calls `Hook.count`.
 
-Batches are looked at and passed on; nothing here keeps one.
+Batches are read and passed on; nothing here keeps one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def guess_samples(batch: object) -> int | None:
 
 
 def _nothing() -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 class TimedLoader(Generic[T]):
@@ -76,7 +76,7 @@ class TimedLoader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         self._waits()
         start = self._now_ns()
-        iterator = iter(self._loader)  # starts worker processes, which is waiting for data too
+        iterator = iter(self._loader)  # starts worker processes, which counts as waiting for data too
         while True:
             try:
                 batch = next(iterator)
@@ -93,7 +93,7 @@ class TimedLoader(Generic[T]):
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a loader without length raises its own TypeError
 
-    # Pickled and copied as the loader alone: our part of it belongs to this process.
+    # Pickled and copied as the loader alone: our part belongs to this process.
     def __reduce__(self) -> tuple[Any, ...]:
         return cast, (None, self._loader)  # a function of the standard library that returns what it is given
 

@@ -1,8 +1,8 @@
-"""Write one trace into a folder that others may write in, without following what they put there.
+"""Writes one trace into a folder that other users may write in, without following links that they put there.
 
-torch writes by a path, first beside it, with the umask's mode, and follows links.  So it writes into a folder of mode
-0700 that is made for this trace under a random name, and reaches it by its descriptor: whoever may rename what is in
-the outer folder changes nothing.  The compressed trace is created new, 0600, and gets its name when it is whole.
+torch writes to a path, first to a file beside it, with the umask's mode, and follows links.  So it writes into a folder
+of mode 0700 that is made for this trace under a random name, and reaches it by its descriptor: renaming what is in the
+outer folder changes nothing.  The compressed trace is created new, 0600, and gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["TraceFile"]
 
 COPY_BYTES = 1024 * 1024
 COMPRESSION = 1
-"""Of 60 MB of JSON level 1 makes 4 % in 0.13 s, level 9 makes 3.7 % in 1.3 s."""
+"""gzip's level: level 1 makes 4 % of 60 MB of JSON in 0.13 s, level 9 makes 3.7 % in 1.3 s."""
 
 _PLAIN = "trace.partial"
 
 
 class TraceFile:
-    """The file `name` to come in the folder `descriptor`, which it closes; `path` is what people call it."""
+    """The trace file to be written in the folder `descriptor`, which it closes; `path` is its path for people."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class TraceFile:
         raise OSError("only a part could be written: is the disk full?")
 
     def compress(self) -> None:
-        """Make the file of what torch wrote; raises OSError, and then there is none."""
+        """Compress what torch wrote into the final file; raises OSError, and then there is no file."""
         draft = f"{self._room_name}.gz"
         handle = create_in(self._folder, draft)
         try:
@@ -75,7 +75,7 @@ class TraceFile:
             raise
 
     def close(self) -> None:
-        """Remove what torch wrote, and let go; a second call does nothing."""
+        """Remove what torch wrote, and close the folders; a second call does nothing."""
         if self._room >= 0:
             with suppress(OSError):
                 for name in os.listdir(self._room):

@@ -1,15 +1,15 @@
-"""How does a running job give a full trace of its next steps?  With torch's own profiler, from boundary to boundary.
+"""Executes the command "trace": a full trace of the next steps by torch's own profiler, from boundary to boundary.
 
-The hook's windows see just enough for a ledger and are gone when it is made.  When a person wants to look for himself,
-all of it is needed: shapes, launches, annotations, in the file that every viewer reads.  That costs what it costs:
-the traced steps are slower, and ending and writing hold the loop up for a moment; only compressing does not, it has a
-thread of its own.  The steps are marked as disturbed, so that nothing is concluded from their pace.
+The hook's windows hold just enough for a ledger and are dropped afterwards.  A person who wants to look needs all of
+it:  shapes, launches, annotations, in the file that every viewer reads.  That has its cost: the traced steps are
+slower, and ending and writing the trace hold the loop up for a moment; only the compression runs on a thread of its
+own.  The steps are marked as disturbed, so that nothing is concluded from their pace.
 
-Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that hears of it late
-ends with the others and not later, and one that is too late says so and traces nothing.
+Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that receives the
+command late ends with the others and not later, and one that is too late says so and traces nothing.
 
-A job that is being profiled by its own script is left alone: two sessions would empty each other.  Between a window of
-the hook's own and a trace lies a whole step (see `window`).
+A job that is being profiled by its own script is left alone: two sessions would empty each other.  There is always a
+whole step between a window of the hook's own and a trace (see `kineto_window`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .trace_file import TraceFile
 __all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows"]
 
 STEPS_MAX = 100
-"""A trace of a large model has 10 MB and 50 000 events a step."""
+"""The most steps in one trace: of a large model it has 10 MB and 50 000 events a step."""
 
 CLOSE_SECONDS = 10.0
-"""The end of a job waits so long for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
+"""How long the end of a job waits for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
 
 Answer = Callable[[Literal["accepted", "done", "refused"], str], None]
 
@@ -49,16 +49,16 @@ class TraceWindows(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """No window is open, and no profiler was ended at this very boundary."""
+        """Whether no window is open, and no profiler has ended at this boundary."""
         ...
 
     def let_pass(self) -> None:
-        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        """Note that a boundary passed while something waits for `is_settled`."""
         ...
 
     @property
     def outlived_by(self) -> str | None:
-        """The record that began in a session and may be open still: its end in a later session ends the process."""
+        """The record that began in a session and may still be open: ending in a later session it kills the process."""
         ...
 
     def session_ended(self, profile: object) -> None:
@@ -69,7 +69,7 @@ class TraceWindows(Protocol):
 class TraceRequests:
     """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder).
 
-    `step` is the number of the step that begins; `mark` is told when steps begin and cease to be traced.
+    `step` returns the number of the step that begins; `mark` is called when steps begin and cease to be traced.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class TraceRequests:
         self._writer: threading.Thread | None = None
 
     def trace(self, command: Command, answer: Answer) -> None:
-        """Begin; `boundary` ends it.
+        """Begin a trace; `boundary` ends it.
 
         Raises:
             NotYet: a window of ours has only just been closed.
-            Refusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
+            MessageRefusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
         """
         arguments, now = command.arguments, self._step()
         steps = arguments.get("steps", 5)
@@ -138,7 +138,7 @@ class TraceRequests:
         )
         self._file = file = self._place(arguments.get("directory"), first)
         self._profile = session
-        self._profile.step_num = now  # the marks in the file bear the job's own numbers
+        self._profile.step_num = now  # so the marks in the file have the job's own step numbers
         self._answer = answer
         self._mark(True)
         try:
@@ -163,13 +163,13 @@ class TraceRequests:
         if self._step() < self._end:
             try:
                 self._profile.step()
-            except Exception as error:  # noqa: BLE001  CUPTI's own trouble: the job goes on, without a trace
+            except Exception as error:  # noqa: BLE001  errors of CUPTI: the job goes on, without a trace
                 self._give_up(error)
         else:
             self._finish()
 
     def close(self) -> None:
-        """Write what there is, and wait for the writing: the job ends."""
+        """Write what was traced so far, and wait for that, because the job ends."""
         if self._profile is not None:
             self._finish()
         if self._writer is not None:
@@ -198,7 +198,7 @@ class TraceRequests:
         try:
             taken.stop()
             self._windows.session_ended(taken.profiler)
-            taken.export_chrome_trace(file.plain())  # torch compresses by itself, on this thread and through /tmp
+            taken.export_chrome_trace(file.plain())  # not as .gz: torch would compress on this thread and through /tmp
             file.check_whole()
         except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on
             file.close()
@@ -226,7 +226,7 @@ class TraceRequests:
 
 
 def _own(folder: Path) -> int:
-    """Open a folder whose name all know: anybody may have made it, or a link in its place."""
+    """Open a folder whose name is predictable: anybody may have made it, or a link in its place."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISLNK(os.lstat(folder).st_mode):
             raise UnsafePathError(folder, "it is a symbolic link")

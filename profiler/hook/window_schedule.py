@@ -1,21 +1,22 @@
-"""When does a window open around a step of this job, and which step pays for it?
+"""Decides when an exact window opens around a step, and charges its price to the profiled step.
 
 A window is opened between two steps, so its opening, ending and reading fall into steps that are not the profiled one.
-The opening is kept until the window ends, and the price of all three goes with the profiled step to the budget, by the
-books.  The budget is asked twice, because what other threads have not yet written it does not know.
+The price of the opening is kept until the window ends; then the price of all three goes to the budget with the profiled
+step's record.  The budget is asked twice: before and after the waiting records are written, because it does not know
+what they cost before.
 
 Price.  Opening, ending and reading are wall time less what other programs had of the processor meanwhile
 (`preemption`).  The profiled step itself is slower, and on a busy machine its wall time does not say by how much: it
-takes a third more or less by itself.  On a CPU job all that a window adds is work of the training thread, so there the
-processor's time of that step is held against its mean since the last window or switch of a knob, to within a boundary.
-Either way it is no more than the rows that the window saw can have cost.
+varies by a third anyway.  On a CPU job all that a window adds is work of the training thread.  So there the thread's
+processor time in that step is compared with its mean since the last window or switch of a knob, to within a boundary.
+Either way the price is at most what the rows in the window can have cost.
 
-Before the first window its price is predicted (`windowprice`).  Where the ceiling cannot be paid, slices of the step
-are taken at this rank's next turns (`probe`), and the window waits until what they say is earned.  A window whose step
-runs on for OTHER_STEP_RATIO of what steps take was opened around another step than the one predicted: it is cut off
-where the training thread next enters a phase, and is then no calibration.
+Before the first window its price is predicted (`window_price`).  Where the upper bound of the price cannot be afforded,
+slices of the step are taken at this rank's next turns (`row_density_probe`), and the window waits until the prediction
+from them is earned.  A window whose step takes OTHER_STEP_RATIO times the usual was opened around another kind of step
+than predicted: it is cut off when the training thread next enters a phase, and is then not used as a calibration.
 
-Left out: whose turn it is and what may be spent (`budget`, `turns`), and what a window sees (`measurement`).
+Left out: whose turn it is and what may be spent (`overhead_budget`, `turns`), and what a window sees (`window_reader`).
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from .step_records import FinishedStep, StepRecords
 __all__ = ["WindowSchedule"]
 
 OTHER_STEP_RATIO = 2.0
-"""A step that takes so many times the usual is not the one that was predicted; the profiler takes half of one."""
+"""A step that takes this many times the usual is not the predicted one; the profiler itself adds half a step."""
 
 OTHER_STEP_NS = 5_000_000
-"""Shorter excesses cost less than to cut a window off."""
+"""The least excess for cutting a window off, which itself costs more than a shorter excess."""
 
 COUNT_FACTOR = 2
-"""A count that seems to have cost so many times what was predicted was another kind of step: that is the job's own."""
+"""A count of FLOPs is charged at most this many times its predicted cost: more means another kind of step, and is the
+job's own time."""
 
 SLOWED_ROW_NS = 3_000
 SLOWED_ROW_DEVICE_NS = 10_000
-"""By how much the operator of a row can be slower, caches cold; ten times what it is in a loop."""
+"""The most that the operator of a row can be slowed with cold caches; ten times what it is in a loop."""
 
 _log = logging.getLogger(__name__)
 
 
 class WindowSchedule:
-    """Opens the meter's windows as the budget allows, and has what they saw entered; called at boundaries."""
+    """Opens windows as the budget allows, and passes their results to the step records; called at boundaries."""
 
     def __init__(
         self,
@@ -91,17 +93,17 @@ class WindowSchedule:
         self._held: FinishedStep | None = None
         self._has_told = False
         self.count_max_ns: int | None = None
-        """What the count that was allowed last can cost at most; a window has a limit of its own (`end`)."""
+        """The most that the last allowed count of FLOPs can cost; a window has a limit of its own (`end`)."""
         self.last_raw: RawStep | None = None
         """The last measured step."""
         self.may_be_open = False
-        """False: it is closed.  It also closes by itself."""
+        """Whether a window may be open; False: none is.  A window also closes by itself."""
         self.has_aftermath = False
-        """The step under way pays for a window, or for somebody's trace."""
+        """Whether the step under way is disturbed by the end of a window, or by a trace."""
 
     @property
     def is_probing(self) -> bool:
-        """A slice is taken of the step under way."""
+        """Whether a slice is taken of the step under way."""
         return self._probe.is_armed
 
     def wants(self, step: int) -> bool:
@@ -113,7 +115,7 @@ class WindowSchedule:
         return self._budget.next_look(step) if self._wanted is None else self._budget.next_turn(step)
 
     def try_to_open(self, step: int) -> None:
-        """Open a window for `step`, or go on with the one that is open on a device that first runs dry."""
+        """Open a window for `step`, or continue the one that was opened a step earlier so that the device drains."""
         if not self._meter.is_open:
             self.may_be_open = False
             if not (self._budget.is_due(step) and self._meter.is_installed):
@@ -121,7 +123,7 @@ class WindowSchedule:
             if not self.wants(step) and self._books.is_fresh:
                 return
             self._preemption.begin()
-            self._books.settle()  # the budget must know what was spent
+            self._books.settle()  # the budget needs what was spent so far
             self._preemption.end()
             self._predict(step)
             if not self._meter.may_open():
@@ -140,25 +142,25 @@ class WindowSchedule:
         self._timer.keep_marks()
 
     def mark(self, step: int) -> None:
-        """Take the steps from `step` on as those that a slowed one is held against; called where one begins."""
+        """Compare slowed steps with those from `step` on; called where `step` begins."""
         self._mark = (step, time.thread_time_ns(), None if self._sequence is None else self._sequence())
 
     def slows(self, step: int) -> None:
-        """Note that pacecar slows the step that begins: it is profiled, or its operations are counted."""
+        """Note that pacecar slows the step that begins: it is profiled, or its FLOPs are counted."""
         mark, now_ns = self._mark, time.thread_time_ns()
         is_known = mark is not None and not self._on_device and step > mark[0]
         self._usual_ns = (now_ns - mark[1]) // (step - mark[0]) if is_known and mark is not None else None
         self._thread_ns = now_ns
 
     def thread_time(self) -> ThreadTime | None:
-        """Return what the step that was slowed took of the processor, asked once where it ends; None: nobody knows."""
+        """Return the processor time of the slowed step, once, where it ends; None: unknown."""
         usual_ns, self._usual_ns = self._usual_ns, None
         return None if usual_ns is None else ThreadTime(time.thread_time_ns() - self._thread_ns, usual_ns)
 
     def end(self, finished: FinishedStep) -> None:
         """Read the window of the step that is over; ending and reading it falls into the next step.
 
-        Where gloo's threads may still write to the session, it sees no more from here on, and is read a step later.
+        Where gloo's threads may still write to the session, it is paused here and read a step later.
         """
         held = self._held
         is_gone = self._was_cut or not self._meter.is_open
@@ -192,7 +194,7 @@ class WindowSchedule:
             self._preemption.end()
 
     def release(self) -> None:
-        """Let the record of a step be written whose window is not read yet."""
+        """Allow the record of a step to be written although its window is not read yet."""
         if self._held is not None:
             self._held.is_held = False
             self._held = None
@@ -211,7 +213,7 @@ class WindowSchedule:
 
     @staticmethod
     def _told_by(profiled: FinishedStep, finished: FinishedStep) -> FinishedStep:
-        """Return the step whose record is not written yet: that of `profiled`, unless somebody asked for it."""
+        """Return the step whose record is not written yet: `profiled`, unless its record was asked for."""
         return profiled if profiled.record is None else finished
 
     def end_slice(self, finished: FinishedStep) -> None:
@@ -229,7 +231,7 @@ class WindowSchedule:
         self._expect(shape)
 
     def may_count(self, step: int, price_ns: int | None) -> bool:
-        """Return whether the FLOPs of `step` may be counted, as was done for `price_ns`; None: it is the first time."""
+        """Return whether the FLOPs of `step` may be counted, which last cost `price_ns`; None: it is the first time."""
         is_first = price_ns is None
         if price_ns is None:
             price_ns = self._price.count_ns(self._shape(step))
@@ -237,7 +239,7 @@ class WindowSchedule:
         return self._budget.can_afford(price_ns, on_credit=is_first)
 
     def abandon(self) -> None:
-        """Leave torch and python as they were; what is open is not read."""
+        """End a slice and restore torch's and python's state; an open window is not read."""
         self.release()
         self._probe.abandon()
         self._phases.tell_phases(None)
@@ -260,7 +262,7 @@ class WindowSchedule:
         return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches, self._phases.parameter_count)
 
     def _predict(self, step: int) -> None:
-        """Tell the budget what a window of `step` will cost where no window of such a step was taken."""
+        """Predict for the budget what a window of `step` will cost, where no window of such a step was taken."""
         self._wanted = None
         if self._budget.is_unlimited:
             return
@@ -298,7 +300,7 @@ class WindowSchedule:
         self.has_aftermath = True
 
     def _entered(self, phase: str) -> None:
-        """Cut an open window off where its step turns out to be another than was predicted; never raises."""
+        """Cut an open window off where its step turns out not to be the predicted one; never raises."""
         usual_ns = self._usual_ns
         if usual_ns is None or self._was_cut or self._budget.is_unlimited or self._probe.is_in_backward:
             return
@@ -315,13 +317,13 @@ class WindowSchedule:
         self._was_cut, self._has_rested = True, False
         self._price_ns += self._now_ns() - begun
         self._charge(self._now_ns() - begun)
-        self._thread_ns += time.thread_time_ns() - thread_ns  # that is no slow-down of the step's
+        self._thread_ns += time.thread_time_ns() - thread_ns  # cutting is not a slow-down of the step
 
     def _end_cut(self, finished: FinishedStep) -> None:
         self._phases.tell_phases(None)
-        self.thread_time()  # the step was longer by its own doing
+        self.thread_time()  # dropped: the step itself was longer, not slowed
         finished.disturbed = self.has_aftermath = True
-        if self._meter.is_open:  # paused amid its step
+        if self._meter.is_open:  # paused within its step
             if not self._has_rested:
                 self._has_rested = True
                 return

@@ -1,5 +1,6 @@
-"""Where a step's time went: compute, exposed communication, copies, data wait, idle.
+"""Computes where a step's time went: compute, exposed communication, copies, data wait, idle.
 
-In come spans of a step, out goes a ledger that adds up to the nanosecond.
-Start with `attribution`; `estimate` does it without a window, `what_if_bounds` says what could be gained.
+In: intervals of work and of host phases.
+Out: a `Ledger` whose headings sum to the wall time, to the nanosecond.
+Start at `attribution`; `estimate` does it without a profiled window, `what_if_bounds` bounds what could be gained.
 """

@@ -1,28 +1,29 @@
-"""Where did the step go?  Split a window of time by the work that filled it.
+"""Attributes a window of time to the kinds of work that filled it, by a sweep line over unions of intervals.
 
-Total communication time cannot answer: a collective that runs under a matmul costs nothing.  What costs is *exposed*
-communication, when communication runs and no compute does.
+Total communication time does not say what a step lost: a collective that runs under a matmul costs nothing.  What costs
+is *exposed* communication, when communication runs and no compute does.
 
     compute         ##########......
     communication   ......##########
     charged to      ccccccoooooeeeee    c compute, o compute that hides communication, e exposed communication
 
-One instant has one heading, by this priority: compute, communication, copy, work of a kind that nobody could tell
-(unknown), and, when nothing runs, the cause: the process was stopped, data wait, checkpoint, pacecar's own hook,
-optimizer, else the host did not feed the device (host_bound).  Outside the stretch that was observed everything is
-unknown: no event there is not the same as no work.  Work of one kind at the same instant counts once; work from before
-or after the window is clipped.
+Each instant has one heading, by this priority: compute, communication, copy, work of unknown kind (unknown), and, when
+nothing runs, the cause: the process was stopped, data wait, checkpoint, pacecar's own hook, optimizer, else the host
+did not feed the device (host_bound).  Outside the interval that was observed everything is unknown: no event there is
+not the same as no work.  Work of one kind at the same instant counts once; work from before or after the window is
+clipped.
 
-On a CPU job the words mean: compute = an operator runs on a training thread, communication = gloo work runs on its own
-threads, host_bound = python between operators; see `pacecar.profiler.windows.trace_spans`, which makes the spans.
+On a CPU job the headings mean: compute = an operator runs on a training thread, communication = gloo work runs on its
+own threads, host_bound = python between operators; see `pacecar.profiler.windows.trace_spans`, which makes the
+intervals.
 
-It is one sweep however many windows are asked for: the edges of all the unions are sorted once, and at each edge the
-kind that begins or ends there is added to or taken from a sum of bits, so that the sum *is* the set of what runs.  A
-table says which heading a set has.  Added up along the sweep, any window is the difference of two sums, so a thousand
-steps cost a thousand differences and not a thousand readings of the trace.
+There is one sweep however many windows are asked for.  The edges of all the unions are sorted once, and at each edge
+the kind that begins or ends there is added to or subtracted from a sum of bits, so that the sum *is* the set of what
+runs.  A table maps each set to its heading.  With cumulative sums along the sweep any window is the difference of two
+sums, so a thousand steps cost a thousand differences and not a thousand passes over the trace.
 
-Everything here is pure: spans in, ledgers out.  No torch, no clock and no files.  Left out: what a late rank cost
-another one; that needs the records of both.
+Pure: intervals in, ledgers out; no torch, no clock and no files.  Left out: what a late rank costs another rank, which
+needs the records of both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = ["LossCause", "Work", "attribute", "attribute_phases", "attribute_wind
 
 
 class Work(StrEnum):
-    """What ran."""
+    """The kind of work that ran."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -66,7 +67,7 @@ _LAYERS: tuple[Work | LossCause, ...] = (*Work, *LossCause)
 _BITS: dict[Work | LossCause, int] = {layer: index for index, layer in enumerate(_LAYERS)}
 _SEEN = len(_LAYERS)
 _PHASE = _SEEN + 1
-"""The bit of the first phase; those before it are work, causes and whether somebody looked."""
+"""The bit of the first phase; the bits before it are work, causes and whether the instant was observed."""
 
 _HEADINGS = {heading: index for index, heading in enumerate(LEDGER_HEADINGS)}
 
@@ -89,11 +90,11 @@ def _heading(running: int) -> int:
     elif cause := next(
         (c for c in (LossCause.STOPPED, LossCause.DATA_WAIT, LossCause.CHECKPOINT, LossCause.HOOK) if runs(c)), None
     ):
-        name = cause.value  # the host itself did nothing for the device: true whether somebody looked or not
+        name = cause.value  # the host itself did nothing for the device: true whether it was observed or not
     elif not is_seen:
         name = "unknown"
     else:
-        # Operators may have run in the optimizer, so its claim holds only where somebody looked.
+        # Operators may have run in the optimizer, so this heading holds only where work was observed.
         name = LossCause.OPTIMIZER.value if runs(LossCause.OPTIMIZER) else "host_bound"
     return _HEADINGS[name]
 
@@ -112,7 +113,7 @@ def attribute(
 ) -> Ledger:
     """Return the ledger of `window` = [start, end); its parts sum to end - start exactly.
 
-    Rows of `work` and `causes` may overlap and come in any order.  `observed` is the stretch in which every piece of
+    Rows of `work` and `causes` may overlap and come in any order.  `observed` is the interval in which every piece of
     work would have been seen; None means the whole window.
     """
     return attribute_windows(work, [window], causes=causes, observed=observed)[0]
@@ -168,9 +169,9 @@ def charge(
     causes: Mapping[LossCause, Intervals] | None = None,
     observed: tuple[int, int] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Return the timeline behind the ledger of `window`: n + 1 times, and for each stretch between them its heading.
+    """Return the timeline behind the ledger of `window`: n + 1 times, and the heading of each interval between them.
 
-    Headings are indices of `LEDGER_HEADINGS`; neighbours differ and no stretch is empty.
+    Headings are indices of `LEDGER_HEADINGS`; neighbours differ and no interval is empty.
     """
     times, running = _sweep(work, np.array(window), {}, causes, observed)
     heading = _HEADING_OF[running]
@@ -189,7 +190,7 @@ def _sweep(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return sorted times from the first of `cuts` to the last and, for each but the last, the set of what runs then.
 
-    Each of `cuts`, which are sorted, is among the times.  Times may repeat; the stretch between equal ones is empty.
+    Each of `cuts`, which are sorted, is among the times.  Times may repeat; the interval between equal ones is empty.
     """
     start, end = int(cuts[0]), int(cuts[-1])
     layers: list[tuple[int, Intervals]] = [(_BITS[kind], rows) for kind, rows in work.items()]

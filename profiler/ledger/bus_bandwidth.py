@@ -1,8 +1,8 @@
-"""How fast is a collective on the wire?  Bus bandwidth, which compares with the speed of links.
+"""Gives the factor from algorithm to bus bandwidth of a collective; bus bandwidth compares with the speed of links.
 
-*Algorithm* bandwidth is the size over the time; it falls with the number of ranks although the links are as busy as
+*Algorithm* bandwidth is the size over the time.  It falls with the number of ranks although the links are as busy as
 before.  *Bus* bandwidth is that times a factor per operation; the factors are nccl-tests' (PERFORMANCE.md there).
-Shared by profiled windows and by traces from files.
+Profiled windows and traces from files share it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RING: dict[str, Callable[[int], float]] = {
 
 
 def bus_bandwidth_factor(operation: str, ranks: int | None) -> float | None:
-    """Return bus over algorithm bandwidth as nccl-tests has it; None when it or the number of ranks is not known.
+    """Return bus over algorithm bandwidth as in nccl-tests; None when the operation or number of ranks is unknown.
 
     One rank alone uses no link: its factor is 0 where the operation depends on the number of ranks.
     """

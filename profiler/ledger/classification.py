@@ -1,9 +1,9 @@
-r"""What kind of work is this row of a trace?
+r"""Classifies a row of a trace as compute, communication, copy or other work.
 
-By stream is the wrong answer: DDP, FSDP and users put anything on any stream.  By name alone is nearly wrong: names
-change from release to release and vendor to vendor.  So metadata first: torch records `record_param_comms` around each
-collective, and a kernel linked to it is communication whatever its name.  Only then the name decides, and a device row
-of a type that is not known here is OTHER (charged to unknown), never compute.
+Classifying by stream is wrong: DDP, FSDP and users put anything on any stream.  Classifying by name alone is nearly
+wrong: names change from release to release and vendor to vendor.  So metadata come first: torch records
+`record_param_comms` around each collective, and a kernel linked to it is communication whatever its name.  Only then
+the name decides.  A device row of an unknown type is OTHER (charged to unknown), never compute.
 
     kernel linked to record_param_comms   COMMUNICATION
     ncclDevKernel_AllReduce_Sum_bf16_RING COMMUNICATION by name
@@ -25,17 +25,17 @@ from .attribution import Work
 __all__ = ["HostRow", "classify_device", "classify_host", "collective_operation", "function_name", "is_closed"]
 
 NAMES_MAX = 16_384
-"""Distinct names that are remembered; generated kernels have thousands, and a look-up is 30 times a search."""
+"""Distinct names that are cached; generated kernels have thousands, and a look-up is 30 times as fast as a search."""
 
 NESTING_MAX = 64
-"""Levels of template brackets that are taken off a name; CUTLASS has 15, a broken file may have thousands."""
+"""Levels of template brackets that are removed from a name; CUTLASS has 15, a broken file may have thousands."""
 
 _DEVICE_KERNELS = frozenset({"kernel", "concurrent_kernel", "xpu_kernel", "mtia_kernel", "mtia_ccp_events"})
-"""`mtia_ccp_events` are kineto's old word for what runs on an MTIA device; since 2025 it writes "kernel" there too."""
+"""`mtia_ccp_events` is kineto's old type for what runs on an MTIA device; since 2025 it writes "kernel" there too."""
 _DEVICE_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 _COLLECTIVE_ROWS = frozenset({"collective_comm"})
 _DEVICE_UNKNOWN = frozenset({"mtia_workloadd", "hpu_op", "privateuse1_kernel", "mtia_insight"})
-"""Work on a device of which this table cannot say what it is."""
+"""Types of device work whose kind is not known here."""
 
 LIBRARY = re.compile(
     r"""
@@ -60,13 +60,13 @@ LIBRARY = re.compile(
     """,
     re.VERBOSE,
 )
-"""What only communication libraries call their kernels; searched in the lower-case name of the function."""
+"""Names that only communication libraries give to kernels; searched in the lower-case name of the function."""
 
 COLLECTIVE = re.compile(
     r"all_?reduce | all_?gather | reduce_?scatter | all_?(?: to | 2 )_?all | (?<![a-z]) a2a (?![a-z]) | send_?recv",
     re.VERBOSE,
 )
-"""What everybody calls a collective.  A kernel of an unknown library is known by it, unless NOT_ACROSS says no."""
+"""Common names of collectives.  They identify a kernel of an unknown library, unless NOT_ACROSS matches."""
 
 NOT_ACROSS = re.compile(
     r"""
@@ -83,14 +83,14 @@ NOT_ACROSS = re.compile(
 )
 
 HOST_GROUPS = ("gloo:", "ucc:", "mpi:")
-"""How the work rows of host process groups begin."""
+"""Prefixes of the work rows of host process groups."""
 
 _HINTS = (
     "ccl", "shmem", "reduce", "gather", "scatter", "all", "ep", "a2a", "mori", "pplx", "moe", "ctran", "ucc", "shot",
     "lamport", "multimem", "symmetric", "userbuffers", "barrier", "dispatch", "combine", "node", "exchange", "recv",
     "flagcx",
 )  # fmt: skip
-"""No communication without one of these: nine names in ten need no more than this look."""
+"""Every communication kernel's name has one of these: nine names in ten need no more than this check."""
 
 _METADATA_ROW = "record_param_comms"
 
@@ -101,8 +101,8 @@ _INNERMOST = re.compile(r"<[^<>]*>")
 def function_name(kernel: str) -> str:
     """Return the qualified function of a demangled kernel name: no result type, template arguments or parameters.
 
-    What a kernel is *for* stands there; its arguments name what it is made of (`softmax<WarpAllReduce<...>>`).  A
-    mangled name comes back whole.
+    The function says what a kernel is *for*; its template arguments name what it is made of
+    (`softmax<WarpAllReduce<...>>`).  A mangled name comes back whole.
     """
     if kernel.startswith("_Z") or not ("<" in kernel or "(" in kernel or " " in kernel):
         return kernel
@@ -156,11 +156,11 @@ def collective_operation(name: str) -> str | None:
 
 
 _COPY_NAMES = ("Memcpy ", "Memset ", "dma_")
-"""Copies that a device's row type does not tell from kernels (MTIA's)."""
+"""Prefixes of copies that have the same row type as kernels (MTIA's)."""
 
 
 def classify_device(row_type: str, name: str, linked_name: str | None = None) -> Work | None:
-    """Return what a row on a device is, None when it is no work (annotation, synchronization, not on a device).
+    """Return what a row on a device is, None when it is not work (annotation, synchronization, not on a device).
 
     `linked_name` is the name of the host row that launched it, when the trace links them.
     """
@@ -215,7 +215,8 @@ _CLOSED = re.compile(r"^aten:: | Backward [0-9]+ $", re.VERBOSE)
 def is_closed(name: str) -> bool:
     """Return whether an operator of this name has nothing but operators inside it.
 
-    ATen's own do, and autograd's generated nodes (`AddmmBackward0`), whose hooks run outside their row.  Not so the
-    engine's rows (DDP launches collectives in one) and functions written in python, whose names end without a number.
+    True of ATen's own operators and of autograd's generated nodes (`AddmmBackward0`), whose hooks run outside their
+    row.  Not true of the engine's rows (DDP launches collectives in one) and of functions written in python, whose
+    names end without a number.
     """
     return _CLOSED.search(name) is not None and not name.startswith("autograd::engine::")

@@ -1,19 +1,20 @@
-"""What is the ledger of a step that nobody profiled?
+"""Estimates the ledger of a step that was timed but not profiled, from the mix of the last profiled windows.
 
 A host timer alone cannot say: "backward took 40 ms" holds compute, hidden and exposed communication and python.  But
-the mix inside one phase changes slowly, while the phases' lengths change from step to step.  So the last exact
-windows give for each phase its own mix, and a step that was only timed is each phase's length split in that
-proportion, exactly, so that the parts still sum to the wall time.
+the mix inside one phase changes slowly, while the phases' lengths change from step to step.  So each phase's mix comes
+from the last exact windows, and the length of each phase of a timed step is split in that proportion.  The split is
+exact, so that the parts still sum to the wall time.
 
 One window is one step, and steps differ: another program had the processor, a rank came late.  So the mix of a phase is
 heading by heading the median over the last WINDOWS_MAX windows of the setting, which one odd window does not move.  Two
-windows in a row that were off by more than CHANGE_RATIO are no oddity but another job; then all before them is dropped.
+windows in a row whose estimate was off by more than CHANGE_RATIO mean that the job itself changed; then all windows
+before them are dropped.
 
-Never calibrated, only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
-host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values, and an
-estimate that must use another setting's calibration does, and reports its age like any other.
+Without a calibration only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
+host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values.  A setting
+without a calibration uses the latest of another setting, and reports its age like any other.
 
-Pure: numbers in, one Ledger out.  Left out: how far off it is (`checking`).
+Pure: numbers in, one Ledger out.  Left out: how far off the estimate is (`estimate_check`).
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ __all__ = [
 ]
 
 CALIBRATIONS_MAX = 64
-"""Settings that are remembered; a tuner tries a few dozen, and the oldest setting is the least likely to return."""
+"""The most settings that are kept; a tuner tries a few dozen, and the oldest setting is the least likely to return."""
 
 WINDOWS_MAX = 5
-"""Windows that one setting's mix is the median of.  Replayed on the demo's windows (docs/ledger.md) five are off by a
-sixth less than one in the median and by a third less at the 90th percentile, and eight by no less than five."""
+"""Windows whose median is one setting's mix.  Replayed on the demo's windows (docs/ledger.md), the error with five is a
+sixth lower than with one in the median and a third lower at the 90th percentile; with eight it is no lower."""
 
 CHANGE_RATIO = 0.1
-"""Twice the error that an estimate is meant to keep under."""
+"""The error that counts as a change of the job: twice the error that an estimate should stay under."""
 
 CHANGE_WINDOWS = 2
-"""Windows in a row that must be off by as much before older ones are forgotten."""
+"""Windows in a row that must exceed CHANGE_RATIO before older ones are dropped."""
 
 _SHARES = 1_000_000_000
-"""Shares of several windows are counted in billionths, so that weights stay integers."""
+"""Shares of several windows are in billionths, so that weights stay integers."""
 
 _DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "host_bound", STOPPED: "stopped"}
-"""Phases that the timers measure by themselves, and the heading that an uncalibrated estimate gives them."""
+"""Phases that the timers measure themselves, and the heading that an uncalibrated estimate gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Calibration:
     phases: Mapping[str, Ledger]
     earlier: tuple[Mapping[str, Ledger], ...] = ()
     on_device: Calibration | None = None
-    """The same of the phases as the device ran them; None where that is not known."""
+    """The same for the phases as the device ran them; None where that is not known."""
     surprises: int = 0
     """Windows in a row, up to this one, from which the estimate was off by more than CHANGE_RATIO."""
     mixes: Mapping[str, _Mix] = field(init=False, repr=False, compare=False)
@@ -115,7 +116,7 @@ class Calibration:
 
     @property
     def windows(self) -> int:
-        """Exact windows that this is made of."""
+        """How many exact windows this is made of."""
         return 1 + len(self.earlier)
 
     def exposed_ratio(self, phase: str) -> float | None:
@@ -145,7 +146,7 @@ class Calibrations:
         self._latest: Calibration | None = None
 
     def add(self, knobs: Knobs, window: Calibration, error_ratio: float | None = None) -> None:
-        """Remember `window` for the setting `knobs`; what was known of that setting was off by `error_ratio`."""
+        """Add `window` to the setting `knobs`; the estimate from its earlier windows was off by `error_ratio`."""
         key = frozenset(knobs.values.items())
         before = self._by_values.pop(key, None)
         calibration = window if before is None else window.after(before, error_ratio)
@@ -189,8 +190,8 @@ def estimate_step(
     """Return the ledger of a step of `wall_ns` by its phases on the `device` where they are known, else on the host's.
 
     The device's step begins and ends when the device passes the host's boundaries, so one step may be shorter or longer
-    there; over many they are as long as each other.  Its phases are laid on the host's wall time in proportion.  A
-    checkpoint is the host's own, as is a stop, and the device's marks do not show it.
+    there than on the host; over many steps the lengths are equal.  Its phases are scaled to the host's wall time.  A
+    step with a checkpoint or a stop uses the host's phases, because the device's marks do not show these.
     """
     mixes = None if calibration is None else calibration.on_device
     if device is None or mixes is None or not any(device.values()) or {"checkpoint", STOPPED} & phases.keys():
@@ -200,9 +201,9 @@ def estimate_step(
 
 
 def capped(ledger: Ledger, processor_ns: int) -> Ledger:
-    """Return `ledger` with no more compute than `processor_ns`, what the process took of the processor meanwhile.
+    """Return `ledger` with no more compute than `processor_ns`, the processor time of the process in that step.
 
-    A host that takes no processor computes nothing; what it did instead (waited for a page, a lock, a file) is unknown.
+    A host that uses no processor computes nothing; what it did instead (waited for a page, a lock, a file) is unknown.
     Not for a device job, where the device computes.
     """
     excess = ledger.compute_ns - processor_ns
@@ -214,7 +215,7 @@ def capped(ledger: Ledger, processor_ns: int) -> Ledger:
 def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:
     """Return the ledger of a step of `wall_ns` whose phases lasted so long; it sums exactly.
 
-    `phases` are disjoint stretches inside the step; what they leave of it is the phase `REST`.  Should timers of a
+    `phases` are durations of disjoint intervals inside the step; the remainder is the phase `REST`.  If the timers of a
     disturbed step sum to more than the step, they are scaled down to it, as only their proportion can be right.
     """
     known = {name: duration for name, duration in phases.items() if duration > 0}

@@ -1,8 +1,8 @@
-"""How does one calculate with stretches of time, exactly?
+"""Computes exactly with intervals of time: union, clip, length, subtraction and cover.
 
-Sums of durations cannot answer anything about a step, because work overlaps: two kernels on two streams are not twice
-the time.  So everything here works on *unions*: sorted, disjoint, half-open intervals of integer nanoseconds, one row
-[start, end) each.  No rounding anywhere; an empty interval is no interval.
+Sums of durations say nothing about a step, because work overlaps: two kernels on two streams are not twice the time.
+So everything here works on *unions*: sorted, disjoint, half-open intervals of integer nanoseconds, one row [start, end)
+each.  Nothing is rounded; an empty interval is no interval.
 
 Left out: what the intervals mean.
 """
@@ -33,7 +33,7 @@ def union(rows: Intervals) -> Intervals:
     if len(rows) == 0:
         return EMPTY
     starts = rows[:, 0]
-    if (starts[1:] < starts[:-1]).any():  # most come in order, and looking is ten times cheaper than sorting
+    if (starts[1:] < starts[:-1]).any():  # most come in order, and the check is ten times cheaper than sorting
         rows = rows[np.argsort(starts, kind="stable")]
     reach = np.maximum.accumulate(rows[:, 1])
     opens = np.concatenate(([True], rows[1:, 0] > reach[:-1]))
@@ -55,7 +55,7 @@ def length(merged: Intervals) -> int:
 
 
 def total(durations: NDArray[np.int64]) -> int:
-    """Return the sum of durations that may overlap: unlike a union's it may be beyond 64 bits, in a broken trace."""
+    """Return the sum of durations that may overlap: unlike a union's length it may exceed 64 bits in a broken trace."""
     if len(durations) and int(durations.max()) > _INT64_MAX // len(durations):
         return sum(durations.tolist())
     return int(durations.sum())

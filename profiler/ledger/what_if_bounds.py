@@ -1,17 +1,19 @@
-"""What would the pace be if only this were gone?  The rungs of a ladder, each a bound and none a promise.
+"""Computes what-if bounds: the shortest step possible if one cost (a ledger heading) were gone; bounds, no promises.
 
-Adding up "communication takes 30 %, so hiding it wins 30 %" is wrong twice.  Only *exposed* communication costs, and
-what is hidden still has to run: a link that is busy for 80 ms of every step allows no step of 70 ms.  So each rung
-takes one heading out of the ledger and stops at the resource that is busy longest:
+Concluding "communication takes 30 %, so hiding it wins 30 %" is wrong twice.  Only *exposed* communication costs, and
+what is hidden still has to run: a link that is busy for 80 ms of every step allows no step of 70 ms.  So each bound
+removes one heading from the ledger and stops at the resource that is busy longest:
 
     step          |cccccccc|eeeeee|dd|hhh|       c compute, e exposed communication, d data wait, h host bound
     hidden        |cccccccc|dd|hhh|              never shorter than all communication, exposed and overlapped
     data_free     |cccccccc|eeeeee|hhh|
     all           |cccccccc|                     never shorter than compute, never shorter than communication
 
-Pure: ledgers in, climbs out; the running job (`whatif`) and `pacecar analyze` climb the same ladder.  Left out: how
-to get there, and what one rung does to the others; the rungs do not add up.  Where several ranks are known, `climb`
-takes the slowest rank after the change as the job's pace and counts waiting for a late rank as no work of the link.
+Where several ranks are known, the job's step is that of the slowest rank, before and after the change, and waiting for
+a late rank is not counted as work of the link.
+
+Pure: ledgers in, bounds out; the running job (`what_if`) and `pacecar analyze` share it.  Left out: how to get there,
+and how one change affects another; the bounds do not add up.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ __all__ = ["Runner", "WhatIfStep", "climb"]
 
 
 class Runner(NamedTuple):
-    """One rank on the ladder: its whole ledger, over how many steps, and what of its communication was waiting.
+    """The input from one rank: its whole ledger, over how many steps, and what part of its communication was waiting.
 
-    `steps` of None or zero takes the whole window as one.  `wait_ns` is time in which communication ran, and only to
+    `steps` of None or zero takes the whole window as one step.  `wait_ns` is time in which communication ran only to
     wait for another rank.
     """
 
@@ -37,9 +39,9 @@ class Runner(NamedTuple):
 
 
 class WhatIfStep(NamedTuple):
-    """One rung: a step of `pace_ns` would be one of `step_ns`, and `bound` forbids less.
+    """One what-if bound: a step of `pace_ns` could be one of `step_ns`, and `bound` forbids less.
 
-    `taken_ns` a step went from the rank that is slowest then; `what` names it.
+    `taken_ns` is what was removed, per step, from the rank that is slowest after the change; `what` describes it.
     """
 
     name: str
@@ -58,7 +60,7 @@ class WhatIfStep(NamedTuple):
 class _Cut(NamedTuple):
     name: str
     takes: tuple[str, ...]
-    """The headings of the ledger that it takes away."""
+    """The headings of the ledger that are removed."""
     what: str
 
 
@@ -71,10 +73,10 @@ _CUTS = (
 
 
 def climb(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[WhatIfStep]:
-    """Return the ladder of a job: its pace is the slowest rank's, before and after; empty when no time passed.
+    """Return the what-if bounds of a job: its pace is the slowest rank's, before and after; empty when no time passed.
 
     `straggler_saved_ns` is what a step would save if the straggler took as long as the median rank; None leaves that
-    rung out.
+    bound out.
     """
     runners = [runner for runner in runners if runner.ledger.wall_ns > 0]
     if not runners:
@@ -87,7 +89,7 @@ def climb(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[W
 
 
 def _climb(runners: Sequence[Runner], cut: _Cut, pace: float) -> WhatIfStep:
-    """Return the job's pace with the headings of `cut` gone on every rank."""
+    """Return the job's pace with the headings of `cut` removed on every rank."""
     step, binds, slowest = 0.0, Bound.COMPUTE, runners[0]
     for runner in runners:
         left, bound = _without(runner, cut)

@@ -1,13 +1,13 @@
-"""Which collective did this rank enter last?  What torch knows by itself, nothing switched on for it.
+"""Reads from torch which collective this rank entered last, with nothing switched on for it.
 
-Two sources.  Every process group counts its collectives (`_get_sequence_number_for_group`, 4 us): ranks whose numbers
-differ do not stand in the same one.  And torch keeps a flight recorder, a ring of the latest collectives with name,
-shapes and state (TORCH_FR_BUFFER_SIZE, 2000 entries unless somebody set 0), for NCCL and since 2.9 for gloo; torch
-2.13's gloo notes entries when they are queued and calls them "scheduled" for good, so only that it is the last is told.
+There are two sources.  Every process group counts its collectives (`_get_sequence_number_for_group`, 4 us): ranks whose
+numbers differ are not in the same one.  And torch keeps a flight recorder for NCCL, and since 2.9 for gloo: a ring of
+the latest collectives with name, shapes and state (TORCH_FR_BUFFER_SIZE, 2000 entries unless somebody set 0).  The gloo
+of torch 2.13 adds entries when they are queued and calls them "scheduled" for good, so only the last one is reported.
 Reading it takes milliseconds and is done once a hang.
 
-The group that carries our own messages is among the recorder's entries, and is left out by its size: no group of a job
-gathers exactly that.
+The group that carries our own messages is among the recorder's entries.  It is left out by its size: no group of a job
+gathers exactly that many words.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TEXT_MAX = 200
 
 
 def sequence() -> int | None:
-    """Return how many collectives the default group has been given; None where it does not count."""
+    """Return how many collectives were called on the default group; None where it does not count."""
     if lacking("last_collective") is not None:
         return None
-    with contextlib.suppress(Exception):  # private ground: whatever is different there, we do without
+    with contextlib.suppress(Exception):  # private API: whatever differs in this torch, we do without
         group: Any = need("torch.distributed.distributed_c10d._get_default_group")()
         return int(group._get_sequence_number_for_group())
     return None
 
 
 def last_collective() -> str | None:
-    """Return the latest collective of this process in words; None where no recorder is on."""
+    """Return a description of the latest collective of this process; None where no flight recorder is on."""
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         dump: Any = find(f"torch._C._distributed_c10d.{name}")
         if dump is None:

@@ -1,17 +1,19 @@
-"""When does a rank say something to the others, and what have all of them said?  Rows out, complete ranges in.
+"""Decides when a rank sends its ranges to the other ranks, and assembles the ranges that all ranks have sent.
 
-Gathers are collectives: each needs a message of every rank.  But ranks do not wake at the same moment, so one may have
-cut a range that another has not.  So a message holds whatever ranges are over since the last one, perhaps none, and a
-range is complete once it came from all.  A gather costs each rank a millisecond of processor, so rows wait for each
-other: a rank posts when a *batch* is over, whose last range is the same for all (see `ranges`), or at once when its
-steps take longer or shorter than they used to.  Who holds up others makes
-the steps of all ranks longer, so then all ranks hurry.  A rank also posts when others owe it ranges, which they can
-send only together with a message of its own.
+Gathers are collectives: each needs a message from every rank.  But ranks do not wake at the same moment, so one may
+have cut a range that another has not.  So a message holds all ranges that ended since the last one, perhaps none, and a
+range is complete once it came from all ranks.
 
-On a noisy machine every range is unusual, and hurrying for ever is not within the overhead budget.  So each gather
-that is no batch's takes a token, one comes back in three times `gather_seconds`, and without one there is no hurry.
+A gather costs each rank a millisecond of processor time, so rows are batched.  A rank posts when a *batch* is over,
+whose last range is the same on all ranks (see `step_ranges`), or at once when its steps take longer or shorter than
+they used to.  A rank that holds up others makes the steps of all ranks longer, so then all ranks post at once.  A rank
+also posts when others owe it ranges, because they can send those only together with a message of its own.
 
-Pure but for the road, which is passed in.  Left out: what the rows say.
+On a noisy machine every range is unusual, and posting at once all the time would exceed the overhead budget.  So a
+token bucket limits it: each gather that is not a batch's takes a token, one token comes back in three times
+`gather_seconds`, and without a token nothing is posted early.
+
+Pure but for the transport, which is passed in.  Left out: what the rows mean.
 """
 
 from __future__ import annotations
@@ -29,31 +31,34 @@ from .totals import LedgerTotals
 __all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "GatherSchedule"]
 
 GATHER_SECONDS_MIN = 0.1
-"""Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
+"""The least time between two gathers, unless a batch is over: a person sees a straggler no sooner."""
 
 TOKENS_MAX = 32
 TOKENS_MIN = 6
 TOKENS_SECONDS = 40.0
-"""Gathers in a hurry after a quiet time, as many as are due in so many seconds: a finding and its end take ten."""
+"""Size of the token bucket: the early gathers possible after a quiet time, between TOKENS_MIN and TOKENS_MAX.
+
+As many as are due in TOKENS_SECONDS; a finding and its end take ten.
+"""
 
 REFILL_RATIO = 0.35
-"""Of a token that comes back while one gather is due; hurry is within the budget too."""
+"""The part of a token that comes back in `gather_seconds`, so that early gathers stay within the budget too."""
 
 CALM_RANGES = 8
-"""A job's first ranges are all unusual, and nobody is named so early: no hurry about them."""
+"""The first ranges that trigger no early gather: they are all unusual, and no rank is named so early."""
 
 ALARM_TOKENS = 0.25
-"""To look at steps at once, because they may be unusual, costs so much of a gather."""
+"""What inspecting steps at once, because they may be unusual, costs in tokens (gathers)."""
 
 HURRY_RANGES = 4
-"""Ranges told at once after the last unusual one: three late ranges make a finding."""
+"""Ranges that are sent at once after the last unusual one: three late ranges make a finding."""
 
 POLLS_SECONDS = (0.008, 0.03)
-"""After a post the others' rows are there in a few milliseconds; if not, they come when another range is over."""
+"""Waits before looking for a gather's result: it is there in a few milliseconds, or when the next range is over."""
 
 
 class GatherSchedule:
-    """One rank's side of the gathers over `road`, between `world_size` ranks, on average `gather_seconds` apart."""
+    """One rank's side of the gathers over the transport `road`, on average `gather_seconds` apart."""
 
     def __init__(
         self,
@@ -70,12 +75,12 @@ class GatherSchedule:
         self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns
-        self._pending: deque[RankRange] = deque()  # at most ranges.LAG, which are all that may be cut
+        self._pending: deque[RankRange] = deque()  # at most step_ranges.LAG, all that may be cut
         self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
         self.may_hurry = True
-        """Whether there is budget for more than what is due."""
+        """Whether the overhead budget allows gathers before they are due."""
         self.gathers = 0
-        """How many are complete."""
+        """How many gathers are complete."""
         self._walls = Usual()
         self._hurry = 0
         self._is_batch = False
@@ -86,13 +91,13 @@ class GatherSchedule:
         self.is_out = False
         """Whether a gather is under way."""
         self.left: list[int] = []
-        """The ranks whose last message has come."""
+        """The ranks that have sent their last message."""
         self.totals: list[LedgerTotals | None] = [None] * world_size
         """The latest ledger of each rank."""
 
     @property
     def poll_seconds(self) -> float | None:
-        """How long to wait before the next look for a gather that is out; None: no sooner than for anything else."""
+        """How long to wait before the next look for a gather under way; None: no sooner than for anything else."""
         if not self.is_out or self._polls == len(POLLS_SECONDS):
             return None
         self._polls += 1
@@ -100,11 +105,11 @@ class GatherSchedule:
 
     @property
     def hurries(self) -> bool:
-        """Whether every range is told as soon as it is over."""
+        """Whether every range is sent as soon as it is over."""
         return self._hurry > 0 and self.may_hurry and self._count_tokens() >= 1.0
 
     def alarm(self) -> bool:
-        """Return whether steps that may be unusual should be looked at now, and pay for it; not while it hurries."""
+        """Return whether steps that may be unusual should be inspected now, and charge for it; no while `hurries`."""
         if self.hurries or not self.may_hurry or self._added <= CALM_RANGES or self._count_tokens() < 1.0:
             return False
         self._tokens -= ALARM_TOKENS
@@ -112,18 +117,18 @@ class GatherSchedule:
 
     @property
     def has_pending(self) -> bool:
-        """Whether rows wait."""
+        """Whether rows wait to be sent."""
         return bool(self._pending)
 
     @property
     def pause_seconds(self) -> float:
-        """How long no gather is due."""
+        """How long until a gather may be due."""
         if self._posted_ns is None:
             return 0.0
         return max(0.0, GATHER_SECONDS_MIN - (self._now_ns() - self._posted_ns) / 1e9)
 
     def add(self, row: RankRange, *, ends_batch: bool = False) -> None:
-        """Tell `row` with the next messages, and soon if it `ends_batch`."""
+        """Queue `row` for the next messages; if it `ends_batch`, a message is due."""
         self._pending.append(row)
         self._is_batch = self._is_batch or ends_batch
         if row.medians is None:
@@ -136,7 +141,7 @@ class GatherSchedule:
         """Yield the rows of each range that is complete now, in order of rank.
 
         Raises:
-            WordsError: a rank speaks otherwise.
+            RangeMessageError: a rank's message cannot be decoded or is not the one that was due.
             RuntimeError: the gather failed.
         """
         words = self._road.take() if self.is_out else None
@@ -156,7 +161,7 @@ class GatherSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to be told now."""
+        """Whether a message should be sent now."""
         if self.is_out:
             return False
         if self._is_batch:
@@ -179,9 +184,9 @@ class GatherSchedule:
         is_throttled: bool | None = None,
         leaves: bool = False,
     ) -> None:
-        """Send what is to be told; `leaves`: for the last time.  No gather may be out.
+        """Send the queued rows; `leaves`: this is the rank's last message.  No gather may be under way.
 
-        `around` and `is_throttled` are of the time since the last message, and so of all rows in this one.
+        `around` and `is_throttled` describe the time since the last message, and so apply to all rows in this one.
         """
         rows = [
             msgspec.structs.replace(self._pending.popleft(), around=around, is_throttled=is_throttled)

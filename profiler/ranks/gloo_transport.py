@@ -1,10 +1,10 @@
-"""How do the messages of `words` get from rank to rank without the job noticing?  A gloo group of our own, on a thread.
+"""Carries the messages of `range_messages` between ranks by all-gathers on a gloo group of our own, from one thread.
 
-A thread may wait for the others as long as it likes, as the group is none of the job's (`own_group`).  The ranks meet
-in the store first, on a connection of their own where the store can be cloned, because a wait in the job's own
-connection would keep the job out of it.
+A thread may wait for the other ranks as long as it likes, as the group is not one of the job's (`side_group`).  The
+ranks first rendezvous in the store, on a connection of their own where the store can be cloned, because a wait on the
+job's own connection would block the job.
 
-Gathers are numbered, one is out at a time, and nobody waits for one.  All calls come from one thread.
+Gathers are numbered, one is under way at a time, and nobody waits for one.  All calls come from one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .phase_sums_message import MESSAGE_WORDS
 __all__ = ["CLOSE_SECONDS", "GlooTransport", "RankTransport"]
 
 CLOSE_SECONDS = 0.3
-"""At the job's end all ranks post the same gathers, so what is out completes in this or never."""
+"""How long `close` waits: at the job's end all ranks post the same gathers, so one completes by then or never."""
 
 CLOSE_POLL_SECONDS = 0.005
 
@@ -35,11 +35,11 @@ class RankTransport(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a gather is out."""
+        """Whether a gather is under way."""
         ...
 
     def open(self, claim: str, name: str, rest: Callable[[float], object]) -> None:
-        """Meet the others, who must come with the same `claim` and `name`; may wait.
+        """Rendezvous with the other ranks, which must come with the same `claim` and `name`; may wait.
 
         Raises:
             RuntimeError: they do not, or the group cannot be made.
@@ -55,12 +55,12 @@ class RankTransport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go; what is out is abandoned."""
+        """Release the group; a gather under way is abandoned."""
         ...
 
 
 class GlooTransport:
-    """A Road over gloo, between all ranks of the job's default group."""
+    """A RankTransport over gloo, between all ranks of the job's default group."""
 
     def __init__(self, rank: int, world_size: int, *, meet_seconds: float = MEET_SECONDS) -> None:
         self._rank = rank
@@ -69,8 +69,8 @@ class GlooTransport:
         self._group: Any = None
         self._work: Any = None
         self._last: Any = None
-        # Made once: a gather that is not complete is never followed by another.  python's arrays below the tensors,
-        # because what goes through a tensor's own methods costs ten times as much.
+        # Made once: a gather that is not complete is never followed by another.  The tensors are views of python
+        # arrays, because reading and writing through a tensor's own methods costs ten times as much.
         self._words = array("q", bytes(8 * MESSAGE_WORDS))
         self._heard = array("q", bytes(8 * MESSAGE_WORDS * world_size))
         self._mine = torch.frombuffer(self._words, dtype=torch.int64)
@@ -78,11 +78,11 @@ class GlooTransport:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a gather is out."""
+        """Whether a gather is under way."""
         return self._work is not None
 
     def open(self, claim: str, name: str, rest: Callable[[float], object]) -> None:
-        """Meet the others and make the group."""
+        """Rendezvous with the other ranks and make the group."""
         reason = lacking("ranks")
         if reason is not None:
             raise RuntimeError(reason)
@@ -98,7 +98,7 @@ class GlooTransport:
         self._work = gather(self._group, self._all, self._mine)
 
     def take(self) -> list[list[int]] | None:
-        """Return every rank's words if they are there.
+        """Return every rank's words if the gather is complete, else None.
 
         Raises:
             RuntimeError: the gather failed.
@@ -112,10 +112,10 @@ class GlooTransport:
         return [heard[start : start + MESSAGE_WORDS] for start in range(0, len(heard), MESSAGE_WORDS)]
 
     def close(self) -> None:
-        """Give the group back, unless a gather is out: that would wait until every rank has joined it.
+        """Free the group, unless a gather is under way: freeing it then would wait until every rank has joined.
 
-        A thread of the group may still hold the last gather.  To free it that thread needs the GIL, which is held here
-        while the group waits for its threads: both would wait for ever.  So python keeps that gather.
+        A thread of the group may still hold the last gather.  To free it, that thread needs the GIL, which is held here
+        while the group waits for its threads: a deadlock.  So the gather is kept alive for ever.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         while self._work is not None and not self._work.is_completed() and time.monotonic() < deadline:

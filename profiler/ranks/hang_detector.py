@@ -1,17 +1,17 @@
-"""Does this rank still step?  Suspect a hang when no step has ended for much longer than steps take.
+"""Suspects that this rank hangs when no step has ended for much longer than steps take.
 
-Nothing on the training thread can tell: it is the one that hangs.  So a thread of ours asks how long ago the last step
-ended, and once that is longer than the larger of `hang_seconds` and STEPS times the median step, it says so once: in
-which phase the training thread is, which line of python it is at, and which collective it entered last.  It takes the
-word back when a step ends.
+Nothing on the training thread can tell, because that is the thread that hangs.  So a thread of ours asks how long ago
+the last step ended.  Once that is longer than the larger of `hang_seconds` and STEPS times the median step, it reports
+once: the phase of the training thread, its line of python, and the collective it entered last.  It withdraws the
+suspicion when a step ends.
 
-Long is not hung.  A checkpoint announces itself (`checkpoint()`), and has CHECKPOINT_SECONDS.  A forward in evaluation
-is a sign of life.  Other work between steps has `hang_seconds`, so that is the length of validation that is promised
-to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
+A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and has CHECKPOINT_SECONDS.  A forward in
+evaluation counts as a sign of life.  Other work between steps has `hang_seconds`, so that is the length of validation
+that is promised to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
 
-A process that is stopped says nothing at all; the other ranks' word, and the daemon's age of its last record, do.
+A process that is stopped cannot report; the other ranks' reports and the age of its last record in the daemon do.
 
-Pure but for the stack that `where` reads; left out: why, and ending the job.
+Pure but for the stack that `where` reads.  Left out: why it hangs, and ending the job.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..hook.timed_loader import TimedLoader
 __all__ = ["HangDetector", "Suspicion", "is_in_loader", "where"]
 
 STEPS = 30
-"""Steps' time that one step may take before it is odd."""
+"""How many median steps one step may take before it is suspected."""
 
 CHECKPOINT_SECONDS = 1800.0
 FIRST_SECONDS = 1800.0
 
 RECENT = 64
-"""Steps whose median is usual."""
+"""The latest steps that the median is taken over."""
 
 FRAMES = 3
-"""Innermost python frames that are told."""
+"""Innermost python frames that are reported."""
 
 FRAMES_DEPTH_MAX = 64
 
@@ -50,7 +50,7 @@ class Suspicion:
 
 
 class HangDetector:
-    """Told of steps by the training thread's notes, asked by a thread of ours; times are monotonic nanoseconds."""
+    """Records steps and is checked by a thread of ours; all times are monotonic nanoseconds."""
 
     def __init__(self, hang_ns: int, now_ns: int) -> None:
         self._hang_ns = hang_ns
@@ -62,17 +62,17 @@ class HangDetector:
 
     @property
     def median_ns(self) -> int | None:
-        """The usual step; None before the first one."""
+        """The median duration of recent steps; None before the first one."""
         return sorted(self._recent)[len(self._recent) // 2] if self._recent else None
 
     def stepped(self, step: int, wall_ns: int, ended_ns: int) -> None:
-        """Note that step number `step` ended."""
+        """Record that step number `step` ended."""
         self._recent.append(wall_ns)
         self._step = max(self._step, step + 1)
         self._since_ns = max(self._since_ns, ended_ns)
 
     def seen(self, step: int, now_ns: int) -> None:
-        """Note that step number `step` is under way, whether or not those before it were measured."""
+        """Record that step number `step` is under way, whether or not those before it were measured."""
         if step > self._step:
             self._step = step
             self._since_ns = max(self._since_ns, now_ns)
@@ -113,7 +113,7 @@ def where(thread: int) -> str | None:
 
 
 def is_in_loader(thread: int) -> bool:
-    """Return whether thread `thread` waits for data: the hook's loader is on its stack only then."""
+    """Return whether thread `thread` waits for data: only then is the hook's timed loader on its stack."""
     frame = sys._current_frames().get(thread)
     for _ in range(FRAMES_DEPTH_MAX):
         if frame is None:

@@ -1,13 +1,13 @@
-"""What kept this rank from running, besides itself?  Its sockets, its turn at a processor, and the whole machine's.
+"""Reads from the kernel how long this rank's sockets were busy and how long it and the machine waited for processors.
 
-Three totals of the kernel, read a few times a second, and their growth over the time between:
+Three totals of the kernel are read a few times a second, and their growth is taken over the time between:
 
     sockets    tcpi_busy_time of the rank's TCP sockets (see `sockets`)
     turn       how long the training thread was runnable and did not run (proc(5), /proc/PID/task/TID/schedstat)
     machine    for how long any task of the machine waited for a processor (/proc/pressure/cpu, "some")
 
-A ratio over less than READ_SECONDS would be noise: several ranges are cut at one look, and a fraction of a millisecond
-lies between them.  Ranges that are cut sooner share the last reading, which is of the time that they ended in.
+A ratio over less than READ_SECONDS would be noise: several ranges are cut at once, a fraction of a millisecond apart.
+Ranges that are cut sooner share the last reading, which is of the time that they ended in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parse_pressure(text: bytes) -> int:
 
 
 class HostPressureReader:
-    """Reads the three for the thread `native_id`; `open` and `close` on the thread that asks."""
+    """Reads the three totals for one thread; `open` and `close` belong on the thread that reads."""
 
     def __init__(self, now_ns: Callable[[], int], *, sockets: BusySockets | None = None, proc: str = "/proc") -> None:
         self._now_ns = now_ns
@@ -66,13 +66,13 @@ class HostPressureReader:
         self._latest = HostPressure()
 
     def open(self, native_id: int) -> None:
-        """Keep the kernel's files open; one that is not there is not asked."""
+        """Open the kernel's files for the thread `native_id` and keep them open; a missing one is left out."""
         self._turn = _open(f"{self._proc}/self/task/{native_id}/schedstat")
         self._pressure = _open(f"{self._proc}/pressure/cpu")
         self.latest()
 
     def latest(self, seconds: float = READ_SECONDS) -> HostPressure:
-        """Return what the last `seconds` or more were like, or what the last answer was."""
+        """Return the ratios since the last reading; the last answer again if that is less than `seconds` ago."""
         now = self._now_ns()
         if self._last is not None and now - self._last_ns < seconds * NS_PER_SECOND:
             return self._latest
@@ -106,5 +106,5 @@ def _read(descriptor: int | None, parse: Callable[[bytes], int]) -> int | None:
         return None
     try:
         return parse(os.pread(descriptor, _TEXT_BYTES, 0))
-    except (OSError, ValueError):  # the thread ended, or a kernel that writes it otherwise
+    except (OSError, ValueError):  # the thread ended, or the kernel writes another format
         return None

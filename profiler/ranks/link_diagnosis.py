@@ -1,18 +1,18 @@
-"""Is it the link?  All ranks wait longer than they used to, none does more by itself, and one rank's sockets say why.
+"""Decides whether one rank's link is slow: all ranks wait longer, none is late, one rank's sockets are busy.
 
-Longer waits alone do not say so: a machine that is busy with something else makes everybody wait as well, in bursts of
-seconds.  So a range speaks for the link of one rank only if
+Longer waits alone do not prove it: a machine that is busy with something else makes all ranks wait as well, in bursts
+of seconds.  So a range is evidence against the link of one rank only if
 
     all ranks wait, longer than usual by more than a bound, and nobody is late
     that rank's sockets are busy, BUSY_STANDS_OUT times as much as any other's, and
-    busier than usual by at least AGREEMENT of what everybody waits longer
+    busier than usual by at least AGREEMENT of the growth of everybody's wait
     the share of the time in which a rank, or anybody on its machine, waits for a processor did not grow as much
 
-where usual is the median of the ranges so far in which no link was under suspicion.  Without the sockets' word (NVLink,
-InfiniBand, shared memory) nothing is said: it could be anything.  A range shorter than RANGE_SECONDS counts for
-accordingly less, as ranges close in time are not independent.
+where usual is the median of the ranges so far in which no link was under suspicion.  Without figures of TCP sockets
+(NVLink, InfiniBand, shared memory) nothing is concluded: the cause could be anything.  A range shorter than
+RANGE_SECONDS counts for less in proportion, because ranges close in time are not independent.
 
-Pure; left out: adding up evidence over ranges (`diagnosis`).
+Pure.  Left out: adding up evidence over ranges (`straggler_detector`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ __all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkDiagnosis", "Slow"]
 
 ABSOLUTE_NS = 1_000_000
 RELATIVE = 0.10
-"""As for late ranks (`diagnosis`)."""
+"""As for late ranks (`straggler_detector`)."""
 
 NOISE_QUANTILE = 0.95
-"""Of the waits so far.  Not twice that as for late ranks: here the sockets' word stands beside it."""
+"""Quantile of the waits so far.  Not times two as for late ranks: here the sockets must confirm it."""
 
 AGREEMENT = 0.5
-"""Of the growth that the sockets must show as busy, and the processors must not show as waiting."""
+"""The share of the growth that the sockets must show as busy, and the processors must not show as waiting."""
 
 BUSY_RATIO_MIN = 0.3
 BUSY_STANDS_OUT = 1.5
-"""Sockets busy for so much of the time, and so much busier than any other rank's.  In a ring a neighbour has half."""
+"""Sockets must be busy for this ratio of the time, and that many times as busy as any other rank's.
+
+In a ring a neighbour's are half as busy.
+"""
 
 HISTORY = 64
 HISTORY_MIN = 8
-"""Ranges before anything is usual: half the chance of naming a job's first minute for its start."""
+"""Ranges before a usual value exists: this halves the chance of blaming a link for the slow start of a job."""
 
 RANGE_SECONDS = 0.2
-"""Evidence asks for three ranges, so for at least 0.6 s: what a machine is busy with is mostly over by then."""
+"""The test needs three ranges, so at least 0.6 s: a burst of other work on the machine is mostly over by then."""
 
 
 class Slow(NamedTuple):
@@ -58,7 +61,7 @@ class Slow(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """One range: the wait of all in a step; by rank what its sockets took of one, and its waits for processors."""
+    """One range: the wait in a step common to all ranks; of each rank, its sockets' busy time and its CPU waits."""
 
     common_ns: int
     busy_ns: tuple[int, ...]
@@ -67,7 +70,7 @@ class _Usual(NamedTuple):
 
 
 class LinkDiagnosis:
-    """Judges ranges in order; `learn` makes the last one part of what is usual."""
+    """Tests ranges in order; `learn` adds the last one to the history that defines usual."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -75,12 +78,12 @@ class LinkDiagnosis:
         self._last: _Usual | None = None
 
     def forget(self) -> None:
-        """Learn anew what is usual."""
+        """Clear the history, so that usual values are learnt anew."""
         self._history.clear()
         self._last = None
 
     def learn(self) -> None:
-        """Take the range that was judged last for a usual one."""
+        """Add the range that was judged last to the history of usual ranges."""
         if self._last is not None:
             self._history.append(self._last)
             self._last = None
@@ -88,7 +91,7 @@ class LinkDiagnosis:
     def judge(
         self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], *, is_anybody_late: bool
     ) -> Slow | None:
-        """Return whose link was slow in this range; None: nobody's, or nobody can tell."""
+        """Return whose link was slow in this range; None: nobody's, or it cannot be told."""
         self._last = None
         if any(row.on_device for row in rows):
             return None  # host timers see no waiting there
@@ -119,7 +122,10 @@ class LinkDiagnosis:
         return Slow(rank, growth, min(1.0, median(walls) * rows[0].steps / 1e9 / RANGE_SECONDS))
 
     def _is_busy_machine(self, now: _Usual, growth: int, walls: Sequence[int]) -> bool:
-        """Return whether waits for a processor explain it.  By their share: somebody always waits on a full machine."""
+        """Return whether waits for a processor explain the growth.
+
+        The growth of their share is compared: on a full machine somebody always waits.
+        """
         for rank, wall in enumerate(walls):
             for of in (_cpu_wait_of, _pressure_of):
                 usual = statistics.median(of(past)[rank] for past in self._history)
@@ -137,7 +143,7 @@ def _pressure_of(usual: _Usual) -> tuple[float, ...]:
 
 
 def _known(ratios: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return `ratios`; None when somebody does not know."""
+    """Return `ratios`; None when any of them is missing."""
     known = tuple(ratio for ratio in ratios if ratio is not None)
     return known if len(known) == len(ratios) else None
 

@@ -1,10 +1,10 @@
-"""How much is usual?  Bounds from what was seen lately, that hold for few values as well as for many.
+"""Estimates upper bounds of noise from recent values: distribution-free quantiles that hold for small samples too.
 
-The usual quantile of a sample promises nothing about the next value when the sample is small: of five values the 95 of
-100 quantile is the second largest, and every third new value is above it.  Of n exchangeable values and one more, the
-new one is above the k-th smallest with probability 1 - k / (n + 1) at most (Wilks, Ann. Math. Stat. 12, 1941; conformal
-prediction rests on the same count).  So the k-th is taken with k = quantile x (n + 1) rounded up, and the largest of
-all while n is smaller than that needs.
+The plain quantile of a small sample promises nothing about the next value: of five values the 95 of 100 quantile is the
+second largest, and every third new value is above it.  Of n exchangeable values and one more, the new one is above the
+k-th smallest with probability 1 - k / (n + 1) at most (Wilks, Ann. Math. Stat. 12, 1941; conformal prediction rests on
+the same count).  So the k-th is taken with k = quantile x (n + 1) rounded up, and the largest of all while n is smaller
+than that needs.
 
 Pure.
 """
@@ -19,17 +19,17 @@ from math import ceil
 __all__ = ["Usual", "excesses", "median", "upper"]
 
 UNUSUAL_RATIO = 0.05
-"""By how much a value differs from the median of the last ones before it is unusual, if it is not usual to differ."""
+"""How far from the median of the last values an unusual value must be, as a ratio of that median."""
 
 UNUSUAL_SPREADS = 3.0
-"""And more than so many times the median change from one value to the next, which one long stretch does not move."""
+"""And by this many times the median change from one value to the next, which one long interval does not move."""
 
 RECENT = 16
 RECENT_MIN = 4
 
 
 class Usual:
-    """The last RECENT values of something; tells which new one is another than they were."""
+    """Keeps the last RECENT values of a quantity and tells which new value is unusual."""
 
     def __init__(self, spreads: float = UNUSUAL_SPREADS) -> None:
         self._spreads = spreads
@@ -37,7 +37,7 @@ class Usual:
         self._changes: deque[int] = deque(maxlen=RECENT)
 
     def add(self, value: int) -> bool:
-        """Take the next value and return whether it is unusual; none of the first RECENT_MIN is."""
+        """Add the next value and return whether it is unusual; none of the first RECENT_MIN is."""
         is_unusual = False
         if len(self._values) >= RECENT_MIN:
             usual = median(self._values)
@@ -49,7 +49,7 @@ class Usual:
 
 
 def upper(values: Collection[int], quantile: float) -> int | None:
-    """Return what a new value stays under with probability `quantile`, or the largest; None of no values."""
+    """Return the bound that a new value does not exceed with probability `quantile`, or the largest; None for none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,10 +1,10 @@
-"""What does a rank tell the others about its last few steps?  A row of integers a range: sums and medians by phase.
+"""Encodes and decodes what a rank tells the others about its last steps: per range a row of sums and medians by phase.
 
-Sums alone cannot find a straggler: one collection of garbage of 200 ms in four steps looks like 50 ms in each.  The
-median of the same steps does not see it.  So sums go into the job's ledger and medians into the diagnosis, which
-leaves out the steps that a window of ours disturbed on this rank.
+Sums alone cannot find a straggler: one garbage collection of 200 ms in four steps looks like 50 ms in each.  The median
+of the same steps does not see it.  So sums go into the job's ledger and medians into the straggler detector.  Medians
+leave out the steps that a profiled window of ours disturbed on this rank.
 
-    range     steps that are told in one row; all ranks cut them alike, by the number of the step (see `ranges`)
+    range     steps that are reported in one row; all ranks cut them alike, by the number of the step (`step_ranges`)
     measured  those of them that this rank's hook measured: all, one in k, or by chance none
     wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + stopped + rest, of each step
 
@@ -12,9 +12,9 @@ leaves out the steps that a window of ours disturbed on this rank.
 Everything else is the rank's own time, unless windows saw communication in its forward (`waits_in_forward`).  On a
 device job host timers cannot tell the two apart; `on_device` says so.
 
-A message holds up to ROWS_MAX rows, all ranges that were over since the last one, and the rank's ledger (`totals`).
+A message holds up to ROWS_MAX rows, all ranges that ended since the last one, and the rank's ledger (`totals`).
 
-Pure; left out: how messages travel (`road`) and what rows mean (`diagnosis`).
+Pure.  Left out: how messages travel (`gloo_transport`) and what rows mean (`straggler_detector`).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "chec
 VERSION = 4
 
 ROWS_MAX = 16
-"""Ranges in one message."""
+"""The most ranges in one message."""
 
 _HEAD = 10
 _ROW_WORDS = _HEAD + 2 * len(PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Words of 64 bits in a message: 3984 bytes a rank."""
+"""Number of 64-bit words in a message: 3984 bytes a rank."""
 
 _PARTS = 1_000_000
-"""Ratios travel in millionths."""
+"""Ratios are encoded in millionths."""
 
 
 # Which optional words of a row were measured.  Plain numbers: an IntFlag costs microseconds at each use.
@@ -68,7 +68,7 @@ class RangeMessageError(ValueError):
 
 
 class StepNote(msgspec.Struct, frozen=True):
-    """One finished step, as the hook noted it; nanoseconds by the phases of `StepTimer`.
+    """One finished step as the hook measured it; nanoseconds by the phases of `StepTimer`.
 
     `every` k: the hook measures one step in k at present.
     """
@@ -82,11 +82,11 @@ class StepNote(msgspec.Struct, frozen=True):
 
 
 class HostPressure(msgspec.Struct, frozen=True):
-    """What the kernel says of the time about a range, over that time; each None where nobody can tell.
+    """What the kernel reports for the time around a range, as ratios of that time; None where it cannot be read.
 
-    `busy_ratio` is the time in which the rank's TCP sockets had something out that was not acknowledged, all sockets
-    added up; `cpu_wait_ratio` the time in which its training thread waited for a processor; `pressure_ratio` the time
-    in which anybody on the machine did.
+    `busy_ratio` is the time in which the rank's TCP sockets had sent data that was not acknowledged, added up over all
+    sockets; `cpu_wait_ratio` the time in which its training thread waited for a processor; `pressure_ratio` the time in
+    which any task of the machine did.
     """
 
     busy_ratio: float | None = None
@@ -102,7 +102,7 @@ class RankRange(msgspec.Struct, frozen=True):
 
     `steps` belong to the range and `measured` of them are in `sums`; `medians` is None when every measured step was
     disturbed, or none was measured.  `every` k: the hook measures one step in k.  `is_throttled`: its device
-    holds its clocks down; None where nobody can tell.
+    throttles its clocks; None where that is unknown.
     """
 
     number: int
@@ -183,7 +183,7 @@ def decode(number: int, words: Sequence[int]) -> Message:
     """Return the message in `words`.
 
     Raises:
-        WordsError: another length, version or number, or an impossible count.
+        RangeMessageError: another length, version or number, or an impossible count.
     """
     if len(words) != MESSAGE_WORDS or words[0] != VERSION:
         raise RangeMessageError(

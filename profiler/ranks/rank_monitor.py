@@ -1,15 +1,17 @@
-"""How does one rank take part in the crew?  A thread beside the training, fed by one append a step.
+"""Compares this rank with the others and watches it for hangs, on a thread beside the training.
 
     training thread   note(step): an append to a bounded queue, a microsecond
-    crew's thread     cuts ranges of steps, posts their rows, takes what came, judges it on rank 0, watches for hangs
+    monitor thread    cuts ranges of steps, posts their rows, receives the others', judges them on rank 0, checks for
+                      hangs
 
-Nothing waits for anything: a gather that is not complete is looked at again later.  While the thread runs the training
-thread may wait for the GIL, and for its caches afterwards; so it mostly sleeps.  A few times a second it wakes for a
-*glance*, which only compares the pace of the last steps with the usual one.  Rows are cut, told and judged when a batch
-of ranges should be over (a second or two), or at once when the pace is another than it was.
+Nothing blocks: a gather that is not complete is looked at again later.  While the thread runs, the training thread may
+wait for the GIL, and for its caches afterwards; so the thread mostly sleeps.  A few times a second it wakes for a
+*glance*, which only compares the pace of the last steps with the usual one.  It cuts, sends and judges rows when a
+batch of ranges should be over (a second or two), or at once when the pace has changed.
 
-Where there is no side road (one process, ranks that attach otherwise, a rank that does not come, a failure, a hook that
-turned itself off) the crew says so in one line and is off; hangs are watched for all the same, while there is a hook.
+Where the ranks cannot gather (one process, ranks that attach with other settings, a rank that does not come, a failure,
+a hook that turned itself off) the comparison logs one line and is off.  Hangs are watched for all the same, as long as
+the hook measures.
 
 Left out: what is done about a straggler.  The records go to the caller's sinks, and to the log for a person.
 """
@@ -51,49 +53,49 @@ from .totals import totals_of
 __all__ = ["FORWARD_WAITS_RATIO", "RankMonitor", "Watched", "sees_waits_in_forward"]
 
 FORWARD_WAITS_RATIO = 0.1
-"""A forward of which so much was exposed communication may hide any rank's wait; buffers of BatchNorm take less."""
+"""A forward with at least this ratio of exposed communication may hide a rank's wait; BatchNorm's buffers take less."""
 
 NOTES_MAX = 4096
-"""Steps that wait for the thread."""
+"""The most steps that wait for the monitor thread."""
 
 TICK_SECONDS_MAX = 1.0
-"""With nothing to gather the thread looks for hangs; more often where `hang_seconds` is short."""
+"""The longest time between two checks for hangs; shorter where `hang_seconds` is."""
 
 FIRST_LOOK_SECONDS = 0.1
-"""Before the first step, or while other ranks have not been heard."""
+"""How often to look before the first step, or before other ranks' rows have come."""
 
 HANG_LOOKS = 8
-"""Looks in `hang_seconds`."""
+"""The least number of checks in `hang_seconds`."""
 
 ALARM_SPREADS = 1.5
-"""Of the median change from glance to glance: to look at the steps is cheap, and a glance sees only a few of them."""
+"""Multiple of the median change between glances that is unusual: inspecting steps is cheap, and a glance sees few."""
 
 STRAINED = 4
-"""So many times rarer are looks while the overhead budget is strained, and no range is told in a hurry."""
+"""Glances are this many times rarer while the overhead budget is strained, and no range is sent early."""
 
 SURROUNDINGS_SECONDS = 0.5
-"""What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
+"""The kernel's totals are read at least this often, so that the first report of a change is mostly about the change."""
 
 RANGE_OVER_SECONDS = 0.002
-"""After the moment in which a range should be over; a step later is soon enough for one that is not."""
+"""How long after its expected end a range is looked for; if it is not over, one step later is soon enough."""
 
 FAREWELL_SECONDS = 3.0
-"""How much later than another rank this one may close without a word about it."""
+"""How much later than another rank this one may close without logging the lost connection."""
 
 LAST_SECONDS = 0.1
 LAST_POLL_SECONDS = 0.005
-"""Closing waits so long for what the others say last."""
+"""How long, and how often within that, closing looks for the other ranks' last messages."""
 
 JOIN_SECONDS = 1.0
-"""Closing waits so long for the thread, which needs a tick and half a second at most; then it leaves it behind."""
+"""How long `close` waits for the thread, which needs a tick and half a second at most; then the thread is abandoned."""
 
 _log = logging.getLogger(__name__)
 _crews = itertools.count()
-"""Crews of this process so far: ranks that attach equally often meet under the same name."""
+"""Monitors of this process so far: ranks that attached equally often rendezvous under the same name."""
 
 
 class Watched(Protocol):
-    """What the crew asks the hook, from its own thread."""
+    """What the monitor reads from the hook, on the monitor's own thread."""
 
     @property
     def phase(self) -> str:
@@ -124,16 +126,17 @@ class Watched(Protocol):
         ...
 
     def look(self, after_seconds: float) -> None:
-        """Tell of the steps that were finished, by `note`, unless somebody made it do so `after_seconds` ago."""
+        """Pass finished steps to `note`, unless that happened less than `after_seconds` ago."""
         ...
 
 
 class RankMonitor:
-    """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
+    """One rank's part in the comparison.
 
-    `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
-    for others in its forward, `is_told` whether somebody has said already that a rank has gone.  `road` None: as the
-    process group offers.  Make and start it on the training thread.
+    `emit` takes records; `throttled` says whether the device throttles its clocks; `charge` is called with the
+    processor time in ns that the thread took.  `waits_in_forward` says whether windows saw the rank wait for others in
+    its forward, `is_told` whether it was logged already that a rank has gone.  `road` is the transport; None: gloo
+    if there is a process group of several ranks.  Construct and start it on the training thread.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class RankMonitor:
         self.off_because: str | None = None
         """Why nothing is gathered; None while it is."""
         self.cpu_ns = 0
-        """Processor time of the crew's thread so far, without that of the hook's books."""
+        """Processor time of the monitor thread so far, without that of the hook's step records."""
 
     @property
     def gathers(self) -> int:
@@ -189,7 +192,7 @@ class RankMonitor:
     # --- the training thread --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; returns at once, the ranks meet behind the training's back."""
+        """Start the thread; returns at once, as the ranks rendezvous on that thread."""
         self._training = (threading.get_ident(), threading.get_native_id())
         if self._road is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
             self._road = GlooTransport(self._hello.rank, self._hello.world_size)
@@ -198,9 +201,9 @@ class RankMonitor:
         self._thread.start()
 
     def note(self, step: TimedStep, record: StepRecord) -> None:
-        """Take a finished step; on whatever thread, in order."""
+        """Queue a finished step; on any thread, in order."""
         every = record.measured_every or 1
-        is_odd = record.disturbed or STOPPED in step.phases  # a stop is no rank's pace
+        is_odd = record.disturbed or STOPPED in step.phases  # a process that was stopped shows no pace
         note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every)
         self._notes.append((note, step.end_ns))
         self._newest = record
@@ -213,7 +216,7 @@ class RankMonitor:
             self._thread.join(JOIN_SECONDS)
             self._thread = None
 
-    # --- the crew's thread --------------------------------------------------------------------------
+    # --- the monitor thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -223,7 +226,7 @@ class RankMonitor:
             self._turn()
             self._take_last()
         except Exception as error:  # noqa: BLE001  a thread's own outer boundary
-            # One line: nobody can act on where in this thread it was, and at the end of a job nobody wants to.
+            # One line without a traceback, which nobody could act on, least of all at the end of a job.
             _log.warning("pacecar no longer watches this rank: %s", _words(error))
             _log.debug("the error was", exc_info=True)
         finally:
@@ -232,9 +235,9 @@ class RankMonitor:
                 self._road.close()
 
     def _take_last(self) -> None:
-        """Hear the gather that all ranks post when they close, if they do so together.
+        """Receive the gather that all ranks post when they close, if they close together.
 
-        A rank that was faster has ended by now, and its connections with it: there is nothing more to hear.
+        A rank that was faster has ended by now, and its connections with it: nothing more can be received.
         """
         deadline = time.monotonic() + LAST_SECONDS
         try:
@@ -254,7 +257,7 @@ class RankMonitor:
             self._road.open(
                 f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
             )
-        except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
+        except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on uncompared
             if not self._closing.is_set():
                 self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
@@ -276,7 +279,7 @@ class RankMonitor:
             road.close()
 
     def _tick_seconds(self) -> float:
-        """Return when there is something to do: rows may have come, or a range should be over."""
+        """Return in how many seconds there is something to do: rows may have come, or a range should be over."""
         longest = self._tick_seconds_max
         if self._exchange is None:
             return longest
@@ -298,7 +301,7 @@ class RankMonitor:
 
     @property
     def _told_after(self) -> int | None:
-        """The step at whose beginning there is something to tell; None when that is not known."""
+        """The step at whose beginning there is something to send; None when that is not known."""
         is_hurried = self._exchange is not None and self._exchange.hurries
         end = self._ranges.end if is_hurried else self._ranges.batch_end
         # A range is known to be over once a measured step has ended that is its last one or a later one.
@@ -320,7 +323,7 @@ class RankMonitor:
             if self._has_news():
                 spent = time.thread_time_ns() - begun
                 self._watched.look(0.0)
-                begun = time.thread_time_ns() - spent  # what the books take they charge themselves
+                begun = time.thread_time_ns() - spent  # `look` charges its own time
             self._take_notes()
             self._gather()
         except Exception as error:  # noqa: BLE001  as in _open
@@ -333,7 +336,7 @@ class RankMonitor:
         self._charge(spent)
 
     def _has_news(self) -> bool:
-        """Return whether steps should be settled now: one by one that costs three times as much as many at once."""
+        """Return whether records should be made of finished steps now: one by one costs three times as much as many."""
         is_unusual = self._is_pace_unusual()
         if self._exchange is None or self._closing.is_set():
             return self._closing.is_set()
@@ -349,7 +352,7 @@ class RankMonitor:
         self._watch.seen(self._watched.step, self._clock.monotonic_ns())
 
     def _gather(self) -> None:
-        """Take what came, cut what may be cut, post it."""
+        """Receive what came, cut the ranges that may be cut, post them."""
         exchange = self._exchange
         if exchange is None:
             return
@@ -400,7 +403,7 @@ class RankMonitor:
         suspicion = self._watch.check(now, self._watched.phase, self._watched.evaluated_ns)
         if suspicion is None:
             return
-        # Only now: to read another thread's stack is a thing to be done once a hang, not at every tick.
+        # Only now: another thread's stack is read once a hang, not at every tick.
         if suspicion.phase == "outside" and is_in_loader(self._training[0]):
             suspicion = replace(suspicion, phase="data_wait")
         if suspicion.has_ended:

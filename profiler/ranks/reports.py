@@ -1,4 +1,4 @@
-"""What does the crew say, and to whom?  Records for sinks, and one line in the log for a person who must act."""
+"""Reports stragglers, hangs, the job's ledger and what-if bounds: records for the sinks, one log line for a person."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .what_if import JobLadder
 __all__ = ["LEDGER_SECONDS", "RankReports"]
 
 LEDGER_SECONDS = 1.0
-"""Between two records of the job's ledger: its totals travel in each, and nobody scrapes faster."""
+"""Time between two records of the job's ledger: each carries the totals, and nobody scrapes faster."""
 
 AGAIN_SECONDS = 10.0
-"""Between two records of a rank that is still late: a daemon that was restarted has not heard the first."""
+"""Time between two records of a rank that is still late: a restarted daemon has not received the first."""
 
 _log = logging.getLogger("pacecar")
 
 
 class RankReports:
-    """The voice of one rank's crew."""
+    """Makes the records and log lines of one rank's monitor."""
 
     def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:
         self._hello = hello
@@ -42,7 +42,7 @@ class RankReports:
         self._ladder = JobLadder(hello.job, emit)
 
     def ledger(self, rows: Sequence[RankRange]) -> None:
-        """Add one range of all ranks; say the sums now and then.
+        """Add one range of all ranks; emit the sums when a record is due.
 
         Steps that a rank did not measure count like the mean of those of the range that it did.
         """
@@ -66,7 +66,7 @@ class RankReports:
         self._say_ledger(rows)
 
     def finish(self) -> None:
-        """Say the last sums."""
+        """Emit the last sums."""
         if self._unsaid is not None:
             self._say_ledger(self._unsaid)
 
@@ -90,7 +90,7 @@ class RankReports:
         )
 
     def ladder(self, totals: Sequence[LedgerTotals | None]) -> None:
-        """Take the ledgers of all ranks so far; say now and then what would help the job most."""
+        """Add the ledgers of all ranks so far; emit the job's what-if bounds when they are due."""
         self._ladder.hear(
             totals,
             now_ns=self._clock.monotonic_ns(),
@@ -99,7 +99,7 @@ class RankReports:
         )
 
     def straggler(self, finding: LateRankFinding) -> None:
-        """Say that a rank is late, or no longer."""
+        """Report that a rank is late, or no longer."""
         who = f"rank {finding.rank}"
         if finding.has_ended:
             self._late.pop((finding.rank, finding.cause), None)
@@ -135,7 +135,7 @@ class RankReports:
         sequence: int | None = None,
         stack: str | None = None,
     ) -> None:
-        """Say that this rank does not step, or does again."""
+        """Report that this rank may hang, or steps again."""
         seconds = suspicion.silent_ns / NS_PER_SECOND
         if suspicion.has_ended:
             _log.warning("pacecar: rank %d steps again after %.0f s", self._hello.rank, seconds)

@@ -1,18 +1,18 @@
-"""Which steps belong to which range?  An answer that is the same on all ranks without a word about it.
+"""Cuts the steps of a rank into ranges, which are the same on all ranks without any message about them.
 
-Ranges are stretches of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
+Ranges are intervals of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
 differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
 
     step      0   4   8  12      20      28 ...
     range     | 0 | 1 | 2 |   3   |   4   | ...      lengths are the period times a power of two
 
-A range is `period` steps long, or longer so that it lasts RANGE_SECONDS_MIN (more where the overhead budget is small)
-and that each rank measures `period` steps in it.  Both are read off the rows of the range LAG + 1 before, which every
-rank must have heard from all ranks before it may cut this one.  So all ranks compute the same from the same numbers,
-whatever each knows by then.
+A range is `period` steps long, or longer, so that it lasts RANGE_SECONDS_MIN (more where the overhead budget is small)
+and that each rank measures `period` steps in it.  Both are computed from the rows of the range LAG + 1 before, which
+every rank must have received from all ranks before it may cut this one.  So all ranks compute the same lengths from the
+same numbers, whatever else each has received by then.
 
-Ranges are told in *batches* of a power of two, ROWS_MAX at most, as many as last `gather_seconds`: of short steps many
-at once, as telling costs more than cutting, and of steps of a second each range by itself.  The same rows say how many.
+Ranges are sent in *batches* of a power of two, ROWS_MAX at most, as many as last `gather_seconds`: of short steps many
+at once, as sending costs more than cutting; of steps of a second each range by itself.  The same rows decide how many.
 
 Pure: notes and rows in, cuts out.
 """
@@ -39,40 +39,43 @@ __all__ = [
 ]
 
 LAG = 3 * ROWS_MAX
-"""Ranges that a rank may be ahead of what it heard from all: a batch that waits, one that is out, and one to spare."""
+"""Ranges that a rank may be ahead of those complete from all ranks.
+
+One batch that waits, one under way, and one to spare.
+"""
 
 RANGE_SECONDS_MIN = 0.05
-"""ROWS_MAX rows go out at a time, while nothing changes, so that gathers are as much rarer."""
+"""The least a range lasts.  While nothing changes ROWS_MAX rows are sent at a time, so gathers are as much rarer."""
 
 FIRST_ROWS = 8
 """Ranges in a batch before it is known how long they last."""
 
 GATHER_COST_SECONDS = 0.0015
 GATHER_COST_SECONDS_A_RANK = 0.000125
-"""What a gather of ROWS_MAX rows costs a rank of processor time, all that leads to it included, on rank 0 the most."""
+"""Processor time that a gather of ROWS_MAX rows costs a rank, with all that leads to it; rank 0 pays the most."""
 
 BUDGET_SHARE = 0.15
-"""Of the overhead budget that gathers may take when nothing happens."""
+"""The share of the overhead budget that gathers may take when nothing is unusual."""
 
 GLANCE_SECONDS_MIN = 0.1
 GLANCE_COST_SECONDS = 0.00015
 GLANCE_SHARE = 0.15
-"""The same of a look at the pace alone; the thread that wakes and the one that waits for it both lose."""
+"""The same for glances at the pace; the cost includes the thread that wakes and the one that waits for it."""
 
 RANGE_STEPS_MAX = 256
-"""Four measured steps where every 64-th is; more would hide a change from a person."""
+"""The longest range: four measured steps where every 64th is measured.  Longer would hide a change from a person."""
 
 WAITING_MAX = 4096
-"""Notes that wait to be cut.  With more, some rank has not answered for thousands of steps."""
+"""The most notes that wait to be cut.  With more, some rank has not answered for thousands of steps."""
 
 
 class RangesError(RuntimeError):
-    """Ranks cannot go on together; the message says why."""
+    """The ranks can no longer be compared; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeCut:
-    """A range that is over, the measured steps in it, and the latest step that is known; perhaps a batch's last."""
+    """A range that is over: its measured steps, the latest step that is known, and whether it ends a batch."""
 
     number: int
     first_step: int
@@ -90,7 +93,7 @@ class _Plan(NamedTuple):
 
 
 class StepRanges:
-    """Cuts one rank's notes."""
+    """Cuts one rank's notes into ranges."""
 
     def __init__(self, period: int, gather_seconds: float = ROWS_MAX * RANGE_SECONDS_MIN) -> None:
         self._period = period
@@ -106,13 +109,13 @@ class StepRanges:
 
     @property
     def end(self) -> int | None:
-        """The first step after the range under way; None while others have not been heard."""
+        """The first step after the range under way; None while rows of other ranks are missing."""
         plan = self._plan()
         return None if plan is None else self._first + plan.steps
 
     @property
     def batch_end(self) -> int | None:
-        """The first step after the batch under way, of ranges that are told together; a guess beyond what is heard."""
+        """The first step after the batch under way; an estimate where the lengths of its ranges are not known yet."""
         plan = self._plan()
         if plan is None:
             return None
@@ -124,7 +127,7 @@ class StepRanges:
         return end
 
     def add(self, note: StepNote) -> None:
-        """Take the next measured step.
+        """Add the next measured step.
 
         Raises:
             RangesError: WAITING_MAX steps wait.
@@ -151,7 +154,7 @@ class StepRanges:
             yield made
 
     def hear(self, rows: Sequence[RankRange]) -> None:
-        """Take all ranks' rows of the next range.
+        """Receive all ranks' rows of the next range.
 
         Raises:
             RangesError: the rows are not of that range.
@@ -196,7 +199,7 @@ def gather_seconds(budget_ratio: float, world_size: int) -> float:
 
 
 def glance_seconds(budget_ratio: float) -> float:
-    """Return how long two looks at the pace must be apart to stay within GLANCE_SHARE of `budget_ratio`."""
+    """Return how long two glances at the pace must be apart to stay within GLANCE_SHARE of `budget_ratio`."""
     if not 0.0 < budget_ratio < 1.0:
         return GLANCE_SECONDS_MIN
     return max(GLANCE_SECONDS_MIN, GLANCE_COST_SECONDS / (GLANCE_SHARE * budget_ratio))

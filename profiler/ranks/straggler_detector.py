@@ -1,4 +1,4 @@
-"""Who is late, at what, and since when?  Rows of all ranks in, findings out.
+"""Finds stragglers: which rank is late, in what phase, from which cause, and since which step.
 
 The slowest rank cannot be read off the step times: under synchronous training all ranks take equally long.  What
 differs is how a rank fills the step.  Its *own* time is what it does not spend waiting for others, and a rank is late
@@ -7,19 +7,20 @@ in one range of steps when
     its own time exceeds the median of the others' by more than a bound, and
     the others wait longer than it does, by at least AGREEMENT of that excess
 
-The bound is the largest of ABSOLUTE_NS, RELATIVE of the step, and NOISE_FACTOR times what 95 of 100 differences
-between ranks of this job stayed under lately, waits for a processor left out.  The last makes a noisy machine ask for
-more, and being late by chance rare: EXCEEDS_QUIET is the rate that it is designed for.  `sequence` adds up evidence
-over ranges.  A finding names the rank and the phase in which the excess lies; that lateness ended is decided by the
-same test the other way round.
+The bound is the largest of ABSOLUTE_NS, RELATIVE of the step, and NOISE_FACTOR times what 95 of 100 recent differences
+between ranks of this job stayed under, waits for a processor left out.  The last raises the bound on a noisy machine
+and makes being late by chance rare: `cusum.EXCEEDS_QUIET` is the rate that it is designed for.  A CUSUM (`cusum`) adds
+up the evidence over ranges.  A finding names the rank and the phase in which the excess lies.  The end of a rank's
+lateness is decided by the same test in the opposite direction.
 
-Where windows saw communication in the forward (SyncBatchNorm, sharded parameters, pipelines), waiting hides there too:
-then forward may be the others' wait like the tail, and is nobody's own time in that comparison.  What such a rank
-computes in its forward cannot be told from what it waits there, so slow compute in it is not named; nobody else is.
+Where windows saw communication in the forward (SyncBatchNorm, sharded parameters, pipelines), waiting hides there too.
+Then forward counts as waiting like the tail, and is not a rank's own time in that comparison.  What such a rank
+computes in its forward cannot be told from what it waits there, so slow compute in it is not named; nor is any other
+rank for it.
 
-A slow link makes everybody wait alike, so no rank's own time shows it: see `link`.
+A slow link makes all ranks wait alike, so no rank's own time shows it: see `link_diagnosis`.
 
-Pure; left out: the words of a log line, and what to do about it.
+Pure.  Left out: the words of a log line, and what to do about it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ __all__ = ["Cause", "LateRankFinding", "StragglerDetector"]
 Cause = Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
 
 ABSOLUTE_NS = 1_000_000
-"""Nobody cares about less in a step."""
+"""The least excess in a step that matters to anybody."""
 
 RELATIVE = 0.10
-"""Of the step; under it a rank is not worth a line in the log."""
+"""The least excess as a ratio of the step; below it a rank is not worth a line in the log."""
 
 AGREEMENT = 0.5
-"""Of the excess that the others must show as waiting: measured apart, so that an error of one clock is not enough."""
+"""The share of the excess that the others must wait: measured separately, so that one clock's error is not enough."""
 
 NOISE_FACTOR = 2.0
 NOISE_QUANTILE = 0.95
@@ -56,12 +57,12 @@ WARMUP_RANGES = 4
 """Ranges before anybody can be named: the first steps allocate, compile and fill caches."""
 
 CPU_WAIT_SHARE = 0.5
-"""Of the excess: a rank that waits so much longer for a processor does not compute slowly, it is on a busy host."""
+"""A rank that waits for a processor for this share of its excess does not compute slowly: its host is busy."""
 
 STARVED_WEIGHT = 0.5
 STARVED_SECONDS = 5.0
-"""Another program takes a rank's processor for seconds every now and then: that must last twice as many ranges as
-anything else, and that long."""
+"""Now and then another program takes a rank's processor for seconds.  So such evidence must last twice as many ranges
+as any other, and STARVED_SECONDS."""
 
 _PARTS: Mapping[Cause, tuple[str, ...]] = {
     "compute": ("forward", "backward"),
@@ -72,14 +73,14 @@ _PARTS: Mapping[Cause, tuple[str, ...]] = {
 }
 _OWN = tuple(phase for parts in _PARTS.values() for phase in parts)
 _HOST_TIMED: tuple[Cause, ...] = ("data_wait", "checkpoint")
-"""What host timers know of a device job; its forward ends when the kernels are launched."""
+"""The causes that host timers can see in a device job: there a forward ends when its kernels are launched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateRankFinding:
-    """A rank that was found late, or is so no longer.
+    """A rank that was found late, or no longer is.
 
-    `phase` holds the excess, `excess_ns` is its mean per step over the ranges in evidence, and the job's cost.
+    `phase` is where the excess lies; `excess_ns` is its mean per step over the late ranges, which is the job's cost.
     """
 
     rank: int
@@ -94,7 +95,7 @@ class LateRankFinding:
 
 @dataclass(slots=True)
 class _Late:
-    """One range in which a rank was late; `weight` is what it counts for (0..1)."""
+    """One range in which a rank was late; `weight` (0..1) is its weight in the test."""
 
     phase: str
     excess_ns: int
@@ -105,7 +106,7 @@ class _Late:
 
 @dataclass(slots=True)
 class _Suspect:
-    """What is held against one rank for one cause."""
+    """The evidence against one rank for one cause."""
 
     evidence: Cusum = field(default_factory=Cusum)
     since_step: int = 0
@@ -115,7 +116,7 @@ class _Suspect:
 
 
 class StragglerDetector:
-    """Judges the ranges of one job, one after the other."""
+    """Tests the ranges of one job, one after the other."""
 
     def __init__(self, world_size: int) -> None:
         self._noise: deque[int] = deque(maxlen=HISTORY * world_size)
@@ -126,14 +127,14 @@ class StragglerDetector:
         self._ranges = 0
 
     def hear(self, rows: Sequence[RankRange]) -> list[LateRankFinding]:
-        """Take the rows of one range, in order of rank, of at least two, and return what is new.
+        """Test the rows of one range, in order of rank, at least two, and return new and ended findings.
 
-        A range of which some rank has no undisturbed step says nothing.
+        A range in which some rank has no undisturbed step is skipped.
         """
         medians = [row.medians for row in rows if row.medians is not None]
         if len(medians) < len(rows):
             return []
-        if self._epoch != rows[0].epoch:  # other knobs: what waiting is usual must be learnt anew
+        if self._epoch != rows[0].epoch:  # knobs changed: the usual wait must be learnt anew
             self._link.forget()
             self._epoch = rows[0].epoch
         self._ranges += 1
@@ -171,9 +172,10 @@ class StragglerDetector:
         return findings
 
     def _learn(self, differences: Sequence[int]) -> None:
-        """Remember by how much ranks exceed each other when nobody is named.
+        """Add to the noise by how much ranks exceed each other when no rank is named.
 
-        What is under suspicion waits: with the verdict it is noise, or no noise and forgotten.
+        Values of a rank under suspicion are held back: if it is cleared they are noise, if it is named they are
+        dropped.
         """
         open_cases = {rank: suspect for (rank, cause), suspect in self._suspects.items() if cause != "link"}
         for rank, difference in enumerate(differences):
@@ -210,7 +212,7 @@ def _weigh(
 
 
 class _Range:
-    """One range: by how much each rank exceeds the median of the others, in sums of phases; each worked out once."""
+    """One range: by how much each rank exceeds the median of the others in sums of phases, each computed once."""
 
     def __init__(self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]]) -> None:
         self.rows = rows
@@ -227,7 +229,7 @@ class _Range:
         return found
 
     def cpu_waits(self) -> list[int] | None:
-        """Return how much longer a step each rank waited for a processor; None where somebody does not know."""
+        """Return how much longer per step each rank waited for a processor; None where any rank cannot tell."""
         if self._cpu_waits is None:
             ratios = [row.around.cpu_wait_ratio for row in self.rows]
             waits = [
@@ -239,7 +241,7 @@ class _Range:
         return self._cpu_waits or None
 
     def differences(self) -> list[int]:
-        """Return by how much each rank exceeds the others, less what is known to be a wait for a processor."""
+        """Return by how much each rank exceeds the others, less its known wait for a processor."""
         own = self.excesses(_own(self.waits[0]))
         waits = self.cpu_waits()
         return own if waits is None else [excess - max(0, wait) for excess, wait in zip(own, waits, strict=True)]
@@ -250,7 +252,7 @@ def _own(waits: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _lateness(of: _Range, rank: int, bound: int) -> tuple[Cause, _Late] | None:
-    """Return in what `rank` was late, or None."""
+    """Return the cause for which `rank` was late, or None."""
     is_on_device = of.rows[rank].on_device
     for waits in of.waits:
         own = _own(waits)
@@ -281,12 +283,12 @@ def _waits(rows: Sequence[RankRange]) -> list[tuple[str, ...]]:
 
 
 def _describe(of: _Range, rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Late:
-    """Say what `rank` is late in, and whether that is its own doing."""
+    """Describe the lateness of `rank`, and correct the cause where throttling or a busy host explains it."""
     row, text = of.rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
     waits = of.cpu_waits()
     waited = None if waits is None else waits[rank]
     others = [other.is_throttled for other in of.rows if other is not row]
-    # At the limit of their power all devices hold their clocks down: that is not why this one is slower.
+    # At the limit of their power all devices throttle: that is not why this one is slower.
     if cause == "compute" and row.is_throttled and 2 * others.count(True) <= len(others):
         return _Late(phase, excess, text + "; its device holds its clocks down", "throttled")
     if waited is None or waited < CPU_WAIT_SHARE * excess:

@@ -1,15 +1,16 @@
-"""Which rank stands behind a slow link?  Its TCP sockets know: they are busy, and everybody else's only wait.
+"""Measures how long this process's TCP sockets were busy, which tells the rank behind a slow link from those that wait.
 
-The timers cannot tell.  In a ring every rank waits for its neighbour, so one slow link makes all ranks wait alike.  But
-the kernel counts, for each socket, the time in which it had data that the other side had not acknowledged
-(`tcpi_busy_time` of TCP_INFO, linux/tcp.h, since Linux 4.10), and in what part of it the receiver's window or our own
-buffer was the limit.  A slow link delays the data one way and the acknowledgements the other, so *all* sockets of the
-rank behind it are busy, and one socket of each of its peers.  Hence the sum over a rank's sockets is what stands out.
+Timers cannot tell.  In a ring every rank waits for its neighbour, so one slow link makes all ranks wait alike.  But the
+kernel counts, for each socket, the time in which it had data that the other side had not acknowledged (`tcpi_busy_time`
+of TCP_INFO, linux/tcp.h, since Linux 4.10), and in what part of it the receiver's window or our own buffer was the
+limit.  A slow link delays the data one way and the acknowledgements the other, so *all* sockets of the rank behind it
+are busy, and only one socket of each of its peers.  Hence the sum over a rank's sockets is what stands out.
 
-Read with getsockopt on the numbers in /proc/self/fd, from a thread of ours: the descriptors belong to the job, so
-nothing here duplicates or closes one.  What is not a TCP socket refuses the question, so the numbers of those that are
-serve for FIND_SECONDS; one that means something else by then refuses too, or counts from a smaller number.
-Nothing is seen of NVLink, InfiniBand or shared memory, and no figure is given of a process without TCP.
+The sockets are read with getsockopt on the numbers in /proc/self/fd, from a thread of ours.  The descriptors belong to
+the job, so nothing here duplicates or closes one.  A descriptor that is not a TCP socket returns an error, so the
+numbers of those that are TCP sockets are reused for FIND_SECONDS.  One that means something else by then returns an
+error too, or counts from a smaller number.
+NVLink, InfiniBand and shared memory are not seen, and a process without TCP has no figure.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from pacecar.clock import NS_PER_SECOND
 __all__ = ["FIND_SECONDS", "SOCKETS_MAX", "BusySockets", "find_descriptors", "read_tcp_times"]
 
 SOCKETS_MAX = 4096
-"""Descriptors looked at in one reading; a job with more is not worth the time."""
+"""The most descriptors checked in one reading; a job with more is not worth the time."""
 
 FIND_SECONDS = 5.0
-"""Between two searches for sockets: of 200 descriptors one costs 0.2 ms in a row, asking ten sockets 20 us."""
+"""Time between two searches for sockets: a search of 200 descriptors costs 0.2 ms, reading ten sockets 20 us."""
 
 _IPPROTO_TCP, _TCP_INFO, _ESTABLISHED = 6, 11, 1
 _INFO_BYTES = 192
@@ -72,7 +73,7 @@ class BusySockets:
         self._total_ns = 0
 
     def total_ns(self) -> int | None:
-        """Return their busy time since the first look; None while there are none."""
+        """Return their busy time since the first reading; None while there are none."""
         now = self._now_ns()
         try:
             if self._found_ns is None or now - self._found_ns >= FIND_SECONDS * NS_PER_SECOND:
@@ -83,7 +84,7 @@ class BusySockets:
         except OSError:
             return None
         for descriptor, busy in current.items():
-            # A socket that is new was opened since; a number that fell is another socket under the same descriptor.
+            # A new socket was opened since; a time that fell belongs to another socket under the same descriptor.
             old = self._last.get(descriptor, 0)
             if not is_first:
                 self._total_ns += busy - old if busy >= old else busy

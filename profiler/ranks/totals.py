@@ -1,7 +1,7 @@
-"""What does a rank tell the others of its ledger?  Its totals so far, at the end of each message.
+"""Encodes a rank's ledger totals at the end of each range message, and decodes them.
 
-Totals and not the ledgers of a range: whoever wants a stretch of the run takes the difference of two messages, and a
-message that is not looked at loses nothing.
+It sends totals since attach, not the ledgers of a range: an interval of the run is the difference of two messages, and
+a message that is not read loses nothing.
 
 Pure: a step record in, words out, and back.
 """
@@ -20,7 +20,7 @@ TOTALS_WORDS = len(LEDGER_HEADINGS) + 5
 
 
 class LedgerTotals(NamedTuple):
-    """One rank's ledgers of `steps` steps since attach, up to `step`; estimates rest on a window `age_steps` ago."""
+    """One rank's ledger of `steps` steps since attach, up to `step`; estimates rest on a window `age_steps` ago."""
 
     ledger: Ledger
     steps: int

@@ -1,15 +1,16 @@
-"""What would help this job most, now?  The what-if ladder of the running job, every WHAT_IF_SECONDS.
+"""Computes what-if bounds of the running job every WHAT_IF_SECONDS: the most that removing one cost could save.
 
-The last step alone cannot say: one step in ten waits for data and one in a hundred saves a checkpoint.  So the ladder
-stands on the mean of all steps since the last one.  Each rank climbs it for itself, from the totals that its step
-records carry anyway; rank 0 also for the whole job, from the totals that the crew brings of all ranks.
+The last step alone is not enough: one step in ten waits for data and one in a hundred saves a checkpoint.  So the
+bounds are computed from the mean of all steps since the last ones.  Each rank computes its own, from the totals that
+its step records carry anyway.  Rank 0 also computes those of the whole job, from the totals of all ranks in the range
+messages.
 
 In a collective all ranks are busy from the moment they arrive until the last one has, and that is no work of the link.
-What the link itself takes is at most what it takes the rank that waits least: all above that is waiting.
+What the link itself takes is at most what it takes the rank that waits least; all above that is waiting.
 
-No ladder stands before the first calibration: a ledger that is mostly `unknown` would say that nothing helps.
+There are no bounds before the first calibration: a ledger that is mostly `unknown` would say that nothing helps.
 
-Left out: the rules of the ladder (`ladder`), and whose fault a late rank is (`crew`).
+Left out: how a bound is computed (`what_if_bounds`), and which rank is late (`straggler_detector`).
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from .totals import LedgerTotals, totals_of
 __all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobLadder", "RankLadder", "RankStretch", "ladder_of"]
 
 WHAT_IF_SECONDS = 10.0
-"""Between two ladders: a person reads them, and a step that differs is one of many by then."""
+"""Time between two records of bounds: a person reads them, and a single odd step is one of many by then."""
 
 STEPS_MIN = 8
-"""A ladder stands on no fewer steps, however long they are."""
+"""The fewest steps that bounds are computed from, however long the steps are."""
 
 
 class RankStretch(NamedTuple):
-    """The ledgers of `steps` steps of one rank, added up."""
+    """The sum of the ledgers of `steps` steps of one rank."""
 
     ledger: Ledger
     steps: int
 
 
 class RankLadder:
-    """The ladder of one rank: a `RecordSink` that sees step records go by and emits WhatIf.
+    """The what-if bounds of one rank: a `RecordSink` that reads step records and emits WhatIf.
 
     `is_job`: this rank is the whole job.
     """
@@ -53,7 +54,7 @@ class RankLadder:
         self.dropped = 0
 
     def put(self, record: JobRecord) -> None:
-        """Look at `record`; a step record that is due brings a ladder."""
+        """Read `record`; emit bounds when it is a step record and they are due."""
         if not isinstance(record, StepRecord):
             return
         since = self._since
@@ -88,7 +89,7 @@ class RankLadder:
 
 
 class JobLadder:
-    """The ladder of the whole job, on rank 0, from what the crew hears of all ranks."""
+    """The what-if bounds of the whole job, on rank 0, from the totals received from all ranks."""
 
     def __init__(self, job: str, emit: Callable[[JobRecord], None]) -> None:
         self._job = job
@@ -104,9 +105,9 @@ class JobLadder:
         wall_ns: int,
         excesses_ns: Iterable[int],
     ) -> None:
-        """Take the totals of all ranks at monotonic time `now_ns`; say the ladder when it is due.
+        """Add the totals of all ranks at monotonic time `now_ns`; emit bounds when they are due.
 
-        `excesses_ns` are those of the ranks that are late now; the job gains the largest.
+        `excesses_ns` are those of the ranks that are late now; the job would gain the largest.
         """
         known = [totals for totals in ranks if totals is not None]
         if len(known) < len(ranks):
@@ -145,7 +146,7 @@ def ladder_of(
     straggler_saved_ns: float | None,
     age_steps: int,
 ) -> WhatIf | None:
-    """Return the ladder of `ranks` together; None when no time passed."""
+    """Return the what-if bounds of `ranks` together; None when no time passed."""
     link_ns = min(one.ledger.communication_ns / one.steps for one in ranks)
     climbs = climb(
         [Runner(one.ledger, one.steps, one.ledger.communication_ns - int(link_ns * one.steps)) for one in ranks],

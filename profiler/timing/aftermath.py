@@ -1,14 +1,15 @@
-"""How much slower is a device job after a window than before it?  Paid for by the job, so charged to pacecar.
+"""Measures how much slower a device job runs after a profiled window than before it, which is charged to pacecar.
 
-The obvious price of a window is the profiled step.  On CUDA it is not all: CUPTI stays attached after the session
+The obvious price of a window is the profiled step.  On CUDA that is not all: CUPTI stays attached after the session
 (torch does not tear it down unless TEARDOWN_CUPTI=1), and steps were seen to stay 10 to 20 % slower (pytorch issue
-144455).  So the steps after each window are held against the median of those before it.
+144455).  So the steps after each window are compared with the median of those before it.
 
-One difference is mostly noise; signed differences of many windows are not.  They are added up with their signs, and
-charged is the most that the sum has reached: a cost is never taken back, as it is a counter for those who read it.
+One difference is mostly noise; the signed differences of many windows are not.  So they are summed with their signs,
+and what is charged is the maximum that the sum has reached.  A cost is never taken back, because it is exported as a
+counter.
 
-What lasts beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
-first window, before which CUPTI was not there, it is said once.  Pure.
+A slow-down beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
+first window, before which CUPTI was not attached, it is logged once.  Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ AFTERMATH_STEPS = 16
 """Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
 
 OUTLIER_RATIO = 1.5
-"""A longer step saved a checkpoint or waited for something else: of it counts so much, times the usual."""
+"""A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
 
 LASTING_RATIO = 0.03
-"""A slow-down of the median that is worth a line."""
+"""A slow-down of the median that is worth a line in the log."""
 
 _log = logging.getLogger(__name__)
 
 
 class WindowAftermath:
-    """The steps after the windows of one rank."""
+    """Compares the steps after the windows of one rank with those before."""
 
     def __init__(self) -> None:
         self._usual_ns: int | None = None
@@ -47,7 +48,7 @@ class WindowAftermath:
         self._windows += 1
 
     def step(self, own_ns: int) -> int:
-        """Take a step that was not profiled, without pacecar's own time in it; return what is to be charged now."""
+        """Add a step that was not profiled, less pacecar's own time in it; return what is to be charged now."""
         usual = self._usual_ns
         if usual is None:
             return 0

@@ -1,8 +1,8 @@
-"""How long did each phase of this step take on the device?
+"""Times each phase of a step on the device with CUDA events, without ever waiting for the device.
 
-The host cannot say: it launches work and goes on, and while it is in forward the device may still be in the step
-before.  So at each boundary between phases an event is recorded into the stream in which the job launches.  The device
-passes it when it has done all that was launched before, and not before the host has come there:
+The host's timers cannot tell: the host launches work and goes on, and while it is in forward the device may still be in
+the step before.  So at each boundary between phases an event is recorded into the stream in which the job launches.
+The device passes it when it has done all that was launched before, and not before the host has come there:
 
     host     f f f f B B B B O O . . . . . . f f f         launched
     device   . . f f f f f f B B B B B B O O . f f f       done; where the host was late the phase begins idle
@@ -11,15 +11,15 @@ passes it when it has done all that was launched before, and not before the host
 One event is the end of one phase and the beginning of the next, so a step's phases sum to its length on the device
 exactly, rounding included, and the end of one step is the beginning of the next.
 
-The device is never waited for.  Events are asked by `query()` at later boundaries, in the order of the steps, and read
-when all of a step's are done.  Only on the training thread: a query from another one would break a CUDA graph that is
-being captured meanwhile (the reason why torch's own NCCL watchdog has a guard against it).  Events come from a pool of
-EVENTS_MAX; a step for which it does not suffice, one that was captured into a graph, and one whose events are not done
-STEPS_MAX steps later have no device times and are counted.  Whatever the driver raises ends this timer, is said once,
-and the host's timers go on.
+Events are asked by `query()` at later boundaries, in the order of the steps, and read when all of a step's are done.
+This happens on the training thread only: a query from another thread would break a CUDA graph that is being captured
+meanwhile (the reason why torch's own NCCL watchdog has a guard against it).  Events come from a pool of EVENTS_MAX.
+These steps have no device times and are counted: one for which the pool does not suffice, one that was captured into a
+graph, and one whose events are not done STEPS_MAX steps later.  Whatever the driver raises ends this timer and is
+logged once; the host's timers go on.
 
 No torch here but for `CudaStream`, which is the one edge.  Left out: what ran inside a phase (exact windows), and what
-the times are used for (`estimate`).
+the times are used for (`pacecar.profiler.ledger.estimate`).
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = [
 ]
 
 EVENTS_MAX = 1024
-"""Five marks a micro-batch: eight steps of twenty micro-batches; an event is some hundred bytes of the driver's."""
+"""Pool size: eight steps of twenty micro-batches with five marks each; an event takes the driver some hundred bytes."""
 
 STEPS_MAX = 8
 """Steps that wait for the device; a host is seldom more than two or three ahead, as the launch queue is bounded."""
 
 READS_MAX = 2
-"""Steps read at one boundary: one more than come in, so that a backlog shrinks, and no boundary pays for many."""
+"""Steps read at one boundary: one more than are added, so that a backlog shrinks and no boundary pays for many."""
 
 _log = logging.getLogger(__name__)
 
 
 class TimingEvent(Protocol):
-    """What is needed of torch.cuda.Event(enable_timing=True)."""
+    """The part of torch.cuda.Event(enable_timing=True) that is used."""
 
     def query(self) -> bool: ...  # noqa: D102
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401  of its own kind
@@ -65,7 +65,7 @@ class TimingEvent(Protocol):
 
 
 class Stream(Protocol):
-    """Where marks go: the stream into which the calling thread launches."""
+    """The stream into which the calling thread launches, where marks are recorded."""
 
     def make(self) -> TimingEvent: ...  # noqa: D102
     def record(self, event: TimingEvent, /) -> None: ...  # noqa: D102
@@ -86,7 +86,7 @@ class DeviceStep:
 
 
 class DeviceTimer:
-    """The marks of the step under way, and the steps whose marks the device has not passed yet."""
+    """Keeps the marks of the step under way, and the steps whose marks the device has not passed yet."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -123,7 +123,7 @@ class DeviceTimer:
             return None
 
     def skip(self) -> None:
-        """Forget the step under way: nobody measures it."""
+        """Drop the marks of the step under way, which is not measured."""
         self._is_complete = False
         if not self._marks:
             return
@@ -176,7 +176,7 @@ class DeviceTimer:
             if not self._waiting:
                 return
             step = self._waiting[0]
-            # The last first: it is done last, so one question is enough while the device is behind.
+            # The last first: it is done last, so one query is enough while the device is behind.
             if not all(event.query() for _, event in reversed(step.marks)):
                 return
             self._waiting.popleft()

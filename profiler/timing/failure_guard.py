@@ -1,11 +1,11 @@
-"""What happens when pacecar itself is wrong?  Nothing, to the job.
+"""Catches every exception of the hook at one outer boundary, so that pacecar's own errors never reach the job.
 
-Every call that torch or the user's loop makes into the hook goes through one boundary.  An exception there is logged
-once with its traceback and swallowed; after FAILURES_MAX the hook is inert.  It is not removed at that moment:
-torch may be iterating over the very table that holds it, and deleting there raises in the user's `optimizer.step()`.
-What is no Exception (KeyboardInterrupt, SystemExit) is the user's business and passes.
+Every call that torch or the user's loop makes into the hook goes through it.  An exception is logged once with its
+traceback and swallowed; after FAILURES_MAX the hook is inert.  It is not removed at that moment: torch may be iterating
+over the very table that holds it, and deleting there raises in the user's `optimizer.step()`.  What is not an Exception
+(KeyboardInterrupt, SystemExit) belongs to the user and passes.
 
-The boundary is also the meter: what passes through it is pacecar's own time on the step path.
+The boundary also meters: the time of the calls that pass through it is pacecar's own time on the step path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FailureGuard:
         self.is_alive = True
 
     def wrap(self, function: Callable[P, None]) -> Callable[P, None]:
-        """Return `function` made harmless, metered, and inert once this guard is dead."""
+        """Return `function` with exceptions swallowed and its time charged; it does nothing once the guard is dead."""
         now_ns, charge = self._now_ns, self._charge
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:

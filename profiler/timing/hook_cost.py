@@ -1,14 +1,14 @@
-"""What does torch take to call a hook that does nothing?  More than many a hook takes, and no hook sees it from inside.
+"""Measures what torch takes to call hooks that do nothing; the hooks' own clocks do not see that time.
 
-A forward with hooks goes another way through `Module.__call__`, a gradient that is waited for is wrapped for python, a
-callback of autograd is carried through its engine.  The hook's own clocks start after that and stop before torch has
-the result, so that what it said of itself was a tenth or more too little.  So once per process, when it attaches, a
-model of one number takes steps with and without empty hooks, in turns.  Between them the processor's caches are
-overwritten, as a job does: in a loop the same calls cost a third.
+It is more than many a hook takes.  A forward with hooks takes another path through `Module.__call__`, a gradient hook
+wraps the gradient for python, and a callback of autograd goes through its engine.  The hook's own clocks start after
+that and stop before torch has the result, so that the overhead it reported was a tenth or more too low.  So once per
+process, at attach, a model of one number takes steps with and without empty hooks, alternately.  Between them the
+processor's caches are overwritten, as a job does: in a tight loop the same calls cost a third.
 
-The price is added to what is charged per step; it is no time of the ledger.
+The price is added to the overhead charged per step; it is not time of the ledger.
 
-Left out: who charges it (`books`).
+Left out: who charges it (`step_records`).
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from ..hook.module_calls import observe_calls
 __all__ = ["HookCost", "call_price"]
 
 ROUNDS = 5
-"""Their median is steady to a fifth; together they take some 5 ms."""
+"""Measured rounds: their median is steady to a fifth, and together they take some 5 ms."""
 
 EVICTED_BYTES = 1 << 20
-"""Written between two steps: more than the caches that one core has for itself."""
+"""Bytes overwritten between two steps: more than the private caches of one core."""
 
 WARM_ROUNDS = 1
-"""The first steps of any kind cost more than the others."""
+"""Rounds that are dropped: the first steps of any kind cost more than the others."""
 
 PRICE_NS_MAX = 100_000
-"""Each; what is above was another program, not torch."""
+"""The most that one price can be; anything above was another program, not torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookCost:
-    """Nanoseconds of torch around our hooks, which they do not see themselves."""
+    """Nanoseconds that torch spends around our hooks, which the hooks do not see themselves."""
 
     forward_ns: int = 0
     backward_ns: int = 0
     optimizer_ns: int = 0
     passed_ns: int = 0
-    """That of a step that is only counted: one empty hook, on warm caches, as short steps have."""
+    """The price of a step that is only counted: one empty hook, on warm caches, as short steps have."""
 
     def measured_ns(self, micro_batches: int) -> int:
-        """Return that of a step with so many forwards and backwards."""
+        """Return the price of a step with `micro_batches` forwards and backwards."""
         return self.optimizer_ns + micro_batches * (self.forward_ns + self.backward_ns)
 
 
@@ -69,10 +69,11 @@ class _Tiny(nn.Module):
 
 
 class _Still(torch.optim.Optimizer):
-    """Moves nothing.
+    """An optimizer that changes nothing.
 
-    A class of its own: torch lets the first optimizer of a class put the calls of hooks around that class's `step`.  An
-    SGD made here would do that to SGD, and a user's subclass that calls `super().step()` would run all hooks twice.
+    It is a class of its own because the first optimizer of a class makes torch wrap that class's `step` with the calls
+    of hooks.  An SGD made here would do that to SGD, and a user's subclass that calls `super().step()` would run all
+    hooks twice.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -105,7 +106,7 @@ class _Bench:
         def nothing(*_: object) -> None:
             pass
 
-        # What the hooks do is seen from inside, and is not what is looked for.
+        # The hooks measure their own work, which is subtracted: only the time around them is wanted.
         def first() -> None:
             begun = now()
             queue(nothing)
@@ -135,7 +136,7 @@ class _Bench:
         self._loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, *, is_cold: bool) -> tuple[int, ...]:
-        """Return what forward, backward and the optimizer take, less what the hooks saw."""
+        """Return what forward, backward and the optimizer take, less what the hooks measured themselves."""
         spent = []
         for part in (self._forward, self._backward, self._optimizer.step):
             if is_cold:
@@ -160,7 +161,7 @@ def call_price() -> HookCost:
 def _differences(bench: _Bench, hook: Callable[[], list[Any]], *, is_cold: bool) -> list[int]:
     """Return what `hook` adds to each part of a step."""
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    # A step on warm caches is one that comes right after its like.
+    # A step on warm caches is one that follows a step of the same kind.
     steps = 1 if is_cold else 3
     for _ in range(WARM_ROUNDS + ROUNDS):
         plain = [bench.step(is_cold=is_cold) for _ in range(steps)]

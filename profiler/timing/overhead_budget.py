@@ -1,35 +1,35 @@
-"""May the hook afford the next window?
+"""Keeps pacecar's cost within the user's overhead ratio: adds up what it costs and decides when a window may open.
 
-"Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
-own code on the step path, a window's start, stop and reading, how much slower the profiled step itself was than the
-recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), what the
-attach took, pacecar's own threads, and on a device the `aftermath`.  A window
-opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
-That price is the dearest of the last ones, by the micro-batch: a step of one micro-batch leaves an eighth of the rows
-of a step of eight, and a tuner that has just merged them wants to see what it did.
+The cost is measured, not assumed.  Everything that pacecar costs the job is added up: its own code on the step path; a
+window's start, stop and reading; how much slower the profiled step was than the recent steps that were not profiled
+(never counted as a gain: a step that was fast by luck pays nothing back); the attach; pacecar's own threads; and on a
+device the slow-down after a window (`aftermath`).  A window opens only while all that, with the predicted price of the
+next window, stays within the ratio that the user gave.  That price is the highest of the last ones, per micro-batch: a
+step of one micro-batch leaves an eighth of the rows of a step of eight, and a tuner that has just merged them wants to
+see the effect.
 
-Whose time is it?  The step path is taken from the wall clock, waits of ours included (for python's lock, for another
-rank at a switch), as the job waits by that.  What the kernel gave to other programs meanwhile is left out where much is
-done at once (windows, the tuner's meetings: `preemption`), and how slow a profiled step was is asked of the processor
-(`opening`).  Threads of ours are charged with what they took of the processor, the attach as the step path.
+Which clock: time on the step path is taken from the wall clock, waits of ours included (for python's lock, for another
+rank at a switch), because the job waits by that clock.  What the kernel gave to other programs meanwhile is left out
+where much is done at once (windows, the tuner's gathers: `preemption`).  How slow a profiled step was is read from the
+processor clock (`window_schedule`).  Threads of ours are charged their processor time, the attach like the step path.
 
-Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window may be taken before the budget
-has earned it, and so may the first of a setting that was never calibrated.  What is lent is never more than CREDIT_NS,
-nor than PAYBACK_NS of training earn with what all the rest leaves of the budget, nor than some hundred steps do.  A
-window that is predicted to cost more waits until that is earned, like any other.  So at every step
+Credit: before the first calibration a ledger is mostly `unknown`, so the first window may be taken before the budget
+has earned it, and so may the first of a setting that was never calibrated.  The credit is never more than CREDIT_NS,
+nor than what PAYBACK_NS of training earn with what everything else leaves of the budget, nor than what some hundred
+steps earn.  A window that is predicted to cost more waits until that is earned, like any other.  So at every step
 
     cost <= ratio * wall time + what the attach took + CREDIT_NS
 
-unless a window turns out dearer than predicted; one that does is cut off (`opening`).
+unless a window turns out more expensive than predicted; such a window is cut off (`window_schedule`).
 
-Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
+Ranks take `turns`, because a tuner's request would otherwise open the windows of all of them at once.
 
-Debt.  What is lent at the start is earned back while the always-on part goes on, which may take most of a small budget
-itself.  After DEBT_NS of training a budget of which all but the windows takes more than ALWAYS_ON_SHARE is strained:
-fewer steps are measured and ranks look at each other less often, until it is not.  Windows are left out, because they
-always fill what is left: they wait by themselves, and nobody else has to.
+Debt: the credit at the start is earned back while the always-on part goes on, which may take most of a small budget
+itself.  After DEBT_NS of training the budget is strained if everything but the windows takes more than ALWAYS_ON_SHARE
+of it.  While it is strained, fewer steps are measured and ranks compare themselves less often.  Windows are left out,
+because they always fill what is left: they wait by themselves and need nothing else to wait.
 
-A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
+A ratio of 1 means no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
 
 from __future__ import annotations
@@ -49,45 +49,45 @@ RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
 
 FIRST_WINDOW_NS = 5_000_000
-"""Predicted price before anybody has looked at the step (`expect`): start 0.5 ms, 1000 events at 4 us."""
+"""Predicted price before `expect` gives a measured one: start 0.5 ms, 1000 events at 4 us."""
 
 CREDIT_NS = 100_000_000
-"""Most that is ever owed for a window or a count beyond what the attach took: the start-up debt that users are told."""
+"""The largest credit for a window or a count beyond what the attach took: the start-up debt that the docs state."""
 
 PAYBACK_NS = 60_000_000_000
-"""Of training that must be enough to pay a credit back."""
+"""Training time that must suffice to earn a credit back."""
 
 PRICES_MAX = 4
-"""Windows whose dearest says what the next may cost."""
+"""The last windows; the most expensive of them predicts the next."""
 
 PRICE_MARGIN = 1.5
-"""Prices of windows differ by that, and a run may end right after one."""
+"""Prices of windows differ by this factor, and a run may end right after one."""
 
 FIXED_SHARE = 0.1
-"""Of a window's price: opening it, and what does not grow with the rows that forward and backward leave."""
+"""The fixed share of a window's price: opening it, and what does not grow with the rows of forward and backward."""
 
 FIRST_CREDIT_STEPS = 1000
-"""The first window may be bought before it is earned if so many steps earn back what it should cost."""
+"""The first window may open on credit if this many steps earn back what it should cost."""
 
 CREDIT_STEPS = 100
-"""A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
+"""A calibration of a new setting may be made on credit if this many steps earn it back."""
 
 DEBT_NS = 15_000_000_000
-"""Of training after which the start must be paid for: by then a budget of 0.01 has earned 150 ms."""
+"""Training time after which the start must be earned back: by then a budget of 0.01 has earned 150 ms."""
 
 ALWAYS_ON_SHARE = 0.8
-"""Of the budget; the rest is for windows."""
+"""The share of the budget for everything but windows; above it the budget is strained."""
 
 
 class ThreadTime(NamedTuple):
-    """What the training thread took of the processor in a profiled step, and on average in the steps before it."""
+    """Processor time of the training thread in a profiled step, and on average in the steps before it."""
 
     spent_ns: int
     usual_ns: int
 
 
 class OverheadBudget:
-    """Adds up wall time and pacecar's cost, and says when a window may open."""
+    """Adds up wall time and pacecar's cost, and decides when a window may open."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class OverheadBudget:
         micro_batches: int = 0,
         slowed_max_ns: int | None = None,
     ) -> int:
-        """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
+        """Add a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
 
-        Where its `thread_time` is known that says how slow it was: on a busy machine its wall time does not.
-        `micro_batches` of 0 are not known.  `slowed_max_ns` is what pacecar can have slowed it by at most: the rest is
-        the job's own, as an evaluation that fell into it; None: nobody can tell.
+        The slow-down is taken from `thread_time` where it is known, because on a busy machine wall time misleads.
+        `micro_batches` of 0 means unknown.  `slowed_max_ns` is the most that pacecar can have slowed the step by: the
+        rest is the job's own, such as an evaluation in that step; None: unknown.
         """
         self._wall_ns += wall_ns
         self._micro_batches = micro_batches
@@ -181,12 +181,12 @@ class OverheadBudget:
         return overhead_ns
 
     def passed(self, wall_ns: int, cost_ns: int) -> None:
-        """Take steps that were counted and not measured."""
+        """Add steps that were counted and not measured."""
         self._wall_ns += wall_ns
         self._cost_ns += cost_ns
 
     def window_taken(self, step: int, price_ns: int) -> None:
-        """Remember what the window of `step`, the last that was taken, cost in all, to predict the next."""
+        """Record what the window of `step`, the last that was taken, cost in all, to predict the next."""
         self._prices.append((price_ns, self._micro_batches))
         self._windows_ns += price_ns
         if self._aftermath is not None:
@@ -196,15 +196,15 @@ class OverheadBudget:
         self.windows += 1
 
     def probed(self, price_ns: int) -> None:
-        """Note what a slice of a step, or a window that was cut off, cost: it is in the steps, and no window."""
+        """Record what profiling part of a step, or a window that was cut off, cost; the steps' cost has it already."""
         self._windows_ns += price_ns
 
     def expect(self, price_ns: int) -> None:
-        """Take `price_ns` for the price of the first window; before that the least it can be is taken."""
+        """Set the predicted price of the first window; until then FIRST_WINDOW_NS is used."""
         self._expected_ns = price_ns
 
     def forget_prices(self) -> None:
-        """Forget what windows cost: the job's steps have become others."""
+        """Forget what windows cost, because the job's steps have changed."""
         self._prices.clear()
 
     @property
@@ -229,7 +229,7 @@ class OverheadBudget:
 
     @property
     def earned_in_ns(self) -> int | None:
-        """How much more training pays for the next window; 0: it can be paid, None: no training does."""
+        """How much more training earns the next window; 0: it can be afforded now, None: it never can."""
         if self._can_pay():
             return 0
         spare = self._spare_ratio()
@@ -238,7 +238,7 @@ class OverheadBudget:
         return max(0, round((self.cost_ns + self._predicted_ns() - self._credit_ns()) / spare) - self._wall_ns)
 
     def request(self, *, on_credit: bool = False) -> None:
-        """Want a window soon, whatever the interval says; `on_credit` also before the ratio has earned it."""
+        """Request a window soon, before the interval is over; `on_credit` also before the ratio has earned it."""
         self._requested = True
         self._on_credit = self._on_credit or on_credit
 
@@ -254,13 +254,13 @@ class OverheadBudget:
         return self.is_due(step) and self._can_pay()
 
     def is_due(self, step: int) -> bool:
-        """Return whether `step` should be profiled if it can be paid for."""
+        """Return whether `step` should be profiled if that can be afforded."""
         if not self._turn.is_now(step):
             return False
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 
     def next_turn(self, step: int) -> int:
-        """Return the first step from `step` on that is this rank's."""
+        """Return the first step from `step` on that is this rank's turn."""
         return self._turn.next_from(step)
 
     def next_look(self, step: int) -> int:
@@ -270,7 +270,7 @@ class OverheadBudget:
         return self._turn.next_from(step + self._steps_to_earn())
 
     def _steps_to_earn(self) -> int:
-        """Return in how many steps at least, up to an interval, the next window can be paid for."""
+        """Return in how many steps at least, up to an interval, the next window can be afforded."""
         if not self._recent or self._can_pay() or not 0.0 < self._ratio < 1.0:
             return 0
         missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns - self._credit_ns()
@@ -283,16 +283,16 @@ class OverheadBudget:
         return self.cost_ns + self._predicted_ns() <= self._ratio * self._wall_ns + self._credit_ns()
 
     def _credit_ns(self) -> int:
-        """Return what is lent now."""
+        """Return the credit available now."""
         if not self._on_credit:
             return 0
         return self._limit_credit(CREDIT_STEPS, self._spare_ratio()) if self.windows else self._first_credit_ns()
 
     def _first_credit_ns(self) -> int:
-        """Return what is lent before the first window: with it whatever the attach has cost.
+        """Return the credit before the first window, which includes whatever the attach has cost.
 
-        What goes on is dearest in the first steps and says little then; of the budget its share is what is sure to be
-        left (`cadence`).
+        The always-on part is most expensive in the first steps and is no guide then.  So at least the share that
+        `step_sampling` leaves for windows counts as left.
         """
         return self._start_ns + self._limit_credit(
             FIRST_CREDIT_STEPS, max(self._spare_ratio(), (1.0 - SHARE) * self._ratio)
@@ -305,7 +305,7 @@ class OverheadBudget:
         return min(CREDIT_NS, int(ratio * min(PAYBACK_NS, steps * median(self._recent))))
 
     def _spare_ratio(self) -> float:
-        """Return what is left of the ratio when all goes on but for windows: only that pays a credit back."""
+        """Return what the always-on part leaves of the ratio: only that earns a credit back."""
         going_on_ns = self.cost_ns - self._windows_ns - self._start_ns
         return max(0.0, self._ratio - going_on_ns / self._wall_ns) if self._wall_ns else self._ratio
 
@@ -315,7 +315,7 @@ class OverheadBudget:
         return int(PRICE_MARGIN * max(price_ns * self._growth(count) for price_ns, count in self._prices))
 
     def _growth(self, micro_batches: int) -> float:
-        """Return what a window costs now over what it cost when a step had `micro_batches`: it is paid by the row."""
+        """Return the price of a window now over its price when a step had `micro_batches`: it grows with the rows."""
         if not micro_batches or not self._micro_batches:
             return 1.0
         return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches

@@ -1,20 +1,21 @@
-"""Counts how long the training thread stood in line for a processor that others had.
+"""Measures how long the training thread was ready to run while other programs had the processor (its run delay).
 
-pacecar's own time on the step path is taken from the wall clock, because the job waits by the wall: for a lock of ours,
-for python's, for another rank at a switch.  But on a machine that more threads want than it has processors, the wall
-clock also runs while the kernel has given the processor to somebody else; one stretch of 5 ms of that in a call of
-100 us made a busy machine look like an expensive hook.  The processor's own clock (`time.thread_time_ns`) is no answer:
-it leaves out what the job really waits for.  The kernel counts just that stretch, the run delay of each thread
-(Documentation/scheduler/sched-stats.rst, the second number), and so what others took is wall time less that.
+pacecar's own time on the step path is taken from the wall clock, because the job waits by the wall clock: for a lock of
+ours, for python's, for another rank at a switch.  But on a machine that more threads want than it has processors, the
+wall clock also runs while the kernel has given the processor to another program.  One such interval of 5 ms in a call
+of 100 us made a busy machine look like an expensive hook.  The processor clock (`time.thread_time_ns`) is no answer: it
+leaves out what the job really waits for.  The kernel counts just that interval, the run delay of each thread
+(Documentation/scheduler/sched-stats.rst, the second number).  So pacecar's time is wall time less run delay.
 
     wall clock      |---- ours ----|- in line -|-- ours --|- waits for a lock -|- ours -|
     charged         |---- ours ----|           |-- ours --|- waits for a lock -|- ours -|
 
-To read it costs microseconds, so the callbacks of each micro-batch and a plain boundary are left out: their share of
-the time in line is small, as their share of the processor is, and it is charged to us.  Whoever is about to do more (a
-window, the tuner's dealings with other ranks) says `begin`; the boundary that goes by asks with `end`.
+Reading it costs microseconds, so it is not read in the callbacks of each micro-batch and at a plain boundary: their
+share of the run delay is small, as their share of the processor is, and it is charged to pacecar.  Whoever is about to
+do more (a window, the tuner's exchange with other ranks) calls `begin`; the next step boundary calls `end`.
 
-Left out: what the machine beneath a virtual one takes.  Where the kernel tells nothing, all of the wall time is ours.
+Left out: time that the host of a virtual machine takes.  Where the kernel gives no run delay, all of the wall time is
+charged.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ __all__ = ["SCHEDSTAT", "Preemption", "run_delay_ns"]
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 STAT_BYTES_MAX = 128
-"""Three numbers of at most twenty digits."""
+"""The file holds three numbers of at most twenty digits."""
 
 
 def run_delay_ns(stat: bytes) -> int | None:
-    """Return the nanoseconds in which the thread was ready and had no processor; None where the line is another."""
+    """Return the nanoseconds in which the thread was ready and had no processor; None for any other format."""
     words = stat.split()
     return int(words[1]) if len(words) == 3 and words[1].isdigit() else None
 
 
 class Preemption:
-    """The run delay of the thread that asks, from `begin` to `end`; never raises."""
+    """Measures the run delay of the calling thread from `begin` to `end`; never raises."""
 
     def __init__(self, path: Path = SCHEDSTAT) -> None:
         self._path = path
@@ -46,15 +47,15 @@ class Preemption:
         self._thread: int | None = None
         self._begun_ns: int | None = None
         self.is_begun = False
-        """Somebody said `begin` since the last `end`."""
+        """Whether `begin` was called since the last `end`."""
         self._spared_ns = 0
 
     def begin(self) -> None:
-        """Look from here on."""
+        """Measure from here on."""
         self._begun_ns, self.is_begun = self._read(), True
 
     def end(self) -> int:
-        """Return the nanoseconds in line since `begin`; 0 without one, and where the kernel tells nothing."""
+        """Return the run delay in nanoseconds since `begin`; 0 without one, and where the kernel gives none."""
         begun_ns, self._begun_ns, self.is_begun = self._begun_ns, None, False
         if begun_ns is None:
             return 0
@@ -64,14 +65,14 @@ class Preemption:
         return spared_ns
 
     def own_ns(self, duration_ns: int) -> int:
-        """Return what of a stretch of ours was ours: without all that `end` found since this was asked last."""
+        """Return `duration_ns` of pacecar's time less the run delay that `end` found since the last call."""
         if not self._spared_ns:
             return duration_ns
         spared_ns, self._spared_ns = self._spared_ns, 0
         return max(0, duration_ns - spared_ns)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         descriptor, self._descriptor, self._thread = self._descriptor, None, None
         self._begun_ns = None
         if descriptor is not None:
@@ -79,7 +80,7 @@ class Preemption:
 
     def _read(self) -> int | None:
         if self._thread != threading.get_ident():
-            self.close()  # the file is that of the thread which opened it
+            self.close()  # the file belongs to the thread that opened it
             self._thread = threading.get_ident()
             try:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

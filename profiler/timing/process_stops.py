@@ -1,21 +1,21 @@
-"""Tells when this process did not run at all, and how much processor time it took in a stretch.
+"""Detects when this process did not run at all, and bounds the processor time that it took in an interval.
 
-A phase is timed by the wall clock, and the wall clock goes on while a process is stopped (by a signal, a debugger, a
-frozen control group), held back by its quota or without a turn at a processor.  A rank that was stopped for 167 s would
-so be written down as having computed for most of them.  Nothing on the training thread can see it, and a handler for
-SIGCONT would be the job's business.  So a thread of ours looks at two clocks PERIOD_SECONDS apart: where it comes late
-and the processor's clock of the whole process (all threads) has hardly moved, nobody of this process ran.
+A phase is timed by the wall clock, and the wall clock goes on while a process is stopped (by a signal, a debugger or a
+frozen control group), throttled by its quota or without a turn at a processor.  A rank that was stopped for 167 s would
+so be recorded as computing for most of them.  Nothing on the training thread can see it, and a handler for SIGCONT
+belongs to the job.  So a thread of ours reads two clocks PERIOD_SECONDS apart.  Where it wakes late and the processor
+clock of the whole process (all threads) has hardly moved, no thread of this process ran.
 
     wall clock       |--|--|--|-------------------------------|--|--|
     process's clock   .2 .2 .2              .05                .2 .2
     stopped                      ==============================
 
-The processor time in between tells when the stop began: the process ran for at most so long before it.  Several threads
-use it up faster than the wall clock goes, so with them less is called stopped than was.  What is left counts as the
-job's own time only as far as the same clock moved (`processor_ns`).
+The processor time in between tells when the stop began: the process ran for at most that long before it.  Several
+threads use processor time faster than the wall clock goes, so with them less is called stopped than was.  Of what is
+left, only as much counts as the job's own time as the same clock moved (`processor_ns`).
 
-Left out: stops of less than LATE_NS_MIN; a suspended machine, where the clock that steps are timed by stands still too;
-one thread that waits, as for memory that is paged in, while others could run.
+Left out: stops of less than LATE_NS_MIN; a suspended machine, where the clock that times steps stands still too; one
+thread that waits, as for memory that is paged in, while others could run.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from pacecar.records import StopCause
 __all__ = ["LATE_NS_MIN", "PERIOD_SECONDS", "KernelCounts", "Stop", "StopDetector", "cause_of"]
 
 PERIOD_SECONDS = 0.2
-"""Five looks a second are some 100 us of processor time; a stop is placed more exactly than that by the processor's
-clock."""
+"""Time between two readings: five a second are some 100 us of processor time, and the processor clock places a stop
+more exactly than that."""
 
 LATE_NS_MIN = 250_000_000
-"""A thread of a busy process waits for python's lock, and on a busy machine for a processor, seldom longer."""
+"""The shortest stop: in a busy process a thread seldom waits longer for python's lock, or on a busy machine for a
+processor."""
 
 STOPS_MAX = 256
-"""Kept for the steps that are not settled yet; of more the oldest go."""
+"""Stops kept for the steps that have no record yet; beyond it the oldest are dropped."""
 
 LOOKS_MAX = 512
-"""Of more every other one goes: a step of hours needs no look at each of its seconds."""
+"""Readings kept; beyond it every other old one is dropped: a step of hours needs no reading of each second."""
 
 COUNTS_EVERY = 10
-"""Looks between two readings of the kernel's counters: what they grew by in two seconds is small beside a stop's share
-in them."""
+"""Readings of the clocks between two of the kernel's counters: their growth in two seconds is small beside a stop's
+share in them."""
 
 CAUSE_SHARE_MIN = 0.5
-"""Of a stop must be in a counter of the kernel's before it is called the cause."""
+"""The share of a stop by which a counter of the kernel must grow to be called its cause."""
 
 LOCK_SECONDS = 1.0
-"""Nobody waits longer for a look: in a forked child the lock may never be given back."""
+"""The longest wait for the lock: in a forked child it may never be released."""
 
 
 class Stop(NamedTuple):
-    """From `start_ns` to `end_ns` (monotonic) the process did not run; `cause` None: the kernel does not say why."""
+    """An interval (monotonic ns) in which the process did not run; `cause` None: the kernel does not say why."""
 
     start_ns: int
     end_ns: int
@@ -65,7 +66,7 @@ class Stop(NamedTuple):
 
     @property
     def stretch(self) -> tuple[int, int]:
-        """Its two instants."""
+        """Its start and end."""
         return self.start_ns, self.end_ns
 
     def within(self, start_ns: int, end_ns: int) -> int:
@@ -83,7 +84,7 @@ class Counts(NamedTuple):
 
 
 def cause_of(stopped_ns: int, before: Counts, after: Counts) -> StopCause | None:
-    """Return the kernel's word for a stop of `stopped_ns` that lies between two readings; None where it has none."""
+    """Return the cause of a stop of `stopped_ns` between two readings of the kernel's counters; None where unknown."""
     causes: tuple[tuple[StopCause, int | None, int | None], ...] = (
         ("throttled", before.throttled_ns, after.throttled_ns),
         ("frozen", before.frozen_ns, after.frozen_ns),
@@ -96,9 +97,9 @@ def cause_of(stopped_ns: int, before: Counts, after: Counts) -> StopCause | None
 
 
 class KernelCounts:
-    """Reads the counters of this process; `open` on the training thread, whose turn at a processor it reads.
+    """Reads the kernel's counters of this process; call `open` on the training thread, whose run delay it reads.
 
-    The quota's and the freezer's are those of its own control group (Documentation/admin-guide/cgroup-v2.rst:
+    The counters of quota and freezer are those of its own control group (Documentation/admin-guide/cgroup-v2.rst:
     `throttled_usec` in cpu.stat and, where the kernel counts that, `frozen_usec` in cgroup.stat.local).
     """
 
@@ -109,7 +110,7 @@ class KernelCounts:
         self._thread: Path | None = None
 
     def open(self) -> None:
-        """Find the files; what is not there is never read."""
+        """Find the files; a missing one is never read."""
         self._thread = self._proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
         path = next(
             (line[3:] for line in _read(self._proc / "self" / "cgroup").splitlines() if line[:3] == "0::"), None
@@ -117,7 +118,7 @@ class KernelCounts:
         self._group = None if path is None else self._cgroups / path.lstrip("/")
 
     def read(self) -> Counts:
-        """Return what the kernel says now."""
+        """Return the kernel's totals now."""
         delay = "" if self._thread is None else _read(self._thread)
         fields = delay.split()
         tracer = _field(_read(self._proc / "self" / "status"), "TracerPid:")
@@ -150,9 +151,9 @@ def _read(path: Path) -> str:
 
 
 class StopDetector:
-    """Looks at the clocks from a thread of its own, and whenever somebody is about to write a long step.
+    """Reads the clocks from a thread of its own, and whenever the record of a long step is about to be written.
 
-    `charge` is told the processor time that the thread took.  All of it may be asked from any thread.
+    `charge` is called with the processor time that the thread took.  All methods but `start` work on any thread.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class StopDetector:
         """Whether stops are seen: between `start` and `close`."""
 
     def start(self) -> None:
-        """Begin to look; called on the training thread."""
+        """Start the thread; called on the training thread."""
         self._kernel.open()
         self._counts = self._kernel.read()
         self.is_looking = True
@@ -195,11 +196,11 @@ class StopDetector:
         self._closing.set()
 
     def forked(self) -> None:
-        """Be closed: this is a forked child, without the thread."""
+        """Close in a forked child, which does not have the thread."""
         self.is_looking = False
 
     def look(self) -> None:
-        """Compare the clocks with the last look; never raises."""
+        """Compare the clocks with the last reading; never raises."""
         if not self.is_looking or not self._lock.acquire(timeout=LOCK_SECONDS):
             return
         try:
@@ -221,9 +222,9 @@ class StopDetector:
         return self._stops[-1].end_ns if self._stops else None
 
     def processor_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Return a bound of the processor time that this process took between two instants; None where nobody knows.
+        """Return an upper bound of this process's processor time between two instants; None where it is not known.
 
-        The bound is what it took between the last look before and the first one after, so it is never too low.
+        The bound is the time between the last reading before and the first one after, so it is never too low.
         """
         with self._lock:
             first = bisect.bisect_right(self._at, start_ns) - 1

@@ -1,8 +1,8 @@
-"""How many samples and tokens is this step, and what do all steps add up to?
+"""Counts the samples and tokens of each step, and adds up ledgers and counts over all steps.
 
-Three may know the samples of a step: the user who says so, the wrapped loader that drew the batches, and the first
-input of forward.  The best source of each step wins; they are never added to each other.  None is nothing known, and
-zero is zero.
+Three sources may know the samples of a step: the user who reports them, the wrapped loader that drew the batches, and
+the first input of forward.  The best source of each step wins, in that order; they are never added to each other.  None
+means unknown, and zero is zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["StepCounts", "Totals", "plus"]
 
 
 class StepCounts:
-    """The samples and tokens of the step under way, as said by the user and as drawn from the loader."""
+    """The samples and tokens of the step under way, as reported by the user and as drawn from the loader."""
 
     def __init__(self) -> None:
         self._said_samples: int | None = None
@@ -21,10 +21,10 @@ class StepCounts:
         self._drawn_samples: int | None = None
         self._drawn_tokens: int | None = None
         self.has_news = False
-        """Whether anything was said or drawn in this step."""
+        """Whether anything was reported or drawn in this step."""
 
     def say(self, samples: int | None, tokens: int | None) -> None:
-        """Add what the user counted."""
+        """Add what the user reported."""
         self.has_news = True
         self._said_samples = plus(self._said_samples, samples)
         self._said_tokens = plus(self._said_tokens, tokens)
@@ -36,7 +36,7 @@ class StepCounts:
         self._drawn_tokens = plus(self._drawn_tokens, tokens)
 
     def take(self, forward_samples: int | None) -> tuple[int | None, int | None]:
-        """Return the step's samples and tokens, `forward_samples` where nobody knows better; begin the next step."""
+        """Return the step's samples and tokens, `forward_samples` as the last resort; begin the next step."""
         samples = self._said_samples
         if samples is None:
             samples = self._drawn_samples if self._drawn_samples is not None else forward_samples
@@ -47,7 +47,7 @@ class StepCounts:
 
 
 class Totals:
-    """What all steps since attach add up to; counts are None until one was known."""
+    """The sums over all steps since attach; counts are None until one was known."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(wall_ns=0)
@@ -64,5 +64,5 @@ class Totals:
 
 
 def plus(total: int | None, part: int | None) -> int | None:
-    """Add what is known."""
+    """Return `total` with `part` added; an unknown part (None) changes nothing."""
     return total if part is None else (total or 0) + part

@@ -1,19 +1,19 @@
-"""How many steps can the hook afford to measure?  All of them, one in k, or none.
+"""Decides how many steps the hook measures within the overhead budget: all, one in k, or none.
 
-Measuring a step costs the same whether it takes 100 ms or 1: of the latter it is more than the user allowed.  So once
-the always-on part alone would take more than SHARE of the budget (the rest is for windows), only one step in k is
-measured and the others are counted: they end, their wall time is added, and their ledger is that of the next measured
-one, stretched.  Where even counting is too much the hook turns itself off.
+Measuring a step costs the same whether the step takes 100 ms or 1 ms; for the latter that is more than the user
+allowed.  So once the always-on part alone would take more than SHARE of the budget (the rest is for windows), only one
+step in k is measured and the others are counted: their end is seen, their wall time is added, and their ledger is that
+of the next measured one, scaled.  Where even counting is too expensive the hook turns itself off.
 
-To put torch's hooks on and to take them off costs more than to measure a step.  So BURST steps are measured in a row
-and then none until k times as many have passed.  k is a power of two, so that ranks that chose differently still have
+Adding torch's hooks and removing them costs more than measuring a step.  So BURST steps are measured in a row and then
+none until k times as many have passed.  k is a power of two, so that ranks that chose differently still measure some
 steps in common.
 
     k = 4    mmmm............mmmm............mmmm............
     k = 1    mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
 
-k grows at once and shrinks with a margin, or it would swing.  Under a strained budget the share is a quarter.  A ratio
-of 0 means no windows and of 1 no limit; then every step is measured.
+k grows at once and shrinks with a margin (hysteresis), or it would oscillate.  Under a strained budget the share is a
+quarter.  A ratio of 0 means no windows and of 1 no limit; then every step is measured.
 
 Pure: numbers in, k out.
 """
@@ -26,24 +26,24 @@ from statistics import median
 __all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "SHARE", "StepSampling", "burst_end", "next_measured"]
 
 BURST = 4
-"""Steps measured in a row; as many as the ranges have by which ranks are compared."""
+"""Steps measured in a row; as many as the ranges have by which ranks are compared (`crew_period_steps`)."""
 
 REVIEW_STEPS = 32
-"""Measured steps between two looks at k: their median is steady."""
+"""Measured steps between two reviews of k: their median is steady."""
 
 EARLY_STEPS = 4
 EARLY_NS = 10_000_000
-"""The first look comes after so few steps where they have cost so much more than their share: of the start-up debt, a
-tenth.  A step of a hundred closures costs milliseconds to measure, and a second's may be 32 of them."""
+"""A review comes after EARLY_STEPS already where they have cost EARLY_NS more than their share, a tenth of the start-up
+debt.  A step of a hundred closures costs milliseconds to measure, and 32 of them may pass in a second."""
 
 EVERY_MAX = 64
-"""With fewer measured steps than that a person would not see a change in time."""
+"""The largest k: with fewer measured steps a person would not see a change in time."""
 
 SHARE = 0.5
-"""Of the budget that the always-on part may take."""
+"""The share of the budget that the always-on part may take."""
 
 STRAINED_SHARE = SHARE / 4
-"""The same while the budget is strained: the rest pays the debt."""
+"""The same while the budget is strained: the rest earns the debt back."""
 
 SHRINK = 0.7
 """k is halved only when that would cost less than this part of its share."""
@@ -52,14 +52,14 @@ REVIEWS = 8
 """Reviews over which the cost of records is averaged: they are written many at once."""
 
 OUTLIERS_RATIO = 0.1
-"""Of the costs, the highest, that are left out."""
+"""The ratio of the costs, the highest ones, that are left out."""
 
 PASS_NS = 2_000
-"""What a counted step costs before one was seen."""
+"""The assumed cost of a counted step before one was seen."""
 
 
 class StepSampling:
-    """Takes what measured steps cost; `every` is k (see `next_measured`), and None when no step is measured."""
+    """Adapts k to what measured steps cost; `every` is k (see `next_measured`), and None when no step is measured."""
 
     def __init__(self, ratio: float) -> None:
         self._is_limited = 0.0 < ratio < 1.0
@@ -74,13 +74,13 @@ class StepSampling:
         self.every: int | None = 1
 
     def charged(self, cost_ns: int) -> None:
-        """Take what a thread of ours spent on writing and bringing away the records of measured steps."""
+        """Add what a thread of ours spent on writing and sending the records of measured steps."""
         self._records_ns += cost_ns
 
     def measured(
         self, wall_ns: int, cost_ns: int, *, passed: int = 0, passed_cost_ns: int = 0, is_strained: bool = False
     ) -> None:
-        """Take a measured step, its cost, and the steps that were only counted before it; `is_strained` the budget."""
+        """Add a measured step, its cost, and the steps only counted before it; `is_strained`: the budget is."""
         if not self._is_limited:
             return
         self._walls.append(wall_ns)
@@ -97,8 +97,8 @@ class StepSampling:
             self.every = self._review(self.every, STRAINED_SHARE if is_strained else SHARE)
 
     def _review(self, every: int, share: float) -> int | None:
-        # What was paid, but for the few highest: another program had the processor then.  Of walls the median: one
-        # long wait is no slower job.
+        # The mean of the costs without the few highest, in which another program had the processor.  Of the wall times
+        # the median: one long wait does not mean a slower job.
         costs = self._usual_costs(every)
         self._records.append(self._records_ns)
         self._records_ns = 0

@@ -1,16 +1,16 @@
-"""How long did each phase of this step take on the host?
+"""Times each phase of a step on the host from the intervals that the hooks note.
 
 A step runs from one optimizer update to the next and may hold several forwards and backwards (accumulation), so a
-phase's time is a sum.  In the loop stretches are only noted: the job has evicted our code from the caches by the next
-one, and what is done there costs ten times what it costs in a row.  `time_step` adds them up, later and elsewhere.
+phase's time is a sum.  In the loop intervals are only noted: by the next one the job has evicted our code from the
+caches, and work done there costs ten times what it costs in a row.  `time_step` adds them up later, off the step path.
 
     data_wait | forward | backward ........... backward_tail | optimizer | overhead | stopped | rest (what is left)
 
 backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
 the exposed communication of a CPU job.
 
-Callers say what happened and when.  No lock: marks come from the training thread and, on CUDA, from autograd's thread
-while the training thread waits for it.  On CUDA each mark is made on the device, too (`devicetimer`).
+Callers say what happened and when.  There is no lock: marks come from the training thread and, on CUDA, from autograd's
+thread while the training thread waits for it.  On CUDA each mark is made on the device, too (`cuda_timer`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
 ]  # fmt: skip
 
 PHASES = ("overhead", "data_wait", "checkpoint", "backward_tail", "backward", "forward", "optimizer")
-"""In the order in which an instant claimed twice is given away: what nests inside another phase comes first."""
+"""By priority for an instant that two phases claim: what nests inside another phase comes first."""
 
 STOPPED = "stopped"
-"""The phase of every instant at which the process did not run; see `stops`."""
+"""The phase of every instant at which the process did not run; see `process_stops`."""
 
 EVENTS_MAX = 4096
-"""Stretches noted before they are added up in any case: a thousand micro-batches; what is beyond has no marks."""
+"""Intervals noted before they are added up in any case: a thousand micro-batches; beyond it there are no marks."""
 
 Stretch = tuple[int, int]
 Event = tuple[str, int, int]
 """A phase, its start and its end."""
 Absorbed = tuple[dict[str, int], int] | None
-"""Phases and micro-batches of events that were added up already."""
+"""Phases and micro-batches of the events that were added up already."""
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
 class RawStep(msgspec.Struct, eq=False):
     """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too.
 
-    A Struct, because its constructor is no python frame: one is made on the step path.
+    A Struct, because its constructor runs no python frame: one is made on the step path.
     """
 
     start_ns: int
@@ -79,28 +79,28 @@ class RawStep(msgspec.Struct, eq=False):
     was_marked: bool
     absorbed: Absorbed
     device: DeviceStep | None = None
-    """When the device passed its phases, which is known some steps later."""
+    """The step's marks on the device; its phases there are known some steps later."""
 
 
 class StepTimer:
-    """What happened in the step under way; it has no start until something of the job has happened."""
+    """Collects what happens in the step under way; the first step has no start until the hooks see the job run."""
 
     def __init__(self) -> None:
         self.start_ns: int | None = None
-        """When the step under way began; None before the job's first sign of life."""
+        """When the step under way began; None before the first event of the job."""
         self._is_marked = False
         self._absorbed: Absorbed = None
         self.device: DeviceTimer | None = None
-        """On a device job, who marks the phases there too."""
+        """On a device job, the timer that marks the phases on the device too."""
         self.events: list[Event] = []
-        """The stretches of this step in the order in which they ended; whoever saw one appends it."""
+        """The intervals of this step in the order in which they ended; whoever saw one appends it."""
         self.overhead_ns = 0
         """Pacecar's own time in this step so far; whoever spends it adds it."""
 
     def finish(self, now_ns: int) -> RawStep:
         """End the step at `now_ns`, begin the next one there, without marks until `keep_marks`."""
         events, start_ns = self.events[:], self.start_ns
-        if start_ns is None:  # the first step counts from the job's first sign of life
+        if start_ns is None:  # the first step counts from the job's first event
             start_ns = min((start for _, start, _ in events), default=now_ns)
         step = RawStep(start_ns, now_ns, events, self.overhead_ns, self._is_marked, self._absorbed)
         if self.device is not None:
@@ -113,7 +113,7 @@ class StepTimer:
         return step
 
     def skip(self, now_ns: int) -> int:
-        """End a step that nobody wants to hear of; return its wall time."""
+        """End a step that is not measured; return its wall time."""
         start_ns = now_ns if self.start_ns is None else self.start_ns
         self.start_ns = now_ns
         self._absorbed = None
@@ -128,17 +128,17 @@ class StepTimer:
             self.device.enter("data_wait")
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Note that it has the data, or knows that there is no more."""
+        """Note that the loop has the data, or knows that there is no more."""
         self.events.append(("data_wait", start_ns, end_ns))
         if self.device is not None:
             self.device.enter(REST)
 
     def keep_marks(self) -> None:
-        """Keep when each stretch of this step is; to be called at its beginning."""
+        """Keep the intervals of this step as marks; to be called at its beginning."""
         self._is_marked = True
 
     def absorb(self) -> None:
-        """Add up what was noted so far: a loop that never ends a step must not grow."""
+        """Add up what was noted so far: in a loop that never ends a step the list must not grow."""
         if self.start_ns is None:
             self.start_ns = min((start for _, start, _ in self.events), default=None)
         phases, micro_batches = self._absorbed or ({}, 0)
@@ -147,9 +147,9 @@ class StepTimer:
 
 
 def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
-    """Add up what was noted of a step, and of `stops`, in which the process did not run: these are no phase's.
+    """Add up the phases of a step; `stops`, in which the process did not run, belong to no phase but STOPPED.
 
-    An optimizer may run a closure, with forward and backward inside: what these spent is theirs.
+    An optimizer may run a closure, with forward and backward inside: their time is not the optimizer's.
     """
     phases, micro_batches = raw.absorbed or ({}, 0)
     marks: dict[str, list[Stretch]] = {}
@@ -172,7 +172,7 @@ def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
 
 
 def phase_of(raw: RawStep, start_ns: int, end_ns: int) -> str:
-    """Return the phase that most of a stretch was in, the innermost of several; "outside" where it was in none."""
+    """Return the phase that most of an interval was in, the innermost of several; "outside" where it was in none."""
 
     def within(event: Event) -> tuple[int, int]:
         _, start, end = event

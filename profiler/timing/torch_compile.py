@@ -1,22 +1,22 @@
-"""What may torch.compile see of our hooks?  Nothing.
+"""Keeps pacecar's hooks out of torch.compile.
 
-Dynamo takes the hooks of a module or an optimizer that it compiles for a part of it.  A clock that is read there breaks
+Dynamo takes the hooks of a module or an optimizer that it compiles as a part of it.  A clock that is read there breaks
 the graph, `fullgraph=True` raises in the user's own call, and what the hook calls at a boundary is compiled too: 10 s
-of it on torch 2.13.  Dynamo has two ways to a hook, and each is closed:
+of it on torch 2.13.  Dynamo can reach a hook in two ways, and each is closed:
 
-    inlined into the graph      `is_tracing()` is a constant to it; the hook returns at once and leaves no trace
-    a frame of its own          `keep_out` marks the code: it and what it calls run as they are
+    inlined into the graph      `is_tracing()` is a constant to dynamo; the hook returns at once and leaves no trace
+    a frame of its own          `keep_out` marks the code: it and what it calls run uncompiled
 
-Of a model dynamo sees nothing of ours at all (`module_calls`).  What it compiles together with what calls the model is
-not seen by us: the phases are absent, and it is said once.
+Of a model dynamo sees nothing of ours at all (`module_calls`).  Where dynamo compiles the model together with its
+caller, the hook does not see the calls: the phases are absent, and that is logged once.
 
     pacecar.attach(torch.compile(model))      observed around the compiled code, every phase is seen
     torch.compile(model) after attach(model)  observed around its forward, or not where dynamo inlines the module
 
-The end of a step is too much to lose.  Where graphs may break, that of a compiled optimizer does behind its update
-(torch's own optimizers always break theirs anyway); where they may not, no step is seen.
+The end of a step is too much to lose.  Where graphs may break, the graph of a compiled optimizer is broken after its
+update (torch's own optimizers always break theirs anyway); where they may not, no step is seen.
 
-Nothing here imports torch._dynamo, which takes a second: who traces has it.
+Nothing here imports torch._dynamo, which takes a second: whoever traces has imported it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["compiled_frames", "is_captured", "is_tracing", "keep_out", "skip_fra
 _log = logging.getLogger(__name__)
 
 is_tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-"""Whether dynamo looks at the calling code; 30 ns to everybody else."""
+"""Whether dynamo traces the calling code; the call costs 30 ns otherwise."""
 
-_jit: Any = torch.jit  # which torch does not type
+_jit: Any = torch.jit  # torch has no types for it
 
 _told: set[str] = set()
 
@@ -55,34 +55,34 @@ def _may_break_while_tracing() -> bool:
         torch_internals.need("torch._dynamo.graph_break")
         tracer: Any = torch_internals.need("torch._dynamo.symbolic_convert.InstructionTranslator.current_tx")()
         return not (tracer.one_graph or tracer.error_on_graph_break)
-    except Exception:  # noqa: BLE001  private ground, in the user's compilation: what cannot be told is no
+    except Exception:  # noqa: BLE001  private API inside the user's compilation: if it cannot be told, no
         return False
 
 
-# What torch.compiler.assume_constant_result does after it imported torch._dynamo.
+# As torch.compiler.assume_constant_result does, but without its import of torch._dynamo.
 _constants: tuple[Any, ...] = (tell, _may_break_while_tracing)
 for _function in _constants:
     _function._dynamo_marked_constant = True
 
 
 def step_out_of_graph() -> None:
-    """Break the graph that dynamo traces, so that the caller is run as it is; where that may not be, say so."""
+    """Break the graph that dynamo traces, so that the caller runs uncompiled; where that is not allowed, log it."""
     if _may_break_while_tracing():
-        torch._dynamo.graph_break()  # by its own name, which is what dynamo knows it by while it traces this line
+        torch._dynamo.graph_break()  # spelt out, because dynamo recognizes it by this name while it traces the line
     else:
         tell("the optimizer is compiled with fullgraph=True, so steps are not seen and not measured")
 
 
 def keep_out(*functions: Callable[..., object]) -> None:
-    """Let dynamo never compile `functions`, or what they call, as frames of their own.
+    """Keep dynamo from compiling `functions`, or what they call, as frames of their own.
 
-    As torch.compiler.disable does, at no cost per call; a torch without these inner parts compiles them.
+    As torch.compiler.disable does, at no cost per call; a torch without these private parts compiles them.
     """
     _set_strategy(functions, calls="SKIP")
 
 
 def skip_frame(*functions: Callable[..., object]) -> None:
-    """Let dynamo not compile the frames of `functions`; what they call is compiled as if they were not there."""
+    """Keep dynamo from compiling the frames of `functions`; what they call is compiled as if they were not there."""
     _set_strategy(functions, calls="DEFAULT")
 
 
@@ -111,13 +111,13 @@ def compiled_frames() -> int:
 
 
 def is_captured(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a module that is called with these computes nothing: torch writes down what it would compute.
+    """Return whether a module called with these arguments is only traced, so that it computes nothing.
 
-    That is `torch.jit.trace`, fx and `torch.export`; dynamo asks `is_tracing`.
+    That is `torch.jit.trace`, fx and `torch.export`; for dynamo there is `is_tracing`.
     """
     if _jit.is_tracing():
         return True
     first = args[0] if args else next(iter(kwargs.values()), None)
-    if type(first) is torch.Tensor:  # what torch.export and fx give is another class
+    if type(first) is torch.Tensor:  # torch.export and fx pass another class
         return False
     return torch.compiler.is_compiling() or isinstance(first, torch.fx.Proxy)

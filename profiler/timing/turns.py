@@ -1,16 +1,16 @@
-"""Whose turn is it?  The steps at which a rank may open a window, so that ranks never do so all at once.
+"""Assigns the steps at which each rank may open a window, round robin, so that ranks never profile all at once.
 
-A shift from rank to rank is not enough: windows that the budget puts off lose the shift one by one, until those of two
-ranks meet, and a step in which all ranks are profiled is a step that the job pays for twice: everybody is slow, and
-what the ranks see of each other is the profiler.  So the steps are dealt out for good, round after round, and a window
-that cannot be afforded in its turn waits for the next.
+A fixed offset per rank is not enough: windows that the budget delays lose the offset one by one, until those of two
+ranks coincide.  A step in which all ranks are profiled costs the job twice: all ranks are slow, and what the ranks see
+of each other is the profiler.  So the steps are assigned for the whole run, round after round, and a window that cannot
+be afforded in its turn waits for the next.
 
     step    | 3 4 5 | 6 7 8 | 9 10 11 | 12 13 14 | 15 ...       warm-up 3, three ranks
     rank    |   0   |   1   |    2    |    0     |  1 ...
 
 A turn is as long as a window disturbs its rank, TURN_STEPS.  Beyond TURNS_MAX ranks some share a turn, never all.
 
-A window that somebody asks for on all ranks (`tracing`) takes no turns.  Pure.
+A window that was requested on all ranks (`trace_request`) ignores turns.  Pure.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from typing import NamedTuple
 __all__ = ["TURNS_MAX", "WindowTurn", "turn_of"]
 
 TURNS_MAX = 8
-"""A round must end soon, or the last rank has no calibration; a node has eight devices, and shares its processors."""
+"""The most turns in a round: a round must end soon, or the last rank has no calibration; a node has eight devices and
+shares its processors."""
 
 TURN_STEPS = 3
-"""The profiled step and the one that pays for reading it; on a device the step before, in which it runs dry, and on
-gloo one between them, in which its threads are done with what was profiled."""
+"""The profiled step and the one in which it is read.  On a device also the step before, in which the device drains; on
+gloo also one between them, in which its threads finish what was profiled."""
 
 TRIES = 10
 """A window that could not be afforded is tried again after a tenth of the interval."""
 
 
 class WindowTurn(NamedTuple):
-    """The steps `first`, `first + every`, `first + 2 * every` ..."""
+    """The steps `first`, `first + every`, `first + 2 * every`, and so on."""
 
     first: int
     every: int

@@ -1,10 +1,10 @@
-"""What do the columns of all batches make together?
+"""Assembles the device and host rows of a trace from the columns of all its batches.
 
-Three things can only be said when every event has been seen: which call launched a kernel, which collective it belongs
-to, and so whether it is communication at all.  Rows are sorted last.  What a name means is asked once a name and
-category, not once a row.
+Three things can be decided only when every event has been read: which call launched a kernel, which collective the
+kernel belongs to, and so whether it is communication at all.  Rows are sorted by start last.  A name is classified once
+for each pair of name and category, not once a row.
 
-Left out: how columns came about (`rows`).
+Left out: how events become columns (`rows`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _work(category: str, name: str, linked: str | None) -> int:
 
 
 def _say(rows: Rows, category: Column, name: Column, kind: Callable[[str, str], int]) -> Codes:
-    """Return `kind` of each row's category and name, asked once for each pair that there is."""
+    """Return `kind` of each row's category and name, called once for each pair that occurs."""
     table = np.zeros((len(rows.names.texts), len(rows.categories.canonical)), dtype=np.uint8)
     table[name, category] = 1
     for text, code in np.argwhere(table).tolist():
@@ -120,10 +120,10 @@ def _linked(rows: Rows, external: Column, correlation: Column) -> Column:
 
 
 def _collectives(rows: Rows, name: Column, linked: Column, thread: Column, launch_ns: Column) -> Column:
-    """Return the collectives of communication rows that do not say themselves; the best source that has one.
+    """Return the collectives of communication rows that do not name their own, each from the best source that has it.
 
-    Where that is an annotation its bytes are the input's; the operator around it (`c10d::alltoall_base_`) has the
-    output too, and the larger of them counts.
+    An annotation gives the bytes of the input only.  The operator around it (`c10d::alltoall_base_`) has the output
+    too, and the larger of the two counts.
     """
     numbers = np.array(list(rows.metadata_rows.values()), dtype=np.int64)
     found = np.full(len(name), NONE, dtype=np.int64)

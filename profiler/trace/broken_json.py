@@ -1,11 +1,11 @@
-"""Which events can still be read where a stretch of a trace is no JSON?
+"""Recovers single events from a part of a trace that is not valid JSON.
 
-Giving up the stretch would lose thousands of good events for a bad one.  So each is read alone, by python's own parser,
-which is slow and lenient (letters that are no text, tabs and line ends in strings, NaN), and after one that cannot be
-read the next is looked for where `},{"` stands.
+Giving up the whole part would lose thousands of good events for one bad one.  So each event is decoded alone by
+python's own parser, which is slow and lenient (bytes that are not text, tabs and line ends in strings, NaN).  After an
+event that cannot be decoded, reading goes on at the next `},{"`.
 
-Everything here looks at each letter a bounded number of times: a file made to be slow is read at a megabyte a second.
-Left out: where stretches come from (`document`).
+The code looks at each character a bounded number of times: a file made to be slow is read at a megabyte a second.
+Left out: which parts need this (`event_stream`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .events import DigitEvent, decimal_of, event_of
 __all__ = ["NO_NUMBER", "Scan", "scan"]
 
 NESTED_TRIES_MAX = 64
-"""Events of one stretch that are looked at beyond the next `},{"`."""
+"""Events of one part that are tried beyond the next `},{"`."""
 
 NO_OBJECT_LETTERS = 64
-"""How much of something that is no object is read to step over it."""
+"""Characters that are read to step over something that is not an object."""
 
 NO_NUMBER = re.compile(rb"(?<=:)\s*[-+]?(?:nan|inf|infinity)(?=\s*[,}])", re.IGNORECASE)
 """What C++ prints for a rate over no time; old kineto wrote "memory bandwidth (GB/s)": inf."""
@@ -38,7 +38,7 @@ _DECODER = json.JSONDecoder(parse_float=decimal_of, parse_constant=lambda _: Non
 
 @dataclass(slots=True)
 class Scan:
-    """What was found: the events, the places and reasons of those lost, where reading stopped, and whether at `]`."""
+    """What was found: the events, positions and reasons of those lost, where reading stopped, and whether at `]`."""
 
     events: list[DigitEvent] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
@@ -47,10 +47,11 @@ class Scan:
 
 
 def scan(stretch: bytes, *, takes_open: bool) -> Scan:
-    """Return the events of `stretch`, which begins at one or between two.
+    """Return the events of `stretch`, which begins at an event or between two.
 
-    An event without an end stops it, because more of the file may bring the end; with `takes_open` it is lost, as long
-    as another begins after it.  Latin-1 gives a letter a byte, so that places stay places.
+    An event without an end stops the scan, because more of the file may bring the end.  With `takes_open` that event
+    is lost instead, as long as another begins after it.  Latin-1 maps each byte to one character, so that positions in
+    the text are positions in the bytes.
     """
     text = stretch.decode("latin-1")
     boundaries, objects = _Finder(_BETWEEN, text), _Finder(_OBJECT, text)
@@ -110,7 +111,7 @@ def _one(text: str) -> tuple[object, int, str]:
 
 
 def _in_utf8(members: dict[str, Any]) -> dict[str, Any]:
-    """Return `members` with the texts that are kept as utf-8, as far as they are."""
+    """Return `members` with `name` and `cat`, where they are text, decoded as UTF-8."""
     for key in ("name", "cat"):
         value = members.get(key)
         if isinstance(value, str):
@@ -122,7 +123,7 @@ def _in_utf8(members: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Finder:
-    """Where a pattern comes next, for places that only go up; it looks at each letter once."""
+    """Finds the next match of a pattern for positions that only grow; it looks at each character once."""
 
     def __init__(self, pattern: re.Pattern[str], text: str) -> None:
         self._found = pattern.finditer(text)

@@ -1,13 +1,13 @@
-"""What did this collective move, and between whom?
+"""Derives the operation, size and process group of a collective from trace metadata.
 
-Its kernel's name says half of it at best: NCCL's point-to-point kernel is called SendRecv whether it is a send, a
-pipeline's exchange or an all-to-all.  torch says the rest, in three ways, by its age:
+A kernel's name says half of it at best: NCCL's point-to-point kernel is called SendRecv whether it is a send, a
+pipeline's exchange or an all-to-all.  torch gives the rest in three ways, depending on its version:
 
     2.2 and later     the kernel's own arguments ("Collective name", "In msg nelems", ...)
     2.1 to 2.2        only the host row `record_param_comms` that the kernel is linked to has these arguments
     1.8 to 2.0        the annotation `nccl:all_to_all` around the launch has the shapes ("Input Dims"), if recorded
 
-Pure.  Left out: which kernel belongs to which row (`links`).
+Pure.  Left out: which kernel belongs to which row (`kernel_links`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _C_TYPES = {
     "c10::complex<float>": "ComplexFloat",
     "c10::complex<double>": "ComplexDouble",
 }
-"""How "Input type" spells them: C++'s names of types; others are "c10::" and the name above."""
+"""How "Input type" spells element types: the C++ name; all others are "c10::" and a name of ELEMENT_BYTES."""
 
 _WORDS = (
     ("all_reduce", "allreduce"),
@@ -68,17 +68,20 @@ _WORDS = (
     ("send", "send"),
     ("recv", "recv"),
 )
-"""First hit wins: torch writes `_allgather_base`, `all_gather_into_tensor_coalesced`, `allreduce_sparse`, ..."""
+"""Operation and what its names contain; the first match wins.
+
+torch writes `_allgather_base`, `all_gather_into_tensor_coalesced`, `allreduce_sparse`, ...
+"""
 
 _NO_LETTER = re.compile(r"[^a-z]")
 
 TENSORS_MAX = 4096
-"""Shapes of one call that are looked at."""
+"""The most shapes of one call that are read."""
 
 
 @lru_cache(maxsize=4096)
 def operation_of(word: str) -> str:
-    """Return the normalized operation of torch's word for it, or the word itself (`coalesced`, `wait`)."""
+    """Return the normalized operation for torch's name of it, or that name itself (`coalesced`, `wait`)."""
     stem = word.lower().rpartition(":")[2].strip()
     letters = _NO_LETTER.sub("", stem)
     if "isend" in letters and "irecv" in letters:
@@ -116,7 +119,7 @@ def _ranks(args: Args) -> tuple[int, ...] | None:
 def from_annotation(name: str, args: Args) -> CollectiveColumns:
     """Return the collective of a row like `nccl:all_reduce`, whose inputs are its tensors.
 
-    What the larger of input and output is follows from the input for all operations but the gathering ones.
+    The larger of input and output follows from the input for all operations but the gathering ones.
     """
     operation = operation_of(name)
     moved = tensors(args)
@@ -129,7 +132,7 @@ def from_annotation(name: str, args: Args) -> CollectiveColumns:
 
 
 def from_kernel(name: str) -> CollectiveColumns:
-    """Return what the name of a communication kernel says; a name that does not say it stands for itself."""
+    """Return the collective that a communication kernel's name implies; an unknown name is the operation itself."""
     return CollectiveColumns(operation=collective_operation(name) or function_name(name))
 
 

@@ -1,11 +1,11 @@
-"""What is kept of a trace file?  Columns, not events.
+"""Defines the columns in which a trace file is held in memory: `Trace`, `DeviceRows` and `HostRows`.
 
-A trace of four gigabytes holds a few hundred megabytes of numbers and, again and again, the same few thousand strings.
-So an event is a row of integers here and every string is kept once; what no question needs (flow arrows, python
-frames, counters, arguments) is dropped while it is read.  Times are integers of nanoseconds on the file's own axis;
+A trace of four gigabytes holds a few hundred megabytes of numbers and the same few thousand strings over and over.  So
+an event is a row of integers here and every string is kept once.  What no analysis needs (flow arrows, python frames,
+counters, arguments) is dropped while the file is read.  Times are integers of nanoseconds on the file's own axis;
 `Trace.wall_offset_ns` takes them to the epoch where the file says how.
 
-Left out: how files are read (`reader`), and what the rows add up to (`pacecar.profiler.analysis`).
+Left out: how files are read (`reader`), and what is computed from the rows (`pacecar.profiler.analysis`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NONE = -1
 """In a column: this row has no such thing.  Columns are integers throughout; no time or name is ever -1."""
 
 WORKS: tuple[Work, ...] = tuple(Work)
-"""What the column `DeviceRows.work` counts in."""
+"""The column `DeviceRows.work` holds indices into this."""
 
 
 class HostKind(IntEnum):
@@ -79,7 +79,7 @@ class StepMark(msgspec.Struct, frozen=True):
 
 
 class TraceWarning(msgspec.Struct, frozen=True):
-    """Something that the numbers cannot show.  `code` is stable and lower_case, `message` is for people."""
+    """Something odd that the numbers cannot show.  `code` is stable and in lower_case; `message` is for people."""
 
     code: str
     message: str

@@ -1,11 +1,10 @@
-"""What bytes are in a trace file, whatever packs it?
+"""Yields the decompressed bytes of a trace file (plain, gzip or zstd) as pieces of bounded size.
 
-The obvious answer, `gzip.decompress(path.read_bytes())`, holds the file twice, trusts the suffix, and gives nothing at
-all when the last byte is missing; and the last bytes of a trace are often missing, because the job was killed while it
-wrote.  So this is a stream of pieces of bounded size, told by the file's first bytes, that ends early where the file
-is damaged and says where.
+The obvious way, `gzip.decompress(path.read_bytes())`, holds the file twice, trusts the suffix, and gives nothing at all
+when the last byte is missing.  The last bytes of a trace are often missing, because the job was killed while it wrote.
+So the format is told by the file's first bytes, and the stream ends early where the file is damaged and says where.
 
-Left out: what the bytes mean (`document`).
+Left out: what the bytes mean (`event_stream`).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ PIECE_BYTES = 1 << 20
 64 KiB or of everything at once, because the objects of one piece reuse the memory of those before."""
 
 READ_BYTES = 1 << 16
-"""What is read of a packed file at once; so much of it at most is lost beside a damaged place in a zstd file."""
+"""Bytes of a compressed file read at once.  At most this much around a damaged place in a zstd file is lost."""
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes of the file that are done, and its size where that is known."""
+"""Called with how many bytes of the file were read, and its size where that is known."""
 
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, 3.1.1
@@ -51,14 +50,14 @@ class _Inflater(Protocol):
 
 
 class TraceError(Exception):
-    """There is no trace here; the message names the file, the place and the reason."""
+    """The file holds no trace; the message names the file, the position and the reason."""
 
 
 class TraceSource:
-    """The unpacked bytes of `path`, once, as pieces of at most PIECE_BYTES; a byte order mark is left out.
+    """The decompressed bytes of `path`, once, as pieces of at most PIECE_BYTES; a byte order mark is left out.
 
-    After `pieces` has ended: `damage` says why it ended early, None when it did not; `remark` is something odd that
-    cost nothing.  `bytes_read` counts the file, `bytes_out` what was given out.
+    After `pieces` has ended: `damage` says why it ended early, None when it did not; `remark` names something odd that
+    lost no data.  `bytes_read` counts bytes of the file, `bytes_out` bytes that were yielded.
     """
 
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
@@ -71,7 +70,7 @@ class TraceSource:
         self._size: int | None = None
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes; raise TraceError when the file cannot be opened or read, or its packing is not known."""
+        """Yield the bytes; raise TraceError when the file cannot be opened or read, or its format is not supported."""
         try:
             with open(self.path, "rb") as file:
                 self._size = os.fstat(file.fileno()).st_size or None
@@ -113,7 +112,7 @@ class TraceSource:
                 yield piece
         except _FAST.error:
             self.damage = "it did not inflate"
-        if self.damage is not None:  # once more, by the one that can say where and goes on to the byte
+        if self.damage is not None:  # once more with zlib, which can say where and reads up to the damaged byte
             file.seek(0)
             self.bytes_read, self.damage = 0, None
             for piece in self._inflate(file, self._read(file, READ_BYTES), zlib):
@@ -129,7 +128,7 @@ class TraceSource:
             if not data:
                 self.damage = f"the gzip stream ends at byte {self.bytes_read} before its end mark"
                 return
-            # 40 KB a megabyte, and what an error took away can be had again; isal cannot.
+            # A copy (40 KB a megabyte) lets `_salvage` replay the data that raised; isal cannot copy.
             before = engine.copy() if inflater is zlib else None
             try:
                 piece = engine.decompress(data, PIECE_BYTES)
@@ -172,7 +171,7 @@ class TraceSource:
                 engine = decompressor()
 
     def _after(self, file: BinaryIO, rest: bytes) -> bytes:
-        """Return what follows one packed stream; zeros are padding (gzip on tapes), anything else is remarked on."""
+        """Return what follows one compressed stream; zeros are padding (gzip on tapes), anything else sets `remark`."""
         rest = rest.lstrip(b"\0")
         while len(rest) < len(ZSTD_MAGIC):
             more = self._read(file, READ_BYTES)
@@ -185,7 +184,7 @@ class TraceSource:
 
 
 def _salvage(engine: _Inflater, data: bytes) -> Iterator[bytes]:
-    """Yield what `data` gives up to the byte that breaks the stream; at most READ_BYTES steps."""
+    """Yield what `data` decompresses to, up to the byte that breaks the stream; at most READ_BYTES steps."""
     for index in range(len(data)):
         try:
             piece = engine.decompress(data[index : index + 1])
@@ -196,7 +195,7 @@ def _salvage(engine: _Inflater, data: bytes) -> Iterator[bytes]:
 
 
 def _zstd_engine(path: Path) -> tuple[Any, type[Exception]]:
-    """Return the decompressor's class and its error; python 3.14 has them, older ones need a package."""
+    """Return the decompressor's class and its error; python 3.14 has them, older versions need a package."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd

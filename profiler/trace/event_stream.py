@@ -1,18 +1,18 @@
-r"""Where does one event end and the next begin, when the file is larger than memory?
+r"""Decodes the events of a trace in batches from a stream of pieces, without holding the file in memory.
 
-A JSON parser wants the whole file.  A parser that takes events one by one is slow.  But an array can be cut wherever
-`},{` stands, if that is between two events and not inside one; and whether it is, the parser tells: a part that was cut
-inside a string or an object has an open bracket and does not decode.  So a piece of the file is cut at its last `},{`
-and decoded at once, which is right nearly always, and what does not decode is looked at more slowly:
+A JSON parser wants the whole file, and a parser that takes events one by one is slow.  But the array of events can be
+cut wherever `},{` stands, if that is between two events and not inside one.  The parser tells which: a part that was
+cut inside a string or an object has an open bracket and does not decode.  So each piece is cut at its last `},{` and
+decoded at once.  That is right nearly always; what does not decode is tried more slowly:
 
     1. with types         fast, and strict
-    2. without types      something has an odd type, and becomes what it should be where it can
-    3. event by event     something is no JSON: that event is lost and counted, its neighbours are not
+    2. without types      a value has the wrong type; it is converted where it can be
+    3. event by event     something is not JSON: that event is lost and counted, its neighbours are not
 
-The array's end is where the parser finds characters after it.  Members of the document come before or after the
+The array ends where the parser finds characters after it.  Other members of the document come before or after the
 events, in any order; they are kept as bytes for `header`.
 
-Left out: what an event means.
+Left out: what an event means (`events`, `rows`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ from .notes import Notes
 __all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "EventStreamReader"]
 
 HEADER_BYTES_MAX = 64 << 20
-"""What is kept of the members before or after the events: kineto's are kilobytes, its log lines at most megabytes."""
+"""The most bytes kept of the members before or after the events.
+
+kineto's members are kilobytes, its log lines at most megabytes.
+"""
 
 EVENT_BYTES_MAX = 4 << 20
-"""No single event is larger; what is larger is stepped over, and so cannot fill the memory."""
+"""The largest single event; anything larger is skipped, so that it cannot fill the memory."""
 
 CUTS_TRIED_MAX = 4096
-"""Places looked at for a cut in one piece; a piece of nothing but braces would have a million."""
+"""Positions tried for a cut in one piece; a piece of nothing but braces would have a million."""
 
 GROUND_BYTES = 4096
-"""How much of a lost stretch is kept in case that `},{` begins in it."""
+"""How many bytes of a skipped part are kept in case `},{` begins in them."""
 
 Batch = list[KnownEvent] | list[TraceEvent] | list[DigitEvent]
 
@@ -97,7 +100,7 @@ class EventStreamReader:
                 is_lost, buffer = _find_ground(buffer)
             if self._ended:
                 break
-            if len(buffer) > EVENT_BYTES_MAX and _last_cut(buffer)[0]:  # the first piece of all was not cut
+            if len(buffer) > EVENT_BYTES_MAX and _last_cut(buffer)[0]:  # the very first piece was not cut
                 batch, buffer = self._decode(buffer, *_last_cut(buffer))
                 yield batch
             if len(buffer) > EVENT_BYTES_MAX:
@@ -114,7 +117,7 @@ class EventStreamReader:
         self._close(b"" if self._ended else buffer)
 
     def exactly(self) -> Batch:
-        """Return the latest batch once more, with the digits of its times, as all that follow will have them."""
+        """Return the latest batch once more with its times as digits; all later batches have them so too."""
         self._keeps_digits = True
         batch = self._typed(self._last)
         self.read -= len(batch)
@@ -156,7 +159,7 @@ class EventStreamReader:
         return 'not a trace: JSON without "traceEvents"'
 
     def _decode_joined(self, rest: bytes, piece: bytes, cut: int) -> Batch | None:
-        """Return the events of `rest` and `piece` up to `cut`, copied only once; None when it is not that simple."""
+        """Return the events of `rest` and `piece` up to `cut`, copied only once; None when they do not decode."""
         try:
             return self._typed(b"".join((b"[", rest, memoryview(piece)[:cut], b"]")))
         except _BROKEN:
@@ -165,8 +168,8 @@ class EventStreamReader:
     def _decode(self, buffer: bytes, cut: int, begin: int) -> tuple[Batch, bytes]:
         """Return the events before `cut`, and the rest of the buffer from `begin`, where the next event should be.
 
-        The cut may be wrong; then the rest is where the last whole event ended.  When the array ends before the cut
-        the rest is what follows it.
+        When the cut is wrong, the rest begins where the last whole event ended.  When the array ends before the cut,
+        the rest is what follows the array.
         """
         text = b"".join((b"[", memoryview(buffer)[:cut], b"]"))
         try:
@@ -176,7 +179,7 @@ class EventStreamReader:
         if end:
             try:
                 batch = self._mended(text[:end])
-            except _BROKEN:  # the message did not mean what it seemed to
+            except _BROKEN:  # the number in the message was not the end of the array
                 pass
             else:
                 self._ended = True
@@ -199,7 +202,7 @@ class EventStreamReader:
         return self._decode(buffer, len(buffer), len(buffer))
 
     def _likely_end(self, buffer: bytes) -> int:
-        """Return where the array of events may end, that is where the first `]` stands behind which members follow."""
+        """Return where the array of events may end: after the first `]` that members of the document follow."""
         end, likely = len(buffer), 0
         for _ in range(CUTS_TRIED_MAX):
             end = buffer.rfind(b"]", 0, end)
@@ -217,7 +220,7 @@ class EventStreamReader:
         return likely
 
     def _mended(self, text: bytes) -> Batch:
-        """Return the events of a whole array, some of whose numbers may be none."""
+        """Return the events of a whole array; a number that is not JSON (`inf`, `nan`) is read as null."""
         try:
             return self._typed(text)
         except _BROKEN:
@@ -225,7 +228,7 @@ class EventStreamReader:
                 raise
             try:
                 return self._typed(NO_NUMBER.sub(b"null", text))
-            except _BROKEN:  # there is more amiss, and places are those of `text`
+            except _BROKEN:  # more is wrong; the error raised below has the positions in `text`
                 pass
             raise
 
@@ -235,7 +238,7 @@ class EventStreamReader:
         if self._knows_all and not self._keeps_digits:
             try:
                 batch = _KNOWN.decode(text)
-            except msgspec.ValidationError:  # a category of somebody's own
+            except msgspec.ValidationError:  # a category that is not in KNOWN_EVENTS
                 self._knows_all = False
         if batch is None:
             try:
@@ -247,7 +250,7 @@ class EventStreamReader:
         return batch
 
     def _scan(self, buffer: bytes, cut: int) -> tuple[Batch, int]:
-        """Return the events before `cut` that decode alone, and where the first one begins that is not complete."""
+        """Return the events before `cut` that decode alone, and where the first incomplete one begins."""
         found = scan(buffer[:cut], takes_open=self._is_last or cut > EVENT_BYTES_MAX)
         for at, reason in found.lost:
             self._lose(buffer, at, reason)
@@ -260,7 +263,7 @@ class EventStreamReader:
         self._notes.add("malformed_event", f"lost an event that is not JSON, first at byte {place}: {reason}")
 
     def _close(self, rest: bytes) -> None:
-        """Say what is missing at the end."""
+        """Note what is missing at the end of the file."""
         source = self._source
         if source.remark is not None:
             self._notes.add("trailing_data", source.remark)
@@ -275,7 +278,7 @@ class EventStreamReader:
 
 
 def _last_cut(buffer: bytes) -> tuple[int, int]:
-    """Return where `},{` stands last in `buffer`: behind the first brace, and before the second; 0, 0 for nowhere."""
+    """Return where the last `},{` of `buffer` is: after its first brace, and before its second; 0, 0 for nowhere."""
     begin = len(buffer)
     for _ in range(CUTS_TRIED_MAX):
         begin = buffer.rfind(b"{", 0, begin)
@@ -288,7 +291,7 @@ def _last_cut(buffer: bytes) -> tuple[int, int]:
 
 
 def _find_ground(buffer: bytes) -> tuple[bool, bytes]:
-    """Return whether no event begins in `buffer`, and the buffer from where one does."""
+    """Resynchronize: return whether no event begins in `buffer`, and the buffer from where one does."""
     if found := _GROUND.search(buffer):
         return False, buffer[found.end() :]
     return True, buffer[-GROUND_BYTES:]

@@ -1,11 +1,11 @@
-"""What of one event is worth decoding?
+"""Defines the decoded types of a trace event: only the members that the analysis needs.
 
 Decoding everything costs three times as much as what is needed here.  So the types below name what is needed, and the
-decoder steps over the rest without making objects of it.  They are strict, because that is what makes them fast; an
-event that does not fit (a time in quotes, arguments that are null, a stream in words) is decoded without types and put
-right by `event_of`, so that it costs time and not its row.
+decoder skips the rest without making objects of it.  The types are strict, because that makes them fast.  An event that
+does not fit (a time in quotes, arguments that are null, a stream given as text) is decoded without types and converted
+by `event_of`, so that it costs time and not its row.
 
-Left out: which events become rows (`rows`) and where one ends and the next begins (`document`).
+Left out: which events become rows (`rows`) and where one ends and the next begins (`event_stream`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .columns import NONE
 __all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "KnownEvent", "TraceEvent", "decimal_of", "event_of", "value_end"]
 
 NUMBER_MAX = (1 << 63) - 1
-"""What fits a column."""
+"""The largest number that fits a column."""
 
 
 _OTHER_PHASES = ("", *"MsftiIBEbenCPNODRcvVS(),")
-"""Chrome's phases but "X", which is a complete event (Trace Event Format)."""
+"""The phases of Chrome's Trace Event Format other than "X", which is a complete event."""
 
 Category = Literal[
     "",
@@ -61,13 +61,13 @@ Category = Literal[
     "Operator",
     "Runtime",
 ]
-"""What kineto has called rows since torch 1.8; others are decoded more slowly."""
+"""The categories that kineto has written since torch 1.8; others are decoded more slowly."""
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments that say where a row ran, what launched it and, of a collective, what it moved.
+    """The arguments that say where a row ran, what launched it and, for a collective, what it moved.
 
-    The names of the latter are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp.
+    The names for collectives are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp.
     """
 
     correlation: int = NONE
@@ -97,9 +97,9 @@ _TEXTS = frozenset({"operation", "dtype", "group", "ranks"})
 
 
 class KnownEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """One complete event whose category is among those that are known; `ts` and `dur` in microseconds.
+    """One complete event of a known category; `ts` and `dur` in microseconds.
 
-    A literal costs no new string: a seventh of all time in decoding.
+    A category that is a literal type needs no new string, which saves a seventh of the decoding time.
     """
 
     name: str = ""
@@ -117,8 +117,8 @@ _OTHERS = [
 ]
 
 KNOWN_EVENTS: Any = list[Union[(KnownEvent, *_OTHERS)]]  # type: ignore[valid-type]
-"""What is decoded first.  Events of other phases (four in ten: arrows, counters, names of threads) are stepped over: of
-them there is nothing but that they were there, and that is a fifth of all time in decoding."""
+"""The type that is tried first.  Events of other phases (four in ten: arrows, counters, thread names) are skipped: only
+that they occurred is kept, which saves a fifth of the decoding time."""
 
 
 class TraceEvent(msgspec.Struct, gc=False):
@@ -135,7 +135,7 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class DigitEvent(msgspec.Struct, gc=False):
-    """One event whose times are kept as their digits, with quotes where it has them; empty for none."""
+    """One event whose times are kept as the digits in the file, with any quotes; empty for none."""
 
     ph: str = ""
     name: str = ""
@@ -159,16 +159,16 @@ _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 def value_end(error: Exception) -> int | None:
-    """Return where the value ends that a decoder read before it met more, None if that was not its trouble.
+    """Return where the decoded value ends when `error` says that characters follow it, None for any other error.
 
-    msgspec says so in its message only (0.18 to 0.22: the place of the first letter too many, counted from one).
+    msgspec says so in its message only (0.18 to 0.22: the position of the first trailing character, counted from one).
     """
     found = _TRAILING.search(str(error))
     return None if found is None else int(found[1]) - 1
 
 
 def event_of(members: dict[str, Any]) -> DigitEvent:
-    """Return the event that was decoded without types, with what can be read as the right type as that type."""
+    """Return the event that was decoded without types, each member converted to its type where it can be."""
     given = members.get("args")
     args = given if isinstance(given, dict) else {}
     values: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""Whose trace is this?
+"""Reads the header of a trace: rank, world size, backend, devices, process groups and the offset of its clock.
 
-The header says: rank, world size, devices, where the clock begins.  But torch writes it before, behind or on both sides
-of the events, users edit it, and it is the first thing that a cut file loses.  So each member is read by itself, and
-one that is broken costs only itself.  Where the header has no rank the file's name may, which is said.
+torch writes these members before the events, after them or on both sides; users edit them; and a truncated file loses
+them first.  So each member is decoded by itself, and a broken one costs only itself.  Where the header has no rank, the
+rank is taken from the file's name if it is there, and a warning says so.
 
-Left out: the events.
+Left out: the events (`event_stream`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class _Members(msgspec.Struct):
-    """The members that say something, undecoded; one of the wrong type then costs only itself."""
+    """The members that are used, undecoded, so that one of the wrong type costs only itself."""
 
     distributedInfo: msgspec.Raw = msgspec.Raw()  # noqa: N815 (the file's names)
     deviceProperties: msgspec.Raw = msgspec.Raw()  # noqa: N815
@@ -43,7 +43,7 @@ class _Members(msgspec.Struct):
 
 @dataclass(slots=True)
 class TraceHeader:
-    """What the members around the events say; `groups` are the global ranks of process groups by name."""
+    """What the members around the events say; `groups` maps a process group's name to its global ranks."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -55,7 +55,7 @@ class TraceHeader:
 
 
 def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceHeader:
-    """Return what the bytes before and after the events say, and the name of the file where they do not."""
+    """Return the header from the bytes around the events; the rank from the file's name where they lack it."""
     members: dict[str, Any] = {}
     for place, text in (("before", _closed(before)), ("after", _opened(after))):
         members |= _decode(text, place, notes)

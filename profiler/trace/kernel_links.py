@@ -1,8 +1,8 @@
-"""Which collective does this kernel belong to?
+"""Finds the collective that a kernel belongs to, from its launch and its "External id".
 
 The obvious link, "External id", is only sometimes one: it names the operator that was open when the kernel was
-launched, but old kinetos wrote the kernel's own correlation there, which is a number of another kind and hits some
-operator or other.  So it is believed only in a file where the two differ.  Otherwise the launch decides: a kernel was
+launched, but old kinetos wrote the kernel's own correlation there, which is a number of another kind and matches some
+operator by chance.  So it is believed only in a file where the two differ.  Otherwise the launch decides: a kernel was
 launched at some instant by some thread, and the innermost `nccl:...` annotation open there and then is its collective.
 
     host    |-- c10d::allreduce_ ------------|
@@ -26,14 +26,14 @@ from .columns import NONE
 __all__ = ["LaunchCalls", "are_external_ids_sound", "first_at", "innermost"]
 
 NESTED_MAX = 8
-"""How many rows back the one that is still open is looked for: annotations of collectives hardly nest."""
+"""How many rows back an open one is searched for: annotations of collectives hardly nest."""
 
 Index = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class LaunchCalls:
-    """Host rows of one kind that say something about collectives; `value` is what they say, by the caller's lights."""
+    """Host rows of one kind that describe collectives; the caller decides what `value` stands for."""
 
     thread: list[int] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
@@ -55,7 +55,7 @@ def are_external_ids_sound(external: Index, correlation: Index) -> bool:
 
 
 def first_at(keys: Index, wanted: Index) -> Index:
-    """Return for each of `wanted` where it comes first in `keys`, NONE where it is NONE or does not come."""
+    """Return for each of `wanted` its first index in `keys`, NONE where it is NONE or not in `keys`."""
     if len(keys) == 0 or len(wanted) == 0:
         return np.full(len(wanted), NONE, dtype=np.int64)
     present, where = np.unique(keys, return_index=True)

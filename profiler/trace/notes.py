@@ -1,7 +1,7 @@
-"""What was odd in a trace, counted.
+"""Counts what was odd in a trace, one warning for each kind.
 
-A list of every odd event would be as long as a broken file.  So each kind of oddity is one warning, with how often it
-came and where it came first.
+A list of every odd event would be as long as a broken file.  So each kind is one warning, with how often it came and
+the message of its first occurrence.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ class Notes:
             self._messages.setdefault(code, message)
 
     def warnings(self) -> tuple[TraceWarning, ...]:
-        """Return one warning a code."""
+        """Return one warning for each code."""
         return tuple(TraceWarning(code, self._messages[code], count) for code, count in self._counts.items())

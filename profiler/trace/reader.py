@@ -1,13 +1,13 @@
-"""How is a trace file read?
+"""Reads a trace file into a `Trace` of columns, in memory bounded by the rows that are kept.
 
-    file -> source -> document -> rows -> columns of one Trace
-            bytes     events      numbers
+    file -> compressed_source -> event_stream -> rows -> assemble -> Trace
+            bytes                events          numbers             columns
 
-`json.load` needs fifty times the file in memory and a second for ten megabytes.  Here the file passes by in pieces, and
-what stays is bounded by the rows kept, not by the file.  A file that is damaged gives what came before the damage, with
-a warning that says where; what is no trace at all raises one error that says why.
+`json.load` needs fifty times the file in memory and a second for ten megabytes.  Here the file is streamed in pieces.
+A damaged file gives what came before the damage, with a warning that says where.  A file that is no trace raises one
+error that says why.
 
-Left out: what the rows add up to (`pacecar.profiler.analysis`).
+Left out: what is computed from the rows (`pacecar.profiler.analysis`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STEP = "ProfilerStep#"
 def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None = None) -> Trace:
     """Return the trace in `path`: Chrome JSON as kineto writes it, plain, gzip or zstd (told by its first bytes).
 
-    `progress` is called with the bytes of the file that are done and its size.  Raises TraceError when there is no
-    trace to be had; whatever is merely odd is in `Trace.warnings`.
+    `progress` is called with how many bytes of the file were read and its size.  Raises TraceError when the file holds
+    no trace; whatever is merely odd is in `Trace.warnings`.
     """
     notes = Notes()
     document = EventStreamReader(TraceSource(path, progress), notes)
@@ -86,7 +86,7 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
 def _with_ranks(collective: CollectiveColumns, header: TraceHeader) -> CollectiveColumns:
     """Return the collective with what the header knows of its group and the event did not say.
 
-    Where the header lists a single group, and that is everybody, there is no other that it could be.
+    Where the header lists a single group of all ranks, the collective's group can only be that one.
     """
     group = collective.group
     if group is None and len(header.groups) == 1 and header.world_size == len(next(iter(header.groups.values()))):
@@ -102,7 +102,10 @@ def _with_ranks(collective: CollectiveColumns, header: TraceHeader) -> Collectiv
 def _only_used(
     device: DeviceRows, host: HostRows, collectives: list[CollectiveColumns]
 ) -> tuple[DeviceRows, HostRows, list[CollectiveColumns]]:
-    """Return the rows and the collectives that they name, each once: annotations named more, and ranks came late."""
+    """Return the rows and the distinct collectives that they refer to, renumbered.
+
+    Annotations named collectives that no row uses, and ranks from the header made some collectives equal.
+    """
     numbers: Numbers[CollectiveColumns] = Numbers()
     renumbered = np.full(len(collectives) + 1, NONE, dtype=np.int32)  # the last place is for NONE
     for number in np.unique(np.concatenate((device.collective, host.collective))).tolist():
@@ -116,7 +119,7 @@ def _only_used(
 
 
 def _steps(rows: Rows, host: HostRows) -> tuple[StepMark, ...]:
-    """Return the steps that are marked on host threads; the same marks on a GPU's track begin when its work does."""
+    """Return the steps marked on host threads, not on a GPU's track, where the same marks begin when its work does."""
     numbers = {
         number: int(text[len(_STEP) :])
         for text, number in rows.names.items()

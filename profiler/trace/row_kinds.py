@@ -1,14 +1,14 @@
-"""Which rows of a trace are kept, and what is a row of a host thread?
+"""Decides from category and name which rows of a trace are kept, and what kind a host row is.
 
 A category is not enough: torch 1.8 calls everything on the host "Operator", steps and data loading too, and the
-categories have changed their names with nearly every release.  So the category says where a row ran and its name says
+categories have changed their names with nearly every release.  So the category says where a row ran and the name says
 what it is.
 
     kernel, gpu_memcpy, ...                 work on a device: see `pacecar.profiler.ledger.classification`
     cpu_op, user_annotation                 by name
-    cuda_runtime, hip_driver, ...           a call that launches, that waits, or another one
-    python_function, ac2g, overhead, ...    not kept, on purpose
-    anything else                           not kept, and said
+    cuda_runtime, hip_driver, ...           a call that launches, a call that waits, or another call
+    python_function, ac2g, overhead, ...    left out on purpose
+    anything else                           left out, with a warning
 
 Pure: strings in, a kind out.
 """
@@ -63,7 +63,7 @@ def canonical(category: str) -> str:
 
 
 def place_of(category: str) -> RowPlace:
-    """Return the Place of a canonical category."""
+    """Return the RowPlace of a canonical category."""
     if category in _FRAMES:
         return RowPlace.FRAME
     if classify_device(category, "") is not None:
@@ -98,7 +98,7 @@ def host_kind(category: str, name: str) -> HostKind:
 
 
 def is_collective_call(name: str) -> bool:
-    """Return whether a row of this name can say what a collective moves: the call itself, or what torch puts around it.
+    """Return whether a row of this name can describe a collective: the call itself, or what torch puts around it.
 
     `nccl:all_reduce` is an annotation around the launch, `gloo:all_reduce` the work, `c10d::allreduce_` the operator.
     """

@@ -1,10 +1,10 @@
-"""How do millions of events become a dozen columns without costing more than decoding them did?
+"""Collects decoded events into numpy columns, batch by batch.
 
-One event after the other, in python, costs several microseconds.  So a batch of events is taken column by column: a
-list comprehension an attribute, then one array; and whatever can be said of a name is said once a name and not once a
-row.  A batch leaves nothing behind but its arrays.
+Handling events one after the other in python costs several microseconds each.  So a batch is taken column by column:
+one list comprehension for each attribute, then one array.  Whatever follows from a name is decided once a name and not
+once a row.  Nothing is kept of a batch but its arrays.
 
-Left out: where events come from (`document`), and which collective a kernel belongs to (`links`).
+Left out: where events come from (`event_stream`), and which collective a kernel belongs to (`kernel_links`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .row_kinds import RowPlace, canonical, is_collective_call, place_of
 __all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 
 NAME_LETTERS_MAX = 16_384
-"""The longest name that is kept; templates of device code reach a few thousand letters."""
+"""The longest name that is kept, in characters; templates of device code reach a few thousand."""
 
 CATEGORIES_MAX = 200
-"""Categories that are told apart, so that a code fits a byte; kineto knows thirty."""
+"""The most categories that are told apart, so that a code fits a byte; kineto knows thirty."""
 
 FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
@@ -41,7 +41,7 @@ Events = Sequence[KnownEvent | TraceEvent | DigitEvent]
 
 
 class Categories(dict[str, int]):
-    """The code of each category as it is spelt; what is said of it is decided when it first comes."""
+    """The code of each category as the file spells it; where its rows belong is decided when it first comes."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Categories(dict[str, int]):
                 self.canonical.append(name)
                 self.is_device[code] = place == RowPlace.DEVICE
                 self.is_host[code] = place == RowPlace.HOST
-        if len(self) < 1 << 16:  # a file of nothing but categories
+        if len(self) < 1 << 16:  # bounds a file in which every event has its own category
             self[category] = code
         return code
 
@@ -114,7 +114,7 @@ class Columns:
             self._parts[name].append(part)
 
     def take(self, name: str, dtype: type[np.generic] = np.int64) -> Column:
-        """Return one column, once: its parts are let go."""
+        """Return one column and free its parts; each column can be taken once."""
         parts = self._parts.pop(name)
         return cast(Column, np.concatenate(parts, dtype=dtype) if parts else np.empty(0, dtype=dtype))
 
@@ -140,7 +140,7 @@ class Rows:
         self._notes = notes
 
     def add(self, batch: Batch) -> None:
-        """Take a batch in; raises ImpreciseTimesError, having taken nothing, when its times need their digits."""
+        """Add a batch; raises ImpreciseTimesError, having added nothing, when its times must be read from digits."""
         done = self._complete(batch)
         if not done:
             return
@@ -162,16 +162,16 @@ class Rows:
                 add(list(compress(done, mask.tolist())), start[mask], end[mask], codes[mask])
 
     def _complete(self, batch: Batch) -> Events:
-        """Return the complete events; of the others there is nothing to keep."""
+        """Return the complete events (phase "X"); nothing is kept of the others."""
         if batch and hasattr(batch[0], "ph"):
             events = cast(Sequence[TraceEvent], batch)
             self.has_phases = self.has_phases or any(event.ph for event in events)
             return [event for event in events if event.ph == "X"]
-        self.has_phases = self.has_phases or bool(batch)  # that is how they were told apart
+        self.has_phases = self.has_phases or bool(batch)  # KnownEvent is told from the others by its phase
         return [event for event in batch if type(event) is KnownEvent]
 
     def _spans(self, done: Events) -> tuple[Column, Column, NDArray[np.bool_] | None]:
-        """Return the starts and ends, and which are sound if not all are."""
+        """Return the starts and ends, and a mask of the sound ones when not all are."""
         if isinstance(done[0], DigitEvent):
             digits = cast(Sequence[DigitEvent], done)
             start, is_start = times.from_digits([event.ts for event in digits])
@@ -199,7 +199,7 @@ class Rows:
         names, collectives = self.names, self.collectives
         device = _whole([a.device for a in args])
         stream = _whole([a.stream for a in args])
-        for column, given in ((device, "pid"), (stream, "tid")):  # where kineto puts them, too
+        for column, given in ((device, "pid"), (stream, "tid")):  # kineto also puts device and stream there
             for row in np.flatnonzero(column == NONE).tolist():
                 value = getattr(events[row], given)
                 column[row] = value if isinstance(value, int) and abs(value) < 1 << 31 else NONE
@@ -238,7 +238,7 @@ class Rows:
         )
 
     def _note_call(self, name: str, args: Args, thread: int, start: int, end: int) -> int:
-        """Remember what a collective's row on the host says; return the collective that the row itself stands for."""
+        """Record what a collective's host row says; return the number of the collective that the row itself is."""
         if args.operation is not None:
             number = self.collectives[from_metadata(args)]
             self.described.add(thread, start, end, number)
@@ -259,7 +259,7 @@ class Rows:
 
 
 def _whole(values: Iterable[int]) -> Column:
-    """Return integers as a column; one that no column holds is no number of anything."""
+    """Return integers as a column; one that does not fit 64 bits becomes NONE."""
     listed = list(values)
     try:
         return np.array(listed, dtype=np.int64)

@@ -1,14 +1,14 @@
-"""How many nanoseconds do these digits say?
+"""Converts trace times from microseconds, as numbers or digits, to exact integers of nanoseconds.
 
 kineto writes microseconds.  As floats they lose nanoseconds: 1694128201436255.123 has room for quarters of a
-microsecond only, and 12.001 * 1000 is not 12001.  Integers are exact, and so is a float whose nearest neighbours are
-less than a nanosecond away when its fraction is scaled by itself; everything else is read from its digits.
+microsecond only, and 12.001 * 1000 is not 12001.  Integers are exact.  A float is exact too if its nearest neighbours
+are less than a nanosecond away and its fraction is scaled by itself.  Everything else is read from its digits.
 
     integer 1669783687570204     times 1000
     float   4458676524648.797    below FLOAT_EXACT_US: whole part times 1000, plus the fraction times 1000, rounded
     else    1694128201436255.123 its digits
 
-A half nanosecond goes to the even neighbour.  Left out: what an event is.
+A half nanosecond goes to the even neighbour.  Left out: what an event is (`events`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOAT_EXACT_US = float(1 << 43)
 """Below it two neighbouring doubles are less than a nanosecond apart (2**(42 - 52) us): 101 days of microseconds."""
 
 TIME_MAX_NS = 1 << 62
-"""Times and durations beyond it (146 years) are nobody's, and sums of two still fit into 64 bits."""
+"""No real time or duration is beyond it (146 years), and the sum of two still fits into 64 bits."""
 
 Times = tuple[NDArray[np.int64], NDArray[np.bool_] | None]
 """Nanoseconds, and which of them are sound; None when all are."""
@@ -43,11 +43,11 @@ def from_numbers(values: Sequence[int | float | None]) -> Times:
     """Return microseconds as nanoseconds; None is not sound.  Raises ImpreciseTimesError."""
     if not values:
         return np.empty(0, dtype=np.int64), None
-    numbers = np.array(values)  # the kind of array says what was among them
+    numbers = np.array(values)  # the dtype shows which types were among the values
     if numbers.dtype == np.int64 and _largest(numbers) < TIME_MAX_NS // 1000:
         return numbers * 1000, None
     if numbers.dtype == np.float64:
-        if not _largest(numbers) < FLOAT_EXACT_US:  # or not a number at all
+        if not _largest(numbers) < FLOAT_EXACT_US:  # or NaN
             raise ImpreciseTimesError
         whole = np.floor(numbers)
         return whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64), None
@@ -55,7 +55,7 @@ def from_numbers(values: Sequence[int | float | None]) -> Times:
 
 
 def from_digits(values: Sequence[bytes | msgspec.Raw]) -> Times:
-    """Return microseconds, as the file spells them (quoted too), as nanoseconds; nothing is not sound."""
+    """Return microseconds, as the file spells them (quoted too), as nanoseconds; an empty value is not sound."""
     joined = b",".join(values)
     numbers = _decimals(joined) if joined else None
     if numbers is not None:
@@ -64,7 +64,7 @@ def from_digits(values: Sequence[bytes | msgspec.Raw]) -> Times:
 
 
 def _decimals(joined: bytes) -> NDArray[np.int64] | None:
-    """Return numbers with at most three decimals, that is nearly all, in thousandths; None when one is another."""
+    """Return numbers of at most three decimals (nearly all) in thousandths; None when any number is not one."""
     letters = np.frombuffer(joined, dtype=np.uint8)
     ends = np.append(np.flatnonzero(letters == _COMMA), len(letters))
     dots = np.flatnonzero(letters == _DOT)
@@ -98,7 +98,7 @@ def _one_by_one(texts: Sequence[str | None]) -> Times:
 def _exact(text: str) -> int | None:
     try:
         number = Decimal(text)
-        if not number.is_finite() or number.adjusted() > 18:  # no integer of a billion digits
+        if not number.is_finite() or number.adjusted() > 18:  # keeps `int` from building an integer of a billion digits
             return None
         scaled = int((number * 1000).to_integral_value(ROUND_HALF_EVEN))
     except InvalidOperation:

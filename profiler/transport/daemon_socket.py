@@ -1,12 +1,12 @@
-"""How do a job's records reach the daemon of this node?
+"""Sends a job's records to the daemon of this node, and receives commands and news from it, over its Unix socket.
 
-Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
-who speaks.  The training thread only appends to a queue (`RecordQueue`); the daemon may be full, gone or never there.
+One frame holds one record.  The hello comes first on every connection, so that a restarted daemon knows the sender at
+once.  The training thread only appends to a queue (`RecordQueue`); the daemon may be full, gone or never there.
 
-Down the same connection come commands, which somebody asked the daemon to pass on, news of the device and signals of
-the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.  A
-command says which user gave it; that is what the daemon read from the kernel, and it is believed because no connection
-is made to a daemon that could be somebody else's (`daemon_peer`).
+On the same connection the daemon sends commands that somebody asked it to pass on, news of the device, and signals of
+the node.  The queue's thread reads them when it looks at its queue, so all may be LOOK_SECONDS old.  A command names
+the user who gave it.  That is what the daemon read from the kernel, and it is trusted because no connection is made to
+a daemon that could be somebody else's (`daemon_peer`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused
 __all__ = ["DaemonSocket", "News"]
 
 News = Throttling | HostSignals
-"""What the daemon tells without being asked."""
+"""What the daemon sends without being asked."""
 
 COMMANDS_PER_LOOK = 16
-"""Frames taken at one look: a daemon that talks without end does not keep records from leaving."""
+"""Frames read at one look, so that a daemon that never stops sending does not keep records from leaving."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class DaemonSocket(RecordQueue):
     """A `RecordSink` towards the daemon that listens at `path`.
 
-    `obey` gets each command and `heed` what the daemon tells of device and node, None when the connection broke; on the
-    courier's thread, and neither may wait.
+    `obey` is called with each command, and `heed` with the news of device and node, with None when the connection
+    broke.  Both run on the queue's thread and must not wait.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class _SocketCarrier:
             except OSError:
                 self.close()
                 return
-            if not frame:  # the daemon went; the next record finds the new one
+            if not frame:  # the daemon has gone; the next record connects to the new one
                 self.close()
                 return
             try:
                 message = decode_frame(frame)
             except FrameError as error:
-                # Once: a newer daemon may say it again every few seconds.
+                # Once: a newer daemon may send it again every few seconds.
                 level = logging.DEBUG if self._has_complained else logging.WARNING
                 self._has_complained = True
                 _log.log(level, "pacecar does not understand what the daemon at %s says: %s", self._path, error)
@@ -117,7 +117,7 @@ class _SocketCarrier:
             elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
                 self._heed(message)
             elif isinstance(message, HelloRefused) and message.reason != self._refusal:
-                self._refusal = message.reason  # once: each connection is told anew
+                self._refusal = message.reason  # once: the daemon says so on each connection
                 _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, clean(message.reason))
 
     def close(self) -> None:

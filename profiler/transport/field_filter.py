@@ -1,13 +1,12 @@
-"""Leave out of a record what its reader would refuse.
+"""Removes from a record the fields that its reader would reject.
 
-A daemon refuses a record of which one field is out of its range (`pacecar.records.ranges`), and a reader of a run folder skips
-the line.  A job with one impossible figure, a clock set back or FLOPs beyond 64 bits, would lose all the others
-with it.  So a record is decoded once before it leaves, as its reader will do it: an optional field that is out of range
-is left out, text that is too long is cut, and a record that cannot be mended so is not sent.  Each kind of record and
-field is logged once.
+A daemon rejects a record of which one field is out of its range (`pacecar.records.ranges`), and a reader of a run
+folder skips the line.  So one impossible figure, from a clock set back or FLOPs beyond 64 bits, would cost all the
+others in the record.  Therefore a record is decoded once before it leaves, as its reader will do it.  An optional field
+that is out of range is left out, text that is too long is cut, and a record that cannot be repaired so is not sent.
+Each kind of record and field is logged once.
 
-It runs on the thread that delivers, never on the step path; a record that is in order costs one encoding and one
-decoding in C.
+This runs on the thread that delivers, never on the step path; a valid record costs one encoding and one decoding in C.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pacecar.records import Answer, JobRecord
 __all__ = ["FieldFilter"]
 
 MENDS_MAX = 8
-"""Fields left out of one record; one with more is not worth sending."""
+"""The most fields repaired in one record; one with more is not worth sending."""
 
 _FIELD = re.compile(r"\$\.(\w+)")
 """The record's own field in the path that msgspec names: `$.memory.allocated_bytes`."""
@@ -38,7 +37,7 @@ _decoder = msgspec.msgpack.Decoder(JobRecord | Answer)
 
 
 class FieldFilter:
-    """Makes records fit for their readers.  One thread at a time."""
+    """Makes records valid for their readers.  One thread at a time."""
 
     def __init__(self, destination: str) -> None:
         """`destination` names the readers in a log line."""
@@ -46,7 +45,7 @@ class FieldFilter:
         self._said: set[tuple[str, str]] = set()
 
     def make(self, record: JobRecord | Answer) -> JobRecord | Answer | None:
-        """Return `record`, or a copy without what is out of range; None when nothing can be made of it."""
+        """Return `record`, or a copy without what is out of range; None when it cannot be repaired."""
         for _ in range(MENDS_MAX):
             try:
                 _decoder.decode(_encoder.encode(record))
@@ -79,7 +78,7 @@ class FieldFilter:
 
     @staticmethod
     def _culprit(record: JobRecord | Answer, error: Exception) -> str | None:
-        """Return the field that is at fault; None where the error does not say."""
+        """Return the field that caused the error; None where the error does not say."""
         if isinstance(error, msgspec.ValidationError):
             found = _FIELD.search(str(error))
             return None if found is None else found[1]

@@ -1,14 +1,15 @@
-"""How do records leave the training thread without it ever waiting?
+"""Queues records and delivers them from a thread of its own, so that the training thread never waits.
 
-By a bounded queue and a thread behind it.  `put` is an append and wakes nobody: waking a thread costs the training
-thread a system call, and the woken one then wants the GIL just as the next forward begins.  The thread looks by itself
-a few times a second and delivers what has come, all at once.  When the queue is full the *oldest* record
-goes, because the totals in every step record make the newest worth the most.  The thread delivers
-through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
-BACKOFF_SECONDS_MAX, and tries the same record again.  What its reader would refuse is left out first (`sendable`).  The
-end of a job waits for a daemon that is being restarted, and not for one that never was there.
+The queue is bounded.  `put` is an append and wakes nobody: waking a thread costs the training thread a system call, and
+the woken one then wants the GIL just as the next forward begins.  The thread looks by itself every LOOK_SECONDS and
+delivers all that has come.  When the queue is full the *oldest* record is dropped, because the totals in every step
+record make the newest worth the most.
 
-A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there: every
+The thread delivers through a `Carrier`.  When that fails (no daemon, full disk) it backs off exponentially up to
+BACKOFF_SECONDS_MAX and tries the same record again.  What its reader would reject is left out first (`field_filter`).
+At the end of a job the thread waits for a daemon that is being restarted, but not for one that never was there.
+
+A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there.  So every
 public call in another process than the first returns at once.
 
 Left out: what is delivered and where.
@@ -32,10 +33,10 @@ from .field_filter import FieldFilter
 __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "RecordQueue", "RecordRefused"]
 
 QUEUE_LENGTH_MAX = 1024
-"""About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
+"""Queue bound, about 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the queue: fast enough for a person who watches, and two wake-ups a second at any pace."""
+"""Time between two looks at the queue: fast enough for a person who watches, and two wake-ups a second at any pace."""
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 2.0
@@ -45,32 +46,32 @@ _log = logging.getLogger(__name__)
 
 
 class RecordRefused(ValueError):  # noqa: N818  a verdict on one record, not a failure
-    """The carrier will never take this record; the courier drops it."""
+    """The carrier will never accept this record; the queue drops it."""
 
 
 class Carrier(Protocol):
-    """Brings records somewhere; all calls come from the courier's thread."""
+    """Brings records to a destination; all calls come from the queue's thread."""
 
     @property
     def destination(self) -> str:
-        """Name the place for a log line."""
+        """Name the destination for a log line."""
         ...
 
     def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
-        """Bring `record` there, waiting at most `timeout_seconds`.
+        """Deliver `record`, waiting at most `timeout_seconds`.
 
         Raises:
             OSError: not now; the same record will be tried again.
-            Refused: never.
+            RecordRefused: never; the record is dropped.
         """
         ...
 
     def listen(self) -> None:
-        """Take what the other side has to say, if it says anything; never waits, never raises."""
+        """Read what the other side has sent, if anything; never waits, never raises."""
         ...
 
     def close(self) -> None:
-        """Let go of sockets and files."""
+        """Close sockets and files."""
         ...
 
 
@@ -92,9 +93,9 @@ class RecordQueue:
         self._has_delivered = False
         self._is_absent = False
         self.before_look: Callable[[], None] | None = None
-        """Called by the courier's thread before it looks at its queue: whoever writes late writes now."""
+        """Called by the queue's thread before it looks at its queue: records that are made late are made now."""
         self.charge: Callable[[int], None] | None = None
-        """Told after each look what delivering took of the processor; what `before_look` takes is its own affair."""
+        """Called after each look with the processor time of delivering, without that of `before_look`."""
 
     @property
     def dropped(self) -> int:
@@ -102,7 +103,7 @@ class RecordQueue:
         return self._dropped
 
     def put(self, record: JobRecord | Answer) -> None:
-        """Take `record`; when the queue is full the oldest one is dropped and counted."""
+        """Queue `record`; when the queue is full the oldest one is dropped and counted."""
         if os.getpid() != self._pid:
             return
         if self._closing.is_set():
@@ -120,7 +121,7 @@ class RecordQueue:
                 self._start()
 
     def close(self, timeout_seconds: float) -> None:
-        """Deliver what is queued, for at most `timeout_seconds`, then let go; what is left is counted as dropped."""
+        """Deliver what is queued, for at most `timeout_seconds`, then close; what is left is counted as dropped."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._deadline = time.monotonic() + timeout_seconds
@@ -158,7 +159,7 @@ class RecordQueue:
                 self._carrier.listen()
                 if self.charge is not None:
                     self.charge(time.thread_time_ns() - begun)
-        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
+        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job cannot act on its traceback
             _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
         finally:
             self._closing.set()

@@ -1,10 +1,10 @@
-"""Where can one read a run afterwards?  In `<run folder>/rank<r>.jsonl`: one record a line, the hello first.
+"""Writes a run's records to `<run folder>/rank<r>.jsonl`: one record a line, the hello first.
 
-Written by the courier's thread with one `write` a line.  A full disk leaves no half line behind: what was written of it
-is cut off again, the record waits, and when the queue is full the oldest are dropped and counted.
+The queue's thread writes them with one `write` a line.  A full disk leaves no half line behind: what was written of it
+is truncated again, the record waits, and when the queue is full the oldest are dropped and counted.
 
-The file is its user's alone (0600).  A link, a pipe or another user's file in its place is refused: the folder may be
-one that others write in.
+Only its user can access the file (0600).  A link, a pipe or another user's file in its place is refused, because the
+folder may be one that others can write in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _FileCarrier:
         self._write(record)
 
     def listen(self) -> None:
-        """A file says nothing."""
+        """Do nothing: a file sends nothing."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""Where do records go?  Anything that takes one without waiting."""
+"""Defines `RecordSink`, the interface of every destination of records: it takes a record without waiting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RecordSink(Protocol):
         ...
 
     def put(self, record: JobRecord) -> None:
-        """Take `record` or drop it."""
+        """Queue `record` or drop it."""
         ...
 
     def close(self, timeout_seconds: float) -> None:
-        """Deliver what is queued, for at most `timeout_seconds`, then let go."""
+        """Deliver what is queued, for at most `timeout_seconds`, then close."""
         ...

@@ -1,13 +1,13 @@
-"""Did all ranks come, and for the same thing?  Asked through the job's store, before any collective.
+"""Checks through the job's store, before any collective, that all ranks have come with the same configuration.
 
-A collective that one rank does not join hangs the others, so ranks that were configured differently, or of which one
-does not attach, must find out by other means.  A store has no such trouble: a key is there or it is not.
+A collective that one rank does not join hangs the others.  So ranks that were configured differently, or of which one
+does not attach, must find out by other means.  A store does not block: a key is there or it is not.
 
-A store may outlive its ranks: torchrun's agent keeps its own while it starts failed workers anew (torch 2.13,
-dynamic_rendezvous.py), so the keys of the life before are still there, verdict and addresses too.  Hence `life` in
-every key.
+A store may outlive its ranks: torchrun's agent keeps its own while it restarts failed workers (torch 2.13,
+dynamic_rendezvous.py), so the keys of the life before are still there, verdict and addresses too.  Hence every key
+contains `life`.
 
-Also here, because every side road needs it: how to let go of a collective that will never complete.
+`keep_for_ever` is here too, because every side group needs it: it abandons a collective that will never complete.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any
 __all__ = ["MEET_SECONDS", "RendezvousError", "keep_for_ever", "life", "meet"]
 
 MEET_SECONDS = 30.0
-"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
+"""How long ranks wait for each other.  All attach after building the same model, so a later rank does not attach."""
 
 MEET_POLL_SECONDS = 0.02
 
 
 def keep_for_ever(*things: object) -> None:
-    """Never let `things` go, not even at the interpreter's end.
+    """Keep `things` alive for ever, even at the interpreter's end.
 
-    gloo's worker thread drops its hold on a work some time after it completed or failed.  If that is the last hold it
-    frees tensors that python knows, needs the GIL for it, and when the interpreter is ending just then the process
-    aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  A work that python
-    holds for ever is never freed by the worker.
+    gloo's worker thread drops its reference to a work some time after the work completed or failed.  If that is the
+    last reference it frees tensors that python knows and needs the GIL for it.  When the interpreter is ending just
+    then the process aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  The
+    worker never frees a work to which python keeps a reference for ever.
     """
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def life(world_size: int) -> str:
-    """Return a name for this life of the job's ranks, the same on all of them and another one after a restart."""
+    """Return a name for this life of the job's ranks: the same on all of them, and a new one after a restart."""
     return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}of{world_size}"
 
 
@@ -61,18 +61,16 @@ def meet(
 
     The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
     already.  So either all ranks that came go on or none does, whatever the order of arrival.
-    `rest` waits between two looks, and may raise to end the meeting for this rank.
+    `rest` waits between two polls, and may raise to end the rendezvous for this rank.
 
     Raises:
-        MeetingError: some rank did not come in time, or came with another claim.
+        RendezvousError: some rank did not come in time, or came with another claim.
     """
     prefix = f"pacecar/{life(world_size)}/{name}"
     store.set(f"{prefix}/rank{rank}", claim)
     deadline = time.monotonic() + seconds
     keys = [f"{prefix}/rank{r}" for r in range(world_size)]
-    if not store.check(
-        [keys[rank]]
-    ):  # torch's FileStore, once somebody removed its file; other calls then never return
+    if not store.check([keys[rank]]):  # torch's FileStore after its file was removed; other calls then never return
         raise RendezvousError("the job's store forgets what is written to it")
     while not store.check([f"{prefix}/verdict"]):
         if rank == 0 and store.check(keys):

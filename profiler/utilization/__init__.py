@@ -1,5 +1,6 @@
-"""How well the device is used: FLOPs, MFU, memory, peaks.
+"""Measures how well the device is used: FLOPs, MFU, memory and checkpoints.
 
-In come operators and the device's properties, out go vitals of a step.
-Start with `model_flops_utilization`.
+In: a model's forwards, the device's name and allocator, finished steps.
+Out: one `Vitals` record every few steps.
+Start at `model_flops_utilization.UtilizationMeter`.
 """

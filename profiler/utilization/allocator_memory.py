@@ -1,19 +1,20 @@
-"""How much of the device's memory does the job use, and how well?  Read from torch's caching allocator.
+"""Reads the device memory of this job from torch's caching allocator: allocated, reserved, peak and fragmentation.
 
 What the driver reports (nvidia-smi, the daemon) is what the allocator has *reserved*: a job that shows 79 of 80 GiB
-there may need 50.  So both are given, and between them:
+there may need 50.  So both are given, and their relation:
 
     fragmentation ratio = (reserved - allocated) / reserved
 
-It says which share of the reserved memory no tensor is using at this instant.  That is not all lost: part of it is
+This is the share of the reserved memory that no tensor uses at this instant.  Not all of it is lost: part of it is
 whole free blocks that the next allocation takes.  The part in the middle of blocks that are in use, which cannot be
-given back to the driver, is `inactive_split`; retries (the allocator had to free its cache to serve a request) are the
-sign that fragmentation already costs time.  At a step's end, when it is read, activations are gone, so the ratio is at
-its highest there: follow it over time rather than its height.
+given back to the driver, is `inactive_split`.  Retries (the allocator had to free its cache to serve a request) are the
+sign that fragmentation already costs time.  The ratio is read at a step's end, when activations are gone, so it is at
+its highest there: its trend over time tells more than its value.
 
-The peak is the allocator's own, and never reset from here, because the script may reset and read it itself.  What it
-was since the last reading follows from two of them: a peak that has risen, or was reset meanwhile (it fell), is of this
-interval; one that stands still says only that this interval was not higher, and then the interval has no peak.
+The peak is the allocator's own.  It is never reset from here, because the script may reset and read it itself.  The
+peak of the interval since the last reading follows from two readings: a peak that rose, or was reset meanwhile (it
+fell), belongs to this interval.  A peak that did not change says only that this interval was not higher; then the
+interval has no peak.
 
 Left out: memory that does not come from this allocator (NCCL's buffers, the context, cuBLAS workspaces of old torch).
 """
@@ -41,14 +42,14 @@ def cuda_stats(device: torch.device) -> Stats | None:
 
 
 class MemoryMeter:
-    """Reads one allocator; asks no question of the device and so waits for nothing."""
+    """Reads one allocator; it does not query the device, so it never waits."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self._last_peak: int | None = None
 
     def read(self) -> DeviceMemory | None:
-        """Return what the allocator says; None before it gave out the first byte."""
+        """Return the allocator's figures; None before its first allocation."""
         stats = self._stats()
         allocated, reserved = _bytes(stats, "allocated_bytes"), _bytes(stats, "reserved_bytes")
         if allocated is None or reserved is None:

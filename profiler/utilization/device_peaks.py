@@ -1,12 +1,12 @@
-"""What could this device do at most?  Peak FLOP/s by the device's name and the arithmetic that the job uses.
+"""Looks up the peak FLOP/s of a device by its name and the arithmetic that the job uses.
 
-The peak is what MFU divides by, so a wrong one is worse than none: an unknown name, or a dtype that the maker gives no
-figure for, has no peak, and then there is no MFU.  All figures are *dense* (data sheets like to print those with 2:4
-sparsity, which are twice as high) and, where a card is faster with 16-bit accumulation, those with accumulation in 32
-bits, which is what torch uses.  They hold at the boost clock of the data sheet; a card with a lower power limit never
-gets there, and that is part of what MFU says.
+MFU divides by the peak, so a wrong peak is worse than none.  An unknown name, or a dtype for which the maker gives no
+figure, has no peak, and then there is no MFU.  All figures are *dense*; data sheets like to print those with 2:4
+sparsity, which are twice as high.  Where a card is faster with 16-bit accumulation, the figures are those with
+accumulation in 32 bits, which is what torch uses.  They hold at the boost clock of the data sheet.  A card with a lower
+power limit never gets there, and MFU shows that.
 
-Names are those of `torch.cuda.get_device_name`; the longest entry that the name begins with wins, so that
+Names are those of `torch.cuda.get_device_name`.  The longest entry that the name begins with wins, so that
 "NVIDIA H100 80GB HBM3" is the SXM board and "NVIDIA H100 PCIe" is not.
 
 Left out: boards without a public data sheet (H800, A800, H20); MIG slices (a slice's name has "MIG" in it, and its peak
@@ -90,7 +90,10 @@ PEAKS: dict[str, _Row] = {
     "AMD Instinct MI300X": _ampere(163.4, 653.7, 1307.4),
     "AMD Instinct MI325X": _ampere(163.4, 653.7, 1307.4),
 }
-"""Beginning of the device's name -> arithmetic -> dense TFLOP/s; an empty row is a board known to be another."""
+"""Beginning of the device's name -> arithmetic -> dense TFLOP/s.
+
+An empty row is another board whose name begins like that of a listed one.
+"""
 
 
 def peak_flops_per_second(device_name: str, arithmetic: str) -> int | None:

@@ -1,28 +1,28 @@
-"""How many FLOPs does one forward, and the backward that follows it, ask of the device?
+"""Counts the model FLOPs of one forward, and derives those of the backward that follows it.
 
-torch's FlopCounterMode answers for a script that wraps a step in `with`.  A running job cannot be wrapped like that:
+torch's FlopCounterMode works for a script that wraps a step in `with`.  A running job cannot be wrapped like that:
 FlopCounterMode also tracks modules, by global hooks and by hooks in the autograd graph, which has broken jobs
-(pytorch#134242, #131753), raises on higher-order operators that it does not know, and keeps a function that is compiled
-under it slow for good (pytorch#123800).  So this is a dispatch mode of its own that only looks on, around one forward,
-with torch's own formulas (`torch.utils.flop_counter.flop_registry`).
+(pytorch#134242, #131753).  It raises on higher-order operators that it does not know, and it keeps a function that is
+compiled under it slow for good (pytorch#123800).  So this is a dispatch mode of its own that only observes, around one
+forward, with torch's own formulas (`torch.utils.flop_counter.flop_registry`).
 
-Backward is *stated* by the same formulas and not watched.  It cannot be watched from where we stand: autograd restores
-the thread-local state that `backward()` was called with around every node, modes included, so a mode that is entered in
-a gradient hook is gone after that one node (tried on torch 2.13; the thread of a device restores the same state, at
+Backward is *derived* by the same formulas and not observed.  It cannot be observed from here: around every node,
+autograd restores the thread-local state that `backward()` was called with, modes included.  So a mode that is entered
+in a gradient hook is gone after that one node (tried on torch 2.13; the thread of a device restores the same state, at
 `ThreadLocalStateGuard` in autograd/engine.cpp).  A mode would have to be on before the user's loss, and stay on when
-that raises.  What requires a gradient is known at each operator, and the formulas give what watching gives, to the
-FLOP (`tests/profiler/test_flops.py` compares the two on real models).
+that raises.  But which inputs require a gradient is known at each operator, and the formulas give what observing gives,
+to the FLOP (`tests/profiler/test_flops.py` compares the two on real models).
 
-These are therefore *model* FLOPs in the sense of PaLM (Chowdhery et al. 2022, appendix B): matrix work of forward and
-backward as the mathematics asks for it.  What is computed again, by activation checkpointing or inside a fused
-attention's backward, is no part of it ("hardware FLOPs" would hold it; torch's counter holds the latter).  As in
-torch's counter one multiply-add is two, and causal attention counts as full attention.
+These are therefore *model* FLOPs in the sense of PaLM (Chowdhery et al. 2022, appendix B): the matrix work of forward
+and backward that the mathematics needs.  Recomputation, by activation checkpointing or inside a fused attention's
+backward, is not part of it ("hardware FLOPs" would contain it; torch's counter contains the latter).  As in torch's
+counter one multiply-add counts as two FLOPs, and causal attention counts as full attention.
 
-Never a wrong figure: operators that do matrix work without a formula, custom operators, autograd functions whose
-backward is their own, tensor subclasses and compiled functions leave a `doubt`, and then there is no figure.
+There is never a wrong figure: operators that do matrix work without a formula, custom operators, autograd functions
+with their own backward, tensor subclasses and compiled functions set `doubt`, and then there is no figure.
 
-Left out: the loss, when it is computed outside the module; double backward; outputs whose gradient nobody asks for
-count as if somebody did; kernels that bypass the dispatcher (a raw Triton or CUDA launch) cannot be seen at all.
+Left out: the loss, when it is computed outside the module; double backward; outputs whose gradient is never used, which
+count as if it were; kernels that bypass the dispatcher (a raw Triton or CUDA launch), which cannot be seen at all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FRAMES_MAX = 1000
 _aten = torch.ops.aten
 
 TRANSPARENT = frozenset({"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "profiler", "symm_mem"})
-"""Namespaces of torch itself: what has no formula there does no matrix work, but for the operators named next."""
+"""Namespaces of torch itself: an operator without a formula there does no matrix work, unless MATRIX_WORK has it."""
 
 MATRIX_WORK = frozenset({
     "_addmm_activation", "_cudnn_rnn", "_grouped_mm", "_int_mm", "_linalg_solve_ex", "_mixed_dtypes_linear",
@@ -64,10 +64,10 @@ _SHAPE_QUESTIONS = frozenset({
     "dim", "is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format", "layout", "numel", "size",
     "storage_offset", "stride", "sym_is_contiguous", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride",
 })  # fmt: skip
-"""A subclass with sizes of its own (nested tensors) must answer these itself, as under torch's own counter."""
+"""Operators that a subclass with its own sizes (nested tensors) must handle itself, as under torch's own counter."""
 
 _MATRICES = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
-"""Where the two factors stand: the gradient of each is one product with as many FLOPs as the forward's."""
+"""Positions of the two factors: the gradient of each is one product with as many FLOPs as the forward."""
 
 _ATTENTION = tuple(
     f"torch.ops.aten._scaled_dot_product_{kind}_attention{where}"
@@ -77,7 +77,7 @@ _ATTENTION = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """In which units of the device most of the FLOPs are done: what to compare them with."""
+    """The kind of arithmetic in which most of the FLOPs are done; it selects the peak to compare with."""
 
     dtype: torch.dtype
     is_convolution: bool = False
@@ -98,9 +98,9 @@ class ForwardCount:
 
 
 class ForwardCounter:
-    """Looks on while one forward runs on this thread; enter it, run, and `leave` it.
+    """Observes one forward on this thread: enter the counter, run the forward, and call `leave`.
 
-    Each is a TorchDispatchMode too, a class that is looked up when the first is made.
+    Each instance is also a TorchDispatchMode, a class that is looked up when the first instance is made.
 
     Raises:
         InternalMissingError: this torch has no such modes; see `uncountable`.
@@ -109,7 +109,7 @@ class ForwardCounter:
     supports_higher_order_operators = True
 
     def __new__(cls) -> ForwardCounter:
-        """Make one that is a mode."""
+        """Make an instance that is also a dispatch mode."""
         return object.__new__(_mode())
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class ForwardCounter:
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile do as if this mode were not there: a first call must not be compiled for it."""
+        """Tell torch.compile to ignore this mode, so that a first call is not compiled for it."""
         return True
 
     def count(self) -> ForwardCount | None:
@@ -194,7 +194,7 @@ class ForwardCounter:
             return flops * sum(bool(args[place].requires_grad) for place in _MATRICES[packet])
         if packet in _attention():
             # The gradients of q, k, v and of the scores: four products of the forward's two sizes.  torch counts a
-            # fifth, the scores again, which the fused kernel computes for want of memory: no work of the model's.
+            # fifth: the scores, which the fused kernel recomputes to save memory.  That is not model work.
             return 2 * flops if any(part.requires_grad for part in args[:3]) else 0
         wanted = [isinstance(part, torch.Tensor) and part.requires_grad for part in args]
         if not any(wanted):
@@ -209,26 +209,26 @@ class ForwardCounter:
 
 
 def modes_on() -> int:
-    """Return how many dispatch modes are on in this thread."""
+    """Return how many dispatch modes are active in this thread."""
     return int(need("torch._C._len_torch_dispatch_stack")())
 
 
 def uncountable() -> str | None:
-    """Return what this torch has not and counting needs, or None."""
+    """Return what counting needs and this torch lacks, or None."""
     operator = _aten.mm.default
     return lacking("flops", {"operator": operator})
 
 
 @functools.cache
 def _mode() -> type[ForwardCounter]:
-    """Return ForwardCounter as a TorchDispatchMode; torch looks at the methods of a class when that is made."""
+    """Return ForwardCounter as a TorchDispatchMode; torch inspects a class's methods when the class is made."""
     mode: type = need("torch.utils._python_dispatch.TorchDispatchMode")
     own = {"__torch_dispatch__": ForwardCounter.__torch_dispatch__, "__module__": __name__}
     return type("ForwardCounter", (ForwardCounter, mode), own)
 
 
 def leave(counter: ForwardCounter) -> None:
-    """Take `counter` off this thread's stack of modes, and nothing else, wherever in it forward left it."""
+    """Remove `counter`, and nothing else, from this thread's stack of modes, at whatever depth forward left it."""
     stack: Callable[[], list[Any]] = need("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
     above = []
     while counter in stack():
@@ -241,7 +241,7 @@ def leave(counter: ForwardCounter) -> None:
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:  # noqa: ANN401  an OpOverloadPacket
-    if packet in _attention():  # the one of CPUs is the same mathematics, and not in torch's list
+    if packet in _attention():  # the CPU's attention is the same mathematics, but not in torch's registry
         packet = need(_ATTENTION[0])
     formula: Callable[..., int] | None = need("torch.utils.flop_counter.flop_registry").get(packet)
     return formula
@@ -256,7 +256,7 @@ def _attention() -> frozenset[Any]:
 def _is_inside_function() -> bool:
     """Return whether a torch.autograd.Function's own forward is running in this thread.
 
-    Its caller `apply` is no python function any more since torch 2.14, so the forwards themselves are looked for.
+    Its caller `apply` is not a python function since torch 2.14, so the stack is searched for the forwards themselves.
     """
     forwards = _forwards_of_functions(len(torch.autograd.Function.__subclasses__()))
     frame = sys._getframe(1)
@@ -271,7 +271,7 @@ def _is_inside_function() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _forwards_of_functions(direct: int) -> frozenset[CodeType]:
-    """Return the code of the forward of each torch.autograd.Function; read anew when there are more of them."""
+    """Return the code of every torch.autograd.Function's forward; `direct`, their number, only keys the cache."""
     waiting: list[Any] = [torch.autograd.Function]
     codes = set()
     while waiting:

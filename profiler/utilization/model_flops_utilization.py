@@ -1,22 +1,23 @@
-"""How well does this rank use its device?  Model FLOPs, MFU, memory and checkpoints, every few steps in one record.
+"""Measures how well this rank uses its device: model FLOPs, MFU, memory and checkpoints, in one record every few steps.
 
-A GPU that shows 98 % utilization may do a tenth of what it could: utilization says that a kernel ran.  MFU says how
-much of the arithmetic that the device could have done was spent on the model (PaLM, Chowdhery et al. 2022, appendix
+A GPU that shows 98 % utilization may do a tenth of what it could: utilization says only that a kernel ran.  MFU says
+how much of the arithmetic that the device could have done was spent on the model (PaLM, Chowdhery et al. 2022, appendix
 B):
 
     MFU = model FLOPs of the steps / (their wall time * peak FLOP/s)
 
-Every step's wall time counts, with its waits, its windows and its checkpoints.  A step whose FLOPs are not known leaves
-both sides.  FLOPs per sample or token, if the user gives them, win over counting.  The peak is that of the arithmetic
-in which most of the FLOPs are done, seen where they are counted; where they are given, that of the autocast dtype in
-the forward, else of the parameters.  No peak (a CPU, an unknown board, parameters on several devices): no MFU.
+Every step's wall time counts, with its waits, its profiled windows and its checkpoints.  A step whose FLOPs are not
+known is left out of numerator and denominator.  FLOPs per sample or token, if the user gives them, take precedence over
+counting.  The peak is that of the arithmetic in which most of the FLOPs are done.  Where FLOPs are counted, the counter
+sees that arithmetic; where they are given, it is the autocast dtype in the forward, else the dtype of the parameters.
+Without a peak (a CPU, an unknown board, parameters on several devices) there is no MFU.
 
-Checkpoints are what runs inside `pacer.checkpoint()`.  They are not detected: torch.save and
-torch.distributed.checkpoint.save have no hooks, replacing them would miss a script that has imported the functions by
-name, and the hooks of `state_dict()` say when a checkpoint begins but never when it ends.
+A checkpoint is what runs inside `pacer.checkpoint()`.  Checkpoints are not detected: torch.save and
+torch.distributed.checkpoint.save have no hooks; replacing them would miss a script that has imported the functions by
+name; and the hooks of `state_dict()` say when a checkpoint begins but never when it ends.
 
-Left out: rates of samples and tokens, which are the quotients of what the record holds; what the driver says of the
-device (the daemon).
+Left out: rates of samples and tokens, which are quotients of what the record holds; what the driver says of the device
+(the daemon).
 """
 
 from __future__ import annotations
@@ -42,19 +43,21 @@ from .step_flops import StepFlops
 __all__ = ["UtilizationMeter"]
 
 INTERVAL_NS_MIN = 1_000_000_000
-"""A record costs about 20 us, on a GPU with the allocator's figures about 100: once a second that is nothing."""
+"""A record costs about 20 us, on a GPU with the allocator's figures about 100 us: negligible once a second."""
 
 FLOPS_SUM_MAX = INT64_MAX // 2
-"""A record goes before its FLOPs leave 64 bits: twenty steps of a quarter of an hour at 4e14 a second would."""
+"""A record is due before its FLOPs overflow 64 bits, as twenty steps of a quarter of an hour at 4e14 a second would."""
 
 FIRST_ASK_STEPS = 3
-"""The budget knows hardly anything before that."""
+"""The overhead budget has too few measurements before this step for a refusal to count."""
 
 _log = logging.getLogger(__name__)
 
 
 class UtilizationMeter:
-    """Adds up steps.  All calls come from the training thread, but for `add`, which never runs beside `report`.
+    """Accumulates steps into records.
+
+    All calls come from the training thread, except `add`, which never runs concurrently with `report`.
 
     `stats` reads the device's allocator, `device_name` is torch's name of the device; None where there is none.
     """
@@ -95,7 +98,7 @@ class UtilizationMeter:
 
     @property
     def tells_inputs(self) -> bool:
-        """Whether each forward of the step that begins must be told before it runs."""
+        """Whether `forward_begins` must be called before each forward of the step that begins."""
         if self._counter is None:
             return self._is_given and self._device_name is not None
         return self._counter.is_armed
@@ -123,10 +126,10 @@ class UtilizationMeter:
             self._autocast_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def prepare(self, step: int, may_pay: Callable[[int, int | None], bool]) -> None:
-        """Let the forwards of `step`, which begins, be counted if any is unknown and `may_pay(step, price_ns)` says so.
+        """Have the forwards of `step`, which begins, counted if any is unknown and `may_pay(step, price_ns)` allows it.
 
-        The price is that of the last counts, None before the first.
-        Where it does not it is asked again after the next record: to ask takes longer than most boundaries.
+        The price is that of the last counts, None before the first.  After a refusal the next request comes after the
+        next record, because a request takes longer than most step boundaries.
         """
         counter = self._counter
         if counter is None or not counter.wants_count:
@@ -141,12 +144,12 @@ class UtilizationMeter:
         self._count_prices_ns = [*self._count_prices_ns[-1:], price_ns]
 
     def checkpointed(self, duration_ns: int) -> None:
-        """Note a checkpoint, inside a step or not."""
+        """Add a checkpoint, inside a step or not."""
         self._total_checkpoints += 1
         self._total_checkpoint_ns += duration_ns
 
     def add(self, step: StepRecord, flops: int | None) -> None:
-        """Take a finished step and the FLOPs that were counted of it; sets `is_due`."""
+        """Add a finished step and the FLOPs that were counted in it; sets `is_due`."""
         self._last = step
         self._steps += 1
         self._wall_ns += step.wall_ns
@@ -166,13 +169,13 @@ class UtilizationMeter:
         return self._record(self._last)
 
     def finish(self) -> Vitals | None:
-        """Return the record of what was not reported yet, if there is any, and leave the model as it was."""
+        """Return the record of what was not reported yet, if there is any, and stop observing the model."""
         self.retire()
         is_news = self._steps or self._total_checkpoints > self._reported_checkpoints
         return self._record(self._last) if self._last is not None and is_news else None
 
     def retire(self) -> None:
-        """Leave the model as it was."""
+        """Stop observing the model."""
         if self._counter is not None:
             self._counter.disarm()
 
@@ -238,7 +241,7 @@ class UtilizationMeter:
             return round(self._config.peak_flops_per_second)
         if self._device_name is None or arithmetic is None or self._flops is None:
             return None
-        if self._is_on_one_device is None:  # looked at once: walking the module's tree is slow, and models seldom move
+        if self._is_on_one_device is None:  # checked once: walking the module tree is slow, and models seldom move
             self._is_on_one_device = all(parameter.device == self._device for parameter in self._model.parameters())
         if not self._is_on_one_device:
             return None

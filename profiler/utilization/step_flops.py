@@ -1,19 +1,19 @@
-"""How many model FLOPs was this step?  The sum over its micro-batches, each counted once for its shapes.
+"""Determines the model FLOPs of a step: the sum over its micro-batches, each input shape counted once.
 
-Counting costs a python call for every operator of a forward, so it is not done at every step: the shapes of the root
-module's inputs are a *signature*, a signature is counted once, and all later forwards with it are a look-up.  The
-micro-batch knob, a last smaller batch and other sequence lengths are new signatures.
+Counting costs a python call for every operator of a forward, so it is not done at every step.  The shapes of the root
+module's inputs are a *signature*: a signature is counted once, and every later forward with it is a look-up.  The
+micro-batch knob, a smaller last batch and other sequence lengths make new signatures.
 
 In the one step that counts, the module is called inside `try ... finally`.  Hooks would not do: torch calls no forward
 hook when forward ends in KeyboardInterrupt, and a mode that stays on would slow or break whatever runs next.  Nothing
 is put on the module for it (`module_calls`).
 
-A forward is not counted while a dispatch mode of the user's is on (his own FlopCounterMode keeps its figures), and
-never when torch.compile, TorchScript, CUDA graphs or DataParallel run the model, where a mode sees nothing or does
-harm.  What cannot be counted is said once with its reason, and then there is no figure.
+A forward is not counted while a dispatch mode of the user's is on (the user's FlopCounterMode keeps its figures).  It
+is never counted when torch.compile, TorchScript, CUDA graphs or DataParallel run the model, where a mode sees nothing
+or does harm.  The reason why a model cannot be counted is logged once, and then there is no figure.
 
-A signature says shapes and not values: a module that decides by its data how much it computes (routing with dropped
-tokens, layer drop) is counted as it did at that one time.
+A signature holds shapes and not values: a module whose data decide how much it computes (routing with dropped tokens,
+layer drop) is counted as it ran that one time.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ from .flop_counter import Arithmetic, ForwardCount, ForwardCounter, leave, modes
 __all__ = ["ATTEMPTS_MAX", "SIGNATURES_MAX", "StepFlops", "signature"]
 
 SIGNATURES_MAX = 256
-"""Counted shapes that are remembered, 100 bytes each; the one counted first is forgotten first."""
+"""The most signatures that are kept, 100 bytes each; the one counted first is dropped first."""
 
 WARMUP_STEPS = 2
-"""Steps before the first count: what compiles itself at its first call has done so, and is then seen to be compiled."""
+"""Steps before the first count: what compiles at its first call has done so by then, and is seen to be compiled."""
 
 ATTEMPTS_MAX = 16
-"""Steps in a row that were to count and could not, before it is given up."""
+"""Consecutive steps in which counting was due but impossible, before it is given up."""
 
 LISTING_CHECKS = 16
-"""Walking a module's tree takes 0.7 ms for a thousand parameters, looking at those known since 0.1 ms."""
+"""The parameters are listed anew at every so many checks.
+
+Walking a module's tree takes 0.7 ms for a thousand parameters, checking the ones already listed 0.1 ms.
+"""
 
 DEPTH_MAX = 4
 PARTS_MAX = 256
-"""Inputs are a few tensors, nested a little; a signature is not looked for in whole data sets."""
+"""Inputs are a few tensors, nested a little; an input that is a whole data set gets no signature."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,13 +90,13 @@ class StepFlops:
         else:
             try:
                 key = signature((args, kwargs))
-            except Exception as error:  # noqa: BLE001  inputs are anything; what they raise when looked at is no failure
+            except Exception as error:  # noqa: BLE001  inputs are anything; what they raise when read is no failure
                 self._give_up(str(error) or type(error).__name__)
                 return
         self._look_up(key)
 
     def take_noted(self, inputs: Sequence[tuple[torch.Size, bool]]) -> int | None:
-        """Return what `take` does, of forwards that took one tensor each, of that shape and that requires_grad."""
+        """Return as `take` does, for a step whose forwards each took one tensor of this shape and requires_grad."""
         if self._usual is not None and inputs == self._usual[0] and not self._forwards and self._observer is None:
             return self._usual[1]
         if self.reason is None:
@@ -106,7 +109,7 @@ class StepFlops:
 
     @property
     def is_armed(self) -> bool:
-        """Whether forwards must be told before they run."""
+        """Whether `forward_begins` must be called before each forward."""
         return self._observer is not None
 
     def _look_up(self, key: Hashable) -> None:
@@ -133,7 +136,7 @@ class StepFlops:
         return flops
 
     def arm(self, step: int) -> None:
-        """Let the forwards of `step`, which begins, be counted where their shapes are new."""
+        """Have the forwards of `step`, which begins, counted where their shapes are new."""
         if step < WARMUP_STEPS or not self.wants_count or self._observer is not None:
             return
         reason = uncountable() or _not_countable(self._model)
@@ -147,14 +150,14 @@ class StepFlops:
             self._observer.set_around(self._count)
 
     def disarm(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.set_around(None)
             observer.remove()
 
     def check_parameters(self) -> None:
-        """Forget all counts when other parameters are trained than before: backward is another then."""
+        """Forget all counts when the set of trained parameters has changed, because then backward has too."""
         if self._checks % LISTING_CHECKS == 0:
             self._parameters = [weakref.ref(parameter) for parameter in self._model.parameters()]
         self._checks += 1

@@ -1,5 +1,6 @@
-"""Exact windows: some steps recorded by Kineto and read operator by operator.
+"""Profiles single steps with Kineto (exact windows) and reads them operator by operator into ledgers.
 
-In come torch's profiler events, out go rows and spans for the ledger.
-Start with `kineto_window`; `window_price` says beforehand what one costs, `window_reader` turns it into spans.
+In: rows of torch's profiler and the host timers of the same step.
+Out: a `Measurement` (exact ledger, ledgers by phase, collectives) and a check of the estimate against it.
+Start at `kineto_window`; `window_price` predicts what a window costs, `window_reader` turns it into a ledger.
 """

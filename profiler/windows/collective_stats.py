@@ -1,18 +1,19 @@
-"""Which collectives ran in this step, how long and how fast?  Told from exact windows, because nothing else can.
+"""Sums up the collectives of a profiled step by operation: count, duration, size and bus bandwidth.
 
-Always-on sources were looked at and left (torch 2.13; NCCL by torch's source and release notes):
+They come from exact windows, because no always-on source will do (torch 2.13; NCCL by torch's source and release
+notes):
 
 - The flight recorder knows size and group of each collective.  For gloo it never learns when one ended.  For NCCL it
   has durations only where the user set TORCH_NCCL_ENABLE_TIMING.  It is read whole or not at all: 2000 entries are
   0.9 MB of JSON, 38 ms with the GIL held, and 18 ms to decode (measured on CPU, two busy cores).
 - `_register_on_completion_hook`: NCCL only, deprecated since 2.6 in favour of the flight recorder, needs the same
-  variable, and python at each completion is the GIL at each completion.
-- `Work._get_duration`: not on gloo; on NCCL with that variable only; and DDP keeps its works to itself.
-- DDP's logging data: backward's communication as one stretch, of the last sampled step, so no collective; on CUDA it
-  waits for the device.
+  variable, and runs python, with the GIL, at each completion.
+- `Work._get_duration`: not on gloo; on NCCL with that variable only; and DDP does not hand out its works.
+- DDP's logging data: backward's communication as one duration, of the last sampled step, so no single collective; on
+  CUDA it waits for the device.
 
-A window costs what it costs anyway, and each of its rows is exact.  On CUDA a kernel's `record_param_comms` row says
-operation, elements, type and group.  gloo's rows say their operation and no size: counted and timed, no bandwidth.
+A window is taken anyway, and each of its rows is exact.  On CUDA a kernel's `record_param_comms` row gives operation,
+elements, type and group.  gloo's rows give the operation and no size: they are counted and timed, without bandwidth.
 
 Pure: rows in, sums out.
 """
@@ -38,11 +39,11 @@ __all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_c
 UNNAMED = "unknown"
 
 REDUCES_MAX = 512
-"""All-reduces of one backward that are told one by one; a job with more has buckets of its smallest layers."""
+"""The most all-reduces of one backward that are listed; a job with more has one bucket for each of its layers."""
 
 
 class SeenCollective(msgspec.Struct, frozen=True, gc=False):
-    """One row of communication: the name of kernel or gloo row, its span, and what the row that launched it says."""
+    """One row of communication: name of the kernel or gloo row, its span, and the metadata of its launching row."""
 
     name: str
     start_ns: int
@@ -89,7 +90,7 @@ def backward_window(
 ) -> BackwardWindow | None:
     """Return the all-reduces that began from `backward`'s start on and before `end_ns`; None with too many of them.
 
-    gloo's rows beside a device's are not of gradients, but of pacecar's own votes or of the job's barriers.
+    On a device job gloo's rows are left out: they are pacecar's own votes or the job's barriers, not gradients.
     """
     reduces = []
     for seen in rows:
@@ -104,7 +105,7 @@ def backward_window(
 
 
 def _said(metadata: str | None) -> CollectiveColumns | None:
-    """Return what kineto's metadata, JSON without its braces, says of a collective; None when it does not."""
+    """Return the collective that kineto's metadata (JSON without its braces) describe; None when they do not."""
     if metadata is None:
         return None
     with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):

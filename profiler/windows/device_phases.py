@@ -1,14 +1,14 @@
-"""When did the device pass the phases of a profiled step?  The same question as the device timer's, asked of a window.
+"""Computes when the device passed the phases of a profiled step, as the device timer does for other steps.
 
 An estimate splits the lengths that events measure on the device, so a window must say what filled the phases as the
 device ran them and not as the host launched them.  An event recorded at instant b of the host is passed at
 
     max(b, end of the last kernel of that stream that was launched before b)
 
-which the window's rows tell without any event.  The stream is the one with most kernels: the job's own.
+which follows from the window's rows without any event.  The stream is the one with most kernels: the job's own.
 
-Pure.  Left out: kernels that the window lost (they end with it), and rows that do not say when they were launched; with
-fewer than LINKED_RATIO of them that do, nothing is told.
+Pure.  Left out: kernels that the window lost (they end with it), and rows without a known launch; if fewer than
+LINKED_RATIO of the rows have one, there is no result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..ledger.intervals import Intervals
 __all__ = ["LINKED_RATIO", "Launch", "passed_stretches"]
 
 LINKED_RATIO = 0.9
-"""A kernel whose launch is unknown may be the last of a phase; a few that are not matter little."""
+"""The least ratio of rows with a known launch: one without may be the last of a phase, but a few matter little."""
 
 Launch = tuple[int, int, int]
 """When a kernel was launched, when it ended, and its stream."""
@@ -35,7 +35,7 @@ def passed_stretches(
 ) -> tuple[dict[str, Intervals], tuple[int, int]] | None:
     """Return `stretches` and `window` of the host as the device passed them; None when the rows do not tell.
 
-    What follows each other on the host does so on the device; stretches may become empty.
+    The order on the host is kept on the device; intervals may become empty.
     """
     if not launches or len(launches) < LINKED_RATIO * device_rows:
         return None

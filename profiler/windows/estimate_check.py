@@ -1,11 +1,12 @@
-"""How far off is the estimate in this job?  Asked at every exact window, before the window is learned from.
+"""Checks the estimate against every exact window, before the calibration learns from that window.
 
-The profiled step has timers like any other, so it is estimated as if nobody had looked, with the calibration that was
-there, and both ledgers go into one record.  What this cannot show is an error that all windows share: the profiler
-slows the operators that it sees.  The phases of the steps around are known undisturbed, so that error has a bound: by
-how much the profiled step's phases are longer than usual (see `EstimateCheck.bias_limit_ratio`).
+The profiled step has timers like any other, so it is estimated with the calibration of that moment as if it had not
+been profiled, and both ledgers go into one record.  What this cannot show is an error that all windows share: the
+profiler slows the operators that it sees.  But the phases of the steps around are known undisturbed, so that error has
+a bound:  by how much the profiled step's phases are longer than usual (see `EstimateCheck.bias_limit_ratio`).
 
-Left out: what an estimate is (`estimate`), who may see the figures (books, which put the record into the sinks).
+Left out: how an estimate is made (`pacecar.profiler.ledger.estimate`), and who receives the record (`step_records` puts
+it into the sinks).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .window_reader import Measurement
 __all__ = ["RECENT_STEPS", "EstimateChecker"]
 
 RECENT_STEPS = 32
-"""Undisturbed steps whose median phases are the usual ones; as many as the budget's usual step has."""
+"""Undisturbed steps whose median phases are the usual ones; as many as `overhead_budget` takes its usual step from."""
 
 USUAL_STEPS_MIN = 4
-"""With fewer, "usual" is luck."""
+"""The fewest undisturbed steps whose median is used."""
 
 
 class EstimateChecker:
-    """Learns from exact windows, and says before how far off the estimate was."""
+    """Adds exact windows to the calibrations, and first compares each with the estimate."""
 
     def __init__(self, hello: JobHello, calibrations: Calibrations) -> None:
         self._hello = hello
@@ -39,7 +40,7 @@ class EstimateChecker:
         self._epoch = 0
 
     def undisturbed(self, timed: TimedStep, knobs: Knobs) -> None:
-        """Take a step that pacecar did not disturb."""
+        """Add a step that pacecar did not disturb."""
         if knobs.epoch != self._epoch:
             self._epoch = knobs.epoch
             self._recent.clear()
@@ -48,11 +49,11 @@ class EstimateChecker:
     def learn(
         self, step: int, knobs: Knobs, timed: TimedStep, measurement: Measurement, wall_ns: int
     ) -> EstimateCheck | None:
-        """Learn from the window of `step`, which ended at `wall_ns`; return the check, None before any calibration."""
+        """Add the window of `step`, which ended at `wall_ns`; return the check, None before any calibration."""
         before = self._calibrations.find(knobs)
         check: EstimateCheck | None = None
         on_device = measurement.on_device
-        # The events of this very step are not read yet; the window says the same.
+        # The events of this step are not read yet; the window gives the same lengths.
         device = None if on_device is None else {name: ledger.wall_ns for name, ledger in on_device.items()}
         if before is not None:
             check = EstimateCheck(

@@ -1,25 +1,26 @@
-"""How does one look exactly at one step without spoiling the job?
+"""Opens and closes Kineto profiler sessions over single steps (windows) without disturbing the job.
 
-torch.profiler's front door parses every event into a python object (50 us each) and synchronizes the device when it
-stops; neither may happen in somebody's training loop.  So this uses the three calls beneath it, `trace_only`, and
+torch.profiler's public interface turns every event into a python object (50 us each) and synchronizes the device when
+it stops; neither may happen in a user's training loop.  So this uses the three calls beneath it, with `trace_only`, and
 reads kineto's own rows (about 1 us each).
 
-The user's profiler comes first.  A second session silently empties the first, and kineto does not refuse it.  A window
-therefore never starts while a profiler is on, and while a `WindowProfiler` is installed, preparing any other
-`torch.autograd.profiler.profile` (which torch.profiler does too) first throws away the window under way and
-bars new ones until that profiler ends.
+The user's profiler takes precedence.  A second session silently empties the first, and kineto does not refuse it.  A
+window therefore never starts while a profiler is on.  And while a `WindowProfiler` is installed, preparing any other
+`torch.autograd.profiler.profile` (which torch.profiler does too) first discards the window under way and bars new ones
+until that profiler ends.
 
 A `record_function` that began in one session and ends in a later one writes into the first session's freed memory and
-ends the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
-boundary, so two sessions have a whole step between them; and when a closed window, or a profiler of the job's own,
-shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this process.
+kills the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
+boundary, so there is always a whole step between two sessions.  And when a closed window, or a profiler of the job's
+own, shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this
+process.
 
-Kineto writes two lines ("USDT ... profiler_start") on stderr for each session since torch 2.13, and reads
+Since torch 2.13 Kineto writes two lines ("USDT ... profiler_start") on stderr for each session.  It reads
 KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
-lines.  So that one moment has the variable set, unless the user set it, and the environment is as it was right
-after; the price is that kineto's own error lines are silent in that process too.
+lines.  So the variable is set for that one moment, unless the user set it, and the environment is restored right after.
+The price is that kineto's own error lines are silent in that process too.
 
-Left out: what the rows mean (reading) and when a window is worth its price (budget).
+Left out: what the rows mean (`trace_spans`), and when a window is worth its price (`overhead_budget`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ __all__ = ["WindowProfiler", "WindowUnavailable"]
 _log = logging.getLogger(__name__)
 
 _MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
-"""A collective's record ends on the group's own thread, which carries (and so keeps alive) the state of its session."""
+"""Records that may be open when a session ends.  A collective's record ends on the group's own thread, which holds the
+state of its session and so keeps it alive."""
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 KINETO_LOG_QUIET = "6"
@@ -52,11 +54,11 @@ KINETO_LOG_QUIET = "6"
 
 
 class WindowUnavailable(RuntimeError):  # noqa: N818  it is a state of this torch, not a failure of the call
-    """This torch has not what a window needs; the message names it."""
+    """This torch lacks what a window needs; the message names it."""
 
 
 class WindowProfiler:
-    """A profiler session that can be opened, closed and thrown away, always on the thread that opened it."""
+    """A profiler session that can be opened, closed and discarded, always on the thread that opened it."""
 
     def __init__(self, *, on_device: bool) -> None:
         self._activities = {ProfilerActivity.CPU}
@@ -69,25 +71,25 @@ class WindowProfiler:
         self._rest_steps = 0
         self._is_barred = False
         self.outlived_by: str | None = None
-        """The record that was open when a window was closed; no further one is opened since."""
+        """The record that was open when a window was closed; no further window is opened since."""
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = False
 
     @property
     def is_open(self) -> bool:
-        """A session of ours is running."""
+        """Whether a session of ours is running."""
         return self._open
 
     @property
     def is_settled(self) -> bool:
-        """No session of ours is running, and none has ended at this very boundary."""
+        """Whether no session of ours is running, and none has ended at this boundary."""
         return not (self._open or self._rest_steps)
 
     def install(self) -> None:
-        """Watch for other profilers.
+        """Patch torch's profiler to notice other sessions.
 
         Raises:
-            WindowUnavailable: this torch's profiler has other inner parts, so a window could harm the user's.
+            WindowUnavailable: this torch's profiler has other private parts, so a window could harm the user's.
         """
         reason = lacking("windows")
         if reason is not None:
@@ -105,10 +107,10 @@ class WindowProfiler:
         self._patch("__exit__", after=self._foreign_ended)
 
     def uninstall(self) -> None:
-        """Throw away an open window and stop watching."""
+        """Discard an open window and undo the patches."""
         self.discard()
         for name, ours, original in reversed(self._patched):
-            # Somebody who patched after us holds our function; taking theirs away would break them.
+            # Whoever patched after us holds our function; removing their patch would break them.
             if getattr(torch_profiler.profile, name) is ours:
                 setattr(torch_profiler.profile, name, original)
         self._patched.clear()
@@ -130,7 +132,7 @@ class WindowProfiler:
     def open(self, *, is_plain: bool = False) -> None:
         """Start a session on this thread; `may_open()` holds.
 
-        `is_plain`: of operators alone, not of annotations, as a session must be that may end at any moment (`pause`).
+        `is_plain`: records operators alone and no annotations, as a session must that may end at any moment (`pause`).
         """
         assert self.may_open(), "a second session would empty the first"
         config = self._config()
@@ -151,10 +153,10 @@ class WindowProfiler:
         self._thread = threading.get_ident()
 
     def pause(self) -> bool:
-        """Record nothing more of this thread, while the session goes on; False: it is another thread's.
+        """Record nothing more of this thread while the session goes on; False: the session is another thread's.
 
-        Gloo annotates a collective, and its thread begins and ends that when it works on it: in freed memory, if the
-        session has ended by then (torch 2.13 crashes within a second of sessions that end with a collective out).
+        Gloo annotates a collective on its own thread while it works on it: in freed memory, if the session has ended by
+        then (torch 2.13 crashes within a second of sessions that end with a collective under way).
         """
         if not (self._open and self._thread == threading.get_ident()):
             return False
@@ -165,7 +167,7 @@ class WindowProfiler:
     def close(self) -> tuple[Sequence[Activity], bool]:
         """End the session without waiting for the device.
 
-        Return its rows, by the cheapest way this torch has, and whether their threads are the system's numbers.
+        Return its rows, by the cheapest way this torch has, and whether their thread numbers are the system's.
 
         Raises:
             WindowUnavailable: the training loop went on in another thread, where a session cannot be ended.
@@ -181,8 +183,8 @@ class WindowProfiler:
         return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
-        """End an open session, if any, and drop what it saw."""
-        self._resume()  # also where the session is gone: the loop had changed threads
+        """End an open session, if any, and drop its rows."""
+        self._resume()  # also when the session was given up because the loop changed threads
         if self._open and self._thread == threading.get_ident():
             self.bar_if_outlived(self.close()[0])
 
@@ -192,8 +194,8 @@ class WindowProfiler:
             recording_switch.resume()
 
     def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
-        """Open no further window when one of `rows`, what `close` returned, was still open then; always ask that."""
-        # An unfinished row ends with the trace, as `Optimizer.step` always does here: no need to look at operators.
+        """Open no further window if one of the `rows` from `close` was still open then; call it for every window."""
+        # An unfinished row ends with the trace, as `Optimizer.step` always does here: operators need no check.
         annotations = [row for row in rows if row.type() == "user_annotation"]
         last = max((row.timestamp() + row.duration() for row in annotations), default=0)
         for row in annotations:
@@ -206,7 +208,7 @@ class WindowProfiler:
                 _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
                 return
 
-    def _config(self) -> Any:  # noqa: ANN401  torch's ProfilerConfig, which it keeps to itself
+    def _config(self) -> Any:  # noqa: ANN401  torch's ProfilerConfig, which is private
         options = {"trace_only": True} if self._is_trace_only else {}
         experimental = need("torch._C._profiler._ExperimentalConfig")(**options)
         profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
@@ -241,7 +243,7 @@ class WindowProfiler:
     def session_ended(self, profile: object) -> None:
         """Note that a `torch.autograd.profiler.profile` that is not ours has ended; never raises.
 
-        A record of the job that is open now would end in our next session, as in that of anybody else.
+        A record of the job that is open now would end in our next session, as it would in anybody else's.
         """
         self._rest_steps = 1
         results = getattr(profile, "kineto_results", None)
@@ -255,10 +257,10 @@ class WindowProfiler:
 
 
 class _KinetoEventRow:
-    """A row of torch < 2.13, which has no `trace_activities()`: the same words from `_KinetoEvent`.
+    """A row of torch < 2.13, which has no `trace_activities()`: the same interface over a `_KinetoEvent`.
 
-    Its thread is torch's own count and not the system's, and a link has no name, so reading must take every thread
-    and names alone decide what is communication.
+    Its thread number is torch's own and not the system's, and a link has no name.  So the reader must take every
+    thread, and names alone decide what is communication.
     """
 
     __slots__ = ("_event",)
@@ -294,7 +296,7 @@ class _KinetoEventRow:
         return None
 
     def metadata_json(self) -> str:
-        # These rows do not say whether they are finished; the one that is last of all probably is not.
+        # These rows do not say whether they are finished; the last one probably is not.
         return '"finished": false'
 
 

@@ -1,6 +1,7 @@
-"""Keeps torch from recording what this thread calls, while several parts of pacecar may want that at once.
+"""Keeps torch's profiler from recording what this thread calls, with a count of nested pauses.
 
-The switch is the thread's own and has no count: the first to switch it on again would do so for all.
+torch's switch belongs to the thread and has no count: the first part of pacecar to switch it on again would do so for
+all.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _pauses = _Pauses()
 
 
 def pause() -> None:
-    """Let no profiler or other observer of torch's operators see what this thread calls from now on.
+    """Hide what this thread calls from now on from profilers and other observers of torch's operators.
 
-    Without effect on a torch that has not the switch: there are no exact windows there, either.
+    Without effect on a torch that lacks the switch: there are no exact windows there, either.
     """
     switch = _switch()
     _pauses.depth += 1
@@ -32,7 +33,7 @@ def pause() -> None:
 
 
 def resume() -> None:
-    """Take the last `pause` of this thread back."""
+    """Undo the last `pause` of this thread."""
     switch = _switch()
     _pauses.depth -= 1
     if switch is not None and _pauses.depth == 0:

@@ -1,16 +1,16 @@
-"""Opens the profiler for a few milliseconds of a step and counts the rows: the density that a window's price rests on.
+"""Counts profiler rows in a few milliseconds of a step (a slice), to predict the price of a whole window.
 
-A session ends only on the thread that began it, outside of backward (autograd's engine puts back the thread's state
-when it is done, an ended session with it).  Between two hooks of ours a dense forward may be seconds long, so the
-session is ended by a profile function of python (`sys.setprofile`), which the interpreter calls at every call of that
-thread: the first one after SLICE_NS of processor time, or the one that enters the engine.  It is set for these
-milliseconds only, and never while somebody else has set one.
+A session ends only on the thread that began it, outside of backward: when autograd's engine is done it restores the
+thread's state, an ended session with it.  Between two hooks of ours a dense forward may be seconds long.  So the
+session is ended by a python profile function (`sys.setprofile`), which the interpreter calls at every call of that
+thread: at the first call after SLICE_NS of processor time, or at the one that enters the engine.  The function is set
+for these milliseconds only, and never while there is another one.
 
     boundary ... | forward  sss...........|  backward  | optimizer ........... |      s the slice of the forward
     boundary ... | forward  ..............|  backward  | optimizer sss........ |      s the slice of the optimizer
 
 What begins inside a phase ends inside it, so no record that a slice sees outlives the step.  The step is marked as
-disturbed, and all of this is charged.  Left out: what is made of the count (`windowprice`).
+disturbed, and the cost is charged.  Left out: what follows from the count (`window_price`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["RowDensityProbe"]
 _log = logging.getLogger(__name__)
 
 _ENGINE_CALLS = frozenset({"run_backward"})
-"""The way into autograd's engine."""
+"""Functions that enter autograd's engine."""
 
 
 class RowDensityProbe:
-    """One slice at a time, armed at a boundary; every call comes from the training thread and none raises."""
+    """Takes one slice at a time, armed at a boundary; every call comes from the training thread and none raises."""
 
     def __init__(self, meter: WindowReader, charge: Callable[[int], None]) -> None:
         self._meter = meter
@@ -53,17 +53,17 @@ class RowDensityProbe:
 
     @property
     def is_possible(self) -> bool:
-        """This torch tells whether backward runs and can leave annotations out; nobody has set a profile function."""
+        """Whether this torch can report backward and leave annotations out, and no profile function is set."""
         return self._graph_task is not None and sys.getprofile() is None and self._meter.can_be_sliced
 
     @property
     def is_in_backward(self) -> bool:
-        """Whether autograd's engine runs in this thread, where a session must not end; True: nobody can tell."""
+        """Whether autograd's engine runs in this thread, where a session must not end; True also if unknown."""
         return self._graph_task is None or self._graph_task() != -1
 
     @property
     def is_armed(self) -> bool:
-        """A slice is to be taken, or was, of the step under way."""
+        """Whether a slice is to be taken, or was, of the step under way."""
         return self._part is not None
 
     def arm(self, part: Part) -> None:
@@ -79,7 +79,7 @@ class RowDensityProbe:
             self._begin()
 
     def take(self) -> tuple[Part, Slice, int] | None:
-        """End what is armed, at the boundary; return the part, what was seen, and what it cost, None: nothing was."""
+        """End the slice at the boundary; return its part, what it counted and what it cost; None: there was none."""
         part, self._part = self._part, None
         if self._is_running:
             self._end()
@@ -87,7 +87,7 @@ class RowDensityProbe:
         return None if part is None or found is None else (part, found, self._cost_ns)
 
     def abandon(self) -> None:
-        """Leave torch and python as they were."""
+        """End a running slice and restore torch's and python's state."""
         self._part = None
         if self._is_running:
             self._end()

@@ -1,16 +1,17 @@
-"""Which spans are in a trace?  Rows of a profiled window in, spans by kind out.
+"""Turns the rows of a profiled window into spans by kind of work: rows in, unions of intervals out.
 
-The same reading serves a CUDA job and a CPU job with gloo; they differ in what is "the device":
+The same code serves a CUDA job and a CPU job with gloo; they differ in what "the device" is:
 
 - on a device job the rows of kernels and copies are the work, and nothing on the host is;
 - on a CPU job the training threads are the device: compute is the union of the operators on the thread that runs the
   loop and on autograd's threads (known by their `autograd::engine` rows), without the calls that only launch a
   collective and without operators inside data loading.  Copies (`aten::copy_`) are operators like others.
 
-Communication of host process groups (gloo) is a row on the group's own threads, so on both it is found by name.  A
-collective's row lasts until the last rank has come: waiting for a late rank is inside it.
+Communication of host process groups (gloo) is a row on the group's own threads, so on both kinds of job it is found by
+name.  A collective's row lasts until the last rank has come: waiting for a late rank is inside it.
 
-Left out: what a row means (classification), what the spans mean (attribution), how rows are got (window).
+Left out: what a row means (`classification`), what the spans mean (`attribution`), where rows come from
+(`kineto_window`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Activity", "TraceSpans", "compute_on_host", "read_rows"]
 
 
 def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:
-    """Return when a CPU job computes: its operators, less the calls that start a collective, less waiting for data.
+    """Return when a CPU job computes: its operators without the calls that start collectives and without data waits.
 
     `operators` are those of the training threads.  Shared by profiled windows and by traces from files.
     """
@@ -50,11 +51,11 @@ class Activity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceSpans:
-    """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
+    """What the rows contain: work by kind, the time in data loading, and how many rows there were on a device.
 
-    `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
-    launch is known.  `first_device_ns` is when the first row on a device began, `skew_ns` by how much any began before
-    the operator that launched it, which cannot be: the device's clock is off by at least that.
+    `annotations` are the rows of records that were opened and had to be closed; `launches` are those of kernels whose
+    launch is known.  `first_device_ns` is when the first row on a device began.  `skew_ns` is by how much any row began
+    before the operator that launched it, which is impossible: the device's clock is off by at least that.
     """
 
     work: dict[Work, Intervals]
@@ -97,7 +98,7 @@ def read_rows(
     for row in rows:
         start = row.timestamp()
         if start < closed_until and row.resource_id() == closed_thread:
-            continue  # inside an operator that is charged whole: seven rows in ten, and every call here costs 0.2 us
+            continue  # inside an operator that counts as a whole: seven rows in ten, and every call here costs 0.2 us
         row_type, name = row.type(), row.name()
         span = (start, start + row.duration())
         if row_type == "user_annotation":

@@ -78,19 +78,19 @@ DEVICE_FACTOR = 3
 """A launch writes rows on both sides, and a device's window is open for two steps."""
 
 COUNT_ROW_NS = 8_000
-"""What counting FLOPs takes for an operator that would write a row: 20 us for one that writes two or three."""
+"""What counting FLOPs costs per row that the operator would write: 20 us for one that writes two or three."""
 
 SLICE_NS = 3_000_000
-"""Of the thread's processor time, after which a slice is ended."""
+"""Processor time of the thread after which a slice is ended."""
 
 SLICE_NS_MIN = 1_000_000
-"""A shorter slice says nothing: what the first operators of a session take longer is most of it."""
+"""A shorter slice is not used: the slower first operators of a session are most of it."""
 
 SLICE_PRICE_NS = OPEN_NS + ROW_NS * SLICE_NS // DENSEST_NS
-"""What a slice costs at most, but for what one call that runs on below python adds to it."""
+"""What a slice costs at most, except for one long call below python in which it cannot be ended."""
 
 OTHER_NODES_RATIO = 2.0
-"""So many times the autograd nodes are another step: what slices of the old one said is forgotten."""
+"""This many times the autograd nodes mean that the step has changed: the slices of the old one are dropped."""
 
 Part = Literal["forward", "optimizer"]
 """A phase that a slice can be taken of."""
@@ -147,7 +147,7 @@ class StepShape:
 
 
 class WindowPrice:
-    """Says what a window of a step of some shape costs at most, and which slice would help to know it better."""
+    """Predicts an upper bound of a window's cost for a step shape, and says which slice would lower it."""
 
     def __init__(self, *, on_device: bool = False) -> None:
         self._on_device = on_device
@@ -155,15 +155,15 @@ class WindowPrice:
         self._nodes: int | None = None
 
     def learn(self, part: Part, found: Slice, nodes: int | None) -> None:
-        """Take a slice of `part` of a step with so many autograd nodes."""
+        """Add a slice of `part` of a step with `nodes` autograd nodes."""
         self._slices[part], self._nodes = found, nodes
 
     def ceiling_ns(self, shape: StepShape) -> int:
-        """Return what the window cannot cost more than, however dense its step."""
+        """Return an upper bound of the window's cost, however dense its step."""
         return OPEN_NS + int(CEILING_MARGIN * self._factor * CEILING_RATIO * shape.cpu_ns)
 
     def predict_ns(self, shape: StepShape) -> int:
-        """Return what the window will cost, with a margin; the ceiling where no slice says more."""
+        """Return what the window will cost, with a margin; the ceiling where no slice is known."""
         self._forget_another_step(shape)
         ceiling_ns = self.ceiling_ns(shape)
         forward = self._slices.get("forward")

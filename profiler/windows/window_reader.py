@@ -1,8 +1,9 @@
-"""How does a profiled step become a ledger?  Open a window, close it, read it, charge it.
+"""Turns a profiled step into an exact ledger: opens a window, closes it, reads its rows and attributes them.
 
-The one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The offset
-between them is taken when the window opens and again when it closes; when they differ by more than CLOCK_STEP_NS_MAX
-somebody set the wall clock in between, and the window is thrown away rather than attributed to the wrong instants.
+This is the one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The
+offset between them is taken when the window opens and again when it closes.  When the two differ by more than
+CLOCK_STEP_NS_MAX, the wall clock was set in between, and the window is discarded rather than attributed to the wrong
+instants.
 """
 
 from __future__ import annotations
@@ -75,35 +76,35 @@ class WindowReader:
         self.row_count: int | None = None
         """Rows of the window that was closed last; None where it was cut off."""
         self.is_held: Callable[[], bool] = lambda: False
-        """Whether somebody is about to profile the job himself, so that no window may open."""
+        """Whether somebody else is about to profile the job, so that no window may open."""
 
     @property
     def is_open(self) -> bool:
-        """A window is under way."""
+        """Whether a window is under way."""
         return self._profiler.is_open
 
     @property
     def is_settled(self) -> bool:
-        """No window is open, and none was closed at this very boundary."""
+        """Whether no window is open, and none was closed at this boundary."""
         return self._profiler.is_settled
 
     def let_pass(self) -> None:
-        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        """Note that a boundary passed while something waits for `is_settled`."""
         self._profiler.step_passed()
 
     def session_ended(self, profile: object) -> None:
-        """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
+        """Note that a `torch.autograd.profiler.profile` has ended; an installed profiler notices that by itself."""
         if not self._is_installed:
             self._profiler.session_ended(profile)
 
     @property
     def is_installed(self) -> bool:
-        """Windows are possible with this torch."""
+        """Whether windows are possible: with this torch, and until too many were useless."""
         return self._is_installed
 
     @property
     def can_be_sliced(self) -> bool:
-        """Slices are possible with this torch."""
+        """Whether slices are possible with this torch."""
         return self._profiler.can_be_plain
 
     @property
@@ -112,7 +113,7 @@ class WindowReader:
         return self._profiler.outlived_by
 
     def install(self) -> None:
-        """Make windows possible, and take a first empty one, because the first costs much more than the others."""
+        """Make windows possible, and take an empty one first, because the first costs much more than the others."""
         try:
             self._profiler.install()
         except WindowUnavailable as reason:
@@ -124,7 +125,7 @@ class WindowReader:
             self._profiler.discard()
 
     def uninstall(self) -> None:
-        """Throw away an open window and leave torch as it was."""
+        """Discard an open window and undo the patches of torch."""
         self._is_installed = False
         self._profiler.uninstall()
 
@@ -140,18 +141,18 @@ class WindowReader:
         self._profiler.open()
 
     def open_slice(self) -> None:
-        """Open a session amid a step, of which only the number of rows is wanted; `may_open()` holds."""
+        """Open a session within a step, to count its rows only; `may_open()` holds."""
         self._observed_from_ns = None
         self._profiler.open(is_plain=True)
 
     def close_slice(self) -> int | None:
-        """Return how many rows the session saw; None: somebody else's profiler has ended it."""
+        """Return how many rows the session saw; None: another profiler has ended it."""
         if not self._profiler.is_open:
             return None
         return len(self._profiler.close()[0])
 
     def cut(self) -> None:
-        """End an open window amid its step and drop what it saw."""
+        """End an open window within its step and drop its rows."""
         self.row_count = None
         self._profiler.discard()
 
@@ -162,7 +163,7 @@ class WindowReader:
             self._observed_from_ns = now_ns
 
     def pause(self) -> bool:
-        """Let the window see no more, so that it can be closed a step later; False: close it now."""
+        """Stop recording without ending the session, so that it can be closed a step later; False: close it now."""
         return not self._on_device and self._profiler.pause()
 
     def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
@@ -237,7 +238,7 @@ class WindowReader:
         ran = stretches if not self._on_device else {} if passed is None else passed[0]
         backwards = ran.get("backward", EMPTY)
         backward = None
-        if len(backwards) and not len(stopped):  # else its collectives tell nothing of a link
+        if len(backwards) and not len(stopped):  # with a stop the collectives' times say nothing of a link
             first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
             rows, until = reading.collectives, end if self._on_device else max(last, int(tails.max(initial=last)))
             backward = backward_window(rows, (first, last), until, on_device=self._on_device)
@@ -275,11 +276,11 @@ class WindowReader:
 
 
 def why_blind(reading: TraceSpans, start_ns: int) -> str | None:
-    """Return why `reading` of a device job tells nothing of the step that began at `start_ns`; None: it does.
+    """Return why `reading` of a device job is useless for the step that began at `start_ns`; None: it is not.
 
     Kineto drops rows at the head of a session, the more the longer the process lives, as it compares the device's
-    clock with the host's (pytorch issue 192021).  Silent as that is, it shows: a device that was busy through the step
-    before has rows before this one began, and nothing begins before its launch.
+    clock with the host's (pytorch issue 192021).  It does so silently, but the rows show it: a device that was busy
+    through the step before has rows before this one began, and nothing begins before its launch.
     """
     if reading.first_device_ns is None:
         return "the profiler saw nothing on the device"

@@ -20,18 +20,18 @@ LOOP = """
 import json, sys
 import torch
 from torch import nn
-from pacecar.adapters import attaching, versions
+from pacecar.adapters import shared_attach, versions
 from pacecar.adapters.ray import attach
 
 options = json.loads(sys.argv[1])
 if options.pop("untested", False):
     versions.TESTED["ray"] = ((1, 1), (1, 2))
 said, given = {}, {}
-theirs = attaching.attach
+theirs = shared_attach.attach
 def seen(model, optimizer, *, tune, **more):
     given.update(tune=tune, job=more.get("job"), model=model is net, optimizer=optimizer is inner)
     return theirs(model, optimizer, tune=tune, **more)
-attaching.attach = seen
+shared_attach.attach = seen
 torch.manual_seed(0)
 net = nn.Linear(8, 1)
 inner = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,8 +1,8 @@
 """Is there any order of events in which ranks part?  Every one is tried, within bounds, on the real protocol.
 
 Random orders find what is likely.  What hangs a job of a thousand ranks once a month is not, so here nothing is drawn:
-the agreements of all ranks (`RankAgreement`, with `ProtocolMember` in it) stand on roads of paper, and from every state every
-event that can come next is tried.  States that were seen are not looked into again.
+the agreements of all ranks (`RankAgreement`, with `ProtocolMember` in it) stand on channels of paper, and from every
+state every event that can come next is tried.  States that were seen are not looked into again.
 
     a rank comes to its next boundary    not before all ranks are done with the `lag`th before it; 1 in training
     a gather that all ranks posted       is seen by each rank now or later, at most `delay` looks later

@@ -1,8 +1,8 @@
 """Real jobs to replay policies on: the sweeps that `make bench-tuning` measured, as curves.
 
 The step times are the measured ones (medians over the steps of a sweep, of all files of a case).  What a window would
-show of a setting was not kept with them, so it comes from a fit: DDP's timeline (`pacecar.controller.forecast.bucket_timeline`) with
-the five constants that come nearest to all settings of the sweep.  How near is said beside each: the mean distance in
+show of a setting was not kept with them, so it comes from a fit: DDP's timeline (`bucket_timeline`) with the five
+constants that come nearest to all settings of the sweep.  How near is said beside each: the mean distance in
 percent of the step.  Policies are judged by the measured steps; the fit only feeds their forecasts.
 
 Left out: compression, of which no sweep was made; a link that changes (its first half is a sweep as any other).

@@ -225,7 +225,8 @@ def test_advice_turns_nothing(name: str) -> None:
 
 def test_our_own_policy_loads_no_baseline_and_none_loads_numpy_before_it_must() -> None:
     code = (
-        "import sys, pacecar.controller.baselines.policies as p; from pacecar.config import TuneConfig as T; p.make_policy(T());"
+        "import sys, pacecar.controller.baselines.policies as p\n"
+        "from pacecar.config import TuneConfig as T; p.make_policy(T());"
         "assert not any('baselines' in m for m in sys.modules), 'baselines';"
         "p.make_policy(T(policy='gaussian-process')); assert 'numpy' not in sys.modules and 'optuna' not in sys.modules"
     )

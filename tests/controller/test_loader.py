@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-import pacecar.controller
+import pacecar.controller.knobs.dataloader
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
@@ -359,7 +359,7 @@ def test_a_worker_that_is_not_forked_and_cannot_import_us_has_the_users_own_func
     watched = pickle.loads(pickled)
     assert [type(one) for one in watched] == [WatchedCollate, WatchedInit], "where it can, it watches"
     assert watched[0]._draws is watched[1]._draws
-    monkeypatch.delattr(pacecar.controller, "loader_watch")
+    monkeypatch.delattr(pacecar.controller.knobs.dataloader, "randomness_check")
     monkeypatch.setitem(sys.modules, "pacecar.controller.knobs.dataloader.randomness_check", None)
     assert pickle.loads(pickled) == (sum, None)
 

@@ -88,9 +88,9 @@ def test_a_key_depends_on_everything_that_the_best_knobs_depend_on() -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from pacecar.controller.memory.knob_store import KnobsFile, remembered
+    from pacecar.controller.memory.knob_store import KnobStore, remembered
     from tests.controller.test_memory import entry
-    file = KnobsFile(Path(sys.argv[1]), is_ours=True)
+    file = KnobStore(Path(sys.argv[1]), is_ours=True)
     sys.stdin.readline()
     for number in range(int(sys.argv[2]), int(sys.argv[2]) + 40):
         file.change(lambda others: remembered(others, entry(number)))

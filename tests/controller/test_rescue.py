@@ -320,13 +320,13 @@ from torch import nn
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
-from pacecar.controller.knobs.oom_safe_trial import Rescue
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(64, 16_384), nn.GELU(), nn.Linear(16_384, 1))
 batcher = MicroBatcher(None, 16)
-rescue = Rescue(net, batcher)
+rescue = OomSafeTrial(net, batcher)
 knob = MicroBatchActuator(net, batcher, TuneConfig(), rescue)
 reasons, losses = [], []
 rescue.reverted = reasons.append

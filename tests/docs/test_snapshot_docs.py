@@ -12,10 +12,20 @@ from pacecar.records import status_document
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = {
-    "The document": status_document.StatusDocument, "daemon": status_document.DaemonStatus, "daemon.collectors": status_document.CollectorStatus,
-    "daemon.recorder": status_document.RecorderStatus, "host": status_document.Host,
-    "gpus": status_document.GpuStatus, "links": status_document.LinkStatus, "jobs": status_document.JobStatus, "jobs.ranks": status_document.Rank, "jobs.stragglers": status_document.LateRank,
-    "jobs.hangs": status_document.HangStatus, "jobs.tuner": status_document.TunerView, "jobs.moves": status_document.Move, "jobs.what_if": status_document.Ladder,
+    "The document": status_document.StatusDocument,
+    "daemon": status_document.DaemonStatus,
+    "daemon.collectors": status_document.CollectorStatus,
+    "daemon.recorder": status_document.RecorderStatus,
+    "host": status_document.Host,
+    "gpus": status_document.GpuStatus,
+    "links": status_document.LinkStatus,
+    "jobs": status_document.JobStatus,
+    "jobs.ranks": status_document.Rank,
+    "jobs.stragglers": status_document.LateRank,
+    "jobs.hangs": status_document.HangStatus,
+    "jobs.tuner": status_document.TunerView,
+    "jobs.moves": status_document.Move,
+    "jobs.what_if": status_document.Ladder,
     "jobs.what_if.rungs": status_document.Saving,
 }  # fmt: skip
 

@@ -58,8 +58,10 @@ SCRIPTS = {
 }
 
 LOADED = (
-    *TORCH, "pacecar.commands.main", "pacecar.monitor.service", "pacecar.monitor.sampling.collector_registry", "pacecar.commands.sample_text",
-    "pacecar.commands.demo.run_demo", "pacecar.commands.analyze", "pacecar.commands.daemon_client", "rich.console", "rich.table",
+    *TORCH, "pacecar.commands.main", "pacecar.monitor.service", "pacecar.monitor.sampling.collector_registry",
+    "pacecar.commands.sample_text",
+    "pacecar.commands.demo.run_demo", "pacecar.commands.analyze",
+    "pacecar.commands.daemon_client", "rich.console", "rich.table",
 )  # fmt: skip
 """For pacecar and torchrun, which are forked: what nearly every command would load anew."""
 

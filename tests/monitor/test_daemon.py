@@ -393,7 +393,7 @@ def test_sample_once_has_rates(make_config):
 RUN = """
 import sys
 from pacecar.config import DaemonConfig
-from pacecar.records.status_document import Document
+from pacecar.records.status_document import StatusDocument
 from pacecar.monitor.service import run
 sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1], period_seconds=0.2)))
 """

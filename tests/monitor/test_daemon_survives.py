@@ -37,16 +37,17 @@ DAEMON = """
 import sys, threading
 from pathlib import Path
 from pacecar.commands.main import main
-from pacecar.monitor import daemon, exporter
+from pacecar.monitor import daemon
+from pacecar.monitor.export import prometheus
 what, flag, *arguments = sys.argv[1:]
-publish = exporter.Exporter.publish
+publish = prometheus.Exporter.publish
 def odd(self, samples):
     if Path(flag).exists():
         if what == "hangs":
             threading.Event().wait()
         raise SystemExit(f"the tick {what}")
     publish(self, samples)
-exporter.Exporter.publish = odd
+prometheus.Exporter.publish = odd
 sys.argv[1:] = arguments
 main()
 """

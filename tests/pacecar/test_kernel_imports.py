@@ -40,7 +40,10 @@ def test_the_daemon_does_not_load_torch() -> None:
 
 
 def test_help_loads_no_room() -> None:
-    statement = "import pacecar.commands.main\nfrom click.testing import CliRunner\nCliRunner().invoke(pacecar.commands.main.cli, ['--help'])"
+    statement = (
+        "import pacecar.commands.main\nfrom click.testing import CliRunner\n"
+        "CliRunner().invoke(pacecar.commands.main.cli, ['--help'])"
+    )
     loaded = loaded_after(statement)
     assert not loaded & {"torch", "numpy", "msgspec", "prometheus_client", "psutil", "pynvml", "rich"}
 

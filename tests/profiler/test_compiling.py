@@ -13,7 +13,7 @@ SCRIPT = """
 import json, logging, sys, warnings, torch
 from torch import nn
 import pacecar
-from pacecar.profiler import compiling
+from pacecar.profiler.timing import torch_compile
 
 class Net(nn.Module):
     def __init__(self):
@@ -39,7 +39,7 @@ def train(what, is_full, hooked):
     torch._dynamo.reset()
     counted = torch._dynamo.utils.counters
     counted.clear()
-    compiling._told.clear()
+    torch_compile._told.clear()
     said.clear()
     torch.manual_seed(0)
     model = Net()

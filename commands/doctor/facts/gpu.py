@@ -1,10 +1,10 @@
-"""What does the NVIDIA driver say of each GPU?  Asked once, through the interface that the daemon uses.
+"""Reads what the NVIDIA driver says of each GPU, once, through the NVML interface that the daemon uses.
 
 A GPU that hangs holds up every call for it, for 45 s where that was measured, and nobody waits that long for a doctor.
-So all of it is asked on a thread of its own, and what came until the deadline counts; the one that was being asked then
+So all of it is asked on a thread of its own, and what came until the deadline counts; the GPU that was being asked then
 is the one that hangs.
 
-Left out: what moves from second to second.  The daemon's metrics have it over time, one reading has not.
+Left out: what changes from second to second.  The daemon's metrics have that over time; one reading says nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def read_gpus(looker: Looker, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
-    """Ask the driver; a driver that is not there is `absent`, one that does not answer a GPU that is `lost`."""
+    """Ask the driver.  One that is not there is in `absent`; a GPU for which it does not answer is `lost`."""
     proc, system = looker.places.proc, looker.places.sys
     gpus = Gpus(
         kernel_module=looker.word(proc / "driver/nvidia/version"),

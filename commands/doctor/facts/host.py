@@ -1,4 +1,4 @@
-"""What are the processors, the memory and the limits of this host?
+"""Reads the processors, the memory and the limits of this host, and of the process that was asked about.
 
 Source: Documentation/admin-guide/{pm/cpufreq,pm/intel_pstate,sysctl/kernel,cgroup-v2}.rst of the kernel; proc(5) and
 tmpfs(5).  psutil only knows the running system; a recorded one must give the same answers.  Left out: control groups of

@@ -1,6 +1,6 @@
-"""What was read of the job?  Its records, its script and NCCL's log, each only where it was given.
+"""Defines the facts of a job: its records, its script and NCCL's log, each only where it was given.
 
-Apart from `facts` because these come from people's files and not from the machine.
+They are apart from `model` because these come from people's files and not from the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What NCCL's log (NCCL_DEBUG=INFO) says.  `transports` is how a channel goes -> its first line and how many."""
+    """What NCCL's log (NCCL_DEBUG=INFO) says.  `transports` is a transport -> its first line, and how many channels."""
 
     where: str
     version: str | None = None
@@ -46,7 +46,7 @@ class Log:
 
 
 class _Unknown:
-    """What a script computes, and nobody can tell without running it."""
+    """A value that a script computes, which cannot be known without running it."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
@@ -91,7 +91,7 @@ class Script:
 
     @property
     def uses_cuda(self) -> bool:
-        """Whether it speaks of CUDA at all."""
+        """Whether it names CUDA at all."""
         return any("cuda" in name for name in self.names)
 
 
@@ -134,7 +134,7 @@ class Run:
         return FindingEvidence(heading.replace("_", " "), text, self.where)
 
     def gain(self, rung: str) -> Gain | None:
-        """Return what the what-if ladder allows for `rung`; None where there is no ladder, or nothing to win."""
+        """Return the what-if bound `rung`; None where the run has no what-if record, or nothing to gain."""
         if self.ladder is None:
             return None
         for step in self.ladder.rungs:
@@ -144,6 +144,6 @@ class Run:
         return None
 
     def gain_of(self, heading: str) -> Gain | None:
-        """Return a heading's whole share as the bound, for what has no rung of its own."""
+        """Return a heading's whole share as the bound, for what has no what-if bound of its own."""
         share = self.share(heading)
         return None if share is None or share <= 0 else Gain(share, f"all {heading.replace('_', ' ')} in the ledger")

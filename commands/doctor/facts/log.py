@@ -1,8 +1,8 @@
-"""What does NCCL say that it does?  Its log with NCCL_DEBUG=INFO: the network, how channels go, and its warnings.
+"""Reads NCCL's log with NCCL_DEBUG=INFO: its network, the transport of each channel, and its warnings.
 
-The one witness of what is really used: which transport, over which card, with or without GPUDirect RDMA.  Forms differ
-between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so a line is known by the
-few words that all of them have.
+Only the log says what is really used: which transport, over which card, with or without GPUDirect RDMA.  Forms differ
+between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so a line is recognized by
+the few words that all of them have.
 
 Source: what NCCL prints in src/transport/{net,p2p,shm}.cc and src/transport/net_ib.cc, src/init.cc (2.4 to 2.28).
 """
@@ -19,7 +19,7 @@ from .job import Line, Log
 __all__ = ["LOG_BYTES_MAX", "LogError", "read_log"]
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
-"""NCCL says at the start how it goes; what a job prints for days after is not waited for."""
+"""NCCL prints its transports at the start; what a job prints for days after is not read."""
 
 LINE_BYTES_MAX = 64 * 1024
 LINE_MAX = 300
@@ -91,5 +91,5 @@ def _lines(stream: BinaryIO, most_bytes: int) -> Iterator[bytes]:
 
 
 def _transport(kind: str, rest: str) -> str:
-    """Return how a channel goes: `NET/IB/GDRDMA`, `NET/IB`, `NET/Socket`, `P2P`, `SHM` ..., without numbers."""
+    """Return a channel's transport: `NET/IB/GDRDMA`, `NET/IB`, `NET/Socket`, `P2P`, `SHM` ..., without numbers."""
     return f"{kind}/GDRDMA" if kind.startswith("NET/") and "GDRDMA" in rest else kind

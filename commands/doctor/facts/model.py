@@ -1,4 +1,4 @@
-"""What was read?  Values with where they were read, and nothing concluded.
+"""Defines the facts of a machine: values with where they were read, and nothing concluded.
 
 None is "not there" or "not told", an empty tuple "there is none", zero a zero.  Sizes are bytes, times nanoseconds,
 power milliwatts, as everywhere inside.

@@ -1,4 +1,4 @@
-"""Which interfaces and RDMA ports are there, and what is the kernel's TCP set to?
+"""Reads the network interfaces and RDMA ports, and what the kernel's TCP is set to.
 
 Source: Documentation/ABI/testing/sysfs-class-net, ABI/stable/sysfs-class-infiniband, networking/ip-sysctl.rst and
 admin-guide/sysctl/net.rst of the kernel; proc(5) for /proc/net/snmp.

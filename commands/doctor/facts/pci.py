@@ -1,4 +1,4 @@
-"""How do GPUs and network cards sit on the PCI bus?  Links, bridges, NUMA nodes, IOMMU and access control.
+"""Reads where GPUs and network cards are on the PCI bus: links, bridges, NUMA nodes, IOMMU and access control (ACS).
 
     pci0000:15 / 0000:15:01.0 / 0000:16:00.0 / 0000:17:00.0 / 0000:18:00.0     host bridge, ports, the card
 

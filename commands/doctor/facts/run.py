@@ -1,9 +1,10 @@
-"""What do a run's records say?  The last steps of `rank<r>.jsonl`, and the latest of everything else.
+"""Reads a run's records: the last steps of each `rank<r>.jsonl`, and the latest of everything else.
 
-A run of a day leaves gigabytes, and what counts is how the job trains now: of each file the first line (who is it?) and
-the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing of the settings and are left out.
+A run of a day leaves gigabytes, and what counts is how the job trains now: of each file the first line (the rank's
+hello) and the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing of the settings and are
+left out.
 
-A line that is no record is counted, the others still stand; a last line without its newline is being written.
+A line that is no record is counted, the others still count; a last line without its newline is being written.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .job import Run
 __all__ = ["READ_BYTES", "STEPS_MAX", "RunError", "read_run"]
 
 READ_BYTES = 4 * 1024 * 1024
-"""Some 3000 steps."""
+"""Enough for some 3000 steps."""
 
 STEPS_MAX = 200
 """Of each rank: the settings of now, not of the warm-up."""

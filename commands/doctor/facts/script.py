@@ -1,7 +1,7 @@
-"""What does the training script say?  Its calls and their literal arguments, read from the source; it is never run.
+"""Reads the training script: its calls and their literal arguments, parsed from the source; it is never run.
 
 What a script computes (`num_workers=args.workers`, `DDP(model, **options)`) cannot be known without running it, and is
-UNKNOWN: no rule speaks of it.
+UNKNOWN: no rule judges it.
 
 Left out: other modules that the script imports.
 """

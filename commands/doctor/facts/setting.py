@@ -1,4 +1,4 @@
-"""Which variables change how the job trains?  Of this shell, or of the process that was asked about, and NCCL's files.
+"""Reads the variables that change how the job trains: of this shell or of the job's process, and of NCCL's files.
 
 The shell in which the doctor is typed is seldom the one that started the job: `--pid` reads the job's own environment.
 NCCL also reads files; a variable wins over them, and the user's file over the administrator's.

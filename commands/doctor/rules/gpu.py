@@ -1,4 +1,4 @@
-"""What is wrong with the GPUs?  The driver, power, clocks, links and memory, by what NVML says of each board.
+"""Rules for GPUs: the driver, power, clocks, links and memory, by what NVML says of each board.
 
 Speeds are judged only where the board is at work: at rest a driver lowers clocks and the generation of the PCIe link,
 and that is no fault.  A data centre's board rests in P0, too, so the state alone does not tell; the clocks' reasons do.
@@ -31,7 +31,7 @@ _PEER_STATUS = {
     6: "unknown",
 }  # NVML_P2P_STATUS_*
 _PEER_FAULT = 4
-"""What somebody can change; the others are how the hardware is (1 and 5 are what GeForce boards say)."""
+"""The only status that somebody can change; the others are properties of the hardware (GeForce boards give 1 and 5)."""
 
 
 def on(gpu: GpuFacts) -> str:

@@ -1,6 +1,6 @@
-"""Do processors, memory and limits of this host hold training back?
+"""Rules for the host: processors, memory and limits that hold training back.
 
-Source of thresholds is named at each; where a document gives none, the constant says what it stands for.
+Each threshold names its source; where no document gives one, the constant says what it stands for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOCKED_BYTES_MIN = 4 << 30
 _SLOWEST = frozenset({"powersave"})
 _FOLLOWING = frozenset({"ondemand", "conservative", "schedutil"})
 _BALANCING_NORMAL = 1
-"""2 is memory tiering, and no matter of nodes (admin-guide/sysctl/kernel.rst, numa_balancing)."""
+"""The bit of balancing between nodes; 2 is memory tiering (admin-guide/sysctl/kernel.rst, numa_balancing)."""
 
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose `powersave` follows the load as others' `ondemand` does (admin-guide/pm/intel_pstate.rst)."""
@@ -61,7 +61,7 @@ def _governor_slow(facts: NodeFacts) -> Hit | None:
 
 def _governor_follows(facts: NodeFacts) -> Hit | None:
     if not facts.gpus.boards and facts.run is None:
-        return None  # a machine at rest does well to save power; what trains is asked to be quick
+        return None  # nothing shows that this machine trains, and at rest it does well to save power
     names = _FOLLOWING | (_SLOWEST if _has_own_governor(facts) else frozenset())
     evidence = _governors(facts, names)
     if not evidence:

@@ -1,7 +1,7 @@
-"""What do the job's own records say that it loses?  The ledger's headings, memory, checkpoints, arithmetic and advice.
+"""Rules for the job's records: what it loses by the ledger's headings, memory, checkpoints, arithmetic and advice.
 
-The thresholds are the tuner's own (`controller.advice`), so that the doctor and the running job say the same.  A gain
-is bounded by the what-if ladder, or by the heading's whole share where there is no rung for it.
+The thresholds are the tuner's own (`pacecar.controller.restart_advice`), so that the doctor and the running job say the
+same.  A gain is bounded by the what-if record, or by the heading's whole share where that has no bound for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Does the kernel's TCP hold gradients back?  Only where it carries them: without RDMA, or with gloo.
+"""Rules for the kernel's TCP, where it carries gradients: without RDMA, or with gloo.
 
-A connection can have no more in flight than its buffers hold, so it needs link speed times round trip.  The speed is
-read; the round trip is not to be read anywhere.  Where nobody names it (`--round-trip-ms`) it is assumed, and a finding
-that rests on that is `info` only.  A TCP buffer also holds the kernel's own overhead: half of it counts
+A connection can have no more in flight than its buffers hold, so it needs the bandwidth-delay product: link speed times
+round trip.  The speed is read; no file gives the round trip.  Where nobody names it (`--round-trip-ms`) it is assumed,
+and a finding that rests on that is `info` only.  A TCP buffer also holds the kernel's own overhead: half of it counts
 (tcp_adv_win_scale 1, ip-sysctl.rst).
 """
 
@@ -31,7 +31,7 @@ SEGMENTS_MIN = 1_000_000
 """Below that a ratio of 0.001 is chance."""
 
 FAST = 25_000_000_000
-"""From this speed on packets of 1500 bytes and default limits are worth a word; slower links are full with them."""
+"""From this speed on packets of 1500 bytes and default limits are reported; slower links are filled with them."""
 
 ETHERNET_MTU = 1500
 

@@ -1,7 +1,7 @@
-"""What does NCCL's log say that it really does, where the machine could do better?
+"""Rules for NCCL's log: transports that it really uses where the machine could do better.
 
-A variable may be right and the way still be wrong: a module is missing, a container does not show a card.  The log of
-the run is the witness, and is laid beside what is there; only where it is this machine's, as far as it says.
+A variable may be right and the transport still be wrong: a module is missing, a container does not show a card.  So
+the log of the run is compared with what the machine has; only where it is this machine's, as far as it says.
 """
 
 from __future__ import annotations

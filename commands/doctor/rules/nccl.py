@@ -1,4 +1,4 @@
-"""Does a variable of NCCL's forbid what this machine has?
+"""Rules for NCCL's variables: those that forbid what this machine has.
 
 Most of NCCL's variables are for finding faults, and stay in scripts for years after.  Here a variable is a finding only
 where it takes away something that is there: RDMA where a port is up, P2P where NVLink is.
@@ -26,13 +26,13 @@ from ..transport_paths import (
 __all__ = ["RULES", "active_ports", "gain", "linked", "nvlinks"]
 
 SOCKETS_MAX = 64
-"""NTHREADS x NSOCKS_PERTHREAD (NCCL user guide, NCCL_NSOCKS_PERTHREAD)."""
+"""At most, NTHREADS x NSOCKS_PERTHREAD (NCCL user guide, NCCL_NSOCKS_PERTHREAD)."""
 
 SOCKET_THREADS_SPEED = 100_000_000_000
 """From 100 Gbit/s on NCCL's documentation names more socket threads (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD)."""
 
 SLOWER_RATIO = 2
-"""An interface this much slower than another one that is up was hardly meant."""
+"""An interface this many times slower than another one that is up was probably not meant."""
 
 _DOWN = frozenset({"down", "notpresent", "lowerlayerdown", "testing", "dormant"})
 """States in which nothing can be sent; lo is `unknown` (Documentation/networking/operstates.rst)."""

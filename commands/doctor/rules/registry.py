@@ -1,4 +1,4 @@
-"""Which rules are there, and what comes of them?  One list, worst findings first.  Pure.
+"""Lists all rules, applies them to the facts, and sorts the findings, the worst first.  Pure.
 
 A rule that itself fails must not cost the others, and must not be silent either: it is named as what could not be
 judged.  That is a fault of pacecar's, and the answer says so.

@@ -1,6 +1,6 @@
-"""What do the script and its environment ask of torch that costs time?  DDP, the loader, precision, debugging.
+"""Rules for the script and its environment: what they ask of torch that costs time (DDP, loader, precision, debugging).
 
-Only literals are judged; what the run's records show to be harmless is not spoken of: a loader without workers is right
+Only literals are judged.  What the run's records show to be harmless is not reported: a loader without workers is right
 where the job does not wait for data.
 """
 

@@ -1,4 +1,4 @@
-"""Can cards reach each other by the shortest way?  PCIe, IOMMU, RDMA ports and GPUDirect RDMA.
+"""Rules for the paths between cards: PCIe links, ACS, IOMMU, RDMA ports and GPUDirect RDMA.
 
 What the driver's own tables show as PIX, PXB, NODE or SYS is how far apart two cards are in /sys/devices; a rule speaks
 where a shorter way is there and is not taken.

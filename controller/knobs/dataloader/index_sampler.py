@@ -1,19 +1,19 @@
-"""Which samples come next, and who was asked for them?  One epoch's index lists, shared by changing sets of workers.
+"""Shares one epoch's index lists among changing sets of data loader workers, and keeps the order of delivery.
 
 A DataLoader cannot be given another number of workers: its iterator owns the sampler's iterator.  A second DataLoader
 over the rest of the epoch would need to know where the sampler is, and a sampler runs ahead of the training loop by
 what is in flight.  So the sampler is iterated here, once an epoch as torch would, and each set of workers draws
 from its own tap on it:
 
-    sampler ---> Feed ---> Tap (4 workers)   shut when the other takes over; what it asked for is still delivered
-                      '--> Tap (8 workers)
+    sampler ---> IndexFeed ---> IndexTap (4 workers)   shut when the other takes over; what it asked for is delivered
+                           '--> IndexTap (8 workers)
 
-Every list that is out is remembered with the tap it went through, in order: that is the order of delivery, whatever the
-workers do, and what must be asked for again should a set of workers fail.
+Every list that is out is remembered with the tap it went through, in order.  That is the order of delivery, whatever
+the workers do, and what must be asked for again should a set of workers fail.
 
 Nothing here refers to a DataLoader or its iterator: a cycle would keep worker processes until
 the garbage collector ran.
-Left out: how workers are started and stopped (loader).
+Left out: how workers are started and stopped (`worker_set`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["IndexFeed", "IndexTap"]
 
 
 class RandomnessWatch(Protocol):
-    """Looks at what happens between `begin` and `end`."""
+    """Checks for random draws between `begin` and `end`."""
 
     def begin(self) -> None:
-        """It begins."""
+        """Note the state of the generators before a draw."""
         ...
 
     def end(self) -> None:
-        """It is over."""
+        """Compare the state after the draw."""
         ...
 
 
@@ -44,7 +44,7 @@ class IndexFeed:
     `source` is the user's batch sampler (or sampler, where batches are not made).  `asks` is how often torch would
     call `iter(source)` for this epoch: twice when it starts worker processes, else once; a sampler may count.  `ahead`
     keeps the sampler that many lists ahead of delivery, as the user's own setting would, for samplers whose position
-    goes into checkpoints; None: as far as the workers ask.  `watch` hears of the draws after the first.
+    goes into checkpoints; None: as far as the workers ask.  `watch` is called around the draws after the first.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class IndexFeed:
         self._ahead = ahead
         self._watch = watch
         self._iterator: Iterator[Any] = iter(())
-        self._waiting: deque[Any] = deque()  # drawn from the sampler or taken back, and given to nobody
+        self._waiting: deque[Any] = deque()  # drawn from the sampler or taken back, and not given out
         self._out: deque[tuple[int, Any]] = deque()  # bounded by the taps: workers x prefetch_factor lists each
         self._drawn = 0
         self._delivered = 0
@@ -77,7 +77,7 @@ class IndexFeed:
             self._iterator = iter(self._source)
 
     def complete(self) -> None:
-        """A set of workers was started: catch up with what torch would have done by now."""
+        """Catch up with what torch would have done by now: a set of workers was started."""
         while self._asks_left > 0:
             self.begin()
         self._keep_ahead()
@@ -107,7 +107,7 @@ class IndexFeed:
         return sum(1 for holder, _ in self._out if holder == tap)
 
     def delivered(self) -> None:
-        """The batch of the oldest list out has reached the training loop."""
+        """Note that the batch of the oldest list out has reached the training loop."""
         self._out.popleft()
         self._delivered += 1
         self._keep_ahead()
@@ -140,7 +140,7 @@ class IndexFeed:
 
 
 class IndexTap:
-    """What one set of workers takes for its sampler.  Shut, it has no more; what went through it is still out."""
+    """The sampler of one set of workers.  Once shut it gives no more lists; what went through it is still out."""
 
     def __init__(self, number: int, feed: IndexFeed, source: Sized, drawn: Callable[[], None]) -> None:
         self.number = number

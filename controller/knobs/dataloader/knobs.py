@@ -1,12 +1,12 @@
-"""The knobs "loader_workers" and "loader_prefetch": which loader, which values, and may it be?
+"""Implements the knobs "loader_workers" and "loader_prefetch": which loader is tuned, to which values, and whether.
 
 The first loader that goes through `pacer.data` is taken for the one that the job trains on, unless another is named
 (`pacer.data(loader, tune=True)`); an evaluation's is seldom what limits a job, and tuning two at once measures neither.
 
-Exact means that the same batches come in the same order with the same values.  Order and number are kept by `loader`;
-values by refusing where they would depend on the workers: random augmentation, and, where the user never had two
-workers, datasets that two processes must not share.  Whoever calls another draw of the augmentation the same run says
-`loader_redraw = true`.
+Exact means that the same batches come in the same order with the same values.  `switchable_loader` keeps order and
+number.  Values are kept by refusing where they would depend on the workers: random augmentation, and, where the user
+never had two workers, datasets that two processes must not share.  Whoever regards another draw of the augmentation as
+the same run sets `loader_redraw = true`.
 
 A sampler that can save its position is a special case: the position in a checkpoint counts what is in flight.  There
 the batches in flight stay as many as with the user's own setting, and more workers keep fewer ready each.
@@ -51,7 +51,7 @@ class LoaderKnobs:
     def take(self, loader: Iterable[T], tune: bool | None) -> Iterable[T]:
         """Return what to iterate instead of `loader`: itself, unless it is the one to tune.
 
-        `tune`: True names it, False rules it out, None takes the first.  Once the knobs were offered it stays so.
+        `tune`: True names it, False rules it out, None takes the first.  Once the knobs were offered the choice stays.
         """
         present = self.loader
         if present is not None and present.user_loader is loader:
@@ -59,7 +59,7 @@ class LoaderKnobs:
         if not self.actuators or self.is_offered or tune is False or self._is_named:
             return loader
         if tune is None and (present is not None or self._reason is not NO_LOADER):
-            return loader  # a first one was passed; were it unfit, the second is hardly the one that matters
+            return loader  # a first one was passed; even if it was unfit, a second one hardly limits the job
         self._is_named = tune is True
         self.loader = None
         reason = unfit(loader)

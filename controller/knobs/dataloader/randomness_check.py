@@ -1,15 +1,15 @@
-"""Does loading a batch draw random numbers?  Then other workers would make other batches.
+"""Checks whether loading a batch draws random numbers, so that other workers would make other batches.
 
 torch seeds each worker with a base seed plus its number, so what an augmentation draws depends on which worker handles
 the sample and what it handled before.  With another number of workers every crop is another crop: as good, but not
-the same run.  No dataset says whether it draws.  So the global generators (torch, random, numpy) are looked at
-after each batch where batches are made, behind the collate function: if they moved, something drew.
+the same run.  No dataset says whether it draws.  So the state of the global generators (torch, random, numpy) is
+compared after each batch where batches are made, behind the collate function: if it changed, something drew.
 
 Runs in worker processes, whatever their start method: everything here can be pickled, and what is seen is a byte in
 shared memory.  A worker that is not forked imports this module anew, perhaps hours after the job did.  Where it cannot
 (pacecar was upgraded or removed meanwhile) it has the user's own functions in place of ours.
 
-Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
+Left out: generators of the dataset's own, which cannot be seen from outside (each worker has a copy).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import torch
 __all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit"]
 
 BATCHES_EACH = 64
-"""So many batches of a worker are all looked at (a look takes 20 us); then one in BATCHES_EVERY, for rare draws."""
+"""The first so many batches of a worker are all checked (20 us each); then one in BATCHES_EVERY, for rare draws."""
 
 BATCHES_EVERY = 256
 
 LISTS_MAX = 16
-"""Index lists during whose making the generators are looked at."""
+"""Index lists during whose making the generators are compared."""
 
 
 def fingerprint() -> int:
-    """Return a number that changes when one of the global generators is drawn from."""
+    """Return a hash of the global generators' states, which changes when one of them is drawn from."""
     numpy = sys.modules.get("numpy")
     state = torch.get_rng_state()
     states: list[object] = [state.numpy().tobytes() if numpy else tuple(state.tolist())]
@@ -46,15 +46,15 @@ def fingerprint() -> int:
 
 _MAKE = """
 try:
-    from pacecar.controller import loader_watch
-    made = getattr(loader_watch, kind)(*state)
+    from pacecar.controller.knobs.dataloader import randomness_check
+    made = getattr(randomness_check, kind)(*state)
 except Exception:
     made = instead
 """
 
 
 def _pickled(kind: str, state: tuple[Any, ...], *, instead: object) -> tuple[Any, ...]:
-    """Return what pickle makes `kind(*state)` of, or `instead` in a process that cannot import this module.
+    """Return what pickle rebuilds as `kind(*state)`, or as `instead` in a process that cannot import this module.
 
     Pickle names a function to call, and the only ones that are there for certain are python's own.
     """
@@ -63,7 +63,7 @@ def _pickled(kind: str, state: tuple[Any, ...], *, instead: object) -> tuple[Any
 
 
 class Draws:
-    """Whether anything drew.  `begin` and `end` stand around what must not."""
+    """Records whether anything drew between `begin` and `end`, in any process."""
 
     def __init__(self, seen: torch.Tensor | None = None) -> None:
         if seen is None:
@@ -83,15 +83,15 @@ class Draws:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next batch should be looked at."""
+        """Whether the next batch should be checked."""
         return self._batches < BATCHES_EACH or self._batches % BATCHES_EVERY == 0
 
     def begin(self) -> None:
-        """Remember how the generators stand."""
+        """Keep the state of the generators."""
         self._before = fingerprint() if self.is_due else None
 
     def end(self, *, goes_on: bool) -> None:
-        """Compare with the last `begin`; `goes_on`: what follows is watched too, as in a worker nothing else draws."""
+        """Compare with the last `begin`; `goes_on`: check what follows too, as nothing else draws in a worker."""
         is_due = self.is_due
         self._batches += 1
         if not is_due:
@@ -103,7 +103,7 @@ class Draws:
 
 
 class SamplerWatch:
-    """Whether the sampler draws from a global generator as it goes, in its first lists; see `IndexFeed`."""
+    """Records whether the sampler draws from a global generator as it goes, in its first lists; see `IndexFeed`."""
 
     def __init__(self) -> None:
         self.saw_draws = False
@@ -111,18 +111,18 @@ class SamplerWatch:
         self._before: int | None = None
 
     def begin(self) -> None:
-        """A list is about to be made."""
+        """Keep the state of the generators before a list is made."""
         self._before = fingerprint() if self._lists < LISTS_MAX else None
 
     def end(self) -> None:
-        """It was made."""
+        """Compare after the list was made."""
         if self._before is not None:
             self._lists += 1
             self.saw_draws = self.saw_draws or self._before != fingerprint()
 
 
 class WatchedCollate:
-    """The user's collate function, and a look at the generators after it."""
+    """The user's collate function, with a check of the generators after it."""
 
     def __init__(self, collate: Callable[[Any], Any], draws: Draws) -> None:
         self._collate = collate
@@ -139,7 +139,7 @@ class WatchedCollate:
 
 
 class WatchedInit:
-    """The user's worker_init_fn, if any, and a first look after it."""
+    """The user's worker_init_fn, if any, with the first state kept after it."""
 
     def __init__(self, init: Callable[[int], None] | None, draws: Draws) -> None:
         self._init = init

@@ -1,24 +1,24 @@
-"""How does a running DataLoader get other workers?  Between two batches, and every sample comes once and in order.
+"""Gives a running DataLoader other workers between two batches, so that every sample comes once and in order.
 
 torch fixes workers and prefetching when an iterator is made, and an epoch may take days.  So the user's loader is
-never touched: what is iterated are copies of it that differ in these two numbers, and that share the sampler through a
-`IndexFeed`.  To switch, the tap of the copy in force is shut and another copy opens its own; what the first one has in
+never touched: what is iterated are copies of it that differ in these two numbers, and that share the sampler through an
+`IndexFeed`.  To switch, the tap of the copy in force is shut and another copy opens its own.  What the first one has in
 flight is delivered before anything that the second one loads, so nothing is lost, repeated or out of order:
 
-    asked of   A A A A A A B B B B B B        batches arrive in the order of asking, whoever loads them
+    asked of   A A A A A A B B B B B B        batches arrive in the order of asking, whichever copy loads them
     delivered      A A A A A A B B B B
                        ^ the switch
 
-Two sets of workers stand side by side at most.  The one not in force waits idle for the way back (a trial goes
+At most two sets of workers exist at a time.  The one not in force waits idle for the way back (a trial goes
 back and forth), and is ended on a thread of its own when it was not needed for `IDLE_BATCHES_MAX` batches.  A set that
-the user did not ask for and that fails (memory, a dataset that cannot bear it) costs no step: what is out is loaded
-again by workers of the user's own number, and only what fails there too is raised.
+the user did not ask for and that fails (memory, a dataset that does not support it) costs no step: what is out is
+loaded again by workers of the user's own number, and only what fails there too is raised.
 
 Random numbers.  The global generators of the job are drawn from exactly as torch would with the user's own setting.
-Those of the workers cannot be: see `loader_watch`; such a loader is refused.
+Those of the workers cannot be (`randomness_check`); a loader whose workers draw is refused.
 
 Left out: iterable datasets (their order is the workers' own), subclasses of DataLoader (they bring their own
-iteration), and which numbers are worth trying (loader_knobs).
+iteration), and which numbers are worth trying (`knobs`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = ["SwitchableLoader", "unfit"]
 logger = logging.getLogger(__name__)
 
 PREFETCH_DEFAULT = 2
-"""torch's own, where there are workers and nobody says."""
+"""torch's own default, where there are workers and prefetch_factor is not set."""
 
 IDLE_BATCHES_MAX = 256
-"""Longer than the windows of a trial: idle workers keep their memory."""
+"""Batches after which idle workers are ended, as they keep their memory; longer than the windows of a trial."""
 
 MEASURED_BATCHES = 8
-"""Batches whose size is taken; the largest counts."""
+"""Batches whose size is measured; the largest counts."""
 
 NEST_DEPTH_MAX = 4
 
@@ -81,7 +81,7 @@ class SwitchableLoader:
         self._sampler = SamplerWatch()
         self.batch_bytes: int | None = None
         self.batches = 0
-        self.pids: tuple[int, ...] = ()  # of the workers in force; not they themselves, which must go with the epoch
+        self.pids: tuple[int, ...] = ()  # of the workers in force; not the processes, which must end with the epoch
         self._epochs = 0
         self._standing: dict[int, Workers] = {}
         self.workforce = WorkerSet(loader, self.home, self.draws)
@@ -89,7 +89,7 @@ class SwitchableLoader:
     def __iter__(self) -> Iterator[Any]:
         try:
             return _Epoch(self)
-        except Exception as error:  # noqa: BLE001  the user's loader knows best whether it is to blame
+        except Exception as error:  # noqa: BLE001  the user's loader raises again if the error is its own
             self.fail(error)
             return iter(self._loader)
 
@@ -210,14 +210,14 @@ class SwitchableLoader:
         return self.workforce.start(self.home, feed)
 
     def delivered(self, batch: object) -> None:
-        """A batch reached the training loop."""
+        """Count a batch that reached the training loop, and measure the first ones."""
         self.batches += 1
         if self.batches <= MEASURED_BATCHES:
             with contextlib.suppress(Exception):  # a batch is whatever the user makes
                 self.batch_bytes = max(self.batch_bytes or 0, _nbytes(batch))
 
     def fail(self, error: Exception) -> None:
-        """A set that the user did not ask for did not work: never again in this run."""
+        """Use only the user's own setting for the rest of the run: another one failed with `error`."""
         self.failed = f"other workers failed ({type(error).__name__}: {str(error)[:120]})"
         self.setting = self.home
         logger.warning("pacecar: %s; the data loader goes on with %d workers", self.failed, self.home.workers)
@@ -269,7 +269,7 @@ class _Epoch(Iterator[Any]):
         return len(self._owner)
 
     def _turn(self, setting: WorkerSetting) -> None:
-        """Let the other set take over, unless it still has something out: then later."""
+        """Let the other set take over, unless it still has batches out: then at a later call."""
         owner, feed = self._owner, self._feed
         others = [workers for workers in self._sets.values() if workers is not self._current]
         if any(feed.out(workers.tap.number) for workers in others):
@@ -292,7 +292,7 @@ class _Epoch(Iterator[Any]):
             owner.fail(error)
             owner.setting = self._current.setting
             if feed.is_ahead:
-                self._current.open(feed)  # it ran dry
+                self._current.open(feed)  # its iterator had ended
             return
         self._sets[target.tap.number] = target
         self._current.tap.is_open = False
@@ -301,7 +301,7 @@ class _Epoch(Iterator[Any]):
         self._since_turn = 0
 
     def _dismiss(self) -> None:
-        """End the sets that are not in force; they have nothing out."""
+        """End the sets that are not in force and have nothing out."""
         for number in [n for n, workers in self._sets.items() if workers is not self._current]:
             if not self._feed.out(number):
                 self._owner.workforce.retire(self._sets.pop(number))
@@ -318,7 +318,7 @@ class _Epoch(Iterator[Any]):
         self._sets[self._begun.tap.number] = self._begun
 
     def _end(self) -> None:
-        """The epoch is over: workers that do not persist go, as they would with torch."""
+        """End workers that do not persist, as torch would at the end of an epoch."""
         if not self._owner.user_loader.persistent_workers:
             for workers in self._sets.values():
                 workers.shut_down()

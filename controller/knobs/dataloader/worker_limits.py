@@ -1,12 +1,12 @@
-"""How many worker processes may a data loader have here, and may it have others than the user's at all?
+"""Computes how many worker processes fit on this machine, and whether a dataset may be read by several at all.
 
 "As many as there are cores" forgets that the ranks of a node share them, that batches travel through /dev/shm (64 MiB
 in a container by default; a worker that writes past its end dies of SIGBUS), and that each worker keeps a copy of what
 it touches.  So the numbers come from this machine: cores, shared memory, available memory, what the present workers
 hold, each divided by the ranks of the node.
 
-And a dataset that was only ever read by one process may not bear two: an open file has one position, whoever
-reads; a lock may be held while the process forks.  Such things cannot be pickled, so the dataset is walked through as
+And a dataset that was only ever read by one process may not support two: an open file has one position, whoever
+reads; a lock may be held while the process forks.  Such things cannot be pickled.  So the dataset is walked through as
 pickle would, without writing anything, and what cannot be shared is named.
 
 Left out: what the workers' reads do to a file server, and limits of the container that are not cgroup v2.
@@ -30,15 +30,15 @@ SHARE_MAX = 0.5
 """Share of the free shared memory and of the available memory that all workers of a node may take."""
 
 WORKER_BYTES_PRIOR = 256 * 2**20
-"""What a worker may come to hold of its own where none can be asked: pages of the parent that it writes to, torch."""
+"""Memory of its own that a worker is assumed to take where none runs yet: torch, pages of the parent that it writes."""
 
 WORKERS_FLOOR = 4
-"""Workers that only wait, for a disk or a network, need no core: so many are offered on any machine."""
+"""Workers offered on any machine: those that only wait, for a disk or a network, need no core."""
 
 WORKERS_PER_CORE = 2
 
 WALK_BYTES_MAX = 16 * 2**20
-"""A dataset is looked through up to so many bytes of pickle (about 0.1 s); of a larger one nothing is known."""
+"""A dataset is walked through up to so many bytes of pickle (about 0.1 s); a larger one counts as not shareable."""
 
 HANDLES = frozenset({"h5py", "lmdb", "sqlite3", "_io", "socket"})
 """Modules whose objects hold a position or a connection."""
@@ -46,7 +46,7 @@ HANDLES = frozenset({"h5py", "lmdb", "sqlite3", "_io", "socket"})
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
-    """What this machine has for one rank's workers; None: cannot be told, and does not bound."""
+    """What this machine has for one rank's workers; None: unknown, and no limit."""
 
     cores: int
     shared_bytes: int | None
@@ -58,7 +58,7 @@ class WorkerRoom:
 def read_room(
     pids: Sequence[int], *, environ: Mapping[str, str] = os.environ, root: Path = Path("/"), shm: str = "/dev/shm"
 ) -> WorkerRoom:
-    """Return what there is now; `pids` are this rank's workers, whose own memory is asked for."""
+    """Return what there is now; `pids` are this rank's workers, whose own memory is read."""
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     try:
         stat = os.statvfs(shm)
@@ -100,7 +100,7 @@ def entangled(*parts: object) -> str | None:
     return None
 
 
-class _Found(Exception):  # noqa: N818  it is an answer
+class _Found(Exception):  # noqa: N818  it carries the answer, and is no error
     pass
 
 

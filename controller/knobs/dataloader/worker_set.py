@@ -1,10 +1,10 @@
-"""How is one set of a data loader's workers started and ended?  As a copy of the user's loader, which is never touched.
+"""Starts and ends one set of a data loader's workers, as a copy of the user's loader, which is never touched.
 
-The copy has its own workers and prefetching, draws from a `IndexTap` in place of the sampler, and tells what draws random
-numbers.  torch waits for workers to end when their iterator goes; a training step must not, so a set that is not needed
-ends on a thread of its own.
+The copy has its own workers and prefetching, draws from an `IndexTap` in place of the sampler, and reports whether
+random numbers are drawn.  torch waits for workers to end when their iterator goes.  A training step must not wait, so a
+set that is not needed ends on a thread of its own.
 
-Left out: when to start one, and which is in force (`loader`).
+Left out: when to start a set, and which is in force (`switchable_loader`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Workers:
         self.iterator: Iterator[Any] = iter(())
 
     def open(self, feed: IndexFeed) -> None:
-        """Begin to load from `feed`; what is already asked for must have been delivered or be given up."""
+        """Begin to load from `feed`; what was asked for before must have been delivered or been taken back."""
         self.tap.feed, self.tap.is_open = feed, True
         self.iterator = iter(self.loader)
 
@@ -70,7 +70,7 @@ class Workers:
 
 
 class WorkerSet:
-    """Starts and ends sets of workers for the user's `loader`; `home` is his own setting."""
+    """Starts and ends sets of workers for the user's `loader`; `home` is the user's own setting."""
 
     def __init__(self, loader: DataLoader[Any], home: WorkerSetting, draws: Draws) -> None:
         self._loader = loader
@@ -86,14 +86,14 @@ class WorkerSet:
         number = next(self._numbers)
         is_home = setting == self._home
         clone = copy.copy(self._loader)
-        # Nothing that a tap holds leads back to who asked: in a cycle workers would outlive their last use.  Where the
+        # Nothing that a tap holds refers back to its user: in a cycle workers would outlive their last use.  Where the
         # training process loads itself, what moves the generators after the tap is the data.
         begin = self._draws.begin if setting.workers == 0 else _nothing
         tap = IndexTap(number, feed, sampler_of(self._loader), begin)
         if not is_own:
             generator = torch.Generator()
             generator.manual_seed((torch.initial_seed() + number) % 2**63)
-        # Past __setattr__, which guards a loader that somebody else holds; this one nobody does.
+        # Past __setattr__, which protects a loader that is in use; this copy is not yet.
         clone.__dict__.update(
             {
                 "num_workers": setting.workers,
@@ -108,7 +108,7 @@ class WorkerSet:
             }
         )
         if not is_home:
-            clone.__dict__["check_worker_number_rationality"] = _nothing  # a warning is the user's only for his own
+            clone.__dict__["check_worker_number_rationality"] = _nothing  # torch warns the user only of his own number
         workers = Workers(clone, tap, setting, is_home=is_home)
         workers.open(feed)
         if not is_home:
@@ -145,10 +145,10 @@ def _nothing() -> None:
 
 
 def _unwatch(iterator: object) -> None:
-    """Let the death of such a worker be found by who waits for it, and not raised wherever the training thread is.
+    """Let a worker's death be found where its batch is waited for, instead of raised wherever the training thread is.
 
-    torch raises from a signal handler when a process that it watches dies.  One of ours must not: `next` then finds the
-    worker gone within 5 s, and the epoch falls back.
+    torch raises from a signal handler when a process that it watches dies.  For ours it must not: `next` then finds the
+    worker gone within 5 s, and the epoch falls back to the user's own setting.
     """
     remove = find("torch.utils.data._utils.signal_handling._remove_worker_pids")
     if remove is not None and getattr(iterator, "_worker_pids_set", False):

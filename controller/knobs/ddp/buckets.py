@@ -1,11 +1,11 @@
-"""How large are DDP's gradient buckets?  Two knobs: the size of all of them, and that of the first one.
+"""Implements the knobs of DDP's gradient buckets: the size of all of them, and that of the first one.
 
 "As large as possible" (fewer collectives) and "as small as possible" (early communication) are both wrong somewhere:
 what small buckets win is the tail, the communication that is still to do when backward ends, and what they cost is the
 fixed price of a collective, times their number.  Which wins depends on the link and on the model, so both are tried.
 
 Left out: a size for every bucket (torch's bucket_cap_mb_list; see docs/decisions/0004-buckets-in-place.md for what the
-model and measurements say of it), and how a Reducer is replaced (ddp_reducer).
+model and measurements say of it), and how a Reducer is replaced (`reducer`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What do gradients look like on their way?  One communication hook for DDP that rounds or thins them out.
+"""Compresses DDP's gradients in one communication hook: bf16 or fp16 rounding, top-k with error feedback, PowerSGD.
 
 A Reducer takes one hook, once, so there is one hook for all choices and its state says which is meant:
 
@@ -9,9 +9,10 @@ A Reducer takes one hook, once, so there is one hook for all choices and its sta
                  sample: Lin et al. 2018, Deep Gradient Compression).
     powersgd     torch's PowerSGD (Vogels et al. 2019).  NCCL only: on gloo it deadlocks with more than one bucket.
 
-"None" is not among them: a hook that does nothing is not nothing.  Without one the Reducer multiplies by 1/ranks while
-it copies a gradient, or divides in place where the gradient is a view; a hook sees the undivided bucket and cannot tell
-which it would have been, so at 3 ranks its last bit differs.  No compression therefore means no hook.
+"None" is not among them, because a hook that changes nothing still changes the last bit.  Without a hook the Reducer
+multiplies by 1/ranks while it copies a gradient, or divides in place where the gradient is a view.  A hook sees the
+undivided bucket and cannot tell which it would have been, so at 3 ranks its last bit differs.  No compression therefore
+means no hook.
 
 Residuals belong to parameters, not to buckets, so they survive a change of the buckets.  PowerSGD's state belongs to
 buckets and starts anew with them.  A gradient that is not finite is passed on, so that every rank sees it, and never
@@ -41,7 +42,7 @@ SAMPLE_MAX = 16_384
 the estimate and one pass 1.7 ms."""
 
 INDEX_MAX = 2**31 - 1
-"""Places travel as 32-bit integers; a larger bucket is sent as it is."""
+"""Places are sent as 32-bit integers; a larger bucket is sent as it is."""
 
 POWERSGD_START = 2
 """PowerSGD begins in the second iteration, after DDP has rebuilt its buckets; torch refuses less."""
@@ -92,7 +93,7 @@ class Compressor:
         self.buckets = 0
 
     def renew(self) -> None:
-        """The buckets are new: PowerSGD's memory of the old ones would be added to the wrong parameters."""
+        """Reset PowerSGD for new buckets: its state of the old ones would be added to the wrong parameters."""
         self.powersgd = None
         if self.choice == "powersgd":
             # Imported here and not in the hook, which runs inside the job's backward.

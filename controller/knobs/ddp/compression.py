@@ -1,15 +1,15 @@
-"""Which way do DDP's gradients take: as they are, rounded, or thinned out?  The knob "compression" (lossy).
+"""Implements the knob "compression" (lossy): DDP sends gradients as they are, rounded, or reduced to fewer values.
 
 Fewer bytes are not always less time: on a fast link rounding costs more than it saves (TUNING: bf16 is 2 % slower at
-7-10 Gbit/s), so every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
-proves itself by a trial like any other knob.  What it saves must not be paid for by the result: `divergence` watches
-the loss, and `safeguard` takes compression back when it leaves its band.
+7-10 Gbit/s).  So every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
+proves itself by a trial like any other knob.  What it saves must not be paid for by the result: `divergence_detector`
+watches loss and gradient norm, and `compression_rollback` takes compression back when one leaves its band.
 
 With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit; what compression had kept
 (residuals) is dropped with it.  Every change builds a new Reducer, also from one choice to another: the ranks then do
 the same whatever each of them had in force before a failed switch.
 
-Left out: the arithmetic (comm_hook), FSDP and other engines.
+Left out: the arithmetic (`comm_hook`), FSDP and other engines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def choice_of(value: int) -> str:
 def sent_ratio(choice: str, *, element_size: int, ranks: int, topk_ratio: float) -> float | None:
     """Return what a rank sends, as a share of what plain DDP's ring all-reduce sends; None where it depends on shapes.
 
-    top-k: each value travels as 8 bytes (value and place) to every other rank, so its share grows with the ranks.
+    top-k: each value is sent as 8 bytes (value and place) to every other rank, so its share grows with the ranks.
     """
     if choice == "none":
         return 1.0
@@ -93,7 +93,7 @@ class CompressionActuator:
         return NONE if hook is None else CHOICES.index(cast(Compressor, hook).choice)
 
     def domain(self) -> tuple[int, ...]:
-        """Return none, and the choices that the user allows and this job can use."""
+        """Return the values of "none", of the choices that the user allows and this job can use, and of the present."""
         usable = (v for v, choice in enumerate(CHOICES) if v == NONE or self.unusable(choice) is None)
         return tuple(sorted({*usable, self.value()}))
 

@@ -1,6 +1,6 @@
-"""Which knobs has a model under DDP?  All that share its one Reducer, made together.
+"""Makes the knobs of a model under DDP together, because all of them share its one Reducer.
 
-Left out: what each does (ddp_buckets, compression), and whether it may (their refusals).
+Left out: what each does (`buckets`, `compression`), and whether it may (their refusals).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DdpKnobs:
     def gradient_check(self) -> GradientCheck | None:
         """Return what compares the ranks' gradients; None where DDP does not reduce over all ranks of the job.
 
-        With several groups of ranks one could find a difference that the others do not hear of at the same boundary.
+        With several groups of ranks one could find a difference that the others do not see at the same boundary.
         """
         ddp = self.reducer.ddp
         if ddp is None or not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Did the switch leave the gradients whole?  Compare what the ranks hold in the first steps after it.
+"""Compares the norms of the ranks' gradients in the first steps after a switch, to prove that it left them whole.
 
 That a switch was carried out everywhere does not prove that the ranks still mean the same by a bucket: others corrupted
 gradients while they resized (horovod#1282).  After an all-reduce every rank holds the same gradient, whatever it is, so
@@ -6,13 +6,13 @@ the norms of every parameter's gradient are compared over the ranks in the CHECK
 buckets are new, and the second, in which DDP rebuilds them.  A bucket that two ranks laid out differently, or that was
 not reduced on one of them, shows in the norms of its parameters.
 
-A switch of the micro-batch alone is not followed by a look: it leaves the Reducer and its buckets as they are, and each
-look makes all ranks wait for the last one.
+A switch of the micro-batch alone is not checked: it leaves the Reducer and its buckets as they are, and each check
+makes all ranks wait for the last one.
 
-A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a look before the
+A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a check before the
 first switch, while nothing was changed yet, has to find them equal.
 
-Of a large gradient the first HEAD_NUMEL values are read.  All ranks look at the same boundary, and tell each other
+Of a large gradient the first HEAD_NUMEL values are read.  All ranks check at the same boundary, and tell each other
 through the agreement.  What goes wrong on one rank before becomes part of its answer; it must not be missing.
 
 Left out: gradients that are wrong in the same way on all ranks.  The arithmetic is tested, not watched.
@@ -37,10 +37,11 @@ Ask = Callable[[Sequence[float]], list[list[float]] | None]
 CHECKS = 2
 
 HEAD_NUMEL = 8192
-"""A bucket goes wrong as a whole, and to read 100 M gradients takes a CPU core 80 ms, their heads 7 ms."""
+"""Values read of each gradient.  A bucket goes wrong as a whole, and to read 100 M gradients takes a CPU core 80 ms,
+their heads 7 ms."""
 
 _WITHOUT_BUCKETS = frozenset({"micro_batch", "micro_tokens"})
-"""Knobs that say how often backward runs before the one all-reduce, and nothing of how it is done."""
+"""Knobs that change how often backward runs before the one all-reduce, and not how that is done."""
 
 TOLERANCE = 1e-4
 """Ranks hold the same bits, but other devices may add up a norm, and clip by it, in another order."""
@@ -54,7 +55,7 @@ def concerns_gradients(knobs: Iterable[str]) -> bool:
 class GradientCheck:
     """One rank's part, for a `model` whose gradients are reduced over all ranks of the job.
 
-    What it is given as `ask` returns the numbers of every rank, or None where they cannot be asked any more.
+    `ask` returns the numbers of every rank, or None where the ranks cannot be asked any more.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,11 +66,11 @@ class GradientCheck:
 
     @property
     def is_armed(self) -> bool:
-        """Whether the gradients are to be looked at in this step; the same on all ranks."""
+        """Whether the gradients are to be compared in this step; the same on all ranks."""
         return self._due > 0
 
     def prepare(self, ask: Ask) -> None:
-        """Look once while nothing was changed yet, on all ranks at the same boundary."""
+        """Compare once while nothing was changed yet, on all ranks at the same boundary."""
         if self._is_meaningful is None:
             difference = self._compare(ask)
             self._is_meaningful = difference is None
@@ -77,7 +78,7 @@ class GradientCheck:
                 logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
 
     def arm(self, *, is_on: bool = True) -> None:
-        """A switch was carried out on all ranks; `is_on` False: there is nothing to compare any more."""
+        """Compare in the next CHECKS steps, after a switch on all ranks; `is_on` False: compare no more."""
         self._due = CHECKS if self._is_meaningful and is_on else 0
 
     def look(self, ask: Ask) -> str | None:

@@ -1,19 +1,19 @@
-"""How does DDP reduce gradients?  One Reducer, several knobs: change them together, in the running job.
+"""Replaces the Reducer inside the user's DDP object, so that several knobs change together in the running job.
 
 The obvious ways do not work: DistributedDataParallel has no setter, assigning `ddp.bucket_bytes_cap` does nothing, the
 C++ Reducer rebuilds its buckets once only and takes one communication hook, once, and wrapping the model again leaves
-the script with a dead `model`.  So the Reducer inside the user's own DDP object is replaced at a step boundary, on all
-ranks at the same one.
+the script with a `model` that no longer communicates.  So the Reducer is replaced at a step boundary, on all ranks at
+the same one.
 
 Two recipes; which one is used is decided before tuning, is part of `layout()` and so is the same on all ranks:
 
     ordered   a Reducer whose buckets are laid out in the gradient-ready order that the first Reducer recorded.  The
               first step afterwards already overlaps.
     helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters and static_graph, which record no order,
-              and where this torch's Reducer takes arguments that we do not know.  Without unused parameters its
+              and where this torch's Reducer takes arguments that are not known here.  Without unused parameters its
               first step has one bucket and no overlap.
 
-A third, wrapping the model anew, is left out: the script's own `model` would be dead.  Where neither recipe works the
+A third, wrapping the model anew, is left out for the reason above.  Where neither recipe works the
 knobs are refused with the reason.  Bucket sizes and compression are knobs of their own on this one Reducer, so that a
 switch of several rebuilds it once: what is requested inside `gathered()` is carried out when the outermost ends.
 
@@ -52,7 +52,7 @@ class CommHook(Protocol):
         ...
 
     def renew(self) -> None:
-        """Forget what belongs to the buckets of the Reducer before."""
+        """Drop the state that belongs to the buckets of the Reducer before."""
         ...
 
     @staticmethod
@@ -75,7 +75,7 @@ class BucketPlan:
 
 
 _in_force: weakref.WeakKeyDictionary[nn.Module, BucketPlan] = weakref.WeakKeyDictionary()
-"""What an earlier tuner left in force; DDP itself says what the user gave."""
+"""What an earlier tuner of this process left in force; DDP itself holds what the user gave."""
 
 
 class DdpReducer:
@@ -86,7 +86,7 @@ class DdpReducer:
         ddp: private.PrivateDdp | None = private.find_ddp(model)
         self._lacks = None if ddp is None else lacking("ddp_buckets", {"DDP": ddp})
         if self._lacks is not None:
-            ddp = None  # this torch's DDP is not understood: as good as none
+            ddp = None  # this torch's DDP is not understood, so it is treated as none
         self.ddp = ddp
         self._initial = {} if ddp is None else {n: getattr(ddp, n) for n in private.CAP_ATTRIBUTES if hasattr(ddp, n)}
         self._initial_first = None if ddp is None else private.initial_first_bytes(ddp)
@@ -110,7 +110,7 @@ class DdpReducer:
 
     @property
     def not_ddp(self) -> str:
-        """Why nothing can be done without DDP."""
+        """Why this model's Reducer cannot be replaced: it has none that is known here."""
         return (
             self._lacks
             or engine_advice(type(self._model).__name__)
@@ -143,7 +143,7 @@ class DdpReducer:
         return self.recipe == "ordered" or "_bucket_config" in self._initial
 
     def pin_first(self) -> None:
-        """From now on the first bucket has a size of its own, which other knobs do not change.
+        """Give the first bucket a size of its own, which other knobs do not change.
 
         Part of the layout, so that ranks of which only some have the knob turn no bucket size at all.
         """
@@ -214,7 +214,7 @@ class DdpReducer:
         if self._depth == 0:
             self._carry_out()
 
-    def request(self, **changes: Any) -> None:  # noqa: ANN401  fields of Plan
+    def request(self, **changes: Any) -> None:  # noqa: ANN401  fields of BucketPlan
         """Replace the Reducer by one with `changes` of the plan, also when they change nothing: ranks do it together.
 
         Must be called on all ranks at the same step boundary, outside forward and backward.
@@ -271,7 +271,7 @@ class DdpReducer:
             private.register_hook(ddp, plan.hook, type(plan.hook).hook)
 
     def _sizes(self, plan: BucketPlan) -> tuple[int, int]:
-        """Return the size of the buckets and of the first one; a first one above the others would be no first one."""
+        """Return the size of the buckets and of the first one, which is at most the size of the others."""
         cap, first = plan.bucket_bytes, plan.first_bytes
         if first is None and cap == self._initial["bucket_bytes_cap"]:
             first = self._initial_first

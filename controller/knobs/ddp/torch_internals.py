@@ -1,11 +1,11 @@
 """Takes the Reducer out of DDP and puts another one in.
 
 A Reducer is built from parameters, a bucket for each, and limits.  Everything that is used here is probed on a
-throw-away Reducer, never assumed from a version (ddp_reducer.py decides by that, see
+throw-away Reducer, never assumed from a version (`reducer` decides by that, see
 docs/decisions/0004-buckets-in-place.md).  Functions on a DDP object; they keep nothing.  The private names are those of
 the table in `pacecar.torch_internals`, which says what is off without them.
 
-Left out: when and why (ddp_reducer), and which sizes (ddp_buckets).
+Left out: when and why (`reducer`), and which sizes (`buckets`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def parts_of(ddp: PrivateDdp) -> ReducerParts:
 
 
 def signature_of(parts: ReducerParts) -> tuple[tuple[int, ...], str]:
-    """Return what tells one set of parameters from another."""
+    """Return what identifies a set of parameters: their identities and shapes."""
     return tuple(id(p) for p in parts.parameters), repr([tuple(p.shape) for p in parts.parameters])
 
 
@@ -114,7 +114,7 @@ def set_caps(ddp: PrivateDdp, cap: int, first: int) -> None:
 
 
 def drop_reducer(ddp: PrivateDdp) -> None:
-    """Take the Reducer out of `ddp` and let its buckets go before new ones are made.
+    """Take the Reducer out of `ddp` and free its buckets before new ones are made.
 
     Raises:
         ActuatorError: something else keeps the old Reducer alive, so that every switch would leak its buckets.
@@ -136,8 +136,8 @@ def drop_reducer(ddp: PrivateDdp) -> None:
 def _forget_copies(reducer: weakref.ref[Any]) -> None:
     """Take `reducer` and its logger out of the copies of DDP's attributes that torch.compile made.
 
-    torch.compile(ddp) wraps with functools.wraps, which copies the whole `__dict__` to the wrapper; nobody reads those
-    copies, they only keep the first Reducer's buckets.  Looking for them costs some 50 ms, once.
+    torch.compile(ddp) wraps with functools.wraps, which copies the whole `__dict__` to the wrapper.  Those copies are
+    never read, they only keep the first Reducer's buckets.  Looking for them costs some 50 ms, once.
     """
     for holder in gc.get_referrers(reducer()):
         if isinstance(holder, dict) and "__wrapped__" in holder and holder.get("reducer") is reducer():
@@ -175,7 +175,7 @@ def build_by_helper(ddp: PrivateDdp, parts: ReducerParts) -> None:
 
 
 def _begin(ddp: PrivateDdp) -> None:
-    """Put `ddp` into the state in which a Reducer is new."""
+    """Reset `ddp`'s own flags to those of a new Reducer."""
     ddp._has_rebuilt_buckets = False
     if ddp.static_graph:
         ddp._static_graph_delay_allreduce_enqueued = False
@@ -193,7 +193,7 @@ def _reducer_options(ddp: PrivateDdp, parts: ReducerParts, cap: int, first: int)
     """Return the keyword arguments that this torch's Reducer takes.
 
     Raises:
-        ActuatorError: it takes one that we do not know, or lacks one that we rely on.
+        ActuatorError: it takes an argument that is not known here, or lacks one that is needed.
     """
     known: dict[str, Any] = {
         "expect_sparse_gradients": parts.expect_sparse,

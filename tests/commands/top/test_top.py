@@ -67,8 +67,11 @@ def document(jobs=2, gpus=8, links=2):
         ),
     )  # fmt: skip
     return status_document.StatusDocument(
-        version=status_document.VERSION, node="node-a", time_seconds=1_700_000_000.0, tick=3, snapshot_age_seconds=0.1, daemon=own,
-        host=status_document.Host(cpus_online=64, cpu_utilization_ratio=0.4, memory_size_bytes=1 << 40, memory_used_bytes=1 << 38),
+        version=status_document.VERSION, node="node-a", time_seconds=1_700_000_000.0, tick=3, snapshot_age_seconds=0.1,
+        daemon=own,
+        host=status_document.Host(
+            cpus_online=64, cpu_utilization_ratio=0.4, memory_size_bytes=1 << 40, memory_used_bytes=1 << 38
+        ),
         gpus=tuple(
             status_document.GpuStatus(gpu=str(n), name="H200", up=1, utilization_ratio=n / 10, power_watts=700.0 - n)
             for n in range(gpus)
@@ -398,6 +401,7 @@ def test_the_help_names_every_letter_that_does_something():
 def test_a_ledger_without_an_exact_window_is_said_to_be_so_and_why():
     waiting = msgspec.structs.replace(rank(0), ledger_uncalibrated="price")
     assert calibration_lines(job(ranks=2), 100) == []
-    (line,) = calibration_lines(status_document.JobStatus(job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
+    (line,) = calibration_lines(status_document.JobStatus(
+        job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
                                                finished=False), 120)  # fmt: skip
     assert line.plain.startswith("not calibrated on 1 of 2 ranks: an exact window would cost more than")

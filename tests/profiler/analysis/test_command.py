@@ -26,8 +26,10 @@ WANTED = {
 """The public fields that each trace has at least."""
 
 OF_THE_COMMAND = (
-    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.parallel_reading", "pacecar.profiler.analysis.text",
-    "pacecar.profiler.analysis.svg_timeline", "pacecar.profiler.analysis.perfetto", "pacecar.profiler.analysis.comparetext",
+    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.parallel_reading",
+    "pacecar.profiler.analysis.text",
+    "pacecar.profiler.analysis.svg_timeline", "pacecar.profiler.analysis.perfetto",
+    "pacecar.profiler.analysis.comparetext",
 )  # fmt: skip
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "FORCE_COLOR"}}

@@ -164,7 +164,7 @@ import logging, os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from pacecar.config import HookConfig
-from pacecar.profiler.ranks.rank_monitor import Crew
+from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.hook.hook import Hook, make_hello
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 rank, attaches, destroys_first = int(os.environ["RANK"]), True, False
@@ -175,7 +175,7 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 hook = Hook(model, optimizer, hello=make_hello(model, environ={{}}, job="two"), config=config)
-crew = Crew(make_hello(model, environ={{}}, job="two"), config, hook, emit=lambda record: None)
+crew = RankMonitor(make_hello(model, environ={{}}, job="two"), config, hook, emit=lambda record: None)
 if attaches:
     hook.on_timed = crew.note
     hook.start()
