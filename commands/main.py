@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main"]
 
+TRACE_ATTEMPTS = 3
+"""How often a trace is asked for where all ranks were past its steps before they heard of it."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -212,6 +215,8 @@ def trace(
 ) -> None:
     """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyse them."""
     config = _load(config_file, {"socket": socket})
+    from pacecar.records.commands import TOO_LATE
+
     from .daemon_client import AskError, Reply, ask
 
     arguments: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
@@ -220,13 +225,19 @@ def trace(
     if at_step is not None:
         arguments["at_step"] = at_step
     replies: list[Reply] = []
-    try:
-        for said in ask(config.daemon.socket, job, "trace", arguments, timeout_seconds=timeout_seconds):
-            if isinstance(said, Reply):
-                replies.append(said)
-            click.echo(_spoken(said), err=True)
-    except AskError as error:
-        _fail(str(error))
+    for attempts_left in reversed(range(TRACE_ATTEMPTS)):
+        replies.clear()
+        try:
+            for said in ask(config.daemon.socket, job, "trace", arguments, timeout_seconds=timeout_seconds):
+                if isinstance(said, Reply):
+                    replies.append(said)
+                click.echo(_spoken(said), err=True)
+        except AskError as error:
+            _fail(str(error))
+        is_late = all(reply.state == "refused" and reply.detail.startswith(TOO_LATE) for reply in replies)
+        if at_step is not None or not replies or not is_late or not attempts_left:
+            break
+        click.echo("the job was faster than it was: asking again", err=True)
     files = [reply.detail for reply in sorted(replies, key=lambda reply: reply.rank) if reply.state == "done"]
     if not files:
         _fail(f"no rank of {job} wrote a trace")

@@ -37,10 +37,10 @@ from pacecar.records import (
 )
 from pacecar.records.commands import ORDERS, REPORTED_CHANGES_MAX, REPORTED_ORDERS_MAX
 
-from .baselines.policies import make_policy
 from .memory.job_fingerprint import fingerprint
 from .memory.store_thread import JobMemory, StoreThread, keeper_of
 from .policy.ordered_policy import Action, Order, OrderedPolicy, OrderError
+from .policy.registry import make_policy
 from .restart_advice import advise
 
 __all__ = ["CommandHandler", "open_desk", "tune_is_off"]

@@ -14,8 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
-MODULE_LINES_MAX = 450
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -66,11 +64,9 @@ def test_each_room_is_mounted_and_linked(room: str) -> None:
     assert (ROOT / room / "py.typed").exists()
 
 
-def test_modules_stay_small_and_say_what_they_are_for() -> None:
+def test_modules_say_what_they_are_for() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in modules()}
     assert len(texts) > 300, "they are found"
-    sizes = {name: len(text.splitlines()) for name, text in texts.items()}
-    assert {name: lines for name, lines in sizes.items() if lines > MODULE_LINES_MAX} == {}
     silent = [name for name, text in texts.items() if not text.lstrip("r").startswith('"""')]
     assert silent == [], "a module docstring says what the module does"
 

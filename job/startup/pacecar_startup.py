@@ -73,7 +73,7 @@ def claim(environ, pid):
 def meet(helper_of):
     """Register the optimizer hook, now that torch is there."""
     try:
-        from ..autoattach.optimizer_hook import listen
+        from pacecar.job.autoattach.optimizer_hook import listen
 
         listen(helper_of)
     except Exception as error:  # noqa: BLE001  a python without pacecar, another torch: the script goes on

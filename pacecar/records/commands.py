@@ -41,6 +41,7 @@ __all__ = [
     "ORDERS",
     "REPORTED_CHANGES_MAX",
     "REPORTED_ORDERS_MAX",
+    "TOO_LATE",
     "Answer",
     "Command",
     "DumpRequest",
@@ -50,6 +51,9 @@ __all__ = [
     "TunerOrder",
     "TunerReport",
 ]
+
+TOO_LATE = "too late"
+"""How a rank's refusal begins that was past the steps of a command when it came: who asked may ask again."""
 
 ORDERS = ("freeze", "resume", "set", "rollback")
 """What may be ordered."""

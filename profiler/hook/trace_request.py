@@ -27,6 +27,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from pacecar.path_walk import UnsafePathError
 from pacecar.records import Command
+from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
@@ -111,7 +112,7 @@ class TraceRequests:
         end = first + steps
         if now >= end:
             raise MessageRefusal(
-                f"too late: steps {first} to {end - 1} were asked for, and this rank is at {now} already"
+                f"{TOO_LATE}: steps {first} to {end - 1} were asked for, and this rank is at {now} already"
             )
         if self._profile is not None:
             raise MessageRefusal(f"another trace is being taken, until step {self._end - 1}")

@@ -2,10 +2,11 @@
 
 Simulated, and said so in the file: a curve here is the timeline of DDP that
 `pacecar.controller.forecast.gain_model` plays (alpha + bytes x beta a bucket, against gradients that become ready
-through backward), with constants fitted to the percentages of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
-best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
-model is told neither constants nor what overlap costs, only what a window shows: each all-reduce with noise.
-`make bench-tuning` measures real ones, and `measured_curves` makes a file like this of its sweeps.
+through backward), with constants fitted to the percentages of measured runs (shared/TUNING: best bucket, one bucket for
+all, bf16) to within about 3 points of the step for the best settings and 17 for the worst. They are the model's own
+kind, so forecasts look better on them than they are: the model is told neither constants nor what overlap costs, only
+what a window shows: each all-reduce with noise. `make bench-tuning` measures real ones, and `measured_curves` makes a
+file like this of its sweeps.
 
     {"source": "simulated", "curves": [{"name", "start", "batch_samples", "gradient_bytes",
       "first_bucket_bytes", "backward_ns",

@@ -21,10 +21,10 @@ from pacecar.controller.baselines.gaussian_process import (
     expected_improvement,
     fit,
 )
-from pacecar.controller.baselines.policies import make_policy
 from pacecar.controller.baselines.registry import make_baseline
 from pacecar.controller.baselines.tpe import TRIALS
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, TuningTurn
+from pacecar.controller.policy.registry import make_policy
 from pacecar.records import Decision, TunerStatus, Verdict
 
 MIB = 2**20
@@ -225,7 +225,7 @@ def test_advice_turns_nothing(name: str) -> None:
 
 def test_our_own_policy_loads_no_baseline_and_none_loads_numpy_before_it_must() -> None:
     code = (
-        "import sys, pacecar.controller.baselines.policies as p\n"
+        "import sys, pacecar.controller.policy.registry as p\n"
         "from pacecar.config import TuneConfig as T; p.make_policy(T());"
         "assert not any('baselines' in m for m in sys.modules), 'baselines';"
         "p.make_policy(T(policy='gaussian-process')); assert 'numpy' not in sys.modules and 'optuna' not in sys.modules"

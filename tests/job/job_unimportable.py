@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 STARTUP = str(ROOT / "job" / "startup")
 MOMENTS = ("begun", "imported", "attached", "stepped", "window", "measured", "closing", "exiting")
 """`window` is inside a forward of the model while torch's profiler takes an exact window of it."""

@@ -99,7 +99,7 @@ def test_a_second_pacer_in_the_process_is_inert_says_where_the_first_is_and_trai
             second = pacecar.attach(model, optimizer, micro_batch=8)
         assert not second.is_active
         assert second.inert_because is not None
-        assert "test_pacer.py" in second.inert_because
+        assert "test_attach.py" in second.inert_because
         assert second.inert_because in caplog.text
         assert train(second, model, optimizer) == plain_losses()
         second.close()

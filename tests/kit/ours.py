@@ -14,7 +14,10 @@ OURS = re.compile(rb"(?<!/)pacecar(?!/)")
 """One of our modules by name, in bytes that somebody pickled."""
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = [f"{ROOT}/{room}/" for room in ("pacecar", "monitor", "profiler", "controller", "dashboards", "deploy")]
+ROOMS = [
+    f"{ROOT}/{room}/"
+    for room in ("pacecar", "adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
+]
 
 
 def shows_our_files(text: str) -> bool:

@@ -188,7 +188,7 @@ def test_a_new_file_is_nobody_elses_while_it_is_written(tmp_path: Path) -> None:
 # --- the rule, in the source ---
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("pacecar", "monitor", "profiler", "controller", "deploy", "dashboards")
+ROOMS = ("pacecar", "adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
 
 WRITERS = {
     "pacecar/safe_files.py", "pacecar/path_walk.py",

@@ -21,9 +21,9 @@ JOB = ROOT / "tests" / "compatibility" / "job.py"
 
 SOURCES = sorted(
     path
-    for room in ("pacecar", "profiler", "controller")
+    for room in ("pacecar", "adapters", "commands", "controller", "job", "profiler")
     for path in (ROOT / room).rglob("*.py")
-    if path.name != "torch_internals.py" and not any(parent.is_symlink() for parent in path.parents)
+    if path != ROOT / "pacecar" / "torch_internals.py" and not any(parent.is_symlink() for parent in path.parents)
 )
 
 BY_NAME_TO_DYNAMO = {("profiler/timing/torch_compile.py", "torch._dynamo.graph_break")}

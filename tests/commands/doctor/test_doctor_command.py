@@ -136,7 +136,7 @@ def test_neither_torch_nor_rich_is_imported_for_json():
 
 
 def test_the_extra_that_the_message_names_is_there():
-    project = tomllib.loads((Path(__file__).parent.parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["doctor"] == ["rich>=13"]
 
 

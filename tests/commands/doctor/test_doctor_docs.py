@@ -12,7 +12,7 @@ from pacecar.commands.doctor.rules.registry import RULES, judge
 from tests.commands.doctor.faults import FAULTS
 from tests.commands.doctor.machine import h100_node
 
-PAGE = Path(__file__).parent.parents[3] / "docs/doctor.md"
+PAGE = Path(__file__).parents[3] / "docs/doctor.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

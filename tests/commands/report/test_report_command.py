@@ -18,7 +18,7 @@ def run(*arguments: str | Path, cwd: Path | None = None, python: str | None = No
     return subprocess.run(
         [python or forking_python(modules=COMMAND), "-m", "pacecar", "report", *map(str, arguments)],
         capture_output=True, text=True, timeout=120, check=False, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parents[3])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_a_large_run_takes_bounded_memory(few: int, many: int) -> None:
 
     A record held as a StepRecord takes some 3 kB, so those of the smaller case would be 36 MB more.
     """
-    bench = Path(__file__).resolve().parent.parents[3] / "bench" / "bench_report.py"
+    bench = Path(__file__).resolve().parents[3] / "bench" / "bench_report.py"
     peaks = []
     for records in (few, many):
         done = subprocess.run(
@@ -145,7 +145,7 @@ def test_a_large_run_takes_bounded_memory(few: int, many: int) -> None:
 
 def test_a_reader_who_leaves_early_is_no_traceback(folder: Path) -> None:
     command = f"{sys.executable} -m pacecar report {folder} --json | head -c 10"
-    root = str(Path(__file__).resolve().parent.parents[3])
+    root = str(Path(__file__).resolve().parents[3])
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "PYTHONPATH": root},

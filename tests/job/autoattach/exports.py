@@ -88,9 +88,7 @@ def stable(thing: Any) -> str:
     return digest(stream.getvalue())
 
 
-OURS: re.Pattern[bytes] = runpy.run_path(str(Path(__file__).parent.parents[2] / "kit/ours.py"))[
-    "OURS"
-]  # also without a path
+OURS: re.Pattern[bytes] = runpy.run_path(str(Path(__file__).parents[2] / "kit/ours.py"))["OURS"]  # also without a path
 
 
 def free_of_us(data: bytes) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 from tests.kit.forking_python import forking_python
 from tests.kit.net import free_port
 
-JOBS = Path(__file__).resolve().parent.parents[2] / "jobs"
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
 NANOGPT, RESNET, TRAINER = JOBS / "nanogpt_like.py", JOBS / "resnet_like.py", JOBS / "trainer_like.py"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 FRESH = sys.executable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pacecar.config import TuneConfig
 
 from ..observation import Policy
-from ..policy.tuning_policy import TuningPolicy
+from .tuning_policy import TuningPolicy
 
 __all__ = ["make_policy"]
 
@@ -18,6 +18,6 @@ def make_policy(config: TuneConfig) -> Policy:
     """
     if config.policy == "pacecar":
         return TuningPolicy(config)
-    from .registry import make_baseline  # most jobs never load these
+    from ..baselines.registry import make_baseline  # most jobs never load these
 
     return make_baseline(config)
