@@ -9,6 +9,11 @@
 
 Nothing is imported here: each module imports its library, and says which one is missing.  What an adapter changes in
 a library's objects is an attribute of one object, for the time of one training, and is taken back afterwards.
+
+What they share: `shared_attach` unwraps and says the one line, `versions` has the tested ranges, outside of which
+nothing is tuned, `regroup` forms other micro-batches so that the trainer counts what it always counted,
+`loss_additivity` tries before the first step whether the loss adds up over pieces, `method_descriptors` replaces a
+method without putting anything on the object, and `metric_log` makes the entries of the loggers.
 """
 
 from __future__ import annotations

@@ -3,4 +3,10 @@
 In come arguments, out go text, JSON and exit codes; what a command computes lives in the rooms below.
 Start with `main`; what several commands share is in `shared_options` (options) and `daemon_client` (the daemon's
 socket).
+
+    of a run        report/          of a machine    doctor/, sample_text       of a network    bench/
+    of a node       top/, dump       of a job        tune, knobs                of traces       analyze
+    to start        run, demo/       to install      deploy, dashboards
+
+`main` itself has `daemon`, `sample`, `trace` and `version`.
 """

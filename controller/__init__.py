@@ -2,4 +2,15 @@
 
 In come finished steps, node signals and people's commands; out go knob changes that all ranks make at the same step,
 and records.  Start with `tuner` (one rank's part) and `policy.tuning_policy` (the decisions); see ARCHITECTURE.md.
+
+    policy/           what to try, and when                 observation       what a policy receives and returns
+    experiment/       one trial, its test, its budget       command_handler   executes people's commands
+    forecast/         what a change should gain             status_reporter   what one rank's tuner says
+    guards/           pause, or take a change back          restart_advice    what the tuner may not do, in words
+    consensus/        all ranks, or none
+    knobs/            how a knob is turned
+    memory/           what earlier runs found
+
+Most of it is pure and can be replayed; the edges are `tuner`, `consensus`, `knobs`, `memory.store_thread` and
+`guards.loss_monitor`.
 """

@@ -6,9 +6,13 @@
     step_join       second reading: the steps of all ranks, joined by number
     step_sums       sums over the steps, in bounded memory        windows      rates of windows of a few steps
     figures         spread and intervals (block bootstrap)        significance what may be claimed of a difference
-    events, usage, hosts, costs, hangs, loss_log                  parts of the document
+    hangs           says first that the run stood still
+    events, usage, recorded_utilization, costs, loss_log          parts of the document
+    notices         what was wrong with the input, damaged or not
     build, document the document, which is the public face
-    html, charts, markdown, tables, comparison    how it is shown, and how several runs are compared
+    html, charts, markdown                                        how it is shown, through the same tables:
+    tables, utilization_tables, comparison_tables, formatting
+    comparison      how several runs are compared
 
 A run of a week is gigabytes of records, so nothing is kept that grows with it: files are read twice, in pieces, and
 what is added up has a bounded number of bins.  Before and after can only be told apart when all verdicts are known;

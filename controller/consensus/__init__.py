@@ -1,5 +1,11 @@
 """Makes all ranks turn a knob at the same step, or none of them.
 
 In come proposals of rank 0, out go switches that every rank has agreed on, by votes on gloo groups of pacecar's own.
-Start with `agreement` and `protocol` (pure; the model checker in tests/ runs it); `channels` carries the votes.
+Start with `agreement` (for one rank) and `protocol` (pure; the model checker in tests/ runs it); `rank_agreement` puts
+it onto the process groups of `channels`, for several ranks.
+
+    capabilities                 which knobs can be turned on every rank
+    step_observations            what the ranks tell each other of their steps, and what the policy sees of it
+    knob_switch, rehearsal       carries out what was voted for; tries that once before the first trial
+    step_boundaries, parting     where boundaries are in scripts that leave out steps; when a rank must leave
 """

@@ -2,4 +2,14 @@
 
 In come HTTP requests, out go answers; nothing that is reached here changes anything.
 Start with `server` (sockets) and `routes` (addresses); `basic_auth` and `web_config` protect them.
+
+    server, request              one thread for all clients; heads of requests and answers
+    web                          which page a request gets; 503 while the numbers are old
+    status_document, job_status  the state as the public document `pacecar.records.status_document`
+    status_history               the last minutes of a few series
+    event_stream                 one frame a tick, pushed to all viewers
+    static_files                 the page itself (page/)
+    password_queue, client_source, content_negotiation    fair checks of passwords; who a client is; media types
+
+`pacecar top` draws the same document in a terminal.
 """

@@ -1,5 +1,6 @@
 """When collectors are read: the tick, the threads, the windows and the daemon's own CPU budget.
 
-In come collectors, out goes one snapshot a tick.
-Start with `sampler`; `ticker` keeps time, `window_stats` keeps lowest, mean and highest between two ticks.
+In come collectors (`collector_registry` lists them), out goes one snapshot a tick.
+Start with `sampler`, which gives each collector its worker and lets it glance between ticks; `ticker` keeps time,
+`window_stats` keeps lowest, mean and highest, `cpu_budget` takes glances away when the daemon costs too much.
 """

@@ -2,6 +2,10 @@
 
 `records` holds what job, daemon and command line exchange, and its names are exported here.  `ranges` bounds every
 field, `ledger` says where a step's time went, `commands` what people request of a running job.
+
+Durations are integers of nanoseconds and sizes integers of bytes; None is what was not measured.  A `Ledger` whose
+parts do not sum to its wall time cannot be made.  `status_document` is what page and terminal read, `recording` the
+flight recorder's file, `job_identity` tells two jobs of one name apart.
 """
 
 from __future__ import annotations

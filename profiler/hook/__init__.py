@@ -3,4 +3,14 @@
 In: torch's hooks of model, optimizer and loader; commands from the daemon.
 Out: step records with ledgers, and finished steps for the listener (the tuner).
 Start at `hook`; `step_boundary` is the path of every step, `window_schedule` decides when an exact window is taken.
+
+    phase_hooks                     notes forward, backward and optimizer
+    module_calls, step_hooks        see the model's calls and the optimizer's steps, with nothing on the user's objects
+    step_records                    makes the records later, on threads that look anyway, because python between two
+                                    steps runs with cold caches
+    timed_loader, data_loading      waits for data, samples, checkpoints
+    daemon_messages, throttling     commands until the step that the daemon named; what it says of the device
+    trace_request, trace_file       the command `trace`; the controller's command handler takes the command `tune`
+    job_identity, launch_id, network_interface    who this process is
+    single_instance                 one active hook a process
 """
