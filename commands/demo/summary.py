@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from pacecar.checks import estimate_error
 from pacecar.comparing import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS
-from pacecar.lastwords import completed
 from pacecar.records import (
     Decision,
     EstimateCheck,
@@ -33,6 +32,7 @@ from pacecar.records import (
     Verdict,
     WhatIf,
 )
+from pacecar.records.final_totals import completed
 
 from .result import DecisionOutcome, DemoLosses, DemoOverhead, LedgerSum, RankCount, Result, Throughput
 

@@ -1,4 +1,4 @@
-"""How does a training script look with pacecar attached?  This one is meant to be copied.
+"""Trains a small language model with pacecar attached, as a script to be copied.
 
 A byte-level language model, data-parallel, written as one would write it without pacecar, plus five lines: `attach`,
 `data`, `microbatches`, `backward` and `count`.  The micro-batch of 1 is a left-over of the kind that every script has:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar.comparing import AFTER_STEPS_MIN
-from pacecar.lastwords import completed
 from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRecord, Vitals
+from pacecar.records.final_totals import completed
 
 from .before_after import BeforeAfterPlan, SettingStretch
 from .figures import LogHistogram, Moments

@@ -19,7 +19,6 @@ from typing import TypeVar
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.lastwords import completed
 from pacecar.records import (
     CollectiveWindow,
     Decision,
@@ -39,6 +38,7 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
+from pacecar.records.final_totals import completed
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 

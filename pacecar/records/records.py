@@ -398,7 +398,7 @@ class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached.
 
-    The totals are those of the last StepRecord and of the steps that were only counted after it (`pacecar.lastwords`);
+    The totals are those of the last StepRecord and of the steps that were only counted after it (`final_totals`);
     None where there was no step, and in logs of hooks that did not say them.
     """
 

@@ -37,7 +37,6 @@ from pacecar.records import (
     Uncalibrated,
 )
 
-from ..countedsteps import CountedSteps, Like
 from ..ledger.estimate import Calibrations, capped, estimate_step
 from ..timing.cuda_timer import STEPS_MAX
 from ..timing.failure_guard import FailureGuard
@@ -51,6 +50,7 @@ from ..transport.sink import RecordSink
 from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
+from .counted_steps import CountedSteps, Like
 from .step_boundary import WAITING_MAX, Passed, PlainStep, StepBoundary, raw_step
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "StepRecords"]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
-from pacecar.lastwords import completed
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, StepSampling, burst_end, next_measured
 from pacecar.records import Goodbye, Ledger, StepRecord
+from pacecar.records.final_totals import completed
 from tests.kit.forking_python import forking_python
 
 US = 1000

@@ -1,9 +1,9 @@
-"""What do steps that were only counted add to the totals?  Their own wall time, in the proportions of a measured one.
+"""Adds steps that were only counted to the totals: their own wall time, in the proportions of a measured step.
 
-Mostly the next measured step brings them to the books, and says what they were made of.  Where none follows, because
-the job ends, the last one says it, and the Goodbye has the totals: no StepRecord does.
+Usually the proportions are those of the next measured step, whose record has the totals.  Where none follows, because
+the job ends, they are those of the last one, and the Goodbye has the totals: no StepRecord does.
 
-Left out: when a step is only counted (`cadence`), and how it is (`pulse`).
+Left out: when a step is only counted (`step_sampling`), and how it is (`step_boundary`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from pacecar.records import Goodbye, JobHello, Knobs
 
-from .hook.step_boundary import Passed, StepBoundary
-from .ledger.estimate import Calibrations, estimate
-from .timing.overhead_budget import OverheadBudget
-from .timing.process_stops import LATE_NS_MIN, Stop, StopDetector
-from .timing.sample_counts import Totals
-from .timing.step_timer import STOPPED
+from ..ledger.estimate import Calibrations, estimate
+from ..timing.overhead_budget import OverheadBudget
+from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
+from ..timing.sample_counts import Totals
+from ..timing.step_timer import STOPPED
+from .step_boundary import Passed, StepBoundary
 
 __all__ = ["CountedSteps", "Like"]
 

@@ -1,8 +1,8 @@
-"""What do the steps of a rank add up to, once it has said goodbye?
+"""Completes the totals of a rank's last step record by its Goodbye.
 
 Of short steps only one in k has a record, and the totals in it hold all steps before it.  Those after the last record
-are in the Goodbye alone: up to 252 steps, which may be most of a short run.  Whoever shows totals completes the last
-record by it.
+are in the Goodbye alone: up to 252 steps, which may be most of a short run.  Whoever shows totals takes the
+completed record.
 """
 
 from __future__ import annotations
