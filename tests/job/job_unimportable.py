@@ -34,6 +34,7 @@ STARTUP = str(ROOT / "job" / "startup")
 MOMENTS = ("begun", "imported", "attached", "stepped", "window", "measured", "closing", "exiting")
 """`window` is inside a forward of the model while torch's profiler takes an exact window of it."""
 OURS = ("pacecar", "msgspec")
+NOT_IN_A_JOB = (("job", "startup"), ("profiler", "analysis"), ("profiler", "trace"))
 STEPS = 10
 
 
@@ -255,11 +256,13 @@ def remember_code() -> None:
 def modules() -> dict[str, Path]:
     """Return all modules of pacecar by name, packages left out: without one of these all in it are missing."""
     found = {}
-    for folder in ("", "adapters", "controller", "controller/baselines", "profiler", "profiler/ranks", "zerocode"):
-        for path in sorted((ROOT / "pacecar" / folder).glob("*.py")):
-            parts = ["pacecar", *folder.split("/")] if folder else ["pacecar"]
-            if path.stem != "__init__":
-                found[".".join([*parts, path.stem])] = path
+    for room in ("pacecar", "adapters", "controller", "job", "profiler"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            is_link = any(parent.is_symlink() for parent in path.parents)  # a room, which is looked at by itself
+            if path.stem == "__init__" or is_link or parts[:2] in NOT_IN_A_JOB:
+                continue
+            found[".".join(parts if room == "pacecar" else ("pacecar", *parts))] = path
     return found
 
 

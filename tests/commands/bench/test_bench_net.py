@@ -116,7 +116,7 @@ SHORT_OF_ONE = """
 import sys
 import torch
 from pacecar.commands.bench import operations
-real = operations.Collective.__init__
+real = operations.BenchOperation.__init__
 def init(self, operation, size_max, device):
     real(self, operation, size_max, device)
     run = self.run
@@ -124,7 +124,7 @@ def init(self, operation, size_max, device):
         run()
         self._whole_view[-1] += 1
     self.run = wrong
-operations.Collective.__init__ = init
+operations.BenchOperation.__init__ = init
 from pacecar.commands.main import main
 main()
 """
