@@ -138,8 +138,8 @@ def test_a_killed_daemon_changes_nothing_for_the_job_and_a_new_one_gets_records_
     until(lambda: seen_of_both(port) > first + 10, "they do not go on reporting")
     end.touch()
     done = finish(job)
-    # Totals travel in every record, so nothing that happened while no daemon ran is missing from the counters.  Not every
-    # step has a record; those after the last one are in the Goodbye.
+    # Totals travel in every record, so nothing that happened while no daemon ran is missing from the counters.  Not
+    # every step has a record; those after the last one are in the Goodbye.
     trained = len(done["losses"])
     assert first + 10 < min(last_step(run, rank) for rank in range(2)) < trained
     totals = {str(rank): float(trained) for rank in range(2)}
