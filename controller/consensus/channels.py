@@ -172,6 +172,7 @@ class JobChannel:
         self._group: Any = None
         self._store: Any = None
         self._sent = 0
+        self._left_in: int | None = None  # the first frame that held a farewell
         self._latest: deque[Frame] = deque(maxlen=KEPT_FRAMES)
 
     def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
@@ -208,6 +209,8 @@ class JobChannel:
         deadline = None if seconds is None else time.monotonic() + seconds
         pause = POLL_SECONDS
         while not frame.work.is_completed():
+            if self._left_in is not None and frame.number > self._left_in:
+                raise LeftError("a rank takes no further part")  # it never joins this frame
             self._check_earlier(frame)
             if deadline is not None and time.monotonic() > deadline:
                 raise LateError(f"not all ranks came to the same point within {seconds:g} s")
@@ -227,6 +230,7 @@ class JobChannel:
         rows: list[list[int]] = frame.gathered.view(self._world_size, -1).tolist()
         gone = [rank for rank, row in enumerate(rows) if row[0] in _FAREWELLS]
         if gone and any(row[0] != VoteSubject.CLOSE for row in rows):
+            self._left_in = frame.number if self._left_in is None else min(self._left_in, frame.number)
             raise LeftError(f"rank {gone[0]} takes no further part")
         if len({(row[0], row[1]) for row in rows}) > 1:
             points = ", ".join(f"rank {rank} {_point(row[0])}" for rank, row in enumerate(rows[:4]))
