@@ -271,7 +271,7 @@ class Hook:
 
     def request_window(self) -> None:
         """Request an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
-        self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
+        self._opening.request(self._pulse.step, on_credit=not self._calibrations.knows(self.knobs))
         self._pulse.care_step = self._opening.next_look(self._pulse.step)
 
     # --- inside ---------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ SLOWED_ROW_NS = 3_000
 SLOWED_ROW_DEVICE_NS = 10_000
 """The most that the operator of a row can be slowed with cold caches; ten times what it is in a loop."""
 
+CHANGED_STEPS = 2
+"""After so many steps with another value of a knob a step's operators and processor time are known."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +87,7 @@ class WindowSchedule:
         self._probe = RowDensityProbe(meter, self._charge)
         self._sequence: Callable[[], int] | None = find("torch._C._autograd._get_sequence_nr")
         self._wanted: Part | None = None
+        self._changed_at: int | None = None
         self._window_nodes: int | None = None
         self._price_ns = 0
         self._mark: tuple[int, int, int | None] | None = None
@@ -108,11 +112,25 @@ class WindowSchedule:
 
     def wants(self, step: int) -> bool:
         """Return whether a window, or a slice, is to be taken of `step`."""
+        if self._changed_at is not None:
+            return step >= self._changed_at + CHANGED_STEPS and self._budget.is_due(step)
         return self._budget.wants_window(step) or (self._wanted is not None and self._budget.is_due(step))
 
     def next_look(self, step: int) -> int:
         """Return the first step from `step` on of which a window or a slice may be taken."""
+        if self._changed_at is not None:
+            return self._budget.next_turn(max(step, self._changed_at + CHANGED_STEPS))
         return self._budget.next_look(step) if self._wanted is None else self._budget.next_turn(step)
+
+    def request(self, step: int, *, on_credit: bool) -> None:
+        """Request a window soon: from `step` on a knob has another value.
+
+        Where no window was taken yet, its price is predicted anew after CHANGED_STEPS: steps may be much smaller now.
+        """
+        self._budget.request(on_credit=on_credit)
+        if not self._budget.has_prices:
+            self.mark(step)
+            self._changed_at = step
 
     def try_to_open(self, step: int) -> None:
         """Open a window for `step`, or continue the one that was opened a step earlier so that the device drains."""
@@ -120,7 +138,7 @@ class WindowSchedule:
             self.may_be_open = False
             if not (self._budget.is_due(step) and self._meter.is_installed):
                 return
-            if not self.wants(step) and self._books.is_fresh:
+            if not self.wants(step) and (self._books.is_fresh or self._changed_at is not None):
                 return
             self._preemption.begin()
             self._books.settle()  # the budget needs what was spent so far
@@ -263,7 +281,7 @@ class WindowSchedule:
 
     def _predict(self, step: int) -> None:
         """Predict for the budget what a window of `step` will cost, where no window of such a step was taken."""
-        self._wanted = None
+        self._wanted = self._changed_at = None
         if self._budget.is_unlimited:
             return
         shape = self._shape(step)

@@ -51,7 +51,7 @@ RECENT_STEPS = 32
 FIRST_WINDOW_NS = 5_000_000
 """Predicted price before `expect` gives a measured one: start 0.5 ms, 1000 events at 4 us."""
 
-CREDIT_NS = 100_000_000
+CREDIT_NS = 200_000_000
 """The largest credit for a window or a count beyond what the attach took: the start-up debt that the docs state."""
 
 PAYBACK_NS = 60_000_000_000

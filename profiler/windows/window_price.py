@@ -109,7 +109,7 @@ class Slice:
         """How many times ROW_NS a row costs here and now, as far as that can be told; never less than once."""
         if self.rows < ROWS_MIN:
             return 1.0
-        return max(1.0, (self.end_ns - END_NS) / (END_ROW_NS * self.rows))
+        return max(1.0, self.end_ns / (END_NS + END_ROW_NS * self.rows))
 
     @property
     def slowed_ns(self) -> int:

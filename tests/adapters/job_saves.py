@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "zerocode"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "job" / "autoattach"))
 
 import exports
 import torch

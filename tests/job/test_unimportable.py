@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.job.job_unimportable import MOMENTS, modules
-from tests.job_unimportable_ranks import MOMENTS as RANKS_MOMENTS
+from tests.job.job_unimportable_ranks import MOMENTS as RANKS_MOMENTS
 from tests.kit.forking_python import TORCH, forking_python
 
 pytestmark = pytest.mark.slow
