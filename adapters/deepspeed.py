@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["DeepSpeedPacer", "attach"]
 
 
-class _Beat(Optimizer):
+class _EngineOptimizer(Optimizer):
     """An optimizer that updates nothing: its step hooks run around the engine's call that ends a step."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401  DeepSpeed has no types
@@ -67,10 +67,10 @@ class _Beat(Optimizer):
         return result
 
 
-class _Stepping:
+class _StepWrapper:
     """Wraps the method of one engine that ends an update."""
 
-    def __init__(self, engine: Any, beat: _Beat, *, is_known: bool) -> None:  # noqa: ANN401  DeepSpeed has no types
+    def __init__(self, engine: Any, beat: _EngineOptimizer, *, is_known: bool) -> None:  # noqa: ANN401  DeepSpeed has no types
         self._engine = engine
         self._beat = beat
         self._is_known = is_known
@@ -99,7 +99,7 @@ class _Stepping:
 class DeepSpeedPacer:
     """What `attach` returns: everything of `pacecar.Pacer` but its micro-batches."""
 
-    def __init__(self, pacer: Pacer, stepping: _Stepping) -> None:
+    def __init__(self, pacer: Pacer, stepping: _StepWrapper) -> None:
         self.pacer = pacer
         self._stepping = stepping
 
@@ -138,14 +138,14 @@ def attach(engine: Any, *, tune: str | None = None, **options: Any) -> DeepSpeed
         raise TypeError(f"attach(engine=...): what deepspeed.initialize returned first, not {type(engine).__name__}")
     is_known = type(engine) is DeepSpeedEngine
     reason = None if is_known else f"the engine is a {type(engine).__name__}"
-    beat = _Beat(engine)
+    beat = _EngineOptimizer(engine)
     if _unloaded is not None:
-        return DeepSpeedPacer(inert_attach(_unloaded)(engine, beat), _Stepping(engine, beat, is_known=is_known))
+        return DeepSpeedPacer(inert_attach(_unloaded)(engine, beat), _StepWrapper(engine, beat, is_known=is_known))
     checked(tune, options)
     pacer = attach_for("deepspeed", engine, beat, tune=tune, options=options, untuned_because=reason)
     if pacer.has_batcher:
         pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
-    stepping = _Stepping(engine, beat, is_known=is_known)
+    stepping = _StepWrapper(engine, beat, is_known=is_known)
     if pacer.is_active and not stepping.install():
         say("this training is not measured: its engine has no _take_model_step, or the script has replaced its step")
         pacer.close("nothing to measure")

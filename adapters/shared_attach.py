@@ -17,8 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.config import Config, ConfigError
-from pacecar.job.attach import Pacer, attach
-from pacecar.job.options import check_names, with_options
+from pacecar.job.attach import Pacer, attach, check_names, with_options
 
 from .versions import untested
 

@@ -1,6 +1,6 @@
 """Measures what the tuner takes to learn of a step that was only counted.
 
-`HEARING_NS` of `pacecar.job.tuner_wiring` is its bound.
+`DECIDE_NS` of `pacecar.job.tuner_wiring` is its bound.
 
 A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always heard, or of 20 ms, which
 are not.  Its knob changes nothing, so it tries both other values and watches from then on.  Between two steps more
@@ -23,7 +23,7 @@ from pacecar.controller.consensus.step_observations import ObservationListener
 from pacecar.controller.observation import JobFacts
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.tuner import Tuner
-from pacecar.job.tuner_wiring import HEARING_NS
+from pacecar.job.tuner_wiring import DECIDE_NS
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobHello, Knobs
 
@@ -95,7 +95,7 @@ def main() -> None:
     for name, step_ns in (("heard", HEARD_NS), ("not heard", UNHEARD_NS)) * ROUNDS:
         taken = boundaries(step_ns)
         sys.stdout.write(f"{name:10} median {median(taken):6.1f} us, 99 % {quantiles(taken, n=100)[98]:6.1f} us\n")
-    sys.stdout.write(f"allowed for one that is heard: {HEARING_NS / 1e3:.0f} us\n")
+    sys.stdout.write(f"allowed for one that is heard: {DECIDE_NS / 1e3:.0f} us\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def rank() -> None:
     import torch
     import torch.distributed as dist
 
-    from pacecar.controller.consensus.channels import JobChannel, VoteSubject, meet
+    from pacecar.controller.consensus.channels import VoteChannel, VoteSubject, meet
     from pacecar.profiler.transport.side_group import job_store
 
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def rank() -> None:
     dist.barrier()
     before = held()
     begun = time.perf_counter()
-    road = JobChannel(me, world)
+    road = VoteChannel(me, world)
     road.open(store, "bench")
     made_ms = (time.perf_counter() - begun) * 1e3
     after = held()

@@ -80,11 +80,11 @@ def model(file: Path) -> None:
             while time.monotonic() < limit:
                 job.step()
                 time.sleep(0.5)
-            snapshot = daemon._board.snapshot()
+            snapshot = daemon._state.snapshot()
             assert snapshot is not None
             samples = [
                 *snapshot.samples(),
-                *daemon._energies.take(snapshot, daemon._board.jobs),
+                *daemon._energies.take(snapshot, daemon._state.jobs),
                 *daemon._live_samples(),
             ]
         finally:

@@ -38,12 +38,12 @@ from pacecar.records import (
 from pacecar.records.commands import ORDERS, REPORTED_CHANGES_MAX, REPORTED_ORDERS_MAX
 
 from .memory.job_fingerprint import fingerprint
-from .memory.store_thread import JobMemory, StoreThread, keeper_of
+from .memory.store_thread import JobMemory, StoreThread, store_thread_for
 from .policy.ordered_policy import Action, Order, OrderedPolicy, OrderError
 from .policy.registry import make_policy
 from .restart_advice import advise
 
-__all__ = ["CommandHandler", "open_desk", "tune_is_off"]
+__all__ = ["CommandHandler", "make_command_handler", "tune_is_off"]
 
 DETAIL_CHARACTERS_MAX = 600
 """Most characters of a reason in a report: the frame has room for 16 such reasons, and a terminal for few."""
@@ -76,11 +76,11 @@ class CommandHandler:
         self._reply = reply
         self._emit = emit
         self._clock = clock
-        self._keeper = keeper
+        self._store_thread = keeper
         self._status: TunerStatus | None = None
         self._decisions: deque[Decision] = deque(maxlen=REPORTED_CHANGES_MAX)
         self._verdicts: deque[Verdict] = deque(maxlen=REPORTED_CHANGES_MAX)
-        self._orders: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
+        self._daemon_messages: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
         self._advised: dict[str, Decision] = {}
         self.knobs: Callable[[], Knobs] = Knobs
         self.node: Callable[[], tuple[str, ...]] = tuple
@@ -98,7 +98,7 @@ class CommandHandler:
             case Verdict():
                 self._verdicts.append(record)
             case TunerOrder():
-                self._orders.append(record)
+                self._daemon_messages.append(record)
         self._emit(record)
 
     def act(self, command: Command, reply: Reply) -> None:
@@ -142,7 +142,7 @@ class CommandHandler:
             elapsed_ns=overseer.elapsed_ns,
             budget_ratio=self._config.exploration_budget,
             changes=tuple(self._change(decision) for decision in self._decisions),
-            orders=tuple(self._orders),
+            orders=tuple(self._daemon_messages),
             advice=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.advice()),
             node=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.node()),
         )
@@ -160,8 +160,8 @@ class CommandHandler:
 
     def close(self) -> None:
         """Write what is to be remembered, and report what is advised.  Harmless when repeated."""
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._store_thread is not None:
+            self._store_thread.close()
         sentences = self.advice()
         if self._config.mode == "advise" and sentences and self._status is not None:
             detail = "; ".join(sentences)[:DETAIL_CHARACTERS_MAX]
@@ -255,7 +255,7 @@ class CommandHandler:
         )
 
 
-def open_desk(
+def make_command_handler(
     model: nn.Module,
     hello: JobHello,
     config: TuneConfig,
@@ -269,7 +269,7 @@ def open_desk(
     """
     make_policy(config)  # raises where a library is missing, before anything was started
     clock = SystemClock()
-    keeper = keeper_of(config.knobs_file) if config.remember and config.policy == "pacecar" else None
+    keeper = store_thread_for(config.knobs_file) if config.remember and config.policy == "pacecar" else None
     memory: JobMemory | None = None
     if keeper is not None:
         keeper.start()

@@ -26,10 +26,9 @@ from pacecar.records import JobHello, JobRecord, Knobs, TunerStatus
 
 from .consensus.agreement import Agreement, LocalAgreement, RendezvousError
 from .consensus.channels import VoteSubject
-from .consensus.knob_switch import KnobSwitcher
+from .consensus.knob_switch import REHEARSAL_BOUNDARIES_MAX, KnobSwitcher, SwitchRehearsal
 from .consensus.protocol import CALM_PERIOD, PERIOD, Proposal, ProposalKind
 from .consensus.rank_agreement import RankAgreement
-from .consensus.rehearsal import REHEARSAL_BOUNDARIES_MAX, SwitchRehearsal
 from .consensus.step_observations import MeasuredSteps, ObservationBacklog, ObservationListener
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
@@ -70,10 +69,10 @@ class Tuner:
         node: NodeMonitor | None = None,
         was_paused: Callable[[MeasuredSteps | CountedStep], bool] = lambda step: False,
         hearing: ObservationListener | None = None,
-        begin_business: Callable[[], None] = lambda: None,
+        begin_vote: Callable[[], None] = lambda: None,
     ) -> None:
         self._hearing = hearing or ObservationListener()
-        self._begin_business = begin_business  # called at boundaries that take longer than most
+        self._begin_vote = begin_vote  # called at boundaries that take longer than most
         self._node = node
         self._was_paused = was_paused  # whether the step contains a checkpoint or an evaluation
         self._parting = parting  # why this rank must leave now, for good and without a vote
@@ -86,10 +85,10 @@ class Tuner:
         self._set_knobs = set_knobs
         self._request_window = request_window
         self._clock = clock
-        self._voice = StatusReporter(hello, emit, clock)
+        self._status = StatusReporter(hello, emit, clock)
         self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
         self._chooses_agreement = agreement is None
-        self._board = KnobSwitcher(self._actuators, self._agreement, clock)
+        self._state = KnobSwitcher(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
         self._has_failed = False
@@ -125,12 +124,12 @@ class Tuner:
     @property
     def state(self) -> State:
         """What the tuner is doing, as reported last; "off" before `start`."""
-        return self._voice.state
+        return self._status.state
 
     @property
     def status(self) -> TunerStatus | None:
         """The status reported last, with its reason; None before `start`."""
-        return self._voice.status
+        return self._status.status
 
     # --- start, step boundaries, end ----------------------------------------------------------------
 
@@ -144,7 +143,7 @@ class Tuner:
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             votes, seconds = self._mode == "exact", self._config.meet_seconds
             self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
-            self._board = KnobSwitcher(self._actuators, self._agreement, self._clock)
+            self._state = KnobSwitcher(self._actuators, self._agreement, self._clock)
             self._rehearsal = SwitchRehearsal(self._agreement)
         try:
             self._agreement.open(f"mode {self._mode}")
@@ -175,9 +174,9 @@ class Tuner:
             self._guarded(self._check_gradients, self._gradients)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
-        if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
+        if not self._agreement.has_vote:  # most boundaries: nothing can have come in, nothing is to be voted for
             return
-        self._begin_business()
+        self._begin_vote()
         self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
@@ -216,7 +215,7 @@ class Tuner:
         self._is_active = False
         self._agreement.freeze(reason)
         if self._before is not None:  # something was turned
-            self._stays = self._board.staying(self._board.rest(self._proven))
+            self._stays = self._state.staying(self._state.rest(self._proven))
         self._say("frozen", reason + self._stays, level=logging.WARNING)
         self._finish_policy()
         self._guarded(self._agreement.leave)
@@ -247,13 +246,13 @@ class Tuner:
     # --- what this rank knows -----------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        offer = self._board.offer()
+        offer = self._state.offer()
         self._publish_knobs(self._knobs.epoch)
         self._agreement.offer(offer)
 
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
-        self._knobs = Knobs(epoch, self._board.published())
+        self._knobs = Knobs(epoch, self._state.published())
         self._set_knobs(self._knobs)
 
     def _look(self) -> None:
@@ -266,7 +265,7 @@ class Tuner:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        self._backlog.pair(heard.paces, self._board.live(), is_calm=self._is_calm())
+        self._backlog.pair(heard.paces, self._state.live(), is_calm=self._is_calm())
 
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
@@ -287,11 +286,11 @@ class Tuner:
 
     def _rehearse(self) -> None:
         """Ask all ranks to apply the values in force; begin when every knob was rehearsed."""
-        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._board.values()):
+        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._state.values()):
             self._begin(self._policy)
 
     def _begin(self, policy: Policy) -> None:
-        live = self._board.live()
+        live = self._state.live()
         if not live:
             self._agreement.freeze("every knob failed when its present value was applied")
             return
@@ -326,14 +325,14 @@ class Tuner:
         if not observations and not getattr(policy, "is_urgent", bool)():  # only CompressionRollback may be
             return
         turn, records = policy.advance(observations)
-        self._voice.pass_on(records)
+        self._status.pass_on(records)
         if policy.wants_window():
             self._request_window()
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 
     def _wish(self, turn: TuningTurn) -> None:
-        present, values = self._board.agreed(), self._board.wished(turn.values)
+        present, values = self._state.agreed(), self._state.wished(turn.values)
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
@@ -348,7 +347,7 @@ class Tuner:
         if policy is not None and self._is_begun:
             frozen = self._agreement.frozen
             reason = "the job ended" if frozen is None else f"tuning froze ({frozen})"
-            self._guarded(lambda: self._voice.pass_on(policy.finish(reason)))
+            self._guarded(lambda: self._status.pass_on(policy.finish(reason)))
 
     # --- switches, on all ranks ---------------------------------------------------------------------
 
@@ -360,7 +359,7 @@ class Tuner:
     def _can_apply(self, proposal: Proposal) -> bool:
         """Return this rank's vote; where its node is disturbed it votes against trials, so that no rank begins one."""
         is_disturbed = self._node is not None and self._node.disturbance is not None
-        return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
+        return self._state.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
 
     def _switch(self, proposal: Proposal, *, closes: bool = False) -> bool:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven.
@@ -375,7 +374,7 @@ class Tuner:
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
             self._gradients.prepare(self._compare)
-        switch = self._board.carry_out(proposal)
+        switch = self._state.carry_out(proposal)
         if proposal.kind is ProposalKind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
             return switch.is_done
@@ -404,12 +403,12 @@ class Tuner:
         """Go back from what was turned together with a knob that went back by itself, in this step on all ranks."""
         reason, self._reverted = self._reverted, None
         self._say(self.state, str(reason), level=logging.WARNING)
-        self._board.adopt()
-        if self._before is not None and self._before != self._board.agreed():
+        self._state.adopt()
+        if self._before is not None and self._before != self._state.agreed():
             self._switch(Proposal(self._serial, self._decision, self._before))
         else:
             self._proven = None
-            self._switched(Proposal(self._serial, self._decision, self._board.agreed()), 0)
+            self._switched(Proposal(self._serial, self._decision, self._state.agreed()), 0)
 
     def _come_to_rest(self, *, closes: bool = False) -> None:
         """Go back from what is not proven: all ranks see at this very boundary that tuning froze, or close after it.
@@ -417,10 +416,10 @@ class Tuner:
         Loss and gradients are not watched any more either, so nothing lossy stays in force.  Where a rank closes and
         others train on, there is no boundary at which all could go back together, and everything stays.
         """
-        rest = self._board.rest(self._proven, closes=closes)
-        is_needed = rest != self._board.agreed() or (self._proven is not None and not closes)
+        rest = self._state.rest(self._proven, closes=closes)
+        is_needed = rest != self._state.agreed() or (self._proven is not None and not closes)
         if is_needed and not self._switch(Proposal(serial=0, decision=self._decision, values=rest), closes=closes):
-            self._stays = self._board.staying(rest)
+            self._stays = self._state.staying(rest)
         self._proven = None
 
     def _check_gradients(self, gradients: GradientCheck) -> None:
@@ -444,7 +443,7 @@ class Tuner:
         self._switched_at = self._boundary
         self._hearing.switched()
         self._publish_knobs(self._knobs.epoch + 1)
-        self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
+        self._status.switched(proposal.decision, self._step, self._knobs, duration_ns)
         # Once in a trial: a profiled step cannot be judged, and the setting that is switched back to is known.
         if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed:
             self._windowed = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
@@ -454,4 +453,4 @@ class Tuner:
 
     def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
         """Record and log a change of state that is not the policy's; every rank reports its own."""
-        self._voice.say(state, detail, step=self._step, level=level)
+        self._status.say(state, detail, step=self._step, level=level)

@@ -1,7 +1,7 @@
 """Puts together what measures and tunes a training process, for `pacecar.attach` and `pacecar run`.
 
 In come the script's model, optimizer and options; out goes a `Pacer` that measures every step and may turn knobs.
-Start with `attach`.  `options` checks, `wiring` builds the parts of a job, `tuner_wiring` those of the tuner; `handle`
+Start with `attach`, which checks them.  `wiring` builds the parts of a job, `tuner_wiring` those of the tuner; `handle`
 is the object that the script gets, and needs the standard library alone.  `startup` and `autoattach` serve `pacecar
 run`.
 

@@ -6,6 +6,11 @@ the world (a bad configuration file, a missing daemon, a second hook, a torch th
 logged once, and the pacer that comes back is *inert*: `data`, `microbatches` and `backward` still do their arithmetic,
 so the same script trains to the same numbers.
 
+`check_arguments` checks the arguments and options of `attach`, and merges the options into a configuration.
+
+Whatever is wrong here is an error at once, where the caller sees it: a misspelt option that is ignored is the worst
+configuration bug, because the user believes in it.  Left out: files and environment (`pacecar.config`).
+
 Left out: the `Pacer` itself (`handle`), which is there where this module cannot be imported.
 """
 
@@ -17,22 +22,28 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pacecar.config import Config, ConfigError, load_config
-from pacecar.controller.knobs.ddp.ddp_knobs import find_ddp
+from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
+from pacecar.controller.knobs.ddp.buckets import find_ddp
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.profiler.hook.hook import AlreadyAttachedError
-from pacecar.profiler.transport.sink import RecordSink
+from pacecar.profiler.transport.record_queue import RecordSink
 
 from .handle import Pacer, inert
-from .options import check_arguments, with_options
 from .wiring import assemble
 
-__all__ = ["Pacer", "attach"]
+__all__ = [
+    "Pacer",
+    "attach",
+    "check_arguments",
+    "check_names",
+    "with_options",
+]
 
 logger = logging.getLogger("pacecar")
 
@@ -107,3 +118,46 @@ def attach(
     except Exception as error:  # the job comes first: nothing of ours may end it
         logger.debug("attach failed", exc_info=True)
         return inert(f"could not start: {type(error).__name__}: {error}", rescue)
+
+
+def check_arguments(model: object, optimizer: object, sizes: dict[str, object], options: dict[str, Any]) -> None:
+    """Raise TypeError or ConfigError for arguments that cannot be used; `sizes` are those of the micro-batch."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach(model=...): a torch.nn.Module is needed, not {type(model).__name__}")
+    if not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise TypeError(
+            f"attach(optimizer=...): a torch.optim.Optimizer is needed, not {type(optimizer).__name__};"
+            " for a wrapper pass the optimizer inside it"
+        )
+    for name, size in sizes.items():
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
+            raise TypeError(f"attach({name}=...): a whole number is needed, not {size!r}")
+        if size is not None and size < 1:
+            raise ConfigError(f"attach({name}={size}): at least 1 is needed")
+    check_names(options)
+
+
+def check_names(options: dict[str, Any]) -> None:
+    """Raise TypeError for an option that is neither of [hook] nor of [tune]."""
+    known = {*HookConfig.__struct_fields__, *TuneConfig.__struct_fields__}
+    for key in options:
+        if key not in known:
+            raise TypeError(f"attach() has no option {key!r}; it has {', '.join(sorted(known))}")
+
+
+def with_options(base: Config, options: dict[str, Any]) -> Config:
+    """Return `base` with `options` of [hook] and [tune] that are not None; raise ConfigError for values not allowed."""
+    given = {key: value for key, value in options.items() if value is not None}
+    hook = {key: value for key, value in given.items() if key in HookConfig.__struct_fields__}
+    tune = {key: value for key, value in given.items() if key in TuneConfig.__struct_fields__}
+    try:
+        return msgspec.convert(
+            {
+                "daemon": msgspec.structs.asdict(base.daemon),
+                "hook": msgspec.structs.asdict(base.hook) | hook,
+                "tune": msgspec.structs.asdict(base.tune) | tune,
+            },
+            Config,
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"attach({', '.join(f'{k}={v!r}' for k, v in given.items())}): {error}") from error

@@ -60,13 +60,13 @@ class Pacer:
         self._hook = None if parts is None else parts.hook
         self._sinks = () if parts is None else parts.sinks
         self._tuner = None if parts is None else parts.tuner
-        self._desk = None if parts is None else parts.desk
+        self._command_handler = None if parts is None else parts.desk
         self._boundaries = None if parts is None else parts.boundaries
         self._loaders = None if parts is None else parts.loaders
         self._global_batch = None if parts is None else parts.global_batch
-        self._vigil = None if parts is None else parts.vigil
+        self._loss_monitor = None if parts is None else parts.vigil
         self._crew = None if parts is None else parts.crew
-        self._orders = None if parts is None else parts.orders
+        self._daemon_messages = None if parts is None else parts.orders
         self._tracing = None if parts is None else parts.tracing
         self.inert_because = inert_because
         self._untuned = _no_knobs()
@@ -101,7 +101,7 @@ class Pacer:
     @property
     def advice(self) -> tuple[str, ...]:
         """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
-        return self._desk.advice() if self._desk is not None else ()
+        return self._command_handler.advice() if self._command_handler is not None else ()
 
     def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
         """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
@@ -159,8 +159,8 @@ class Pacer:
             weighted = loss if weight is None or weight == 1.0 else loss * weight
             (weighted if self._scaler is None else self._scaler.scale(weighted)).backward(**kwargs)
             return
-        if self._vigil is not None:
-            self._vigil.loss(loss, weight=self._batcher.weight if weight is None else weight)
+        if self._loss_monitor is not None:
+            self._loss_monitor.loss(loss, weight=self._batcher.weight if weight is None else weight)
         self._batcher.backward(loss, weight=weight, **kwargs)
 
     def train_batch(
@@ -185,8 +185,8 @@ class Pacer:
             self.backward(whole)
             return whole.detach()
         loss = self._rescue.train_batch(batch, loss_fn, tokens=tokens, count=count, trim=trim)
-        if self._vigil is not None:
-            self._vigil.loss(loss)
+        if self._loss_monitor is not None:
+            self._loss_monitor.loss(loss)
         return loss
 
     def loss(self, value: torch.Tensor | float) -> None:
@@ -195,8 +195,8 @@ class Pacer:
         Mode "lossy" watches it: compression of gradients is taken back when the loss leaves its band.  A tensor is read
         some steps later and never waited for.
         """
-        if self._vigil is not None:
-            self._vigil.loss(value)
+        if self._loss_monitor is not None:
+            self._loss_monitor.loss(value)
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Say how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
@@ -233,7 +233,7 @@ class Pacer:
         _close(self._tuner, is_exit=is_exit)
         _close(self._global_batch)
         _close(self._loaders, CLOSE_SECONDS_MAX)
-        parts: tuple[Any, ...] = (self._desk, self._crew, self._tracing, self._orders)
+        parts: tuple[Any, ...] = (self._command_handler, self._crew, self._tracing, self._daemon_messages)
         for part in parts:
             _close(part)
         _close(self._hook, reason)

@@ -14,14 +14,14 @@ from pacecar.config import TuneConfig
 from pacecar.controller.command_handler import CommandHandler
 from pacecar.controller.consensus.agreement import Agreement
 from pacecar.controller.consensus.channels import VoteSubject
-from pacecar.controller.consensus.parting import RankDeparture
+from pacecar.controller.consensus.step_boundaries import RankDeparture
 from pacecar.controller.consensus.step_observations import MeasuredSteps, ObservationListener
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
-from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs, find_ddp
+from pacecar.controller.knobs.ddp.buckets import DdpKnobs, find_ddp
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.controller.knobs.global_batch import GlobalBatchActuator
@@ -38,9 +38,9 @@ from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.records import JobHello, JobRecord, Knobs
 
-__all__ = ["make_node", "make_tuner", "make_vigil"]
+__all__ = ["make_loss_monitor", "make_node", "make_tuner"]
 
-HEARING_NS = 150_000
+DECIDE_NS = 150_000
 """What the tuner takes to receive a step and to decide, rounded up; 1 % of a step of 15 ms pays for it."""
 
 
@@ -57,7 +57,7 @@ def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
     )
 
 
-def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> LossMonitor | None:
+def make_loss_monitor(model: nn.Module, hello: JobHello, config: TuneConfig) -> LossMonitor | None:
     """Return the monitor of loss and gradients: on rank 0, which decides, and where compression may be tried."""
     is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
     return LossMonitor(model) if is_wanted and find_ddp(model) is not None else None
@@ -128,9 +128,9 @@ def make_tuner(
         parting=RankDeparture(model).reason,
         node=holds.node,
         was_paused=was_paused,
-        hearing=ObservationListener(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
+        hearing=ObservationListener(round(DECIDE_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
         # At a forward it is not the hook's boundary that is charged with it.
-        begin_business=_nothing if config.at_forward else hook.preemption.begin,
+        begin_vote=_nothing if config.at_forward else hook.preemption.begin,
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes

@@ -18,34 +18,32 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, HookConfig, TuneConfig
-from pacecar.controller.command_handler import CommandHandler, open_desk, tune_is_off
+from pacecar.controller.command_handler import CommandHandler, make_command_handler, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
-from pacecar.controller.knobs.ddp.ddp_knobs import find_ddp
+from pacecar.controller.knobs.ddp.buckets import find_ddp
 from pacecar.controller.knobs.global_batch import GlobalBatchActuator, open_global_batch
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.controller.tuner import Tuner
-from pacecar.profiler.hook.daemon_messages import DaemonMessages
+from pacecar.profiler.hook.daemon_messages import DaemonMessages, ThrottleNews
 from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
-from pacecar.profiler.hook.throttling import ThrottleNews
 from pacecar.profiler.hook.trace_request import TraceRequests
 from pacecar.profiler.ranks.rank_monitor import RankMonitor, sees_waits_in_forward
-from pacecar.profiler.ranks.what_if import RankLadder
+from pacecar.profiler.ranks.what_if import RankWhatIf
 from pacecar.profiler.transport.daemon_socket import DaemonSocket, News
-from pacecar.profiler.transport.record_queue import RecordQueue
+from pacecar.profiler.transport.record_queue import RecordQueue, RecordSink
 from pacecar.profiler.transport.run_log import RunLog
-from pacecar.profiler.transport.sink import RecordSink
 from pacecar.records import Command, JobHello, JobRecord, Throttling
 from pacecar.records.commands import Answer
 from pacecar.records.host_signals import HostSignals
 
-from .tuner_wiring import make_node, make_tuner, make_vigil
+from .tuner_wiring import make_loss_monitor, make_node, make_tuner
 
 __all__ = ["JobParts", "assemble"]
 
@@ -78,13 +76,13 @@ def assemble(
     hello = make_hello(model, job=settings.hook.job)
     hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
     throttling, node = ThrottleNews(hello), make_node(model, hello)
-    listener = _Listener(hello, throttling, node, make_vigil(model, hello, settings.tune))
+    listener = _Listener(hello, throttling, node, make_loss_monitor(model, hello, settings.tune))
     outbox = DaemonSocket(settings.hook.socket, hello, obey=listener.obey, heed=listener.heed)
     listener.reply = outbox.put
     couriers: list[RecordQueue] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
-    sinks: list[RecordSink] = [*couriers, *loggers, RankLadder(_emitter(couriers), is_job=hello.world_size == 1)]
+    sinks: list[RecordSink] = [*couriers, *loggers, RankWhatIf(_emitter(couriers), is_job=hello.world_size == 1)]
     hook = Hook(
         model,
         optimizer,
@@ -198,7 +196,7 @@ def _start_tuner(
 ) -> None:
     emit = _emitter(parts.sinks)
     if hello.rank == 0:
-        parts.desk = open_desk(model, hello, config, reply=outbox.put, emit=emit)
+        parts.desk = make_command_handler(model, hello, config, reply=outbox.put, emit=emit)
     parts.loaders = LoaderKnobs(config)
     parts.global_batch = open_global_batch(optimizer, rescue.batcher, config, hello.world_size)
     tuner = make_tuner(

@@ -41,9 +41,8 @@ from .http.web_config import Security, WebConfigError, read_security
 from .ingest.socket_server import SocketServer
 from .ingest.unix_socket import UnixSocket, UnixSocketError
 from .jobs.job_energy import JobEnergies
-from .jobs.node_signals import NodeSignalsSource
+from .jobs.node_signals import NodeSignalsSource, Throttles
 from .jobs.state import DaemonState
-from .jobs.throttles import Throttles
 from .recorder.recorder import Around, FlightRecorder, RecorderLimits
 from .reload import ReloadFigures, in_force
 from .sampling.collector_registry import DaemonError, default_collectors
@@ -94,7 +93,7 @@ class Daemon:
         self._identity = IdentityCollector(
             Files(config.proc_root, config.sys_root),
             self._clock,
-            lambda: self._inbox.members(),
+            lambda: self._socket_server.members(),
             lambda: self._on_gpus,
             pod_logs=config.pod_logs,
             forget_seconds=config.job_forget_seconds,
@@ -112,18 +111,18 @@ class Daemon:
             window_seconds=config.window_seconds,
             overhear=None if self._recorder is None else self._recorder.overhear_glance,
         )
-        self._board = DaemonState(
+        self._state = DaemonState(
             self._clock,
             jobs_max=config.jobs_max,
             ranks_max=config.ranks_max,
             job_forget_seconds=config.job_forget_seconds,
             faults=self._faults,
         )
-        self._inbox = SocketServer(
+        self._socket_server = SocketServer(
             UnixSocket(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
-            self._board,
+            self._state,
             self._clock,
-            overhear=None if self._recorder is None else self._recorder.overhear_record,
+            overhear=None if self._recorder is None else self._recorder.record_rank,
             dump=None if self._recorder is None else self._recorder.ask,
             faults=self._faults,
         )
@@ -131,7 +130,7 @@ class Daemon:
         self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
         self._builder = StatusDocumentBuilder(self._identity.residence, self._faults)
-        self._screens = Routes(self._clock, config.period_seconds, self._document)
+        self._routes = Routes(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples, self._faults)
         self._web = WebServer(config.host, config.port, faults=self._faults)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
@@ -175,7 +174,7 @@ class Daemon:
             self.secure(self._config)
             # The port first: it tells two daemons apart before either touches the socket file.
             self._web.bind()
-            self._inbox.start()
+            self._socket_server.start()
             self._start_otlp()
         except (WebError, WebConfigError, UnixSocketError, OtlpError) as error:
             self.close()
@@ -187,8 +186,8 @@ class Daemon:
         limit_seconds = max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds)
         self._ticker = WatchedThread("tick", self._tick, self._clock, limit_seconds=limit_seconds)
         self._ticker.start()
-        self._screens.start()
-        self._web.start(pages(self._exporter, self._screens, self.sickness, self._has_begun))
+        self._routes.start()
+        self._web.start(pages(self._exporter, self._routes, self.staleness_reason, self._has_begun))
         self._watch_threads()
 
     def secure(self, config: DaemonConfig) -> None:
@@ -204,7 +203,7 @@ class Daemon:
         if (config.cpu_budget, config.glances_per_second) != (self._config.cpu_budget, self._config.glances_per_second):
             self._budget = _budget(config)  # the tick's thread takes it with its next look
             self._pace.glances_per_second = self._budget.rate
-        self._board.limit(
+        self._state.limit(
             jobs_max=config.jobs_max, ranks_max=config.ranks_max, job_forget_seconds=config.job_forget_seconds
         )
         self._config = config
@@ -216,8 +215,8 @@ class Daemon:
             self._otlp.close()
         self._sampler.interrupt()
         self._web.close()
-        self._screens.close()
-        self._inbox.close()
+        self._routes.close()
+        self._socket_server.close()
         if self._ticker is not None:
             if not self._ticker.join(CLOSE_SECONDS):
                 _log.warning("the thread of the tick does not return and is left behind")
@@ -234,14 +233,14 @@ class Daemon:
 
     def _readings(self) -> list[OtlpReading]:
         """Return what a scrape would find now."""
-        snapshot = self._board.snapshot()
+        snapshot = self._state.snapshot()
         is_old = snapshot is None or self._staleness() is not None
         ticked = [] if snapshot is None or is_old else [OtlpReading(snapshot.wall_ns, snapshot.samples())]
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
         """Return the samples that are made at each scrape and not by a tick: jobs, and the daemon's own figures."""
-        snapshot, jobs = self._board.snapshot(), self._board.jobs()
+        snapshot, jobs = self._state.snapshot(), self._state.jobs()
         beat = self._beat
         started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
         figures = DaemonFigures(
@@ -257,20 +256,20 @@ class Daemon:
             glance_changes=dict(self._glance_changes),
             cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
             cpu_budget=self._config.cpu_budget,
-            connections=self._inbox.connections,
-            frames=self._inbox.frames,
-            refused=self._inbox.refused(),
+            connections=self._socket_server.connections,
+            frames=self._socket_server.frames,
+            refused=self._socket_server.refused(),
             jobs=len(jobs),
             scrapes=self._exporter.scrapes,
             otlp=None if self._otlp is None else self._otlp.figures,
-            left_out=self._board.left_out(),
-            displaced=self._board.displaced() | self._inbox.displaced(),
+            left_out=self._state.left_out(),
+            displaced=self._state.displaced() | self._socket_server.displaced(),
             recorder=None if self._recorder is None else self._recorder.figures(),
             reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
             web_connections=self._web.connections,
             web_refused=self._web.refused(),
-            viewers=self._screens.viewers.figures(),
-            history_left_out=self._screens.series_left_out,
+            viewers=self._routes.viewers.figures(),
+            history_left_out=self._routes.series_left_out,
             faults=self._faults.counts(),
             threads=self._watch.figures(),
         )
@@ -290,8 +289,8 @@ class Daemon:
             recorder=None if self._recorder is None else self._recorder.figures(),
         )
         return self._builder.build(
-            self._board.snapshot(),
-            self._board.jobs(),
+            self._state.snapshot(),
+            self._state.jobs(),
             own,
             wall_ns=self._clock.wall_ns(),
             now_ns=self._clock.monotonic_ns(),
@@ -300,12 +299,12 @@ class Daemon:
 
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
-        return self._has_begun() and self.sickness() is None
+        return self._has_begun() and self.staleness_reason() is None
 
     def _has_begun(self) -> bool:
-        return self._board.snapshot() is not None
+        return self._state.snapshot() is not None
 
-    def sickness(self) -> str | None:
+    def staleness_reason(self) -> str | None:
         """Return why the data served now are old, in words; None when they are not."""
         troubles = self._watch.troubles()
         return troubles[0] if troubles else self._staleness()
@@ -321,15 +320,15 @@ class Daemon:
 
     def _late_seconds(self, limit_seconds: float) -> float | None:
         """Return how old the newest tick is, or the daemon while there was none, if that is over the limit."""
-        snapshot, now = self._board.snapshot(), self._clock.monotonic_ns()
+        snapshot, now = self._state.snapshot(), self._clock.monotonic_ns()
         since_ns = self._started_ns if snapshot is None else snapshot.started_ns
         if since_ns is None or now - since_ns <= limit_seconds * NS_PER_SECOND:
             return None
         return (now - since_ns) / NS_PER_SECOND
 
     def _watch_threads(self) -> None:
-        self._watch.add(lambda: self._ticker, lambda: self._inbox.thread, lambda: self._web.thread)
-        self._watch.add(lambda: self._web.checker, lambda: self._screens.viewers.thread, is_vital=False)
+        self._watch.add(lambda: self._ticker, lambda: self._socket_server.thread, lambda: self._web.thread)
+        self._watch.add(lambda: self._web.checker, lambda: self._routes.viewers.thread, is_vital=False)
         recorder, otlp = self._recorder, self._otlp
         if recorder is not None:
             self._watch.add(lambda: recorder.thread, lambda: recorder.scrivener.thread, is_vital=False)
@@ -360,15 +359,15 @@ class Daemon:
     def _take_tick(self, beat: Beat) -> None:
         snapshot = self._sampler.sample(beat)
         self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot.samples()), set[int]())
-        energy = self._step("energy", lambda: self._energies.take(snapshot, self._board.jobs), list[Sample]())
+        energy = self._step("energy", lambda: self._energies.take(snapshot, self._state.jobs), list[Sample]())
         self._exporter.publish([*snapshot.samples(), *energy])
-        self._board.publish(snapshot)
+        self._state.publish(snapshot)
         if self._recorder is not None:
             self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)
         self._throttled = self._step("throttles", lambda: self._throttles.take(snapshot), {})
         signals = self._step("signals of the node", lambda: self._signals.take(snapshot), None)
-        self._step("what hooks are told", lambda: self._inbox.tell(self._throttled, signals), None)
-        self._step("the page and its history", self._screens.tick, None)
+        self._step("what hooks are told", lambda: self._socket_server.tell(self._throttled, signals), None)
+        self._step("the page and its history", self._routes.tick, None)
         self._step("the daemon's own budget", self._keep_budget, None)
         self._step("the heap", lambda: self._heap.tick(self._clock.monotonic_ns()), None)
 
@@ -389,12 +388,12 @@ class Daemon:
             host=platform.node(),
             version=self._version,
             around=self._around,
-            paces=lambda: self._board.paces(),
+            paces=lambda: self._state.paces(),
         )
 
     def _around(self) -> Around:
         """Return the ranks that the daemon knows and their identity, for a recording."""
-        jobs = self._board.jobs()
+        jobs = self._state.jobs()
         identity = [s for s in job_samples(jobs, self._identity.residence) if s.metric == "pacecar_rank_info"]
         return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
@@ -416,7 +415,7 @@ class Daemon:
     def _members(self) -> list[CgroupMember]:
         return [
             CgroupMember(str(pid), "rank", hello.job, str(hello.rank), hello.launch)
-            for pid, hello in self._inbox.members()
+            for pid, hello in self._socket_server.members()
         ]
 
 

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-__all__ = ["giver_to", "in_turns"]
+__all__ = ["round_robin", "yielding_holder"]
 
 Holder = TypeVar("Holder")
 Item = TypeVar("Item")
 
 
-def giver_to(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Holder | None:
+def yielding_holder(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Holder | None:
     """Return who must give so that `asker` gets `amount` more of a full table: the one who holds most.
 
     `held` is holder -> what he holds, as a count or in bytes.  None: nobody holds more than `asker` would then.
@@ -33,7 +33,7 @@ def giver_to(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Hold
     return most
 
 
-def in_turns(items: Iterable[tuple[Holder, Item]]) -> list[Item]:
+def round_robin(items: Iterable[tuple[Holder, Item]]) -> list[Item]:
     """Return the first item of each holder, then the second of each, and so on; those of one in their order."""
     before: Counter[Holder] = Counter()
     placed: list[tuple[int, Item]] = []

@@ -27,12 +27,11 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig
 from pacecar.formatting.plain_text import PlainFormatter
 
-from .activation import inherited_socket
 from .daemon import Daemon
 from .heap_trimming import HeapTrimming
 from .http.web_config import WebConfigError
 from .reload import ReloadFigures, ReloadWatch, changes
-from .systemd import Notifier
+from .systemd import Notifier, inherited_socket
 from .watched_threads import Verdicts
 
 __all__ = ["EXIT_STALLED", "run"]

@@ -7,6 +7,16 @@ The watchdog is fed only while ticks are published.  Fed from a thread that mere
 thread runs.  What a message costs is bounded: the send never waits, and what systemd does not take is lost and logged
 once.
 
+`inherited_socket` takes over the hooks' socket from the service manager (socket activation), so that a restart
+refuses no hook.
+
+Without this the socket is gone for as long as a restart or an upgrade takes, and a hook that connects then finds no
+daemon.  A socket of systemd's (pacecar.socket) stays: hooks connect, what they send waits in the kernel, and the next
+daemon reads it.
+
+The protocol is sd_listen_fds(3): descriptors from 3 on, as many as $LISTEN_FDS says, for the process in $LISTEN_PID.  A
+library for it would be a dependency for two variables.
+
 Left out: vsock addresses (a virtual machine's, systemd.exec(5)), file descriptors, and `BARRIER=1`.
 """
 
@@ -18,7 +28,10 @@ import socket
 import time
 from collections.abc import Mapping
 
-__all__ = ["Notifier"]
+__all__ = [
+    "Notifier",
+    "inherited_socket",
+]
 
 NS_PER_MICROSECOND = 1000
 
@@ -103,3 +116,45 @@ def _watchdog_ns(environ: Mapping[str, str]) -> int | None:
         _log.warning("WATCHDOG_USEC or WATCHDOG_PID is no number: the watchdog is not fed")
         return None
     return period * NS_PER_MICROSECOND if period > 0 and watched == os.getpid() else None
+
+
+FIRST_DESCRIPTOR = 3
+"""SD_LISTEN_FDS_START"""
+
+DESCRIPTORS_MAX = 64
+"""Most descriptors that are looked at; a unit that passes more is not ours."""
+
+
+def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
+    """Return the socket for hooks that the service manager handed over; None where it handed over none.
+
+    Any other socket is closed and named in the log: nobody would accept connections on it.
+    """
+    found: socket.socket | None = None
+    for descriptor in _descriptors(environ):
+        try:
+            handed = socket.socket(fileno=descriptor)
+        except OSError as error:
+            _log.warning("descriptor %d of LISTEN_FDS is no socket: %s", descriptor, error.strerror)
+            continue
+        handed.set_inheritable(False)
+        if found is None and handed.family == socket.AF_UNIX and handed.type == socket.SOCK_SEQPACKET:
+            handed.setblocking(False)
+            found = handed
+        else:
+            _log.warning("LISTEN_FDS hands over %s, which is not used: hooks need one ListenSequentialPacket=", handed)
+            handed.close()
+    return found
+
+
+def _descriptors(environ: Mapping[str, str]) -> range:
+    if "LISTEN_FDS" not in environ:
+        return range(0)
+    try:
+        count, pid = int(environ["LISTEN_FDS"]), int(environ.get("LISTEN_PID", ""))
+    except ValueError:
+        _log.warning("LISTEN_FDS or LISTEN_PID is no number: no socket is taken over")
+        return range(0)
+    if pid != os.getpid():  # meant for a process before us
+        return range(0)
+    return range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + max(0, min(count, DESCRIPTORS_MAX)))

@@ -3,16 +3,37 @@
 The kept changes were picked because they measured well, so the product of what they measured is too good; the product
 of their lower bounds is not.  So the lower bound is what counts as proven, and the measured value stands beside it.
 
-Left out: comparing minutes that lie apart (`pacecar.comparing`), where another load on the machine is in the figure.
+The constants say which steps of a run are compared, before with after.  To compare the first half of a run with the
+second would count warm-up, trials and switches that still settle; these bounds leave them out.
+
+`EstimateError` sums up how far the step estimate was off over a whole run, for the demo's closing tables and for a
+report.  Every training process loads `pacecar.records.estimate_check`, which therefore needs no statistics.
+
+Left out: dividing the steps, which the demo does on records in memory and the report while it reads.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["Proven", "Tried", "proven"]
+import msgspec
+
+from pacecar.records.estimate_check import CheckedError
+
+__all__ = [
+    "AFTER_STEPS_MIN",
+    "SETTLE_STEPS",
+    "WARMUP_STEPS",
+    "WINDOW_STEPS",
+    "EstimateError",
+    "Proven",
+    "Tried",
+    "estimate_error",
+    "proven",
+]
 
 
 class Tried(Protocol):
@@ -59,3 +80,48 @@ def proven(kept: Iterable[Tried]) -> Proven:
 def _together(gains: Sequence[float | None]) -> float | None:
     known = [gain for gain in gains if gain is not None]
     return 1 - math.prod(1 - gain for gain in known) if known and len(known) == len(gains) else None
+
+
+WARMUP_STEPS = 10
+"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
+
+SETTLE_STEPS = 2
+"""Steps after a switch that still pay for it."""
+
+WINDOW_STEPS = 8
+"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
+
+AFTER_STEPS_MIN = 6 * WINDOW_STEPS
+"""Fewer since the last switch say more of the machine's last seconds than of the settings; then all steps at the kept
+settings count."""
+
+
+class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far off the estimate was against `windows` exact windows of all ranks: shares of the step (0..1).
+
+    `own_setting` are those windows whose knobs had been calibrated before; its median is None where there was none.
+    """
+
+    windows: int
+    median_ratio: float
+    worst_ratio: float
+    own_setting: int
+    own_setting_median_ratio: float | None
+    bias_limit_ratio: float | None
+
+
+def estimate_error(errors: Sequence[CheckedError]) -> EstimateError | None:
+    """Sum up the checks of a run; None where there was none."""
+    if not errors:
+        return None
+    ratios = [ratio for ratio, _, _ in errors]
+    own = [ratio for ratio, is_own, _ in errors if is_own]
+    limits = [limit for _, _, limit in errors if limit is not None]
+    return EstimateError(
+        windows=len(ratios),
+        median_ratio=statistics.median(ratios),
+        worst_ratio=max(ratios),
+        own_setting=len(own),
+        own_setting_median_ratio=statistics.median(own) if own else None,
+        bias_limit_ratio=statistics.median(limits) if limits else None,
+    )

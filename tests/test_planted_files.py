@@ -15,7 +15,7 @@ from pacecar.commands.report.build import BuildOptions
 from pacecar.commands.report.run import ReportOptions, run_report
 from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
-from pacecar.monitor.recorder.shelf import RecordingFolder
+from pacecar.monitor.recorder.writer import RecordingFolder
 from pacecar.profiler.analysis.parallel_reading import Options, analyze
 from pacecar.profiler.analysis.perfetto import write_perfetto
 from pacecar.profiler.analysis.svg_timeline import write_picture

@@ -12,11 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.comparing import WINDOW_STEPS
 from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
 from pacecar.formatting.units import knob_text
 from pacecar.records import LEDGER_HEADINGS
+from pacecar.run_statistics import WINDOW_STEPS
 
 from .result import DecisionOutcome, LedgerSum, Result, Throughput
 

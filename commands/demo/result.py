@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pacecar.checks import EstimateError
-from pacecar.comparing import WINDOW_STEPS
 from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
-from pacecar.run_statistics import Proven, proven
+from pacecar.run_statistics import WINDOW_STEPS, EstimateError, Proven, proven
 
 __all__ = [
     "METHOD",

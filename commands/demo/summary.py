@@ -17,8 +17,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pacecar.checks import estimate_error
-from pacecar.comparing import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS
 from pacecar.records import (
     Decision,
     EstimateCheck,
@@ -33,6 +31,7 @@ from pacecar.records import (
     WhatIf,
 )
 from pacecar.records.final_totals import completed
+from pacecar.run_statistics import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS, estimate_error
 
 from .result import DecisionOutcome, DemoLosses, DemoOverhead, LedgerSum, RankCount, Result, Throughput
 

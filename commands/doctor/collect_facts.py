@@ -18,7 +18,7 @@ from .facts.pci import pci_devices
 from .facts.run import RunError, read_run
 from .facts.script import ScriptError, read_script
 from .facts.setting import read_settings
-from .host_access import HostAccess, Looker
+from .host_access import FactReader, HostAccess
 
 __all__ = ["examine"]
 
@@ -33,7 +33,7 @@ def examine(
     log: Path | None = None,
 ) -> NodeFacts:
     """Read all facts.  A run, script or log that was named and cannot be read is among the `unreadable`."""
-    looker = Looker(places)
+    looker = FactReader(places)
     return NodeFacts(
         host=host,
         cpus=cpus(looker),
@@ -61,7 +61,7 @@ def _torch_version() -> str | None:
         return None
 
 
-def _log(looker: Looker, path: Path) -> Log | None:
+def _log(looker: FactReader, path: Path) -> Log | None:
     try:
         log, notes = read_log(path)
         for note in notes:
@@ -74,7 +74,7 @@ def _log(looker: Looker, path: Path) -> Log | None:
     return None
 
 
-def _script(looker: Looker, path: Path) -> Script | None:
+def _script(looker: FactReader, path: Path) -> Script | None:
     try:
         return read_script(path)
     except OSError as error:
@@ -84,7 +84,7 @@ def _script(looker: Looker, path: Path) -> Script | None:
     return None
 
 
-def _run(looker: Looker, folder: Path) -> Run | None:
+def _run(looker: FactReader, folder: Path) -> Run | None:
     try:
         run, notes = read_run(folder)
     except RunError as error:

@@ -19,7 +19,7 @@ from pacecar.monitor.gpu.driver import Nvml
 
 from .facts.model import Seen
 
-__all__ = ["UNREADABLE_MAX", "HostAccess", "Looker", "integer"]
+__all__ = ["UNREADABLE_MAX", "FactReader", "HostAccess", "integer"]
 
 UNREADABLE_MAX = 64
 """Notes that are kept; the rest are counted."""
@@ -56,7 +56,7 @@ def integer(text: str) -> int:
     return int(text)
 
 
-class Looker:
+class FactReader:
     """Reads files of the kernel, and records what went wrong."""
 
     def __init__(self, places: HostAccess) -> None:

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pacecar.comparing import SETTLE_STEPS, WARMUP_STEPS
 from pacecar.records import KnobValue, StepRecord
+from pacecar.run_statistics import SETTLE_STEPS, WARMUP_STEPS
 
-from .run_index import Key, Story
+from .run_index import Key, RunIndex
 
 __all__ = ["BeforeAfterPlan", "SettingStretch"]
 
@@ -46,7 +46,7 @@ class BeforeAfterPlan:
     switches: frozenset[Key]
 
     @classmethod
-    def of(cls, story: Story) -> BeforeAfterPlan:
+    def of(cls, story: RunIndex) -> BeforeAfterPlan:
         """Return the plan that follows from what was decided."""
         switches = frozenset(key for key, _ in story.switches)
         return cls(story.first_switch, story.last_switch, story.last_kept, story.settled(), switches)

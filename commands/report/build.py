@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar import __version__
-from pacecar.checks import estimate_error
 from pacecar.formatting.plain_text import clean_values
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
-from pacecar.run_statistics import proven
+from pacecar.run_statistics import estimate_error, proven
 
 from .before_after import BeforeAfterPlan, SettingStretch
 from .costs import Prices, cost_of
@@ -25,7 +24,7 @@ from .formatting import elapsed
 from .inputs import Inputs
 from .loss_log import read_losses
 from .notices import ReportError, ReportNotices
-from .run_index import Story, gather
+from .run_index import RunIndex, gather
 from .significance import judge, noise_of
 from .step_join import weave
 from .step_sums import Bin, RankSum, StepSumPart, StepSums
@@ -84,13 +83,13 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     return _assemble(inputs, options, story, tally)
 
 
-def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> Story:
+def _choose(stories: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
     """Return the index of the job that `wanted` names, or of the only one there is."""
     if not stories:
         # A file may have lost its head: then its steps name the job.
         for stream in inputs.measured():
             for _, _, _, record in stream:
-                stories.setdefault(record.job, Story(record.job))
+                stories.setdefault(record.job, RunIndex(record.job))
                 break
     names = sorted(stories)
     if wanted is not None:
@@ -107,7 +106,7 @@ def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> St
     return stories[names[0]]
 
 
-def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
+def _ranks_with_steps(inputs: Inputs, story: RunIndex) -> int:
     """Return how many ranks' records make a step whole: those with any step; reads each file up to its first step."""
     found = 0
     for stream in inputs.measured(ReportNotices()):
@@ -115,7 +114,7 @@ def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
     return max(1, found)
 
 
-def _check_ranks(inputs: Inputs, story: Story, tally: StepSums) -> None:
+def _check_ranks(inputs: Inputs, story: RunIndex, tally: StepSums) -> None:
     """Add notices of ranks that are missing or have no step, of restarts, clock changes and unknown parallelism."""
     notices, world = inputs.notices, story.world_size
     seen = {rank for rank, total in tally.ranks.items() if total.lives}
@@ -151,7 +150,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(said) + (" ..." if len(pieces) > 12 else "")
 
 
-def _is_data_parallel(story: Story) -> bool:
+def _is_data_parallel(story: RunIndex) -> bool:
     return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in story.hellos.values())
 
 
@@ -233,7 +232,7 @@ def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
     return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
 
 
-def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: StepSums) -> Built:
+def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: StepSums) -> Built:
     is_tuned = story.first_switch is not None
     stretches = _stretches(tally, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
@@ -338,7 +337,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     )
 
 
-def _rank_row(total: RankSum, story: Story, tally: StepSums) -> RankRow:
+def _rank_row(total: RankSum, story: RunIndex, tally: StepSums) -> RankRow:
     hello, ledger = story.hellos.get(total.rank), total.totals
     steps = sum(last.total_steps for last in total.lives.values())
     overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
@@ -360,11 +359,11 @@ def _rank_row(total: RankSum, story: Story, tally: StepSums) -> RankRow:
     )
 
 
-def _rank_ladder(story: Story) -> WhatIf | None:
+def _rank_ladder(story: RunIndex) -> WhatIf | None:
     return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
 
 
-def _overhead(story: Story, tally: StepSums, budget_ratio: float) -> ReportOverhead:
+def _overhead(story: RunIndex, tally: StepSums, budget_ratio: float) -> ReportOverhead:
     ratios: dict[int, float] = {}
     overhead_ns = wall_ns = 0
     for rank, total in tally.ranks.items():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pacecar.checks import EstimateError
 from pacecar.records import KnobValue, WhatIf
+from pacecar.run_statistics import EstimateError
 
 from .figures import Interval, Spread
 from .notices import Notice

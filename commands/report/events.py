@@ -11,12 +11,12 @@ from pacecar.knobs import setting
 
 from .document import ReportChange, ReportHang, Slowdown, Stopped
 from .notices import TEXT_CHARACTERS_MAX
-from .run_index import Key, Story
+from .run_index import Key, RunIndex
 
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 
-def changes_of(story: Story) -> tuple[ReportChange, ...]:
+def changes_of(story: RunIndex) -> tuple[ReportChange, ...]:
     """Return every decision, in the order in which they were made."""
     changes = []
     in_force = _in_force(story)
@@ -49,7 +49,7 @@ def changes_of(story: Story) -> tuple[ReportChange, ...]:
     return tuple(changes)
 
 
-def _in_force(story: Story) -> set[Key]:
+def _in_force(story: RunIndex) -> set[Key]:
     """Return the kept decisions whose gain the job ended with.
 
     A job that was started again proves the same change again, from the settings that it came with: only the last start
@@ -70,7 +70,7 @@ def _in_force(story: Story) -> set[Key]:
     return found
 
 
-def orders_of(story: Story) -> tuple[str, ...]:
+def orders_of(story: RunIndex) -> tuple[str, ...]:
     """Return what people ordered, a sentence each."""
     said = []
     for (_, step), order in story.orders:
@@ -81,7 +81,7 @@ def orders_of(story: Story) -> tuple[str, ...]:
     return tuple(clean(sentence, TEXT_CHARACTERS_MAX) for sentence in said)
 
 
-def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
+def slowdowns_of(story: RunIndex) -> tuple[Slowdown, ...]:
     """Return each straggler once."""
     found: dict[tuple[int, int | None, str, str, int], Slowdown] = {}
     for (life, _), one in story.stragglers:
@@ -103,7 +103,7 @@ def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
     return tuple(found.values())
 
 
-def hangs_of(story: Story) -> tuple[ReportHang, ...]:
+def hangs_of(story: RunIndex) -> tuple[ReportHang, ...]:
     """Return each suspected hang once, a rank each."""
     found: dict[tuple[Key, int], ReportHang] = {}
     for key, one in story.hangs:
@@ -121,7 +121,7 @@ def hangs_of(story: Story) -> tuple[ReportHang, ...]:
     return tuple(found.values())
 
 
-def stops_of(story: Story) -> tuple[Stopped, ...]:
+def stops_of(story: RunIndex) -> tuple[Stopped, ...]:
     """Return each time that a rank's process did not run."""
     return tuple(
         Stopped(

@@ -34,7 +34,7 @@ from pacecar.records.estimate_check import CheckedError
 
 from .inputs import Row
 
-__all__ = ["EVENTS_MAX", "Key", "Story", "gather"]
+__all__ = ["EVENTS_MAX", "Key", "RunIndex", "gather"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ EVENTS_MAX = 20_000
 
 
 @dataclass(slots=True)
-class Story:
+class RunIndex:
     """What the records of one job hold besides its steps; decisions and verdicts are by (life, number).
 
     `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more;
@@ -108,20 +108,20 @@ class Story:
         return values
 
 
-def gather(rows: Iterable[Row]) -> dict[str, Story]:
+def gather(rows: Iterable[Row]) -> dict[str, RunIndex]:
     """Return job -> its index."""
-    stories: dict[str, Story] = {}
+    stories: dict[str, RunIndex] = {}
     for rank, life, _, record in rows:
         story = stories.get(record.job)
         if story is None:
-            story = stories[record.job] = Story(record.job)
+            story = stories[record.job] = RunIndex(record.job)
         story.records += 1
         story.lives.add(life)
         _take(story, rank, life, record)
     return stories
 
 
-def _take(story: Story, rank: int, life: int, record: object) -> None:
+def _take(story: RunIndex, rank: int, life: int, record: object) -> None:
     match record:
         case JobHello():
             story.hellos[rank] = record
@@ -159,7 +159,7 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
             pass
 
 
-def _switched(story: Story, life: int, switch: KnobSwitch) -> None:
+def _switched(story: RunIndex, life: int, switch: KnobSwitch) -> None:
     """Add a switch.  All ranks report each, so only one rank's records are kept."""
     key = (life, switch.step)
     story.first_switch = key if story.first_switch is None else min(story.first_switch, key)

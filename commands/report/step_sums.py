@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pacecar.comparing import AFTER_STEPS_MIN
 from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRecord, Vitals
 from pacecar.records.final_totals import completed
+from pacecar.run_statistics import AFTER_STEPS_MIN
 
 from .before_after import BeforeAfterPlan, SettingStretch
 from .figures import LogHistogram, Moments
@@ -24,7 +24,7 @@ from .run_index import Key
 from .step_join import Measured
 from .windows import WindowSums
 
-__all__ = ["Bin", "RankSum", "StepSumPart", "StepSums", "TimeLine", "Together"]
+__all__ = ["Bin", "JoinedStep", "RankSum", "StepSumPart", "StepSums", "TimeLine"]
 
 BINS_MAX = 320
 """Bins of the time line: two pixels each on the page."""
@@ -50,7 +50,7 @@ _headings = operator.attrgetter(*(f"{heading}_ns" for heading in LEDGER_HEADINGS
 assert LEDGER_HEADINGS[:3] == ("compute", "exposed_communication", "exposed_copy"), "the device is busy in these"
 
 
-class Together(NamedTuple):
+class JoinedStep(NamedTuple):
     """One step of all ranks that measured it: what parts and time line add up."""
 
     walls: list[int]
@@ -65,7 +65,7 @@ class Together(NamedTuple):
     is_calibrated: bool
 
     @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> Together:
+    def of(cls, records: Sequence[StepRecord]) -> JoinedStep:
         """Return the sums over `records`, one a rank."""
         ledgers = [record.ledger for record in records]
         walls = [record.wall_ns for record in records]
@@ -103,7 +103,7 @@ class StepSumPart:
     exposed: Moments = field(default_factory=Moments)
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
 
-    def add(self, key: Key, together: Together) -> None:
+    def add(self, key: Key, together: JoinedStep) -> None:
         """Add one step of the job that all its ranks measured."""
         self.windows.add(together.walls, together.samples, together.tokens)
         self.paces.add(max(together.walls))
@@ -195,7 +195,7 @@ class TimeLine:
             found = self.bins[place] = Bin()
         return found
 
-    def add(self, together: Together, *, is_whole: bool) -> None:
+    def add(self, together: JoinedStep, *, is_whole: bool) -> None:
         """Add one step; where it `is_whole`, measured by all ranks, it counts for the pace too."""
         piece = self.at(together.ended_ns, together.began_ns)
         wall_ns, ranks = sum(together.walls), len(together.walls)
@@ -240,7 +240,7 @@ class StepSums:
         self._run_windows = WindowSums()
         self.line = TimeLine()
         self.ranks: dict[int, RankSum] = {}
-        self._vitals: dict[str, tuple[Moments, Moments, Moments]] = {}
+        self._utilization: dict[str, tuple[Moments, Moments, Moments]] = {}
         self.complete_steps = 0
         self.incomplete_steps = 0
         self.is_sampled = False
@@ -297,7 +297,7 @@ class StepSums:
             return
         first_step = self._first_step.setdefault(key[0], key[1])
         self._watch_clock(key[0], records[0])
-        together = Together.of(records)
+        together = JoinedStep.of(records)
         self._ended_ns = together.ended_ns
         is_whole = len(records) >= min(self._ranks, self._ranks_of.get(key[0], self._ranks))
         self.line.add(together, is_whole=is_whole)
@@ -336,7 +336,7 @@ class StepSums:
 
     def vital(self, name: str) -> tuple[Moments, Moments] | None:
         """Return before and after of one of VITALS; after the last switch, or where that is little the last kept."""
-        found = self._vitals.get(name)
+        found = self._utilization.get(name)
         if found is None:
             return None
         before, since_kept, since_switch = found
@@ -353,7 +353,7 @@ class StepSums:
         for name, read in VITALS.items():
             value = read(vitals)
             if value is not None:
-                found = self._vitals.setdefault(name, (Moments(), Moments(), Moments()))
+                found = self._utilization.setdefault(name, (Moments(), Moments(), Moments()))
                 found[place].add(value)
                 if place == 2:
                     found[1].add(value)

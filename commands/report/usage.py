@@ -16,7 +16,7 @@ from .document import Energy, ReportUtilization, RunSide, Stat
 from .figures import Moments
 from .inputs import Inputs
 from .recorded_utilization import COUNTERS, GAUGES, QUOTIENTS, Hosts
-from .run_index import Story
+from .run_index import RunIndex
 from .step_sums import StepSumPart, StepSums
 
 __all__ = ["energies_of", "utilization_of"]
@@ -38,7 +38,7 @@ _VITAL_ROWS = (
 
 
 def utilization_of(
-    inputs: Inputs, story: Story, tally: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
+    inputs: Inputs, story: RunIndex, tally: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
 ) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
     """Return what the recordings hold, and all rows that there are figures for."""
     names = ("before", "after")

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from pacecar.comparing import WINDOW_STEPS
+from pacecar.run_statistics import WINDOW_STEPS
 
 __all__ = ["WindowSums", "added"]
 

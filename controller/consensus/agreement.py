@@ -1,7 +1,7 @@
 """Defines `Agreement`, by which all ranks turn a knob at the same step, and implements it for a job of one rank.
 
 The Tuner calls an Agreement and does not know how many ranks there are (several: `rank_agreement`).  At every step
-boundary it calls `note` (one step was done).  Where the agreement `has_business` it also calls, in this order, `listen`
+boundary it calls `note` (one step was done).  Where the agreement `has_vote` it also calls, in this order, `listen`
 (what came in) and `decide` (what all ranks apply now, if anything).  `decide` is called there in every case, also after
 an exception elsewhere, because all ranks launch the votes at fixed boundaries.
 
@@ -22,11 +22,11 @@ from .capabilities import Offer, live_knobs
 from .channels import VoteSubject
 from .protocol import JobPace, Proposal, ProposalKind
 
-__all__ = ["Agreement", "AgreementHeard", "LocalAgreement", "RendezvousError"]
+__all__ = ["Agreement", "AgreementUpdate", "LocalAgreement", "RendezvousError"]
 
 
 @dataclass(slots=True)
-class AgreementHeard:
+class AgreementUpdate:
     """What came in at one boundary: `refused` (knob -> reason) once, when the knobs are settled; then paces."""
 
     refused: dict[str, str] | None = None
@@ -52,7 +52,7 @@ class Agreement(Protocol):
         ...
 
     @property
-    def has_business(self) -> bool:
+    def has_vote(self) -> bool:
         """Whether `listen` and `decide` can have anything to do at this boundary."""
         ...
 
@@ -93,7 +93,7 @@ class Agreement(Protocol):
         """One step of this rank is done; its pace is None where it was not measured."""
         ...
 
-    def listen(self) -> AgreementHeard:
+    def listen(self) -> AgreementUpdate:
         """Return what came in since the last call; never waits and never raises: a failure freezes tuning."""
         ...
 
@@ -158,7 +158,7 @@ class LocalAgreement:
         self.disturbed: dict[int, int] = {}
         self.are_all_calm = False
         self.has_left = False
-        self._heard = AgreementHeard()
+        self._heard = AgreementUpdate()
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
 
@@ -168,7 +168,7 @@ class LocalAgreement:
         return self.frozen is not None
 
     @property
-    def has_business(self) -> bool:
+    def has_vote(self) -> bool:
         """Always True: what is noted can be taken at once."""
         return True
 
@@ -191,9 +191,9 @@ class LocalAgreement:
         if pace_ns is not None:
             self._heard.paces.append(JobPace(step, pace_ns, profiled))
 
-    def listen(self) -> AgreementHeard:
+    def listen(self) -> AgreementUpdate:
         """Return what was noted."""
-        heard, self._heard = self._heard, AgreementHeard()
+        heard, self._heard = self._heard, AgreementUpdate()
         return heard
 
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:

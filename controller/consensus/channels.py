@@ -1,12 +1,12 @@
 """Carries numbers between ranks: the two channels of `protocol`, each on a gloo group of pacecar's own, after a `meet`.
 
     SideChannel   numbered asynchronous gathers, polled and never waited for
-    JobChannel    frames: what all ranks say at the same point of the training, read a step later or at once
+    VoteChannel    frames: what all ranks say at the same point of the training, read a step later or at once
 
 Neither is the job's own group: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
 answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
 
-On the JobChannel every frame is a gather of the same few words, so that whatever two ranks send at the same place
+On the VoteChannel every frame is a gather of the same few words, so that whatever two ranks send at the same place
 in the order of frames, it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks
 are not at the same point; all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
 last frame that says so, in advance: the others read it when they send theirs, and wait for no one.
@@ -34,11 +34,11 @@ __all__ = [
     "BODY_WORDS",
     "MEET_SECONDS",
     "Frame",
-    "JobChannel",
     "LateError",
     "LeftError",
     "RendezvousError",
     "SideChannel",
+    "VoteChannel",
     "VoteSubject",
     "meet",
 ]
@@ -163,7 +163,7 @@ class Frame:
         self.is_checked = False
 
 
-class JobChannel:
+class VoteChannel:
     """Frames of one size on a gloo group of our own, in the same order on all ranks."""
 
     def __init__(self, rank: int, world_size: int) -> None:

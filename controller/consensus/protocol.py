@@ -192,7 +192,7 @@ class ProtocolMember:
         self._ranges.append(_Range(self._ordinal, self.epoch, first_step, tuple(paces), tuple(profiled)))
         if len(self._ranges) > QUEUE_MAX:
             self.freeze(f"the side group is {QUEUE_MAX} control periods late")
-            self.abandon_side()
+            self.close_side_channel()
 
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Rank 0: put this to the vote until it is applied, replaced or withdrawn; repeating it changes nothing."""
@@ -222,7 +222,7 @@ class ProtocolMember:
         """Whether `next_vector` would return something."""
         return self._offer is not None or (bool(self._ranges) and not self._side_is_done)
 
-    def abandon_side(self) -> None:
+    def close_side_channel(self) -> None:
         """Use the side channel no more, and drop what waits for it."""
         self._side_is_done = True
         self._ranges.clear()
@@ -230,7 +230,7 @@ class ProtocolMember:
 
     # --- what it receives there --------------------------------------------------------------------
 
-    def hear_offers(self, vectors: Sequence[Sequence[int]]) -> dict[str, str]:
+    def receive_offers(self, vectors: Sequence[Sequence[int]]) -> dict[str, str]:
         """Learn from the first gather what all ranks can turn: `spaces`; return why the other knobs are not tuned.
 
         Raises:
@@ -251,7 +251,7 @@ class ProtocolMember:
         frozen = [rank for rank, words in enumerate(vectors) if words[4] & _FLAG_FROZEN]
         if frozen:
             self.freeze(f"rank {frozen[0]} froze" if frozen[0] != self.rank else "this rank froze")
-            self.abandon_side()  # every rank reads this in the same gather, so none is left unmatched
+            self.close_side_channel()  # every rank reads this in the same gather, so none is left unmatched
             return []
         for index, name in enumerate(("protocol version", "gather", "knob epoch", "layout")):
             seen = sorted({words[index] for words in vectors})

@@ -25,22 +25,22 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pacecar.profiler.ranks.collectives import sequence
+from pacecar.profiler.ranks.hang_detector import sequence
 from pacecar.profiler.transport.side_group import failure, job_store
 from pacecar.torch_internals import lacking
 
 from ..observation import KnobSpace
-from .agreement import AgreementHeard
+from .agreement import AgreementUpdate
 from .capabilities import Offer
 from .channels import (
     BODY_WORDS,
     MEET_SECONDS,
     Frame,
-    JobChannel,
     LateError,
     LeftError,
     RendezvousError,
     SideChannel,
+    VoteChannel,
     VoteSubject,
     meet,
 )
@@ -71,9 +71,9 @@ MISSED_MAX = 4
 """After so many switches left out in a row, or votes of ranks that had made different numbers of collectives, the ranks
 are out of step for good."""
 
-_BALLOT_WORDS = 5
+_VOTE_NUMBERS = 5
 
-VOTE_WORDS = _BALLOT_WORDS + 1
+VOTE_WORDS = _VOTE_NUMBERS + 1
 """The five numbers of a vote, and how many collectives the job's group has had."""
 
 _meetings = itertools.count()
@@ -99,13 +99,13 @@ class RankAgreement:
         self._meet_seconds = meet_seconds
         self._member = ProtocolMember(rank, world_size)
         self._side = SideChannel(world_size)
-        self._main = JobChannel(rank, world_size)
+        self._main = VoteChannel(rank, world_size)
         self._votes = votes
         self._collectives = collectives
         self._vote: Frame | None = None
         self._missed = 0
         self._boundary = 0
-        self._meets_at = PERIOD
+        self._vote_due = PERIOD
         self._offer_is_heard = False
         self._has_offered = False
         self._range: list[tuple[int, int | None, bool]] = []
@@ -128,13 +128,13 @@ class RankAgreement:
         return self._member.has_retired
 
     @property
-    def has_business(self) -> bool:
+    def has_vote(self) -> bool:
         """Whether a vote is launched or read at this boundary; gathers are polled and posted there too.
 
         A gather that was posted where a vote was read is taken where the next is launched, if it is complete by then,
         just before the vote on what it brought.
         """
-        return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
+        return self._boundary >= self._vote_due - 1 or self._member.frozen is not None
 
     @property
     def are_all_calm(self) -> bool:
@@ -191,14 +191,14 @@ class RankAgreement:
         if not self._has_offered:
             return
         self._range.append((step, pace_ns, profiled))
-        if self._boundary == self._meets_at and self._range:
+        if self._boundary == self._vote_due and self._range:
             last = self._range[-CALM_PERIOD:]
             self._range.clear()
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
-    def listen(self) -> AgreementHeard:
+    def listen(self) -> AgreementUpdate:
         """Take the outstanding gather, if it is complete, and post the next."""
-        heard = AgreementHeard()
+        heard = AgreementUpdate()
         if self.has_left:
             return heard
         try:
@@ -207,7 +207,7 @@ class RankAgreement:
                 if self._offer_is_heard:
                     heard.paces = self._member.hear(words)
                 else:
-                    heard.refused = self._member.hear_offers(words)
+                    heard.refused = self._member.receive_offers(words)
                     self._offer_is_heard = True
             if not self._side.is_busy:
                 vector = self._member.next_vector()
@@ -219,7 +219,7 @@ class RankAgreement:
 
     def _side_failed(self, error: Exception) -> None:
         self._member.freeze(f"side group failed: {failure(error)}")
-        self._member.abandon_side()
+        self._member.close_side_channel()
 
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Carry the proposal in the next gathers until it is applied."""
@@ -233,16 +233,16 @@ class RankAgreement:
         """Launch a vote one boundary before it is due and read it when it is; the result says when the next is due."""
         member = self._member
         votes = self._votes and not member.has_retired
-        if self._boundary == self._meets_at - 1:
+        if self._boundary == self._vote_due - 1:
             if votes:
                 self._launch(can_apply)
             return None
-        if self._boundary != self._meets_at:
+        if self._boundary != self._vote_due:
             return None
         try:
             return self._read() if votes and self._vote is not None else None
         finally:
-            self._meets_at += member.period
+            self._vote_due += member.period
 
     def _launch(self, can_apply: Callable[[Proposal], bool]) -> None:
         place = self._collectives() or 0
@@ -258,10 +258,10 @@ class RankAgreement:
         if rows is None:
             return None
         self._vote = None
-        *lowest, place = [min(words) for words in zip(*rows, strict=True)][: _BALLOT_WORDS + 1]
+        *lowest, place = [min(words) for words in zip(*rows, strict=True)][: _VOTE_NUMBERS + 1]
         proposal = self._member.tally(lowest)
-        if any(row[_BALLOT_WORDS] != place for row in rows):
-            self._miss("ranks have made different numbers of collectives")
+        if any(row[_VOTE_NUMBERS] != place for row in rows):
+            self._count_missed("ranks have made different numbers of collectives")
         elif proposal is None and self._member.held is None:
             self._missed = 0
         return proposal
@@ -284,14 +284,14 @@ class RankAgreement:
         if reason is not None:
             self._member.freeze(reason)
         self._member.has_retired = True
-        self._member.abandon_side()
+        self._member.close_side_channel()
         self.has_left = True
         self._vote = None
         if not is_known:
             with contextlib.suppress(Exception):  # a group that failed carries no last frame either
                 self._main.leave()
 
-    def _miss(self, reason: str) -> None:
+    def _count_missed(self, reason: str) -> None:
         self._missed += 1
         if self._missed >= MISSED_MAX:
             self._member.freeze(f"{reason}: they are out of step")
@@ -337,7 +337,7 @@ class RankAgreement:
             self._gone(None, is_known=True)
         else:
             self._member.failed(proposal)
-            self._miss("the ranks did not come to a switch together")
+            self._count_missed("the ranks did not come to a switch together")
         return is_on
 
     def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:

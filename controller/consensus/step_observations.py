@@ -86,7 +86,7 @@ class MeasuredSteps(Protocol):
 class ObservationListener:
     """Selects which of the steps that were only counted are observed, beside all that were measured.
 
-    To observe a step takes the tuner HEARING_NS (job.tuner_wiring), which is nothing beside a long step.  For a shorter
+    To observe a step takes the tuner DECIDE_NS (job.tuner_wiring), which is nothing beside a long step.  For a shorter
     one (from `counted_ns_min` on) that is worth it in a trial, which would otherwise last the longer the fewer steps
     are measured.  While all ranks are calm the measured ones tell enough.
     """

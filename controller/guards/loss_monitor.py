@@ -36,7 +36,7 @@ SAMPLE_NUMEL = 8192
 """128 Ki values at most: 0.2 to 0.3 ms on a CPU core that others use too, a launch or two on a GPU."""
 
 
-class _Late:
+class _PendingSignals:
     """Two numbers of one step on their way to the host."""
 
     def __init__(self, step: int, loss: Tensor | float | None, norm: Tensor | None, choice: str) -> None:
@@ -81,7 +81,7 @@ class LossMonitor:
     def __init__(self, model: nn.Module) -> None:
         self._slices = _sample([p for p in model.parameters() if p.requires_grad])
         self._loss: Tensor | float | None = None
-        self._late: deque[_Late] = deque(maxlen=PENDING_MAX)
+        self._late: deque[_PendingSignals] = deque(maxlen=PENDING_MAX)
         self._is_broken = False
         self._step = 0
         self.choice: Callable[[], str] = lambda: "none"
@@ -107,7 +107,7 @@ class LossMonitor:
         if self._is_broken:
             return
         try:
-            self._late.append(_Late(self._step, loss, self._norm(), self.choice()))
+            self._late.append(_PendingSignals(self._step, loss, self._norm(), self.choice()))
         except Exception as error:  # noqa: BLE001
             self._break(f"a gradient ({type(error).__name__}: {error})")
 

@@ -81,7 +81,7 @@ class DisturbanceGate:
         self._is_busy = False
         self._held: Disturbance | None = None
         self._gave_up: set[Disturbance] = set()
-        self._patience_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
+        self._hold_left_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
         self._asked_ns: int | None = None
 
     def heed(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
@@ -121,11 +121,11 @@ class DisturbanceGate:
         self._gave_up &= bad.keys()
         for kind in Disturbance:
             if kind is self._held:
-                self._patience_ns[kind] -= elapsed_ns
+                self._hold_left_ns[kind] -= elapsed_ns
             elif kind not in bad:
-                regained = self._patience_ns[kind] + REGAIN_RATIO * elapsed_ns
-                self._patience_ns[kind] = min(HOLD_SECONDS_MAX * NS_PER_SECOND, regained)
-            if self._patience_ns[kind] < 0 and kind in bad:
+                regained = self._hold_left_ns[kind] + REGAIN_RATIO * elapsed_ns
+                self._hold_left_ns[kind] = min(HOLD_SECONDS_MAX * NS_PER_SECOND, regained)
+            if self._hold_left_ns[kind] < 0 and kind in bad:
                 self._gave_up.add(kind)
         self._held = next((kind for kind in Disturbance if kind in bad and kind not in self._gave_up), None)
         return None if self._held is None else (self._held, bad[self._held])

@@ -69,7 +69,7 @@ class OomSafeTrial:
         self.batcher = batcher
         parameter = next(model.parameters(), None)
         self._device = parameter.device if parameter is not None else torch.device("cpu")
-        self._headrooms = {name: MemoryForecast(self._device) for name in ("micro_batch", "micro_tokens")}
+        self._forecasts = {name: MemoryForecast(self._device) for name in ("micro_batch", "micro_tokens")}
         self._can_redo: bool | None = None
         self._running = 0
         self._was_last = False
@@ -112,7 +112,7 @@ class OomSafeTrial:
     ) -> None:
         """Find out whether what is in force fits on all ranks; else go back on all of them."""
         assert limit.value is not None, "the whole batch is no unproven size"
-        headroom, size = self._headrooms[name], limit.value
+        headroom, size = self._forecasts[name], limit.value
         failure = headroom.refuse(limit.fallback or size, size, self.room())
         if failure is None:
             failure = self._scratch(largest, loss_fn)

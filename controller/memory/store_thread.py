@@ -31,7 +31,7 @@ from .knob_store import (
     used,
 )
 
-__all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "StoreThread", "keeper_of"]
+__all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "StoreThread", "store_thread_for"]
 
 EDITS_MAX = 16
 """Most changes that wait to be written; a run has a few."""
@@ -124,7 +124,7 @@ class StoreThread:
             pass
 
 
-def keeper_of(knobs_file: str | None) -> StoreThread | None:
+def store_thread_for(knobs_file: str | None) -> StoreThread | None:
     """Return a thread for `knobs_file`, else for the file in the user's own folder; None for a user who has none."""
     if knobs_file is not None:
         return StoreThread(KnobStore(Path(knobs_file).expanduser().absolute(), is_ours=False))
@@ -136,7 +136,7 @@ class JobMemory:
     """The store as one job uses it: by its own fingerprint, and with its own name on what it writes."""
 
     def __init__(self, keeper: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
-        self._keeper = keeper
+        self._store_thread = keeper
         self._fingerprint = fingerprint
         self._hello = hello
         self._clock = clock
@@ -144,7 +144,7 @@ class JobMemory:
     def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
         """Return what is known of a job like this one that began with these values."""
         self._fingerprint = msgspec.structs.replace(self._fingerprint, began=dict(began))
-        return self._keeper.recall(self._fingerprint)
+        return self._store_thread.recall(self._fingerprint)
 
     def keep(self, knobs: Mapping[str, int], gain_ratio: float, pace_ns: int | None, steps: int) -> None:
         """Remember these as the best."""
@@ -161,13 +161,13 @@ class JobMemory:
             job=self._hello.job,
             pacecar_version=self._hello.pacecar_version,
         )
-        self._keeper.put(lambda entries: remembered(entries, entry))
+        self._store_thread.put(lambda entries: remembered(entries, entry))
 
     def use(self, entry: StoredKnobs) -> None:
         """Note that `entry` is tried."""
         now = self._clock.wall_ns()
-        self._keeper.put(lambda entries: used(entries, entry, now))
+        self._store_thread.put(lambda entries: used(entries, entry, now))
 
     def doubt(self, entry: StoredKnobs, why: str) -> None:
         """Note that `entry` did not hold."""
-        self._keeper.put(lambda entries: stale(entries, entry, why))
+        self._store_thread.put(lambda entries: stale(entries, entry, why))

@@ -4,20 +4,47 @@ A job's pace shows most changes, its all-reduces those that the pace does not sh
 about settings no longer holds.  What was seen since the change does hold: forecasts for the new search begin with those
 windows.  More of them are asked for as soon as a change is suspected, not once it is certain.
 
+`LinkChangeDetector` detects a changed link, also where the job's pace does not show it, from the all-reduces of exact
+windows.
+
+The obvious sign is the pace.  But where communication lies under backward, or half of it was rounded away, the pace
+stays where it is while alpha or beta change by a multiple.  Every forecast then goes on resting on a link that is no
+more, and on a mixture of both once new windows come in.  So windows of one setting are compared: of each bucket the
+duration over its usual one (median), of the buckets the median of these ratios, weighed by how long the buckets take.
+By these weights a changed beta shows in the large buckets, and a changed alpha in jobs whose buckets cost little else.
+The first bucket, which waits for the last rank, never decides among several.
+
+    before   [1 MiB] 7 ms   [25 MiB] 210 ms   [14 MiB] 120 ms
+    now      [1 MiB] 9 ms   [25 MiB]  44 ms   [14 MiB]  25 ms     -> 0.21 of what it was
+
+One window alone proves nothing: another job's burst or a garbage collection on a core that sends looks the same.
+CONFIRM_WINDOWS in a row must agree, each by far more than windows differ; after the first of them whoever takes windows
+is asked for the next ones soon (`is_suspicious`).
+
+Pure.  Left out: windows that did not record their all-reduces one by one (a sum of communication includes the wait for
+other ranks, which `pace_tracker` judges), and slow drift, which the reference follows.
+
 Left out: what follows from a change (the policy).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from ..forecast.setting_history import Setting, setting_of
 from ..observation import Observation
-from .link_watch import CONFIRM_WINDOWS, LinkChangeDetector
 from .pace_tracker import PaceAlarm, PaceTracker
 
-__all__ = ["ChangeDetector", "DetectedChange"]
+__all__ = [
+    "CONFIRM_WINDOWS",
+    "ChangeDetector",
+    "DetectedChange",
+    "LinkChangeDetector",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +109,94 @@ class ChangeDetector:
         if alarm is None:
             return self._link.is_suspicious
         return sum(window.step > alarm.suspected_at for window in self._recent) < CONFIRM_WINDOWS
+
+
+CONFIRM_WINDOWS = 3
+"""Windows in a row that must agree."""
+
+REFERENCE_MIN = 4
+REFERENCE_MAX = 8
+"""Windows that say what is usual: fewer do not show how much windows differ, and of more the oldest are out of date."""
+
+CHANGE_MIN = math.log(1.5)
+"""Logarithm of the smallest factor that counts.  Below it other settings are hardly worth more than before: a link's
+share of a step is seldom over a half."""
+
+CHANGE_NOISES = 4.0
+"""Standard deviations of a window below which a difference is noise and no change."""
+
+NOISE_MIN = 0.1
+"""Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
+ms)."""
+
+QUARTILE = 0.6745
+"""The median deviation of Gaussian noise, in standard deviations."""
+
+
+class LinkChangeDetector:
+    """Takes the windows of the setting in force, in order."""
+
+    def __init__(self) -> None:
+        self._setting: Setting = ()
+        self._reference: deque[tuple[float, ...]] = deque(maxlen=REFERENCE_MAX)
+        self._suspects: list[tuple[float, tuple[float, ...]]] = []
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the last window was unlike those before, so that more windows are needed."""
+        return bool(self._suspects)
+
+    def observe(self, values: Mapping[str, int], window: Observation) -> float | None:
+        """Take a window under `values`; return by what factor all-reduces take longer now, where the last ones agree.
+
+        Other values, or another number of buckets, need another reference, which is begun anew.
+        """
+        durations = _durations(window)
+        if durations is None:
+            return None
+        setting = setting_of(values)
+        if setting != self._setting or (self._reference and len(self._reference[0]) != len(durations)):
+            self._setting, self._suspects = setting, []
+            self._reference.clear()
+        if len(self._reference) < REFERENCE_MIN:
+            self._reference.append(durations)
+            return None
+        usual = tuple(median(column) for column in zip(*self._reference, strict=True))
+        change = _change(durations, usual)
+        if abs(change) < max(CHANGE_MIN, CHANGE_NOISES * self._noise(usual)):
+            self._suspects = []
+            self._reference.append(durations)
+            return None
+        if self._suspects and self._suspects[-1][0] * change < 0:
+            self._suspects = []
+        self._suspects.append((change, durations))
+        if len(self._suspects) < CONFIRM_WINDOWS:
+            return None
+        factor = math.exp(median(change for change, _ in self._suspects))
+        self._reference.clear()
+        self._reference.extend(durations for _, durations in self._suspects)
+        self._suspects = []
+        return factor
+
+    def _noise(self, usual: Sequence[float]) -> float:
+        """Return the standard deviation of a window's change, raised by what so few windows may be off by."""
+        spread = median(abs(_change(seen, usual)) for seen in self._reference) / QUARTILE
+        return max(NOISE_MIN, spread * (1 + 1 / math.sqrt(len(self._reference))))
+
+
+def _durations(window: Observation) -> tuple[float, ...] | None:
+    if window.backward is None or not window.exact or not window.backward.reduces:
+        return None
+    durations = tuple(float(end - begin) for begin, end in window.backward.reduces)
+    return durations if min(durations) > 0 else None
+
+
+def _change(durations: Sequence[float], usual: Sequence[float]) -> float:
+    """Return the logarithm of how much longer the buckets took than usual: the median, weighed by the usual."""
+    ratios = sorted((math.log(now / then), then) for now, then in zip(durations, usual, strict=True))
+    half, passed = math.fsum(usual) / 2, 0.0
+    for ratio, weight in ratios:
+        passed += weight
+        if passed >= half:
+            return ratio
+    return ratios[-1][0]

@@ -114,8 +114,8 @@ class OrderedPolicy(Policy):
         self._must_ask = False  # request the kept values, though the stage may not
         self._last: Observation | None = None
         self._paces: deque[tuple[dict[str, int], int]] = deque(maxlen=PACES_MAX)
-        self._recalled: StoredKnobs | None = None
-        self._is_tainted = False
+        self._remembered: StoredKnobs | None = None
+        self._was_changed_by_hand = False
         self.began: dict[str, int] = {}
         self.by_hand: set[str] = set()
         self.over: str | None = NOT_BEGUN
@@ -135,7 +135,7 @@ class OrderedPolicy(Policy):
             recollection = RememberedSettingTrial(self._config, entry.knobs, entry.gain_ratio, _told(entry))
             self._stages.start(recollection)
             if not recollection.is_over:
-                self._recalled = entry
+                self._remembered = entry
                 self._memory.use(entry)
                 return
             self._stages.stop("nothing that is remembered is possible here")
@@ -225,7 +225,7 @@ class OrderedPolicy(Policy):
             self._must_ask = True
             return
         order.number = self._stages.number()
-        self._is_tainted = True
+        self._was_changed_by_hand = True
         self._stages.stop(f"{order.action} {order.who}")
         if self._last is not None:
             values = order.values or self.began
@@ -272,8 +272,8 @@ class OrderedPolicy(Policy):
             else:
                 self._frozen = f"rolled back {order.who}"
                 self.by_hand.clear()
-                if self._recalled is not None and self._memory is not None:
-                    self._memory.doubt(self._recalled, self._frozen)
+                if self._remembered is not None and self._memory is not None:
+                    self._memory.doubt(self._remembered, self._frozen)
         if end is not None:
             self._restart("")
         return TuningTurn(order.number, wanted if end != "refused" else self.kept)
@@ -326,7 +326,7 @@ class OrderedPolicy(Policy):
             self._stages.policy.hold(reason, is_brief=is_brief)
 
     def _close_recollection(self, stage: RememberedSettingTrial) -> None:
-        entry = self._recalled
+        entry = self._remembered
         if entry is not None and self._memory is not None and stage.outcome in ("rolled_back", "barred"):
             self._memory.doubt(entry, stage.detail)
         self._restart("")
@@ -335,7 +335,7 @@ class OrderedPolicy(Policy):
         """Remember what was kept, unless a person's order changed values before."""
         remaining, kept = self._stages.remaining, self.kept
         changed = {knob: value for knob, value in kept.items() if value != self.began.get(knob)}
-        if self._memory is None or self._is_tainted or remaining is None or remaining >= 1 or not changed:
+        if self._memory is None or self._was_changed_by_hand or remaining is None or remaining >= 1 or not changed:
             return
         paces = [pace for values, pace in self._paces if all(values.get(k) == v for k, v in kept.items())]
         pace_ns = round(median(paces)) if len(paces) >= PACES_MIN else None

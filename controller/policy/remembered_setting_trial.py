@@ -53,7 +53,7 @@ class RememberedSettingTrial(Policy):
         self._in_force: dict[str, int] = {}
         self._asked: tuple[dict[str, int], bool] = ({}, False)
         self._pace = TrackedPace()
-        self._purse = ExplorationBudget(config.exploration_budget)
+        self._budget = ExplorationBudget(config.exploration_budget)
         self._trial: AbTrial | None = None
         self._last: Observation | None = None
         self._records: list[Record] = []
@@ -68,7 +68,7 @@ class RememberedSettingTrial(Policy):
     @property
     def spent_ns(self) -> float:
         """Time lost to exploring so far."""
-        return self._purse.spent_ns
+        return self._budget.spent_ns
 
     # --- the Policy protocol ---
 
@@ -117,9 +117,9 @@ class RememberedSettingTrial(Policy):
             self._lose(values)
             return
         if values != self._in_force:
-            self._purse.close_stretch()
+            self._budget.close_stretch()
         self._in_force = values
-        self._purse.pass_step(step.pace_ns)
+        self._budget.pass_step(step.pace_ns)
         if self._is_held:
             self._pace.interrupt()
             if self._trial is not None:
@@ -156,7 +156,7 @@ class RememberedSettingTrial(Policy):
 
     def _follow(self, trial: AbTrial, step: Observation) -> None:
         if self._in_force != self.kept and not step.profiled:
-            self._purse.charge(step.pace_ns - self._pace.mean_ns)
+            self._budget.charge(step.pace_ns - self._pace.mean_ns)
         end = trial.observe(step)
         if end is None:
             self._say("trial", self._progress(trial), step)
@@ -213,7 +213,7 @@ class RememberedSettingTrial(Policy):
                     evidence=None if evidence is None else evidence.e_value,
                     trial_steps=trial.steps,
                     # One trial, several verdicts: the first carries the cost of all.
-                    exploration_ns=round(self._purse.balance_ns) if number == 1 else 0,
+                    exploration_ns=round(self._budget.balance_ns) if number == 1 else 0,
                     reason=self.detail,
                 )
             )
@@ -255,7 +255,7 @@ class RememberedSettingTrial(Policy):
                     detail=detail,
                     step=step.step,
                     wall_ns=step.wall_ns,
-                    exploration_ns=round(self._purse.spent_ns),
+                    exploration_ns=round(self._budget.spent_ns),
                     trials=int(self._trial is not None or self.outcome is not None),
                 )
             )

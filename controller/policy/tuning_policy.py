@@ -70,15 +70,15 @@ class TuningPolicy(Policy):
     def __init__(self, config: TuneConfig) -> None:
         self._config = config
         self._state: State = "warming"
-        self._scribe = DecisionRecords("")
+        self._records = DecisionRecords("")
         self._mode: Literal["advise", "exact"] = "exact"
         self._kept: dict[str, int] = {}
         self._asked: tuple[dict[str, int], bool] = ({}, False)
         self._in_force: dict[str, int] = {}
-        self._explorer = CandidateSelection(config, JobFacts(job="", world_size=1), ())
+        self._selection = CandidateSelection(config, JobFacts(job="", world_size=1), ())
         self._pace = TrackedPace()
-        self._lookout = ChangeDetector()
-        self._purse = ExplorationBudget(config.exploration_budget)
+        self._changes = ChangeDetector()
+        self._budget = ExplorationBudget(config.exploration_budget)
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
@@ -86,33 +86,33 @@ class TuningPolicy(Policy):
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
-        self._astray = self._never_came = 0
+        self._steps_off_kept = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
         self._until = 0
         self._advice: dict[str, tuple[int, bool]] = {}
         self._held: str | None = None
         self._is_brief = False
-        self._thaw: Literal["never", "calm", "release"] = "never"
+        self._resumes_on: Literal["never", "calm", "release"] = "never"
 
     @property
     def model(self) -> GainModel:
         """What was learnt, with every forecast beside its measurement."""
-        return self._explorer.model
+        return self._selection.model
 
     @property
     def spent_ns(self) -> float:
         """Time lost to exploring so far."""
-        return self._purse.spent_ns
+        return self._budget.spent_ns
 
     # --- the Policy protocol ---
 
     def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation."""
-        self._scribe, self._mode = DecisionRecords(facts.job), mode
+        self._records, self._mode = DecisionRecords(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._explorer = CandidateSelection(self._config, facts, spaces)
+        self._selection = CandidateSelection(self._config, facts, spaces)
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         """Judge no step from the next one on; None releases."""
@@ -122,35 +122,35 @@ class TuningPolicy(Policy):
         """Take the steps since the last call; return the requested turn, if any, and records for people."""
         for step in observations:
             if self._held is not None or self._state == "frozen":
-                self._sit_out(step)
+                self._skip(step)
             else:
                 self._take(step)
-        return self._wish(), self._scribe.take()
+        return self._wish(), self._records.take()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """End: no more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
             self._abandon(self._open, f"{reason} before it was decided", self._last)
-        return self._scribe.take()
+        return self._records.take()
 
     # --- one step ---
 
-    def _sit_out(self, step: Observation) -> None:
+    def _skip(self, step: Observation) -> None:
         """Take a step while frozen or held: only look whether that is over."""
         self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
         if self._last is None or step.step > self._last.step:
             self._last = step
-        self._purse.pass_step(step.pace_ns)
+        self._budget.pass_step(step.pace_ns)
         self._pace.interrupt()
         if self._open is not None:
             self._open.trial.interrupt(step.step)
         if self._held is not None:
-            if not self._is_brief and self._thaw != "release" and self._state != "frozen":
+            if not self._is_brief and self._resumes_on != "release" and self._state != "frozen":
                 self._freeze(self._held, step, until="release")
             return
         is_calm = self._stalls.is_over(step)
-        if self._thaw == "release" or (self._thaw == "calm" and is_calm):
-            self._thaw = "never"
+        if self._resumes_on == "release" or (self._resumes_on == "calm" and is_calm):
+            self._resumes_on = "never"
             self._stalls.restart()
             self._say("advising" if self._mode == "advise" else "screening", "going on", step)
 
@@ -171,19 +171,19 @@ class TuningPolicy(Policy):
         self._last = step
         self._steps += 1
         self._account(step)
-        self._explorer.model.learn(step)
-        self._explorer.see(step.node)
-        self._lookout.take(step)
+        self._selection.model.learn(step)
+        self._selection.see(step.node)
+        self._changes.take(step)
         if self._open is not None:
             self._follow(self._open, step)
             return
         if self._in_force != self._kept:
             self._pace.interrupt()
-            self._astray += 1
-            if self._astray > 2 * WAIT_STEPS_MAX:
+            self._steps_off_kept += 1
+            if self._steps_off_kept > 2 * WAIT_STEPS_MAX:
                 self._freeze(f"the ranks did not come back to {self._name(self._kept)}", step)
             return
-        self._astray = 0
+        self._steps_off_kept = 0
         if max(self._steps, step.step) <= self._config.warmup_steps:
             self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
             return
@@ -198,10 +198,10 @@ class TuningPolicy(Policy):
         """Take a step with no trial open and the kept setting in force: look for a change, or begin a trial."""
         nulls = len(self._pace.nulls)
         may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
-        if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
+        if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._selection.is_clear(self._kept, self._pace.typical_ns)):
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
-        change = self._lookout.observe(self._kept, level, self._pace.window_noise, step)
+        change = self._changes.observe(self._kept, level, self._pace.window_noise, step)
         if change is not None:
             self._reopen(change, step)
         elif level is not None and self._is_patience_over:
@@ -218,15 +218,15 @@ class TuningPolicy(Policy):
         values = {knob: step.values[knob] for knob in self._kept}
         if values != self._in_force:
             if self._in_force:
-                self._purse.close_stretch()
+                self._budget.close_stretch()
             self._in_force, self._since_switch = values, 0
         self._since_switch += 1
-        self._purse.pass_step(step.pace_ns)
-        is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
+        self._budget.pass_step(step.pace_ns)
+        is_settling = self._since_switch <= SETTLE_STEPS and self._records.decisions > 0
         if self._mean_ns is None or step.profiled or self._stalls.is_stall(step):
             return  # a rank that stalls is not the candidate's fault
         if values != self._kept or is_settling:
-            self._purse.charge(step.pace_ns - self._mean_ns)
+            self._budget.charge(step.pace_ns - self._mean_ns)
         elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
             self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
@@ -234,7 +234,7 @@ class TuningPolicy(Policy):
 
     def _screen_next(self, step: Observation) -> None:
         """Open the best trial there is, or say why none."""
-        if not self._explorer.spaces:
+        if not self._selection.spaces:
             self._say("watching", "no knob can be turned here", step)
             return
         latency = self._latency_steps or LATENCY_STEPS_PRIOR
@@ -243,9 +243,9 @@ class TuningPolicy(Policy):
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
         typical_ns = pace.typical_ns
-        choice = self._explorer.choose(
+        choice = self._selection.choose(
             self._kept,
-            self._purse,
+            self._budget,
             typical_ns=typical_ns,
             pair_noise=math.sqrt(2) * pace.window_noise,
             window_steps=pace.window_steps,
@@ -258,7 +258,7 @@ class TuningPolicy(Policy):
         if choice.missing_ns is None:
             self._watch_on(f"{self._name(self._kept)}: {choice.why_not}", step)
             return
-        wait = self._purse.wait_steps(typical_ns, choice.missing_ns)
+        wait = self._budget.wait_steps(typical_ns, choice.missing_ns)
         if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
             self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
         until = "and stays so" if wait is None else f"until about step {self._until}"
@@ -276,23 +276,23 @@ class TuningPolicy(Policy):
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
             is_promising=(known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
-            savings=self._explorer.savings_of(candidate),
-            pairs_max=self._explorer.pairs_max(self._steps, self._pace.window_steps),
+            savings=self._selection.savings_of(candidate),
+            pairs_max=self._selection.pairs_max(self._steps, self._pace.window_steps),
             window_steps=self._pace.window_steps,
         )
         old_value = self._kept[candidate.knob]
-        decision = self._scribe.decide("trial", candidate, old_value, step)
-        self._open = OpenTrial(trial, decision, candidate, old_value, self._purse.balance_ns)
+        decision = self._records.decide("trial", candidate, old_value, step)
+        self._open = OpenTrial(trial, decision, candidate, old_value, self._budget.balance_ns)
         self._say("trial", self._open.detail, step)
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
         levels = opened.trial.take_levels()
         noise = self._pace.window_noise
-        change = self._lookout.pace(levels, noise, step)
+        change = self._changes.pace(levels, noise, step)
         if end is None and change is not None:
             end = opened.trial.give_up("the pace moved meanwhile")
-        if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+        if end is None and self._budget.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
             end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
             self._close(opened, end, step, change)
@@ -312,16 +312,16 @@ class TuningPolicy(Policy):
         if has_changed:
             name = phrases.change(knob, opened.old_value, candidate.value)
             change = DetectedChange(f"{name} is worth something else than before", ())
-        self._explorer.learn(
+        self._selection.learn(
             candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
         if outcome == "kept":
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
-            self._lookout.restart()
+            self._changes.restart()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio
-        reason = self._scribe.conclude(opened, end, self._purse.balance_ns, step)
+        reason = self._records.conclude(opened, end, self._budget.balance_ns, step)
         self._open = None
         if self._never_came >= NEVER_CAME_MAX:
             self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
@@ -331,7 +331,7 @@ class TuningPolicy(Policy):
             self._pace.restart()
             self._reopen(change, step)
         if has_changed and outcome == "kept":  # proven under the new conditions, so the old value need not be tried
-            self._explorer.beaten(knob, opened.old_value)
+            self._selection.beaten(knob, opened.old_value)
 
     def _lose(self, knobs: Sequence[str], step: Observation) -> None:
         """Go on without these knobs, which the ranks do not turn any more (one could not be applied)."""
@@ -343,7 +343,7 @@ class TuningPolicy(Policy):
         for values in (self._kept, self._asked[0], self._in_force):
             for knob in knobs:
                 values.pop(knob, None)
-        self._explorer.lose(knobs)
+        self._selection.lose(knobs)
         self._pace.interrupt()
         self._say("screening", f"{', '.join(knobs)} cannot be turned any more", step)
 
@@ -360,7 +360,7 @@ class TuningPolicy(Policy):
         """Let what looked better without proof be tried once more: nothing happened for long."""
         self._patience_steps *= 2
         self._watching_since = self._steps
-        if self._explorer.look_again():
+        if self._selection.look_again():
             self._say("screening", "all quiet: a second look at what was left undecided", step)
 
     def _reopen(self, change: DetectedChange, step: Observation) -> None:
@@ -370,9 +370,9 @@ class TuningPolicy(Policy):
             steps = 2 * self._pace.window_steps * change.alarm.windows
             self._pace.drop_nulls(change.alarm.windows)
             self._pace.resume(self._pace.last_windows)
-        self._explorer.reopen(change.windows)
+        self._selection.reopen(change.windows)
         self._advice.clear()
-        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=steps)
+        self._budget.start_anew(self._mean_ns or step.pace_ns, steps=steps)
         self._patience_steps = SECOND_LOOK_STEPS
         state: State = "advising" if self._mode == "advise" else "screening"
         self._say(state, f"{change.what}: searching again", step)
@@ -380,18 +380,18 @@ class TuningPolicy(Policy):
     def wants_window(self) -> bool:
         """Return whether something seems to have changed, and windows of it are missing."""
         is_away = self._open is not None or self._held is not None or self._state == "frozen"
-        return not is_away and self._lookout.wants_window()
+        return not is_away and self._changes.wants_window()
 
     # --- advice ---
 
     def _advise(self, step: Observation) -> None:
         """Say once for each knob what would be tried and what it should save."""
-        found, left_out = self._explorer.advise(self._kept, self._pace.typical_ns)
+        found, left_out = self._selection.advise(self._kept, self._pace.typical_ns)
         for best in found:
             key = (best.value, best.forecast is not None)
-            if self._advice.get(best.knob) != key and self._scribe.decisions < ADVICE_MAX:
+            if self._advice.get(best.knob) != key and self._records.decisions < ADVICE_MAX:
                 self._advice[best.knob] = key
-                self._scribe.decide("advise", best, self._kept[best.knob], step)
+                self._records.decide("advise", best, self._kept[best.knob], step)
         advised = ", ".join(f"{best.knob} {phrases.setting(best.knob, best.value)}" for best in found)
         said = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
         self._say("advising", said, step)
@@ -399,7 +399,7 @@ class TuningPolicy(Policy):
     # --- ends, requests and status ---
 
     def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
-        self._thaw = until
+        self._resumes_on = until
         self._stalls.restart()
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
@@ -411,7 +411,7 @@ class TuningPolicy(Policy):
         self._open = None
         evidence = opened.trial.evidence
         end = TrialEnd(cause, evidence, None if evidence is None else evidence.gain_ratio, reason)
-        self._scribe.conclude(opened, end, self._purse.balance_ns, step)
+        self._records.conclude(opened, end, self._budget.balance_ns, step)
 
     def _wish(self) -> TuningTurn | None:
         """Return what should be in force, unless it is and was what was requested last."""
@@ -422,11 +422,11 @@ class TuningPolicy(Policy):
         if wanted == self._in_force and (wanted, is_trial) == self._asked:
             return None
         self._asked = (dict(wanted), is_trial)
-        return TuningTurn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
+        return TuningTurn(decision=self._records.decisions, values=dict(wanted), is_trial=is_trial)
 
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {phrases.setting(knob, value)}" for knob, value in values.items())
 
     def _say(self, state: State, detail: str, step: Observation) -> None:
         self._state = state
-        self._scribe.say(state, detail, self._purse.spent_ns, step)
+        self._records.say(state, detail, self._budget.spent_ns, step)

@@ -36,7 +36,7 @@ LINES = 10
 """Lines of a graph: as many colours as can be told apart."""
 
 FAULTS_OF_CLOCKS = "sw_power_cap|hw_slowdown|sw_thermal_slowdown|hw_thermal_slowdown|hw_power_brake"
-"""Reasons that slow down a GPU that has work (as `monitor/jobs/throttles.py`); idle and set clocks are no fault."""
+"""Reasons that slow down a GPU that has work (as `monitor/jobs/node_signals.py`); idle and set clocks are no fault."""
 
 NO_DAEMON = "No daemon is scraped"
 NO_JOB = "No job has reported here"

@@ -182,7 +182,7 @@ def _hooks() -> Section:
     ])  # fmt: skip
 
 
-def _inbox() -> Section:
+def _socket_server() -> Section:
     return Section("What came in and what was refused", [
         (8, 7, time_series("Frames", "Frames taken in and refused by the daemons, by reason.", [
                 Query(combine("sum", rate("pacecar_inbox_frames_total")), "taken"),
@@ -245,5 +245,5 @@ def itself_dashboard() -> core.Dashboard:
         "pacecar-itself",
         "What pacecar costs the machines and the jobs, against its budgets, and what it dropped, refused or missed.",
         variables("job", "node"),
-        [_now(), _daemon(), _hooks(), _collectors(), _inbox(), _recorder()],
+        [_now(), _daemon(), _hooks(), _collectors(), _socket_server(), _recorder()],
     )

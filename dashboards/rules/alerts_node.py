@@ -19,7 +19,7 @@ is that this failed), many errors that were corrected (92), memory marked for re
 Management", in-band reporting.  What could not be corrected says so itself: 48, 94 and 95."""
 
 HELD_RATIO = 0.2
-"""As `monitor/jobs/throttles.py`: less costs a step less than a person would act on."""
+"""As `monitor/jobs/node_signals.py`: less costs a step less than a person would act on."""
 
 HEAT_AND_HARDWARE = "sw_thermal_slowdown|hw_thermal_slowdown|hw_slowdown|hw_power_brake"
 """Of nvmlClocksEventReason* those that are a fault.  Not `sw_power_cap`: a loaded GPU lives at its power limit."""

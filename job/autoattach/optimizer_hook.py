@@ -38,13 +38,13 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     global _heard
     try:
         if _heard is None:
-            _heard = _deaf  # whatever goes wrong now, it is tried once
+            _heard = _ignore  # whatever goes wrong now, it is tried once
             from .loop_watcher import LoopWatcher
 
             _heard = LoopWatcher(_helper_of, is_fork=os.getpid() != _pid).heard
         _heard(optimizer)
     except Exception as error:  # noqa: BLE001  the job comes first
-        _heard = _deaf
+        _heard = _ignore
         _tell(error)
 
 
@@ -62,5 +62,5 @@ def _tell(error: Exception) -> None:
         return
 
 
-def _deaf(optimizer: Optimizer) -> None:
+def _ignore(optimizer: Optimizer) -> None:
     """Ignore the step."""

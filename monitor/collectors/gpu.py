@@ -34,7 +34,7 @@ from ..gpu.driver import DriverMissingError, Nvml, NvmlError
 from ..gpu.driver_session import DriverSession, DriverSessions, FoundDevice
 from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
-from ..gpu.xid_news import XidNews
+from ..gpu.xid_news import GpuChangeLog
 from ..gpu.xid_sources import HeardXid, XidSources
 
 __all__ = ["GpuCollector"]
@@ -83,11 +83,13 @@ class GpuCollector:
         self._sessions = DriverSessions(nvml, clock)
         self._stop_first = False
         self._opener: DriverThread[DriverSession] = DriverThread("gpu-open", self._open, clock, self._returned)
-        self._witnesses = XidSources(nvml, clock, kernel_log)
-        self._listener: DriverThread[HeardXid] = DriverThread("gpu-xid", self._witnesses.listen, clock, self._returned)
+        self._xid_sources = XidSources(nvml, clock, kernel_log)
+        self._listener: DriverThread[HeardXid] = DriverThread(
+            "gpu-xid", self._xid_sources.listen, clock, self._returned
+        )
         self._is_listening = False
-        self._news = XidNews(clock)
-        self._units: dict[str, GpuState] = {}
+        self._news = GpuChangeLog(clock)
+        self._gpus: dict[str, GpuState] = {}
         self._sought: dict[int, GpuState] = {}
         self._left_out = 0
         self._is_open = False
@@ -101,7 +103,7 @@ class GpuCollector:
         """Ask every GPU what is due."""
         if not self._is_begun:
             self._is_begun = True
-            self._witnesses.open()
+            self._xid_sources.open()
         self._keep_session()
         if self._is_open:
             self._ask_all()
@@ -111,10 +113,10 @@ class GpuCollector:
         """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
         if not self._is_open:
             return ()
-        for unit in self._units.values():
+        for unit in self._gpus.values():
             unit.ask_to_glance()
         self._wait_for_glances(GLANCE_SECONDS)
-        return [sample for unit in self._units.values() for sample in unit.gather_glance()]
+        return [sample for unit in self._gpus.values() for sample in unit.gather_glance()]
 
     def close(self) -> None:
         """Release the driver, unless a call hangs in it: then the end of the process releases it."""
@@ -122,12 +124,12 @@ class GpuCollector:
             self._opener,
             self._listener,
         ]
-        workers += [unit.worker for unit in self._units.values()]
+        workers += [unit.worker for unit in self._gpus.values()]
         ended = [worker.stop(STOP_SECONDS if worker.busy_since_ns is None else 0.0) for worker in workers]
         self._sessions.give_up()
         if all(ended) and not self._sessions.is_anyone_hanging():
             self._sessions.close()
-            self._witnesses.close()
+            self._xid_sources.close()
 
     # --- the session ----------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class GpuCollector:
             self._is_open = False
             # A shutdown would wait for the locks of a call that hangs.
             self._stop_first = not self._is_anyone_busy()
-            self._witnesses.detach()
+            self._xid_sources.detach()
             self._opener.ask()
             self._wait(lambda: self._opener.busy_since_ns is None)
             result = self._opener.take()
@@ -167,7 +169,7 @@ class GpuCollector:
         if not self._is_open:
             return self._look_again_ns is None or now >= self._look_again_ns
         # A GPU that hangs needs no new session: it comes back when its call returns.
-        down = [u.down_since_ns for u in self._units.values() if u.down_since_ns is not None and u.reason != "hung"]
+        down = [u.down_since_ns for u in self._gpus.values() if u.down_since_ns is not None and u.reason != "hung"]
         if not down:
             self._reinit_seconds = REINIT_AFTER_SECONDS
             return False
@@ -180,7 +182,7 @@ class GpuCollector:
     def _is_anyone_busy(self) -> bool:
         if self._sessions.is_anyone_hanging() or self._listener.busy_since_ns is not None:
             return True
-        return any(unit.worker.busy_since_ns is not None for unit in self._units.values())
+        return any(unit.worker.busy_since_ns is not None for unit in self._gpus.values())
 
     def _take_session(self, session: DriverSession) -> None:
         now = self._clock.monotonic_ns()
@@ -192,7 +194,7 @@ class GpuCollector:
         self._is_open = True
         self._sought = {}
         self._left_out = session.left_out
-        missing = dict(self._units)
+        missing = dict(self._gpus)
         gpus: list[tuple[int, str, str]] = []
         for found in session.found:
             unit = self._unit_of(found)
@@ -201,15 +203,17 @@ class GpuCollector:
             gpus.append((found.facts.gpu_index, unit.label, found.facts.identity.pci_bus_id))
         problems = {found.facts.gpu_index: (found, str(error)) for found, error in session.problems}
         for unit in missing.values():
-            self._miss(unit, problems, session.hanging)
+            self._count_missed(unit, problems, session.hanging)
         for index, (sought, words) in problems.items():
             self._new_unit(index).seek(sought, "error", words)
-        known = {unit.facts.gpu_index for unit in self._units.values() if unit.facts is not None}
+        known = {unit.facts.gpu_index for unit in self._gpus.values() if unit.facts is not None}
         for index in set(session.hanging) - known:
             self._seek(self._new_unit(index), index)
-        self._witnesses.attach(gpus, has_events=session.has_events)
+        self._xid_sources.attach(gpus, has_events=session.has_events)
 
-    def _miss(self, unit: GpuState, problems: dict[int, tuple[FoundDevice, str]], hanging: Sequence[int]) -> None:
+    def _count_missed(
+        self, unit: GpuState, problems: dict[int, tuple[FoundDevice, str]], hanging: Sequence[int]
+    ) -> None:
         """Go on looking for a GPU that the session lacks, unless a call to it hangs: then it comes back by itself."""
         if unit.worker.busy_since_ns is not None or (unit.facts is None and unit.reason == "hung"):
             unit.detach("hung", "no answer yet")
@@ -230,7 +234,7 @@ class GpuCollector:
 
     def _unit_of(self, found: FoundDevice) -> GpuState:
         """Return the state of that GPU, by its UUID; a new one for a GPU that was never seen."""
-        for unit in self._units.values():
+        for unit in self._gpus.values():
             if unit.device.uuid == found.facts.identity.uuid:
                 return unit
         return self._new_unit(found.facts.gpu_index)
@@ -238,13 +242,13 @@ class GpuCollector:
     def _new_unit(self, index: int) -> GpuState:
         """Return the state at that index that has no UUID yet, or a new one; its label is the index unless taken."""
         label = str(index)
-        unit = self._units.get(label)
+        unit = self._gpus.get(label)
         if unit is not None and not unit.device.uuid:
             return unit
-        while label in self._units:
+        while label in self._gpus:
             index += 1
             label = str(index)
-        unit = self._units[label] = GpuState(
+        unit = self._gpus[label] = GpuState(
             label, self._nvml, self._clock, self._returned, self._news,
             deadline_ns=int(self._deadline_seconds * NS_PER_SECOND),
         )  # fmt: skip
@@ -260,34 +264,34 @@ class GpuCollector:
 
     def _refuse(self, outcome: Absent | Failed, reason: str) -> None:
         self._closed = outcome
-        for unit in self._units.values():
+        for unit in self._gpus.values():
             unit.detach(reason, outcome.reason)
 
     # --- a tick ---------------------------------------------------------------------------------
 
     def _ask_all(self) -> None:
         self._wait_for_glances(self._deadline_seconds)
-        for unit in self._units.values():
+        for unit in self._gpus.values():
             unit.is_glancing = False
             unit.ask()
-        self._is_listening = self._witnesses.is_listening and self._listener.busy_since_ns is None
+        self._is_listening = self._xid_sources.is_listening and self._listener.busy_since_ns is None
         if self._is_listening:
             self._listener.ask()
         # A GPU that was busy before this tick hangs or is slow, and is not waited for again.
         asked: list[DriverThread[DeviceReading] | DriverThread[HeardXid]] = [
-            u.worker for u in self._units.values() if u.was_asked and not u.is_slow
+            u.worker for u in self._gpus.values() if u.was_asked and not u.is_slow
         ]
         if self._is_listening:
             asked.append(self._listener)
         self._wait(lambda: all(worker.busy_since_ns is None for worker in asked))
 
     def _wait_for_glances(self, seconds: float) -> None:
-        glancing = [unit.worker for unit in self._units.values() if unit.is_glancing]
+        glancing = [unit.worker for unit in self._gpus.values() if unit.is_glancing]
         with self._returned:
             self._returned.wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        someone_was_up = any(unit.was_ever_up for unit in self._units.values())
+        someone_was_up = any(unit.was_ever_up for unit in self._gpus.values())
         with self._returned:
             self._returned.wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
 
@@ -295,7 +299,7 @@ class GpuCollector:
         samples: list[Sample] = []
         failures: list[str] = []
         has_stopped = False
-        for unit in self._units.values():
+        for unit in self._gpus.values():
             if self._is_open:
                 read, failed, stopped = unit.gather()
                 samples += read
@@ -306,11 +310,11 @@ class GpuCollector:
             samples += unit.health()
         heard = self._listener.take() if self._is_listening else None
         if isinstance(heard, HeardXid):
-            self._witnesses.note(heard)
+            self._xid_sources.note(heard)
             if heard.failure is not None:
-                self._witnesses.detach()  # until the driver is opened anew
+                self._xid_sources.detach()  # until the driver is opened anew
                 failures.append(f"xid events: {heard.failure}")
-        samples += self._witnesses.samples()
+        samples += self._xid_sources.samples()
         samples.append(Sample("pacecar_gpu_driver_openings_total", (), self._sessions.openings))
         self._news.flush()
         if has_stopped:
@@ -322,7 +326,7 @@ class GpuCollector:
         if self._left_out:
             failures.append(f"{self._left_out} GPUs beyond the first ones left out")
         if not self._is_open and not failures:
-            if not self._units:
+            if not self._gpus:
                 return self._closed
             return Failed(self._closed.reason, tuple(samples))
         if not failures:

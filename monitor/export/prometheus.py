@@ -199,7 +199,7 @@ class Exporter:
     def __init__(self, live: Callable[[], Iterable[Sample]], faults: FaultContainment | None = None) -> None:
         self._live = live
         self._lock = threading.Lock()
-        self._tick_pen, self._live_pen = (
+        self._tick_writer, self._live_pen = (
             MetricWriter(ContainedPart.COLLECTOR, faults),
             MetricWriter(ContainedPart.JOB, faults),
         )
@@ -215,7 +215,7 @@ class Exporter:
 
     def publish(self, samples: Iterable[Sample]) -> None:
         """Serve `samples` from now on; called by one thread."""
-        part = _Part(self._tick_pen.write(samples))
+        part = _Part(self._tick_writer.write(samples))
         with self._lock:
             self._ticks += 1
             forms = [form for form, tick in self._asked.items() if self._ticks - tick <= ASKED_TICKS]

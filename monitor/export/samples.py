@@ -37,7 +37,7 @@ from ..http.event_stream import ViewerFigures
 from ..http.request import WebRefusal
 from ..jobs.cgroup_identity import Residence, reside
 from ..jobs.job_table import JobView, RankView
-from ..jobs.rank_health import crew_samples
+from ..jobs.rank_health import rank_health_samples
 from ..recorder.recorder import Figures
 from ..reload import ReloadFigures
 from ..watched_threads import ThreadFigures
@@ -110,7 +110,7 @@ def _whole_job_samples(job: JobView) -> Iterator[Sample]:
         started_ns = min(rank.hello.started_wall_ns for rank in job.ranks)
         yield sample("pacecar_job_start_time_seconds", started_ns, *job.key)
     yield from _tuner_samples(job)
-    yield from crew_samples(job.key, job.crew)
+    yield from rank_health_samples(job.key, job.crew)
     if job.what_if is not None:
         yield from _what_if_samples(job.key, job.what_if)
 

@@ -6,6 +6,20 @@ the others the time between two samples is charged to what the later one saw.  T
 
 Power as the driver samples it covers about a quarter of the time on A100 and H100.  The energy counter covers all of
 it, so the mean power of a window is energy over time.
+
+`GpuCounter` adds up the driver's counters so that the total never falls, across wraps and restarts.
+
+A counter that falls is read by Prometheus as one that started again, so a counter of 32 bits that wraps loses the rest
+of its last round each time, which is most of it.  The other way round is worse: a driver that was reloaded starts at
+zero, and to take that for a wrap invents four billion bytes.  So a fall is a wrap only when it crosses from the upper
+half of the counter's range to the lower one, and only while the driver was not reloaded; every other fall is a restart.
+
+Some counters are declared with 64 bits and wrap at 32 all the same (nvml.h says of fields 197 and 198 only that the
+value can wrap), so both widths are tried.
+
+A counter that wraps more than once between two readings is read wrong whatever one does: at 20 GB/s one of 32 bits
+wraps five times a second.  So where a link can move a whole round in the time that has passed, there is no total
+(`LinkCounter`), until the counter shows by a value that it has more bits.
 """
 
 from __future__ import annotations
@@ -15,7 +29,7 @@ from collections.abc import Iterator
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-__all__ = ["CLOCK_REASONS", "ClockEvents", "MeanPower"]
+__all__ = ["CLOCK_REASONS", "ROUND", "ClockEvents", "GpuCounter", "LinkCounter", "MeanPower"]
 
 CLOCK_REASONS = {
     0x001: "gpu_idle",
@@ -79,3 +93,77 @@ class MeanPower:
     def restart(self) -> None:
         """Forget the window: the counter began anew, or was not read for a while."""
         self._base = self._milliwatts = None
+
+
+ROUND = 1 << 32
+"""What a counter of 32 bits counts before it wraps."""
+
+
+class GpuCounter:
+    """Adds up a driver's counter; `total` never falls."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._last = 0
+        self._may_be_anew = False
+
+    def take(self, value: int, bits: int = 64) -> int:
+        """Return the total after the driver's counter was read as `value`, of a type with `bits` bits."""
+        if value >= self._last:
+            self.total += value - self._last
+        else:
+            round_length = None if self._may_be_anew else _wrapped_at(self._last, value, bits)
+            self.total += value if round_length is None else value + round_length - self._last
+        self._last, self._may_be_anew = value, False
+        return self.total
+
+    def restart(self) -> None:
+        """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""
+        self._may_be_anew = True
+
+
+class LinkCounter:
+    """Adds up the bytes that a link moved; `total` never falls."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.is_wide = False
+        """Whether it has more than 32 bits: then it does not wrap while the daemon runs."""
+        self._last: int | None = None
+        self._taken_ns = 0
+        self._may_be_anew = False
+
+    def take(self, value: int, now_ns: int, bytes_per_second_max: float | None) -> int | None:
+        """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
+
+        `bytes_per_second_max` is the most that the link can move; None: not known.
+        """
+        self.is_wide = self.is_wide or value >= ROUND
+        last, elapsed_ns = self._last, now_ns - self._taken_ns
+        self._last, self._taken_ns = value, now_ns
+        if last is None:
+            self.total = value
+            return self.total if self.is_wide else None
+        moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns / NS_PER_SECOND
+        round_later = value + ROUND - last
+        anew, self._may_be_anew = self._may_be_anew, False
+        if value >= last:
+            self.total += value - last
+        elif not anew and not self.is_wide and (moved_max is None or round_later <= moved_max):
+            self.total += round_later
+        else:  # a fall, and no link is that fast: it began again
+            self.total += value
+        return self.total if self.is_wide or (moved_max is not None and moved_max < ROUND) else None
+
+    def restart(self) -> None:
+        """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""
+        self._may_be_anew = True
+
+
+def _wrapped_at(last: int, value: int, bits: int) -> int | None:
+    """Return where a counter wrapped on its way from `last` down to `value`; None: it started again."""
+    for width in sorted({32, bits}):
+        half = 1 << (width - 1)
+        if width <= bits and value < half <= last < 2 * half:
+            return 2 * half
+    return None

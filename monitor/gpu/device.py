@@ -22,8 +22,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
-from .counter import GpuCounter
-from .derived import CLOCK_REASONS, ClockEvents, MeanPower
+from .derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
 from .driver import (
     DriverMissingError,
     DriverStoppedError,

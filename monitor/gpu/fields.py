@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-from .counter import ROUND, GpuCounter, LinkCounter
+from .derived import ROUND, GpuCounter, LinkCounter
 from .driver import ALL_LINKS, FieldId, FieldValue
 
 __all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]

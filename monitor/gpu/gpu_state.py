@@ -24,7 +24,7 @@ from .device import CALLS_PER_TICK_MAX, Device, DeviceFacts, DeviceReading
 from .driver import DriverMissingError, DriverStoppedError, GpuLostError, Nvml
 from .driver_session import FoundDevice
 from .driver_thread import DriverThread
-from .xid_news import XidNews
+from .xid_news import GpuChangeLog
 
 __all__ = ["REASONS", "GpuState"]
 
@@ -53,7 +53,7 @@ class GpuState:
         nvml: Nvml,
         clock: Clock,
         returned: threading.Condition,
-        news: XidNews,
+        news: GpuChangeLog,
         *,
         deadline_ns: int,
     ) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 import pynvml
 
-from .calls import NUMBER_CALLS
 from .driver import (
+    NUMBER_CALLS,
     DriverEvent,
     DriverMemory,
     DriverMissingError,

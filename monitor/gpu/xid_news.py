@@ -13,7 +13,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 
 from ..ingest.log_limiter import LogLimiter
 
-__all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "XidNews"]
+__all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "GpuChangeLog"]
 
 LINES_PER_MINUTE = 4
 """Lines of each kind of change; further ones are in the metrics only."""
@@ -29,7 +29,7 @@ only: a slow GPU is found slow when its reading has come, which takes the longer
 _log = logging.getLogger(__name__)
 
 
-class XidNews:
+class GpuChangeLog:
     """Collects changes as they are found, and logs them when `flush` is called.  One thread."""
 
     def __init__(self, clock: Clock) -> None:

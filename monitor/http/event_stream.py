@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 from ..watched_threads import CLOSE_SECONDS, WatchedThread
 
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream", "ViewerFigures"]
@@ -125,7 +125,7 @@ class EventStream:
         """Disconnect all viewers."""
         with self._lock:
             self._is_closing = True
-        self._rouse()
+        self._wake_up()
         has_ended = self.thread is None or self.thread.join(CLOSE_SECONDS)
         self.thread = None
         if not has_ended:  # it keeps what it works with
@@ -150,7 +150,7 @@ class EventStream:
                 self._make_room(source)
                 self._waiting.append(_Viewer(connection, source, self._clock.monotonic_ns()))
         if is_open:
-            self._rouse()
+            self._wake_up()
         else:
             _hang_up(connection)
 
@@ -160,7 +160,7 @@ class EventStream:
         if len(here) < self._viewers_max:
             return
         held = Counter(viewer.source for viewer in here)
-        giver = giver_to(source, held)
+        giver = yielding_holder(source, held)
         giver = giver if giver is not None or source not in held else source
         those = [viewer for viewer in here if giver in (None, viewer.source)]
         leaving = next((viewer for viewer in those if viewer.rest), those[0])  # in order of age
@@ -176,9 +176,9 @@ class EventStream:
             if self._is_closing or not self.count:
                 return
             self._frame = frame
-        self._rouse()
+        self._wake_up()
 
-    def _rouse(self) -> None:
+    def _wake_up(self) -> None:
         with suppress(OSError):  # full: it is awake; closed: it is over
             os.write(self._wake, b"x")
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from pacecar.clock import SystemClock
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
@@ -191,7 +191,7 @@ class WebServer:
             return
         self._closing = True
         if self._server is not None and self._checker is not None:
-            self._rouse()
+            self._wake_up()
             self._checks.close()
             # One that is still at work keeps what it works with: the number of a closed file is soon another's.
             have_ended = [thread.join(CLOSE_SECONDS) for thread in (self._server, self._checker)]
@@ -271,7 +271,7 @@ class WebServer:
     def _make_room(self, source: str) -> None:
         """Disconnect the oldest client of the source with most, or of `source` itself, when all places are taken."""
         if len(self._clients) >= WEB_CONNECTIONS_MAX:
-            giver = giver_to(source, self._by_source)
+            giver = yielding_holder(source, self._by_source)
             giver = giver if giver is not None or source not in self._by_source else source
             oldest = next(one for one in self._clients.values() if giver in (None, one.source))
             self._count(WebRefusal.CONNECTIONS, oldest, f"{WEB_CONNECTIONS_MAX} are connected, it made room")
@@ -361,9 +361,9 @@ class WebServer:
                 self._checks.checked(client.source, is_right=verdict is AuthVerdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
             if not self._closing:
-                self._rouse()
+                self._wake_up()
 
-    def _rouse(self) -> None:
+    def _wake_up(self) -> None:
         with suppress(OSError):  # full: then it will wake anyway
             os.write(self._wake, b"x")
 

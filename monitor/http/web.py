@@ -30,18 +30,18 @@ NUMBERS = frozenset({"/metrics", "/api/snapshot", "/api/history", "/api/events",
 def pages(
     metrics: WSGIApplication,
     screens: Screen,
-    sickness: Callable[[], str | None],
+    staleness_reason: Callable[[], str | None],
     has_begun: Callable[[], bool] = lambda: True,
 ) -> WSGIApplication:
     """Return the application that passes each request to its page; `screens` answers None for other addresses.
 
-    `sickness` says why numbers would be old, None while they are not; `has_begun` whether there are any yet.
+    `staleness_reason` says why numbers would be old, None while they are not; `has_begun` whether there are any yet.
     """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         is_read = environ["REQUEST_METHOD"] in ("GET", "HEAD")
-        why = sickness() if is_read and path in NUMBERS else None
+        why = staleness_reason() if is_read and path in NUMBERS else None
         if why is None and path == "/-/healthy" and not has_begun():
             why = "no tick yet"
         if why is not None:

@@ -29,7 +29,7 @@ from pacecar.records.job_identity import JobKey
 from pacecar.records.ranges import INT64_MAX
 from pacecar.wire import Message
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 from .authorization import RANKS_NAMED_MAX, Denied, Target, reachable
 
 __all__ = ["REQUESTS_MAX", "CommandRouting", "Rendezvous", "Target"]
@@ -104,7 +104,7 @@ class CommandRouting:
         if len(self._out) < REQUESTS_MAX:
             return
         held = Counter(out.uid for out in self._out.values())
-        giver = giver_to(uid, held)
+        giver = yielding_holder(uid, held)
         giver = giver if giver is not None or uid not in held else uid
         oldest = next(number for number, out in self._out.items() if giver in (None, out.uid))
         out = self._out.pop(oldest)

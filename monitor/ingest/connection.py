@@ -11,7 +11,7 @@ from pacecar.records import Throttling
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import Refusal
 
-from ..jobs.evictions import BoardPlace
+from ..jobs.evictions import EvictionCandidate
 from .frame_validation import FrameValidation, Peer
 
 __all__ = ["Connection", "is_hung_up", "peer_of"]
@@ -33,7 +33,7 @@ class Connection:
         """Whether the selector knows it: not while its user is paused."""
         self.told: Throttling | None = None
 
-    def lose(self, place: BoardPlace) -> None:
+    def lose(self, place: EvictionCandidate) -> None:
         """If `place` was this hook's own, have it told, with the next frame that is refused, why it is not shown."""
         hello = self.conversation.hello
         if hello is not None and JobKey.of(hello) == place.job and place.rank in (None, hello.rank):

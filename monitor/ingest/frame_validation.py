@@ -47,9 +47,9 @@ from pacecar.records.job_identity import LAUNCH
 from pacecar.records.what_if import RUNG_NAMES
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
-__all__ = ["FrameValidation", "Peer", "Said", "own_pid"]
+__all__ = ["FrameValidation", "Peer", "ValidatedFrame", "own_pid"]
 
-Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
+ValidatedFrame = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
 
@@ -81,7 +81,7 @@ class FrameValidation:
         self.hello: JobHello | None = None
         self._own_pid = own_pid
 
-    def take(self, frame: bytes) -> Said:
+    def take(self, frame: bytes) -> ValidatedFrame:
         """Return what is in `frame` and the hello that it belongs to.
 
         Raises:

@@ -26,7 +26,7 @@ from pacecar.records.job_identity import JobKey
 from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
-from ..fair_share import giver_to, in_turns
+from ..fair_share import round_robin, yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.node_signals import NodeSignals
 from ..jobs.state import DaemonState
@@ -90,8 +90,8 @@ class SocketServer:
         dump: Dump | None = None,
         faults: FaultContainment | None = None,
     ) -> None:
-        self._meeting = meeting
-        self._board = board
+        self._unix_socket = meeting
+        self._state = board
         self._clock = clock
         self._connections_max = connections_max
         self._per_uid_max = connections_per_uid_max
@@ -134,7 +134,7 @@ class SocketServer:
         """
         conversations = [connection.conversation for connection in list(self._connections.values())]
         known = [(c.peer, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
-        return in_turns((peer.uid, (peer.pid, hello)) for peer, hello in known)
+        return round_robin((peer.uid, (peer.pid, hello)) for peer, hello in known)
 
     def tell(self, throttles: Mapping[str, Throttling], signals: NodeSignals | None = None) -> None:
         """Send each connected rank what holds down its device's clocks, where that has changed; from any thread.
@@ -177,7 +177,7 @@ class SocketServer:
 
     def start(self) -> None:
         """Open the socket and start the thread; raises UnixSocketError."""
-        self._listener = self._meeting.open()
+        self._listener = self._unix_socket.open()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -193,7 +193,7 @@ class SocketServer:
         os.write(self._wake_write, b"x")
         has_ended = self._thread.join(CLOSE_SECONDS)
         self._thread = None
-        self._meeting.close()
+        self._unix_socket.close()
         if not has_ended:  # it keeps what it works with: the number of a closed file is soon another's
             _log.warning("the thread of the inbox does not return and is left behind")
             return
@@ -299,7 +299,7 @@ class SocketServer:
                 return None
         if of_uid:
             return f"{self._per_uid_max} hooks of uid {uid} are connected"
-        giver = giver_to(uid, self._by_uid)
+        giver = yielding_holder(uid, self._by_uid)
         if giver is None:
             return f"{self._connections_max} hooks are connected"
         youngest = [one for one in self._connections.values() if one.conversation.peer.uid == giver][-1]
@@ -359,7 +359,7 @@ class SocketServer:
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
-            left = self._board.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
+            left = self._state.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
             for displaced in left:
                 self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
                 for other in self._connections.values():
@@ -381,9 +381,9 @@ class SocketServer:
             for other in self._connections.values()
             if other.conversation.hello is not None and other.is_admitted
             # A job that made room, or was forgotten, may be another user's by now.
-            if self._board.uid_of(JobKey.of(other.conversation.hello)) in (None, other.conversation.peer.uid)
+            if self._state.uid_of(JobKey.of(other.conversation.hello)) in (None, other.conversation.peer.uid)
         ]
-        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
+        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._state.rendezvous)
 
     def _ask_for_dump(self, connection: Connection, request: DumpRequest) -> None:
         uid = connection.conversation.peer.uid
@@ -429,7 +429,7 @@ class SocketServer:
     def _lose(self, connection: Connection) -> None:
         """Handle that the peer is gone: after a goodbye its job has ended, without one that is worth a line."""
         hello = connection.conversation.hello
-        if hello is not None and self._board.leave(hello, connection.number):
+        if hello is not None and self._state.leave(hello, connection.number):
             self._notices.warn("lost", "%s: went without a goodbye", connection, of=connection.conversation.peer.uid)
         self._hang_up(connection)
 

@@ -5,7 +5,7 @@ connecting.  A file that nobody listens on is replaced; a live daemon's is not; 
 
 The socket gets its mode before it gets its name, so nobody can connect to a half-made one.
 
-One that the service manager opened (`activation`) is used as it is: it has the name, mode and group that its unit says,
+One that the service manager opened (`systemd`) is used as it is: it has the name, mode and group that its unit says,
 and it stays when the daemon ends.
 
 Left out on purpose: a lock against two daemons that start in the same millisecond on one stale file.  The daemon binds

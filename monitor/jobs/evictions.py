@@ -19,7 +19,7 @@ from pacecar.records import CollectiveWindow, EstimateCheck, Goodbye, JobHello, 
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 from .rank_health import RankHealth
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "KEPT_OF_RANK",
     "LABEL_BYTES_OF_A_RANK",
     "RANK_BYTES_MAX",
-    "BoardPlace",
     "Displaced",
+    "EvictionCandidate",
     "Evictions",
     "Kept",
     "Kind",
@@ -52,7 +52,7 @@ SERIES_OF_A_RANK = 70
 Kind = Literal["job", "rank"]
 
 
-class BoardPlace(NamedTuple):
+class EvictionCandidate(NamedTuple):
     """A job, or one `rank` of it, as one that might be evicted."""
 
     uid: int
@@ -68,7 +68,7 @@ class BoardPlace(NamedTuple):
 class Displaced(NamedTuple):
     """A place that was given up for another user, or for another job of the same."""
 
-    place: BoardPlace
+    place: EvictionCandidate
     for_uid: int
 
     def __str__(self) -> str:
@@ -85,8 +85,8 @@ def label_bytes(hello: JobHello) -> int:
 
 
 def choose_place(
-    places: Sequence[BoardPlace], uid: int, newcomer: JobKey, most: int, amount: int = 1
-) -> BoardPlace | None:
+    places: Sequence[EvictionCandidate], uid: int, newcomer: JobKey, most: int, amount: int = 1
+) -> EvictionCandidate | None:
     """Return which of `places` is given up so that job `newcomer` of `uid` gets `amount` of `most`; None: none is."""
     held: Counter[int] = Counter()
     for place in places:
@@ -97,7 +97,7 @@ def choose_place(
         ended = [place for place in places if place.uid == holder and place.is_over and place.job != newcomer]
         if ended:
             return min(ended, key=lambda place: place.heard_ns)
-    giver = giver_to(uid, held, amount)
+    giver = yielding_holder(uid, held, amount)
     if giver is None or held.total() > most:  # over: the limit was lowered, which ends nothing that runs
         return None
     return max((place for place in places if place.uid == giver), key=lambda place: place.began_ns)
@@ -173,11 +173,13 @@ class Evictions(Generic[J]):
             return sum(job.label_bytes for job in self._jobs.values())
         return len(self._jobs) if kind == "job" else sum(len(job.ranks) for job in self._jobs.values())
 
-    def _list(self, kind: Kind, *, by_bytes: bool) -> list[BoardPlace]:
+    def _list(self, kind: Kind, *, by_bytes: bool) -> list[EvictionCandidate]:
         if kind == "job":
-            return [BoardPlace(j.uid, j.key, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
+            return [
+                EvictionCandidate(j.uid, j.key, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()
+            ]
         return [
-            BoardPlace(
+            EvictionCandidate(
                 job.uid, job.key, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
                 rank.label_bytes if by_bytes else 1,
             )
@@ -185,7 +187,7 @@ class Evictions(Generic[J]):
             for number, rank in job.ranks.items()
         ]  # fmt: skip
 
-    def _displace(self, kind: Kind, place: BoardPlace) -> None:
+    def _displace(self, kind: Kind, place: EvictionCandidate) -> None:
         self.displaced[kind] += 1
         job = self._jobs[place.job]
         if place.rank is not None:

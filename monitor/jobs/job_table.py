@@ -66,7 +66,7 @@ MEETING_SECONDS = 1.0
 """How far ahead commands are placed: hooks look for them four times a second; twice that, and as much again for a busy
 machine."""
 
-MEETING_STEPS_MAX = 10_000
+LEAD_STEPS_MAX = 10_000
 """Most steps ahead, however short they are: a job of microseconds would never get there."""
 
 TALLIES_MAX = 256
@@ -324,7 +324,7 @@ class JobTable:
         margin = round(MEETING_SECONDS * NS_PER_SECOND)
         ahead = max(step.step + (min(now - heard, margin) + margin) / pace for step, heard in told)
         at = max(step.step for step, _ in told)
-        return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
+        return Rendezvous(at, at + 2 + min(LEAD_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
     def paces(self) -> list[TriggerPace]:
         """Return the jobs that are running, with how long ago any rank ended a step."""
@@ -365,7 +365,7 @@ class JobTable:
                 self._left_out[full.kind] += 1
             raise
         if isinstance(record, JobHello):
-            rank = self._greet(job, rank, record, owner)
+            rank = self._register(job, rank, record, owner)
             rank.kept.keep("hello", size)
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
@@ -429,13 +429,13 @@ class JobTable:
             return job, rank
         self.forget()
         if job is None:
-            self._supersede(key, uid)
+            self._forget_predecessor(key, uid)
         left += self._places.make_room_for(hello, uid, self._jobs_max, self._ranks_max)
         job = self._jobs.setdefault(key, job or _Job(key, uid, now))
         rank = job.ranks[hello.rank] = _Rank(hello, owner, now)
         return job, rank
 
-    def _greet(self, job: _Job, rank: _Rank, hello: JobHello, owner: int) -> _Rank:
+    def _register(self, job: _Job, rank: _Rank, hello: JobHello, owner: int) -> _Rank:
         """Return the rank after a hello: the same attach goes on where it was, a new one starts anew."""
         same = (rank.hello.pid, rank.hello.started_wall_ns) == (hello.pid, hello.started_wall_ns)
         if not same:
@@ -445,7 +445,7 @@ class JobTable:
         rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
         return rank
 
-    def _supersede(self, newcomer: JobKey, uid: int) -> None:
+    def _forget_predecessor(self, newcomer: JobKey, uid: int) -> None:
         """Forget the jobs of this name and user that are over: `newcomer` is their next start."""
         for key, job in list(self._jobs.items()):
             if key.job == newcomer.job and job.uid == uid and job.is_over:

@@ -20,7 +20,7 @@ from pacecar.records.job_identity import JobKey
 
 from ..collectors.source_reader import sample
 
-__all__ = ["STRAGGLERS_MAX", "RankHealth", "RankHealthView", "crew_samples"]
+__all__ = ["STRAGGLERS_MAX", "RankHealth", "RankHealthView", "rank_health_samples"]
 
 STRAGGLERS_MAX = 64
 """Late ranks kept of one job: each is a series, and a job with more has another trouble."""
@@ -119,7 +119,7 @@ class RankHealth:
         )
 
 
-def crew_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
+def rank_health_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
     """Yield the series about late, hung and silent ranks of one job."""
     for late in crew.stragglers:
         rank = "" if late.late_rank is None else str(late.late_rank)

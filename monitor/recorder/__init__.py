@@ -2,6 +2,6 @@
 
 In come ticks, glances and records, none of which is ever held up; out go recordings (`pacecar dump`).
 Start with `recorder`; `record_queue` takes entries in, `ring_buffer` keeps them in few bytes and `user_buffers` keeps
-users apart, `triggers` says what happened and `pending_triggers` what is due, `writer` and `shelf` write.  The file's
+users apart, `triggers` says what happened and `pending_triggers` what is due, `writer` writes.  The file's
 format is `pacecar.records.recording`.
 """

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 
 __all__ = ["HOST", "RecordQueue"]
 
@@ -65,7 +65,7 @@ class RecordQueue(Generic[T]):
             while self.entries >= self.entries_max or self.bytes + size > self.bytes_max:
                 is_long = self.entries >= self.entries_max
                 held, most = (self._entries, self.entries_max) if is_long else (self._bytes, self.bytes_max)
-                giver = self._giver(owner, held, 1 if is_long else size, most)
+                giver = self._holder(owner, held, 1 if is_long else size, most)
                 if giver is None:
                     self.dropped += 1
                     return False
@@ -76,7 +76,7 @@ class RecordQueue(Generic[T]):
             self._count(owner, 1, size)
             return True
 
-    def _giver(self, owner: Owner, held: dict[Owner, int], amount: int, most: int) -> Owner | None:
+    def _holder(self, owner: Owner, held: dict[Owner, int], amount: int, most: int) -> Owner | None:
         of_users = {other: count for other, count in held.items() if other != HOST}
         of_host = held.get(HOST, 0)
         if owner == HOST:
@@ -84,7 +84,7 @@ class RecordQueue(Generic[T]):
             return max(of_users, key=lambda other: of_users[other]) if is_entitled and of_users else None
         if of_host > most // 2:
             return HOST
-        return giver_to(owner, of_users, amount)
+        return yielding_holder(owner, of_users, amount)
 
     def _count(self, owner: Owner, entries: int, size: int) -> None:
         self._entries[owner] = self._entries.get(owner, 0) + entries

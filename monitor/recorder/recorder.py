@@ -10,7 +10,7 @@ Whoever calls `overhear_...` appends to a queue and goes on: no encoding, no fil
 the queue is dropped and counted.  The recorder's thread puts it into the ring buffers; the writer is a thread of its
 own, because a disk may hang for minutes and what happens meanwhile must be kept too.
 
-Queue (`record_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`shelf`) have a share for
+Queue (`record_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`writer`) have a share for
 the host and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.
 What cannot be written is tried again, from the same chunks, and given up after ten minutes.
 """
@@ -32,10 +32,9 @@ from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import WatchedThread
 from .pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, Due, PendingTriggers, owner_of
 from .record_queue import HOST, RecordQueue
-from .shelf import RecordingFolder
 from .triggers import TriggerPace, Triggers
 from .user_buffers import UserBuffers
-from .writer import Capture, RecordingWriter
+from .writer import Capture, RecordingFolder, RecordingWriter
 
 __all__ = [
     "AFTER_SECONDS",
@@ -141,7 +140,7 @@ class FlightRecorder:
         self._host, self._version = host, version
         self._around, self._paces = around, paces
         offset = clock.wall_ns() - clock.monotonic_ns()
-        self._tapes = UserBuffers(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
+        self._buffers = UserBuffers(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
         self._triggers = Triggers(stall_ns=limits.stall_ns)
         self.scrivener = RecordingWriter(clock, RecordingFolder(limits.folder, bytes_max=limits.folder_bytes))
         self._queue: RecordQueue[_Entry] = RecordQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
@@ -185,7 +184,7 @@ class FlightRecorder:
         """Take what a collector read between two ticks."""
         self._put(samples, SAMPLE_BYTES * len(samples))
 
-    def overhear_record(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
+    def record_rank(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
         """Take a record that the daemon accepted, its encoding, whose it is, and of which user."""
         hang = record if isinstance(record, HangSuspicion) else None
         entry = _Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye), uid)
@@ -211,7 +210,7 @@ class FlightRecorder:
 
     def figures(self) -> Figures:
         """Return the recorder's own numbers."""
-        tape, scrivener = self._tapes, self.scrivener
+        tape, scrivener = self._buffers, self.scrivener
         return Figures(
             memory_bytes=tape.memory_bytes,
             span_ns=tape.span_ns(self._clock.monotonic_ns()),
@@ -225,7 +224,7 @@ class FlightRecorder:
         )
 
     def _dropped(self) -> dict[str, int]:
-        return {"queue": self._queue.dropped, "memory": self._tapes.dropped}
+        return {"queue": self._queue.dropped, "memory": self._buffers.dropped}
 
     # --- the recorder's thread ------------------------------------------------------------------
 
@@ -249,7 +248,7 @@ class FlightRecorder:
             self._take(at_ns, entry)
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
         now = self._clock.monotonic_ns()
-        self._tapes.expire(now)
+        self._buffers.expire(now)
         due = None if self.scrivener.is_busy else self._pending.due(now)
         if due is not None:
             self._capture(due)
@@ -257,20 +256,20 @@ class FlightRecorder:
     def _take(self, at_ns: int, entry: _Entry) -> None:
         match entry:
             case Snapshot():
-                self._tapes.tick(entry, at_ns)
+                self._buffers.tick(entry, at_ns)
                 self._trigger(self._triggers.tick(entry))
             case _Record():
-                self._tapes.record(entry.uid, entry.payload, at_ns)
+                self._buffers.record(entry.uid, entry.payload, at_ns)
                 if entry.hang is not None:
                     self._trigger(self._triggers.hang(str(entry.job), entry.hang, self._clock.wall_ns(), entry.uid))
                 if entry.is_over:
                     self._triggers.over(str(entry.job))
             case RecordingEvent():
-                self._tapes.event(entry)
+                self._buffers.event(entry)
             case _Ask():
                 self._ask(entry)
             case _:
-                self._tapes.glance(entry, at_ns)
+                self._buffers.glance(entry, at_ns)
 
     def _ask(self, ask: _Ask) -> None:
         if len(self._askers) >= ASKERS_MAX:
@@ -287,9 +286,9 @@ class FlightRecorder:
             self._counts[trigger.kind] += 1
             event = RecordingEvent(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX])
             if trigger.kind in ("hang", "stall"):
-                self._tapes.event_of(trigger.uid, event)
+                self._buffers.event_of(trigger.uid, event)
             else:
-                self._tapes.event(event)
+                self._buffers.event(event)
             # Once for each file: a storm of triggers is not a storm of lines.
             if self._pending.add(trigger, now) and trigger.kind != "request":
                 said = "will write a recording: %s"
@@ -313,7 +312,7 @@ class FlightRecorder:
         askers: list[Answerer] = []
         if due.label == "request":
             askers, self._askers = self._askers, askers
-        self.scrivener.write(Capture(header, self._tapes.seal(now), tuple(askers), due.label))
+        self.scrivener.write(Capture(header, self._buffers.seal(now), tuple(askers), due.label))
 
 
 class _LogTap(logging.Handler):

@@ -17,7 +17,7 @@ from pacecar.formatting.plain_text import clean
 from pacecar.records import HangSuspicion, Snapshot
 from pacecar.records.recording import Trigger
 
-from ..fair_share import giver_to
+from ..fair_share import yielding_holder
 
 __all__ = ["STALL_STEPS", "TriggerPace", "Triggers"]
 
@@ -99,7 +99,7 @@ class Triggers:
         is_new = not ranks
         if job not in self._hanging and len(self._hanging) >= JOBS_MAX:
             held = Counter(self._uids.values())
-            giver = giver_to(uid, held)
+            giver = yielding_holder(uid, held)
             giver = giver if giver is not None or uid not in held else uid
             self.over(next(name for name, owner in self._uids.items() if giver in (None, owner)))
         self._hanging.setdefault(job, ranks).add(record.rank)

@@ -25,7 +25,7 @@ from ..ledger.attribution import Work
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.intervals import EMPTY, Intervals, clip, length, subtract, union
 from ..trace.columns import Trace, TraceWarning
-from .clocks import Clocks, lay_clocks, together
+from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of
 from .collective_matching import Matched, Matching, match
 from .collectives import coverage
@@ -67,7 +67,7 @@ def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Trac
     tables = [rank.trace for rank in ranks]
     matching = match(tables, world_size)
     groups = [_inside(group, ranks) for group in matching.groups]
-    clocks = lay_clocks(tables, groups)
+    clocks = align_clocks(tables, groups)
     groups, strangers = _believed(groups, clocks)
     arrivals = [arrivals_of(group, clocks) for group in groups if group.collectives]
     blame = find_stragglers(arrivals, clocks, tables, [rank.charges for rank in ranks])

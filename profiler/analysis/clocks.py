@@ -33,7 +33,7 @@ from .collective_matching import Matched, wall_offset_ns
 from .report import RankClock
 from .sequence_alignment import OVERLAP_SLACK_NS
 
-__all__ = ["Clocks", "doubts_of", "lay_clocks", "together"]
+__all__ = ["Clocks", "align_clocks", "doubts_of", "together"]
 
 _SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"})
 """Operations that no rank can end before the last has begun: each needs data from all ranks."""
@@ -84,7 +84,7 @@ class Clocks:
     warnings: list[TraceWarning]
 
 
-def lay_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
+def align_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
     """Return the alignment of each trace's clock with the first one's.  Every trace has a rank."""
     walls = np.array([wall_offset_ns(trace) for trace in traces], dtype=np.int64)
     nodes = [trace.host if trace.host is not None else place for place, trace in enumerate(traces)]

@@ -12,6 +12,21 @@ recorded before the first operator: that is unknown.
 On a device job the work of host process groups (gloo beside NCCL: barriers, object collectives, pacecar's own side
 group) is not work of the device.  It counts as communication only where the device itself does not communicate.
 
+`device_gaps` classifies the idle gaps of the device by what ended them: a late launch, launch latency or a
+synchronization.
+
+The ledger says what the host was doing in a gap.  This says what the device was waiting for, which is a different
+question.  A device that idles because the host is slow needs fewer or larger kernels (or a graph).  One that idles
+because the host waited for it to finish first needs that synchronization removed.  One whose next kernel was launched
+in time but began late waits for another stream or for the hardware.
+
+    host      sync.....|  launch            launch
+    device    ####......................    ####..........####
+                  ^ sync                        ^ launch_late (launched after the device ran dry)
+
+Which launch ended the gap follows from the correlation of the first row to begin there.  Left out: what made the host
+late.
+
 Left out: other ranks (`all_ranks`), and families of a CPU job's operators, because an operator contains others.
 """
 
@@ -25,18 +40,21 @@ from numpy.typing import NDArray
 from pacecar.records import Ledger
 
 from ..ledger.attribution import LossCause, Work, attribute_windows
-from ..ledger.intervals import EMPTY, Intervals, clip, length, union
-from ..trace.columns import WORKS, HostKind, Trace, TraceWarning
+from ..ledger.intervals import EMPTY, Intervals, clip, covers, length, union
+from ..trace.columns import NONE, WORKS, HostKind, Trace, TraceWarning
 from ..windows.trace_spans import compute_on_host
 from .collectives import collective_totals
-from .gaps import device_gaps
-from .hta import rows_of_hta
 from .kernel_families import kernel_families
 from .ladder import what_if
-from .report import Scenario, StepReport, TraceReport
-from .steps import Step, step_windows
+from .report import Gap, Scenario, StepReport, TraceReport
+from .steps import Step, rows_of_hta, step_windows
 
-__all__ = ["Charges", "analyze_trace", "charges_of"]
+__all__ = [
+    "Charges",
+    "analyze_trace",
+    "charges_of",
+    "device_gaps",
+]
 
 Window = Literal["trace", "steps", "hta"]
 
@@ -253,3 +271,38 @@ def _odd(trace: Trace, charges: Charges) -> list[TraceWarning]:
         message = "collectives of host process groups (gloo) beside the device's own are not in the ledger"
         warnings.append(TraceWarning("host_collectives", message, beside))
     return warnings
+
+
+_CAUSES = ("launch_late", "launch_latency", "sync", "unknown")
+
+
+def device_gaps(trace: Trace, busy: Intervals) -> list[Gap]:
+    """Return the gaps between the rows of the union `busy` of device work by cause, the longest first.
+
+    Before the first work and after the last nothing is known about the cause, so those do not count as gaps.
+    """
+    if len(busy) < 2:
+        return []
+    start, end = busy[:-1, 1], busy[1:, 0]
+    # Rows are sorted by start, so the first row at or after the gap's end is one that ends it.
+    device = trace.device
+    ending = np.minimum(np.searchsorted(device.start_ns, end), len(device.start_ns) - 1)
+    launch = np.where(device.start_ns[ending] == end, device.launch_ns[ending], NONE)
+    waited = covers(_waits(trace), start)
+    cause = np.where(launch >= start, np.where(waited, 2, 0), 1)
+    cause[launch == NONE] = 3
+    durations = end - start
+    gaps = [
+        Gap(cause=name, count=int((cause == index).sum()), duration_ns=int(durations[cause == index].sum()))
+        for index, name in enumerate(_CAUSES)
+    ]
+    return sorted((gap for gap in gaps if gap.count), key=lambda gap: -gap.duration_ns)
+
+
+def _waits(trace: Trace) -> Intervals:
+    """Return when a thread that launches work was waiting for the device."""
+    host = trace.host_rows
+    launching = np.unique(host.thread[host.kind == HostKind.LAUNCH])
+    waiting = (host.kind == HostKind.SYNC) & np.isin(host.thread, launching)
+    # One nanosecond more: a wait that ends at the instant at which the device runs dry was a wait for the device.
+    return union(np.stack((host.start_ns[waiting], host.end_ns[waiting] + 1), axis=1))

@@ -17,9 +17,9 @@ from pacecar.records import LEDGER_HEADINGS, Ledger
 from ..ledger.attribution import LossCause, Work, charge
 from ..ledger.intervals import Intervals
 from ..trace.columns import Trace
-from .hta import rows_of_hta
 from .one_trace import charges_of
 from .report import TraceReport
+from .steps import rows_of_hta
 
 __all__ = ["TraceTimeline", "timeline"]
 

@@ -4,6 +4,12 @@ A command arrives at any moment, on a thread on which nothing of torch may be to
 at the boundary before the step that the daemon named, so that the ranks of a node begin together.  If that step has
 passed, the command is executed at once, and the answer says at which step.
 
+`ThrottleNews` keeps the daemon's latest news of whether this rank's device throttles its clocks.
+
+The hook does not read that itself: NVML stays out of the job, and a call of the driver may hang for 45 s.  The daemon
+reads the reasons anyway and sends them to the jobs connected to it when they change (`Throttling`).  Nobody waits for
+that: until it has come, and after the connection broke, the state is unknown.
+
 Left out: what the actions do; `register` adds them.
 """
 
@@ -14,9 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from pacecar.records import Answer, Command
+from pacecar.records import Answer, Command, JobHello, Throttling
 
-__all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet"]
+__all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet", "ThrottleNews"]
 
 ORDERS_MAX = 16
 """The most commands that wait at one time; a further one is refused."""
@@ -92,3 +98,21 @@ class DaemonMessages:
 
     def _answer(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str) -> None:
         self._reply(Answer(job=self._job, rank=self._rank, number=command.number, state=state, detail=detail))
+
+
+class ThrottleNews:
+    """The daemon's last news of the device of `hello`; `heed` is called on the queue's thread and is one assignment."""
+
+    def __init__(self, hello: JobHello) -> None:
+        self._device_uuid = hello.device_uuid
+        self._latest: Throttling | None = None
+
+    def heed(self, news: Throttling | None) -> None:
+        """Record news of the daemon; None: there is no connection."""
+        if news is None or news.device_uuid == self._device_uuid:
+            self._latest = news
+
+    def is_throttled(self) -> bool | None:
+        """Return whether the device throttles its clocks; None when that is unknown."""
+        latest = self._latest
+        return None if latest is None or latest.reasons is None else bool(latest.reasons)

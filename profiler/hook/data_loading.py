@@ -42,7 +42,7 @@ class DataLoading:
         self._guard = guard
         self._counts = counts
         self._phases = phases
-        self._vitals = vitals
+        self._utilization = vitals
         self._now_ns = now_ns
         self._batch_samples = batch_samples or guess_samples
         self._batch_tokens = batch_tokens
@@ -107,7 +107,7 @@ class DataLoading:
     def _checkpointed(self, start_ns: int, end_ns: int) -> None:
         self._checkpointed_ns = end_ns
         self._timer.events.append(("checkpoint", start_ns, end_ns))
-        self._vitals.checkpointed(end_ns - start_ns)
+        self._utilization.checkpointed(end_ns - start_ns)
 
     def _drawn(self, batch: object) -> None:
         samples = self._batch_samples(batch)

@@ -41,7 +41,7 @@ from ..timing.sample_counts import StepCounts
 from ..timing.step_sampling import StepSampling, burst_end, next_measured
 from ..timing.step_timer import StepTimer, TimedStep
 from ..timing.torch_compile import keep_out
-from ..transport.sink import RecordSink
+from ..transport.record_queue import RecordSink
 from ..utilization.allocator_memory import cuda_stats
 from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.window_reader import WindowReader
@@ -105,10 +105,12 @@ class Hook:
         device = model_device(model)
         is_cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if is_cuda else None
-        self._vitals = UtilizationMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
+        self._utilization = UtilizationMeter(
+            model, self._config, device=device, stats=cuda_stats(device), device_name=name
+        )
         self._phases = PhaseHooks(
             model, optimizer, self._timer, self._guard,
-            now_ns=self._now_ns, retire=self._retire, forward_begins=self._vitals.forward_begins,
+            now_ns=self._now_ns, retire=self._retire, forward_begins=self._utilization.forward_begins,
         )  # fmt: skip
         self._meter = self.windows = WindowReader(self._clock, on_device=is_cuda)
         self._budget = OverheadBudget(
@@ -118,10 +120,10 @@ class Hook:
         )  # fmt: skip
         self.calibrations = self._calibrations = Calibrations()
         """The calibrations from exact windows, by setting."""
-        self._cadence = StepSampling(self._config.overhead_budget)
+        self._sampling = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
         self._stops = StopDetector(charge=self._budget.charge)
-        self._pulse = StepBoundary(
+        self._boundary = StepBoundary(
             self._phases,
             self._timer,
             self._guard,
@@ -135,27 +137,27 @@ class Hook:
             self._guard,
             self._counts,
             self._phases,
-            self._vitals,
+            self._utilization,
             now_ns=self._now_ns,
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
-        self._books = StepRecords(
-            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse,
-            self._stops, on_device=is_cuda,
+        self._step_records = StepRecords(
+            hello, self._sinks, self._budget, self._calibrations, self._utilization, self._guard, self._sampling,
+            self._boundary, self._stops, on_device=is_cuda,
         )  # fmt: skip
-        self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
+        self.look, self.flush, self.charge = self._step_records.look, self._step_records.settle, self._budget.charge
         """Write the waiting records from another thread; write them now, on the training thread; add a cost."""
-        self.begun, self.charge_records = self._pulse.begun, self._books.charge
+        self.begun, self.charge_records = self._boundary.begun, self._step_records.charge
         self.is_strained = self._budget.is_strained
         self.preemption = preemption = self._preemption = Preemption()
         """A listener that is about to take long calls `begin`."""
-        parts = (self._meter, self._budget, self._books, self._timer, self._phases)
-        self._opening = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
+        parts = (self._meter, self._budget, self._step_records, self._timer, self._phases)
+        self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
-        self._pulse.care_step = self._budget.next_look(0)
+        self._boundary.full_boundary_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = self._is_started = self._is_closed = False
@@ -170,17 +172,17 @@ class Hook:
     @property
     def step(self) -> int:
         """The number of the step under way: how many were finished."""
-        return self._pulse.step
+        return self._boundary.step
 
     @property
     def knobs(self) -> Knobs:
         """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
-        return self._pulse.knobs
+        return self._boundary.knobs
 
     @knobs.setter
     def knobs(self, knobs: Knobs) -> None:
-        self._pulse.knobs = knobs
-        self._opening.mark(self._pulse.step)
+        self._boundary.knobs = knobs
+        self._window_schedule.mark(self._boundary.step)
 
     @property
     def overhead_budget(self) -> float:
@@ -195,11 +197,11 @@ class Hook:
     @property
     def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
         """Called with every measured step and its timers, on any thread; must return in a microsecond."""
-        return self._books.on_timed
+        return self._step_records.on_timed
 
     @on_timed.setter
     def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
-        self._books.on_timed = listener
+        self._step_records.on_timed = listener
 
     @property
     def phase(self) -> str:
@@ -222,19 +224,19 @@ class Hook:
         """
         single_instance.take(self)
         self._is_started = True
-        self._phases.tells_inputs = self._vitals.tells_inputs
+        self._phases.tells_inputs = self._utilization.tells_inputs
         self._phases.install()
         keep_out(StepBoundary.beat)
-        self._beat_handle = after_step(self._optimizer, self._pulse.beat)
+        self._beat_handle = after_step(self._optimizer, self._boundary.beat)
         begun = self._now_ns()
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
-            self._guard.wrap(self._books.learn_prices)()
+            self._guard.wrap(self._step_records.learn_prices)()
             self._guard.wrap(self._stops.start)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
         if not self._meter.is_installed:
-            self._books.uncalibrated = "unavailable" if self._config.windows else "off"
+            self._step_records.uncalibrated = "unavailable" if self._config.windows else "off"
         self._preemption.end()
         self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # the start is not part of the first step
@@ -250,10 +252,10 @@ class Hook:
         self._guard.is_alive = False
         if not self._in_boundary:  # else the next forward removes the hooks, which are inert by then
             self._retire()
-        self._opening.release()
-        self._books.settle()
-        self._books.report_last_vitals()
-        goodbye = self._books.goodbye(reason, self._clock.wall_ns())
+        self._window_schedule.release()
+        self._step_records.settle()
+        self._step_records.report_last_vitals()
+        goodbye = self._step_records.goodbye(reason, self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
         self._preemption.close()
@@ -262,7 +264,7 @@ class Hook:
 
     def wake(self) -> None:
         """Have the listener called at the next boundary; from any thread."""
-        self._pulse.wake()
+        self._boundary.wake()
 
     def forked(self) -> None:
         """Turn inert for good and send nothing: this is a forked child of the measured process."""
@@ -271,8 +273,8 @@ class Hook:
 
     def request_window(self) -> None:
         """Request an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
-        self._opening.request(self._pulse.step, on_credit=not self._calibrations.knows(self.knobs))
-        self._pulse.care_step = self._opening.next_look(self._pulse.step)
+        self._window_schedule.request(self._boundary.step, on_credit=not self._calibrations.knows(self.knobs))
+        self._boundary.full_boundary_step = self._window_schedule.next_look(self._boundary.step)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -308,16 +310,16 @@ class Hook:
         finally:
             self._in_boundary = False
         # Set first and checked afterwards: another thread may make something pending at this moment.
-        self._pulse.is_plain = True
+        self._boundary.is_plain = True
         if self._is_pending():
-            self._pulse.is_plain = False
+            self._boundary.is_plain = False
 
     def _is_pending(self) -> bool:
         """Return whether the next boundary has more to do than note that a step ended."""
         is_heard = self._on_boundary is not None and self.wants_boundary()
-        is_looked_at = self._opening.may_be_open or self._opening.has_aftermath or self.is_traced
-        is_odd = self._cadence.every is None or self._pulse.passed is not None or self._pulse.step <= 1
-        is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
+        is_looked_at = self._window_schedule.may_be_open or self._window_schedule.has_aftermath or self.is_traced
+        is_odd = self._sampling.every is None or self._boundary.passed is not None or self._boundary.step <= 1
+        is_counted = self._phases.tells_inputs or self._utilization.wants_count or self._utilization.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
     def _tell(
@@ -332,15 +334,15 @@ class Hook:
 
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the step that is over; return it where there is a listener."""
-        pulse, start_ns = self._pulse, self._timer.start_ns
-        pulse.pass_over(now_ns)
+        pulse, start_ns = self._boundary, self._timer.start_ns
+        pulse.count_step(now_ns)
         if self._on_boundary is None or start_ns is None:
             return None
         return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
 
     def _finish(self, now_ns: int) -> FinishedStep:
         """Queue the step that is over for its record; this already takes the next step's time."""
-        timer, phases, pulse, opening = self._timer, self._phases, self._pulse, self._opening
+        timer, phases, pulse, opening = self._timer, self._phases, self._boundary, self._window_schedule
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
         phases.own_ns = 0
@@ -348,14 +350,16 @@ class Hook:
         if phases.inputs == pulse.usual.inputs and not phases.has_looked:
             phases.inputs.clear()
         else:
-            pulse.usual, was_counted = take_inputs(phases, self._vitals)
+            pulse.usual, was_counted = take_inputs(phases, self._utilization)
         samples, tokens = pulse.usual.samples, None
         if self._counts.has_news:
             samples, tokens = self._counts.take(samples)
         phases.guesses_samples = True
         raw = opening.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
-        finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
+        finished = FinishedStep(
+            self._step_records, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops
+        )
         if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
             finished.thread_time, finished.slowed_max_ns = opening.thread_time(), opening.count_max_ns
@@ -369,15 +373,15 @@ class Hook:
         elif opening.is_probing:
             opening.end_slice(finished)
         pulse.step += 1
-        self._books.enter(finished)
-        if self._vitals.is_due:
-            self._books.report_vitals()
+        self._step_records.enter(finished)
+        if self._utilization.is_due:
+            self._step_records.report_vitals()
             pulse.usual = UNUSUAL  # the report has checked which parameters are trained
         return finished
 
     def _turn_off(self) -> None:
         """Turn the hook off: even counting steps costs more than the user allows."""
-        self._books.settle()
+        self._step_records.settle()
         _log.warning(
             "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
             self._config.overhead_budget,
@@ -388,21 +392,23 @@ class Hook:
 
     def _prepare(self, now_ns: int) -> None:
         """Prepare for the step that began at `now_ns`, and charge it with all that was done since."""
-        every = self._cadence.every
+        every = self._sampling.every
         if every is None:
             self._turn_off()
             return
-        step, opening = self._pulse.step, self._opening
-        is_turn = self._config.windows and step == self._pulse.care_step and self._opening.wants(step)
+        step, opening = self._boundary.step, self._window_schedule
+        is_turn = (
+            self._config.windows and step == self._boundary.full_boundary_step and self._window_schedule.wants(step)
+        )
         # A window's turn takes precedence over step sampling.
         measured = next_measured(step, every)
         if step < measured and not is_turn and not opening.may_be_open:
-            passed = self._pulse.passed = self._pulse.passed or Passed()
+            passed = self._boundary.passed = self._boundary.passed or Passed()
             # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
-            if step >= self._pulse.care_step:
-                self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+            if step >= self._boundary.full_boundary_step:
+                self._boundary.full_boundary_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
-            self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
+            self._boundary.counted_until = 0 if is_wanted else min(measured, self._boundary.full_boundary_step)
             if self._phases.is_resting:
                 passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             else:  # removing the hooks is paid once, so it is charged to the next measured step
@@ -414,21 +420,21 @@ class Hook:
         is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
         if step == 1:
             opening.mark(step)
-        if step >= self._pulse.care_step:
+        if step >= self._boundary.full_boundary_step:
             if self._config.windows:
                 opening.try_to_open(step)
-            self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+            self._boundary.full_boundary_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
             is_watched = True
         elif opening.may_be_open:
             self._timer.keep_marks()
         if every > 1:
-            self._pulse.care_step = min(self._pulse.care_step, burst_end(step, every))
-        vitals = self._vitals
+            self._boundary.full_boundary_step = min(self._boundary.full_boundary_step, burst_end(step, every))
+        vitals = self._utilization
         if vitals.wants_count and not (
             opening.may_be_open or opening.is_probing or self.is_traced
         ):  # a window or trace would contain the dispatch mode's time
-            self._books.settle()
-            vitals.prepare(self._pulse.step, opening.may_count)
+            self._step_records.settle()
+            vitals.prepare(self._boundary.step, opening.may_count)
             self._phases.tells_inputs = vitals.tells_inputs
             if self._phases.tells_inputs:
                 opening.slows(step)
@@ -442,9 +448,9 @@ class Hook:
 
     def _retire(self) -> None:
         """Remove all hooks and patches from torch; not from inside an optimizer hook."""
-        self._opening.abandon()
+        self._window_schedule.abandon()
         self._meter.uninstall()
-        self._vitals.retire()
+        self._utilization.retire()
         self._phases.remove()
         if self._is_closed and self._beat_handle is not None:
             self._beat_handle.remove()

@@ -7,7 +7,7 @@ trace, count or record due.  For these `beat` appends one tuple and does a few s
 (`step_records`) evaluates them.  All other steps, and all doubtful ones, go through `care`, the hook's full boundary.
 
     is_plain      set by `care` when it finds nothing pending, cleared by whatever becomes pending, on any thread
-    care_step     a step that `care` must see before it begins: a window may be due
+    full_boundary_step     a step that `care` must see before it begins: a window may be due
 
 Left out: every rule about what is to be done (`hook`).
 """
@@ -106,11 +106,11 @@ class StepBoundary:
         "_phases",
         "_timer",
         "_wall_ns",
-        "care_step",
+        "counted_until",
+        "full_boundary_step",
         "is_plain",
         "knobs",
         "passed",
-        "rests_until",
         "step",
         "usual",
         "waiting",
@@ -135,8 +135,8 @@ class StepBoundary:
         self._wall_ns = wall_ns
         self._care = care
         self.is_plain = False
-        self.care_step = 0
-        self.rests_until = 0
+        self.full_boundary_step = 0
+        self.counted_until = 0
         """Boundaries before that of this step are only counted."""
         self.passed: Passed | None = None
         """The steps that were only counted since the last measured one."""
@@ -157,7 +157,7 @@ class StepBoundary:
         phases, usual, waiting = self._phases, self.usual, self.waiting
         if (
             not self.is_plain
-            or self.step + 1 >= self.care_step
+            or self.step + 1 >= self.full_boundary_step
             or phases.inputs != usual.inputs
             or phases.has_looked
             or self._counts.has_news
@@ -165,8 +165,8 @@ class StepBoundary:
             or len(waiting) >= WAITING_MAX
         ):
             passed = self.passed
-            if self.step + 1 < self.rests_until and passed is not None and self._guard.is_alive:
-                # Inline, not by `pass_over`: the shorter the steps, the larger the share of this.
+            if self.step + 1 < self.counted_until and passed is not None and self._guard.is_alive:
+                # Inline, not by `count_step`: the shorter the steps, the larger the share of this.
                 timer = self._timer
                 if timer.start_ns is not None and not self._counts.has_news and timer.device is None:
                     passed.steps += 1
@@ -176,7 +176,7 @@ class StepBoundary:
                     self.step += 1
                     passed.cost_ns += self._now_ns() - now_ns
                 else:
-                    self.pass_over(now_ns).cost_ns += self._now_ns() - now_ns
+                    self.count_step(now_ns).cost_ns += self._now_ns() - now_ns
             else:
                 self._care(now_ns)
             return
@@ -199,7 +199,7 @@ class StepBoundary:
         events.append(("overhead", now_ns, ended_ns))
         timer.overhead_ns = ended_ns - now_ns
 
-    def pass_over(self, now_ns: int) -> Passed:
+    def count_step(self, now_ns: int) -> Passed:
         """Count the step that is over and return the sums; the next measured step brings them to the records."""
         passed = self.passed
         if passed is None:
@@ -219,7 +219,7 @@ class StepBoundary:
     def wake(self) -> None:
         """Send the next boundary through `care`; from any thread."""
         self.is_plain = False
-        self.rests_until = 0
+        self.counted_until = 0
 
 
 def raw_step(plain: PlainStep) -> RawStep:

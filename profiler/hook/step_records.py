@@ -46,7 +46,7 @@ from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
 from ..timing.step_sampling import StepSampling
 from ..timing.step_timer import STOPPED, RawStep, TimedStep, phase_of, time_step
-from ..transport.sink import RecordSink
+from ..transport.record_queue import RecordSink
 from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
@@ -167,7 +167,7 @@ class StepRecords:
         *,
         on_device: bool,
     ) -> None:
-        self._cadence = cadence
+        self._sampling = cadence
         self._stop_detector = stops
         self._on_device = on_device
         self._hello = hello
@@ -175,11 +175,11 @@ class StepRecords:
         self._budget = budget
         self._calibrations = calibrations
         self._checker = EstimateChecker(hello, calibrations)
-        self._vitals = vitals
+        self._utilization = vitals
         self._guard = guard
         self._totals = Totals()
         self._counted = CountedSteps(self._totals, budget, calibrations, stops)
-        self._pulse = pulse
+        self._boundary = pulse
         self._waiting = pulse.waiting
         self._lock = threading.Lock()
         self._looked = 0.0
@@ -206,7 +206,7 @@ class StepRecords:
     @property
     def measures_all(self) -> bool:
         """Whether every step is measured and none only counted."""
-        return self._cadence.every == 1
+        return self._sampling.every == 1
 
     @property
     def is_fresh(self) -> bool:
@@ -265,13 +265,13 @@ class StepRecords:
     def charge(self, cost_ns: int) -> None:
         """Add what a thread spent on records; whoever sends them charges that here, too."""
         self._budget.charge(cost_ns)
-        self._cadence.charged(cost_ns)
+        self._sampling.charged(cost_ns)
 
     def report_vitals(self) -> None:
         """Put the utilization record that is due into the sinks; on the training thread, as it reads the model."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             try:
-                record = self._vitals.report()
+                record = self._utilization.report()
             finally:
                 self._lock.release()
             self._tell(record)
@@ -279,7 +279,7 @@ class StepRecords:
     def report_last_vitals(self) -> None:
         """Put the utilization record of the last steps and of a checkpoint after them into the sinks; never raises."""
         try:
-            vitals = self._vitals.finish()
+            vitals = self._utilization.finish()
         except Exception:  # noqa: BLE001  as in the guard, which is inert by now
             self._guard.failed(self.report_last_vitals)
             return
@@ -294,7 +294,7 @@ class StepRecords:
         try:
             if self._lock.acquire(timeout=LOCK_SECONDS):
                 try:
-                    self._counted.add_rest(self._pulse, self.call_price.passed_ns)
+                    self._counted.add_rest(self._boundary, self.call_price.passed_ns)
                 finally:
                     self._lock.release()
             return self._counted.goodbye(self._hello, reason, wall_ns)
@@ -338,7 +338,7 @@ class StepRecords:
         ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
         own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
         like = self._counted.last = Like(step.wall_ns, timed.phases, step.samples, step.knobs)
-        passed, every = step.passed, self._cadence.every
+        passed, every = step.passed, self._sampling.every
         if passed is not None and passed.steps:
             step.stops = [*self._counted.add(passed, like, step.raw.start_ns, price.passed_ns), *step.stops]
         if not step.disturbed and not step.stops:
@@ -354,7 +354,7 @@ class StepRecords:
             slowed_max_ns=step.slowed_max_ns,
         )
         if step.was_counted:
-            self._vitals.count_cost(overhead_ns - own_ns)
+            self._utilization.count_cost(overhead_ns - own_ns)
         if step.was_profiled:
             self._window_price_ns += overhead_ns - own_ns
         if step.price_ns is not None:
@@ -364,9 +364,9 @@ class StepRecords:
         step.record = record
         if self.on_timed is not None:
             self.on_timed(timed, record)
-        self._vitals.add(record, step.flops)
-        if self._cadence.every != every or self._vitals.is_due:
-            self._pulse.is_plain = False
+        self._utilization.add(record, step.flops)
+        if self._sampling.every != every or self._utilization.is_due:
+            self._boundary.is_plain = False
         self._tell(record, step.check, step.collectives, *self._told_stops(step))
 
     def _tell(self, *records: JobRecord | None) -> None:
@@ -394,10 +394,10 @@ class StepRecords:
         """Pass on what measuring costs, without the listener, which is called whether or not a step is measured."""
         passed = step.passed
         if passed is None or not passed.steps:
-            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())
+            self._sampling.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())
             return
         share_ns = step.listener_ns // (passed.steps + 1)
-        self._cadence.measured(
+        self._sampling.measured(
             step.wall_ns,
             own_ns - share_ns,
             passed=passed.steps,
@@ -446,7 +446,7 @@ class StepRecords:
             dropped_records=sum(sink.dropped for sink in self._sinks),
             knobs=step.knobs,
             disturbed=step.disturbed,
-            measured_every=self._cadence.every,
+            measured_every=self._sampling.every,
             uncalibrated=self.uncalibrated if calibration is None else None,
             window_price_ns=self.window_price_ns if calibration is None else None,
         )

@@ -16,7 +16,7 @@ slices of the step are taken at this rank's next turns (`row_density_probe`), an
 from them is earned.  A window whose step takes OTHER_STEP_RATIO times the usual was opened around another kind of step
 than predicted: it is cut off when the training thread next enters a phase, and is then not used as a calibration.
 
-Left out: whose turn it is and what may be spent (`overhead_budget`, `turns`), and what a window sees (`window_reader`).
+Left out: whose turn it is and what may be spent (`overhead_budget`), and what a window sees (`window_reader`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WindowSchedule:
     ) -> None:
         self._meter = meter
         self._budget = budget
-        self._books = books
+        self._step_records = books
         self._timer = timer
         self._phases = phases
         self._now_ns = now_ns
@@ -138,10 +138,10 @@ class WindowSchedule:
             self.may_be_open = False
             if not (self._budget.is_due(step) and self._meter.is_installed):
                 return
-            if not self.wants(step) and (self._books.is_fresh or self._changed_at is not None):
+            if not self.wants(step) and (self._step_records.is_fresh or self._changed_at is not None):
                 return
             self._preemption.begin()
-            self._books.settle()  # the budget needs what was spent so far
+            self._step_records.settle()  # the budget needs what was spent so far
             self._preemption.end()
             self._predict(step)
             if not self._meter.may_open():
@@ -191,7 +191,7 @@ class WindowSchedule:
         if held is None:
             finished.thread_time = finished.thread_time or self.thread_time()
             finished.was_profiled = True
-            finished.timed = self._books.time(finished)
+            finished.timed = self._step_records.time(finished)
             self._window_nodes = self._shape(finished.step + 1).nodes
         finished.disturbed = self.has_aftermath = True
         if held is None and _may_collectives_be_out() and self._meter.pause():
@@ -222,9 +222,9 @@ class WindowSchedule:
         stops = [stop.stretch for stop in profiled.stops]
         measurement = self._meter.close(profiled.timed, stops)
         if not self._meter.is_installed:
-            self._books.uncalibrated = "unavailable"  # too many told nothing
+            self._step_records.uncalibrated = "unavailable"  # too many told nothing
         told_by = self._told_by(profiled, finished)
-        self._books.learn(profiled, profiled.timed, measurement, told_by=told_by)
+        self._step_records.learn(profiled, profiled.timed, measurement, told_by=told_by)
         if not self._meter.is_open:
             rows, row_ns = self._meter.row_count, SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS
             profiled.slowed_max_ns = None if rows is None else rows * row_ns
@@ -294,7 +294,7 @@ class WindowSchedule:
 
     def _expect(self, shape: StepShape) -> None:
         self._budget.expect(self._price.predict_ns(shape))
-        self._books.uncalibrated, self._books.window_price_ns = "price", self._budget.predicted_ns
+        self._step_records.uncalibrated, self._step_records.window_price_ns = "price", self._budget.predicted_ns
         if self._budget.earned_in_ns == 0:
             self._wanted = None
             return

@@ -8,19 +8,45 @@ Three totals of the kernel are read a few times a second, and their growth is ta
 
 A ratio over less than READ_SECONDS would be noise: several ranges are cut at once, a fraction of a millisecond apart.
 Ranges that are cut sooner share the last reading, which is of the time that they ended in.
+
+`BusySockets` measures how long this process's TCP sockets were busy, which tells the rank behind a slow link from
+those that wait.
+
+Timers cannot tell.  In a ring every rank waits for its neighbour, so one slow link makes all ranks wait alike.  But the
+kernel counts, for each socket, the time in which it had data that the other side had not acknowledged (`tcpi_busy_time`
+of TCP_INFO, linux/tcp.h, since Linux 4.10), and in what part of it the receiver's window or our own buffer was the
+limit.  A slow link delays the data one way and the acknowledgements the other, so *all* sockets of the rank behind it
+are busy, and only one socket of each of its peers.  Hence the sum over a rank's sockets is what stands out.
+
+The sockets are read with getsockopt on the numbers in /proc/self/fd, from a thread of ours.  The descriptors belong to
+the job, so nothing here duplicates or closes one.  A descriptor that is not a TCP socket returns an error, so the
+numbers of those that are TCP sockets are reused for FIND_SECONDS.  One that means something else by then returns an
+error too, or counts from a smaller number.
+NVLink, InfiniBand and shared memory are not seen, and a process without TCP has no figure.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 
 from pacecar.clock import NS_PER_SECOND
 
 from .phase_sums_message import HostPressure
-from .tcp_busy_time import BusySockets
 
-__all__ = ["READ_SECONDS", "HostPressureReader", "parse_pressure", "parse_schedstat"]
+__all__ = [
+    "FIND_SECONDS",
+    "READ_SECONDS",
+    "SOCKETS_MAX",
+    "BusySockets",
+    "HostPressureReader",
+    "find_descriptors",
+    "parse_pressure",
+    "parse_schedstat",
+    "read_tcp_times",
+]
 
 READ_SECONDS = 0.1
 
@@ -108,3 +134,80 @@ def _read(descriptor: int | None, parse: Callable[[bytes], int]) -> int | None:
         return parse(os.pread(descriptor, _TEXT_BYTES, 0))
     except (OSError, ValueError):  # the thread ended, or the kernel writes another format
         return None
+
+
+SOCKETS_MAX = 4096
+"""The most descriptors checked in one reading; a job with more is not worth the time."""
+
+FIND_SECONDS = 5.0
+"""Time between two searches for sockets: a search of 200 descriptors costs 0.2 ms, reading ten sockets 20 us."""
+
+_IPPROTO_TCP, _TCP_INFO, _ESTABLISHED = 6, 11, 1
+_INFO_BYTES = 192
+_BUSY_OFFSET = 168  # offsetof(struct tcp_info, tcpi_busy_time); then rwnd_limited and sndbuf_limited, each u64 of us
+
+
+def find_descriptors() -> list[int]:
+    """Return the open descriptors of this process, at most SOCKETS_MAX."""
+    return [int(name) for name in os.listdir("/proc/self/fd")[:SOCKETS_MAX]]
+
+
+def read_tcp_times(descriptors: Iterable[int]) -> dict[int, int]:
+    """Return descriptor -> ns busy and not limited by the receiver since it was opened, of each TCP socket of them."""
+    found = {}
+    info, length = ctypes.create_string_buffer(_INFO_BYTES), ctypes.c_uint()
+    for descriptor in descriptors:
+        length.value = _INFO_BYTES
+        failed = _getsockopt(descriptor, _IPPROTO_TCP, _TCP_INFO, info, ctypes.byref(length))
+        if failed or length.value < _INFO_BYTES or info.raw[0] != _ESTABLISHED:
+            continue
+        busy, receiver, _ = struct.unpack_from("QQQ", info.raw, _BUSY_OFFSET)
+        found[descriptor] = max(0, busy - receiver) * 1000
+    return found
+
+
+class BusySockets:
+    """How long this process's TCP sockets were busy, all added up."""
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        *,
+        find: Callable[[], list[int]] = find_descriptors,
+        read: Callable[[Iterable[int]], dict[int, int]] = read_tcp_times,
+    ) -> None:
+        self._now_ns = now_ns
+        self._find = find
+        self._read = read
+        self._known: Iterable[int] = ()
+        self._found_ns: int | None = None
+        self._last: dict[int, int] = {}
+        self._total_ns = 0
+
+    def total_ns(self) -> int | None:
+        """Return their busy time since the first reading; None while there are none."""
+        now = self._now_ns()
+        try:
+            if self._found_ns is None or now - self._found_ns >= FIND_SECONDS * NS_PER_SECOND:
+                self._known, is_first, self._found_ns = self._find(), self._found_ns is None, now
+            else:
+                is_first = False
+            current = self._read(self._known)
+        except OSError:
+            return None
+        for descriptor, busy in current.items():
+            # A new socket was opened since; a time that fell belongs to another socket under the same descriptor.
+            old = self._last.get(descriptor, 0)
+            if not is_first:
+                self._total_ns += busy - old if busy >= old else busy
+        self._last, self._known = current, list(current)
+        return self._total_ns if current else None
+
+
+def _load() -> Callable[..., int]:
+    function = ctypes.CDLL(None).getsockopt
+    function.restype = ctypes.c_int
+    return function
+
+
+_getsockopt = _load()

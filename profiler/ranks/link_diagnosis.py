@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .noise import median, upper
+from .cusum import median, upper
 from .phase_sums_message import RankRange
 
 __all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkDiagnosis", "Slow"]

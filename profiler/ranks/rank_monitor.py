@@ -38,19 +38,18 @@ from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.side_group import failure, is_lost
 from ..transport.store_rendezvous import RendezvousError
-from .collectives import last_collective, sequence
+from .cusum import Usual
 from .gather_schedule import GatherSchedule
 from .gloo_transport import GlooTransport, RankTransport
-from .hang_detector import HangDetector, is_in_loader, where
+from .hang_detector import HangDetector, is_in_loader, last_collective, sequence, where
 from .host_pressure import HostPressureReader
-from .noise import Usual
 from .phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .reports import RankReports
 from .step_ranges import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .straggler_detector import StragglerDetector
 from .totals import totals_of
 
-__all__ = ["FORWARD_WAITS_RATIO", "RankMonitor", "Watched", "sees_waits_in_forward"]
+__all__ = ["FORWARD_WAITS_RATIO", "MonitoredHook", "RankMonitor", "sees_waits_in_forward"]
 
 FORWARD_WAITS_RATIO = 0.1
 """A forward with at least this ratio of exposed communication may hide a rank's wait; BatchNorm's buffers take less."""
@@ -94,7 +93,7 @@ _crews = itertools.count()
 """Monitors of this process so far: ranks that attached equally often rendezvous under the same name."""
 
 
-class Watched(Protocol):
+class MonitoredHook(Protocol):
     """What the monitor reads from the hook, on the monitor's own thread."""
 
     @property
@@ -143,7 +142,7 @@ class RankMonitor:
         self,
         hello: JobHello,
         config: HookConfig,
-        watched: Watched,
+        watched: MonitoredHook,
         *,
         emit: Callable[[JobRecord], None],
         clock: Clock | None = None,
@@ -166,7 +165,7 @@ class RankMonitor:
         self._diagnosis = StragglerDetector(hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
         self._watch = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
-        self._surroundings = HostPressureReader(self._clock.monotonic_ns)
+        self._host_pressure = HostPressureReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
         self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
         self._glance_seconds = glance_seconds(config.overhead_budget)
@@ -230,7 +229,7 @@ class RankMonitor:
             _log.warning("pacecar no longer watches this rank: %s", _words(error))
             _log.debug("the error was", exc_info=True)
         finally:
-            self._surroundings.close()
+            self._host_pressure.close()
             if self._road is not None:
                 self._road.close()
 
@@ -261,7 +260,7 @@ class RankMonitor:
             if not self._closing.is_set():
                 self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
-        self._surroundings.open(self._training[1])
+        self._host_pressure.open(self._training[1])
         self._exchange = GatherSchedule(
             self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
@@ -357,7 +356,7 @@ class RankMonitor:
         if exchange is None:
             return
         self._hear(exchange)
-        self._surroundings.latest(SURROUNDINGS_SECONDS * self._rarity)
+        self._host_pressure.latest(SURROUNDINGS_SECONDS * self._rarity)
         exchange.may_hurry = self._rarity == 1
         for cut in self._ranges.cut():
             exchange.add(self._row(cut), ends_batch=cut.ends_batch)
@@ -367,7 +366,7 @@ class RankMonitor:
         leaves = not self._watched.is_alive and not self._closing.is_set()
         if exchange.is_due or ((is_last or leaves) and not exchange.is_out):
             exchange.post(
-                self._surroundings.latest(),
+                self._host_pressure.latest(),
                 totals=totals_of(self._newest),
                 is_throttled=self._throttled(),
                 leaves=leaves,

@@ -12,7 +12,7 @@ from .hang_detector import Suspicion
 from .phase_sums_message import PHASES, RankRange
 from .straggler_detector import LateRankFinding
 from .totals import LedgerTotals
-from .what_if import JobLadder
+from .what_if import JobWhatIf
 
 __all__ = ["LEDGER_SECONDS", "RankReports"]
 
@@ -39,7 +39,7 @@ class RankReports:
         self._unsaid: Sequence[RankRange] | None = None
         self._late: dict[tuple[int, str], LateRankFinding] = {}
         self._late_said_ns = 0
-        self._ladder = JobLadder(hello.job, emit)
+        self._ladder = JobWhatIf(hello.job, emit)
 
     def ledger(self, rows: Sequence[RankRange]) -> None:
         """Add one range of all ranks; emit the sums when a record is due.

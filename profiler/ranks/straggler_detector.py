@@ -30,9 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .cusum import Cusum
+from .cusum import Cusum, excesses, median, upper
 from .link_diagnosis import LinkDiagnosis, Slow
-from .noise import excesses, median, upper
 from .phase_sums_message import RankRange
 
 __all__ = ["Cause", "LateRankFinding", "StragglerDetector"]
@@ -94,7 +93,7 @@ class LateRankFinding:
 
 
 @dataclass(slots=True)
-class _Late:
+class _PendingSignals:
     """One range in which a rank was late; `weight` (0..1) is its weight in the test."""
 
     phase: str
@@ -111,7 +110,7 @@ class _Suspect:
     evidence: Cusum = field(default_factory=Cusum)
     since_step: int = 0
     excesses: list[int] = field(default_factory=list)
-    last: _Late | None = None
+    last: _PendingSignals | None = None
     named: LateRankFinding | None = None
 
 
@@ -143,7 +142,7 @@ class StragglerDetector:
             ABSOLUTE_NS, round(RELATIVE * wall), round(NOISE_FACTOR * (upper(self._noise, NOISE_QUANTILE) or 0))
         )
         of = _Range(rows, medians)
-        late: dict[tuple[int, Cause], _Late] = {}
+        late: dict[tuple[int, Cause], _PendingSignals] = {}
         for rank in range(len(rows)):
             found = _lateness(of, rank, bound)
             if found is not None:
@@ -157,7 +156,7 @@ class StragglerDetector:
         self._learn(of.differences())
         return findings
 
-    def _judge(self, late: Mapping[tuple[int, Cause], _Late], first: int, last: int) -> list[LateRankFinding]:
+    def _judge(self, late: Mapping[tuple[int, Cause], _PendingSignals], first: int, last: int) -> list[LateRankFinding]:
         if self._ranges <= WARMUP_RANGES:
             return []
         findings = []
@@ -188,7 +187,7 @@ class StragglerDetector:
 
 
 def _weigh(
-    suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first: int, last: int
+    suspect: _Suspect, rank: int, cause: Cause, now: _PendingSignals | None, first: int, last: int
 ) -> LateRankFinding | None:
     if now is not None:
         if suspect.evidence.is_clear:
@@ -251,7 +250,7 @@ def _own(waits: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(phase for phase in _OWN if phase not in waits)
 
 
-def _lateness(of: _Range, rank: int, bound: int) -> tuple[Cause, _Late] | None:
+def _lateness(of: _Range, rank: int, bound: int) -> tuple[Cause, _PendingSignals] | None:
     """Return the cause for which `rank` was late, or None."""
     is_on_device = of.rows[rank].on_device
     for waits in of.waits:
@@ -282,7 +281,7 @@ def _waits(rows: Sequence[RankRange]) -> list[tuple[str, ...]]:
     return [("tail",), ("tail", "rest")]
 
 
-def _describe(of: _Range, rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Late:
+def _describe(of: _Range, rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _PendingSignals:
     """Describe the lateness of `rank`, and correct the cause where throttling or a busy host explains it."""
     row, text = of.rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
     waits = of.cpu_waits()
@@ -290,18 +289,18 @@ def _describe(of: _Range, rank: int, cause: Cause, phase: str, excess: int, boun
     others = [other.is_throttled for other in of.rows if other is not row]
     # At the limit of their power all devices throttle: that is not why this one is slower.
     if cause == "compute" and row.is_throttled and 2 * others.count(True) <= len(others):
-        return _Late(phase, excess, text + "; its device holds its clocks down", "throttled")
+        return _PendingSignals(phase, excess, text + "; its device holds its clocks down", "throttled")
     if waited is None or waited < CPU_WAIT_SHARE * excess:
-        return _Late(phase, excess, text, cause)
+        return _PendingSignals(phase, excess, text, cause)
     seconds = (row.medians or {})["wall"] * row.steps / 1e9
     text += f"; it waited {_ms(waited)} a step longer for a processor"
-    return _Late(phase, excess, text, "host", weight=min(STARVED_WEIGHT, 3 * seconds / STARVED_SECONDS))
+    return _PendingSignals(phase, excess, text, "host", weight=min(STARVED_WEIGHT, 3 * seconds / STARVED_SECONDS))
 
 
-def _of_link(slow: Slow) -> _Late:
+def _of_link(slow: Slow) -> _PendingSignals:
     text = f"all ranks wait {_ms(slow.excess_ns)} more a step and none does more by itself"
     text += f"; only rank {slow.rank}'s sockets are busy"
-    return _Late("tail", slow.excess_ns, text, "link", weight=slow.weight)
+    return _PendingSignals("tail", slow.excess_ns, text, "link", weight=slow.weight)
 
 
 def _ms(duration_ns: int) -> str:

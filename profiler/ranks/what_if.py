@@ -24,7 +24,7 @@ from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
 from ..ledger.what_if_bounds import Runner, climb
 from .totals import LedgerTotals, totals_of
 
-__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobLadder", "RankLadder", "RankStretch", "ladder_of"]
+__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobWhatIf", "RankStretch", "RankWhatIf", "ladder_of"]
 
 WHAT_IF_SECONDS = 10.0
 """Time between two records of bounds: a person reads them, and a single odd step is one of many by then."""
@@ -40,7 +40,7 @@ class RankStretch(NamedTuple):
     steps: int
 
 
-class RankLadder:
+class RankWhatIf:
     """The what-if bounds of one rank: a `RecordSink` that reads step records and emits WhatIf.
 
     `is_job`: this rank is the whole job.
@@ -88,7 +88,7 @@ class RankLadder:
         """Hold nothing."""
 
 
-class JobLadder:
+class JobWhatIf:
     """The what-if bounds of the whole job, on rank 0, from the totals received from all ranks."""
 
     def __init__(self, job: str, emit: Callable[[JobRecord], None]) -> None:

@@ -3,10 +3,10 @@
 The cost is measured, not assumed.  Everything that pacecar costs the job is added up: its own code on the step path; a
 window's start, stop and reading; how much slower the profiled step was than the recent steps that were not profiled
 (never counted as a gain: a step that was fast by luck pays nothing back); the attach; pacecar's own threads; and on a
-device the slow-down after a window (`aftermath`).  A window opens only while all that, with the predicted price of the
-next window, stays within the ratio that the user gave.  That price is the highest of the last ones, per micro-batch: a
-step of one micro-batch leaves an eighth of the rows of a step of eight, and a tuner that has just merged them wants to
-see the effect.
+device the slow-down after a window (`WindowAftermath`).  A window opens only while all that, with the predicted price
+of the next window, stays within the ratio that the user gave.  That price is the highest of the last ones, per
+micro-batch: a step of one micro-batch leaves an eighth of the rows of a step of eight, and a tuner that has just merged
+them wants to see the effect.
 
 Which clock: time on the step path is taken from the wall clock, waits of ours included (for python's lock, for another
 rank at a switch), because the job waits by that clock.  What the kernel gave to other programs meanwhile is left out
@@ -22,7 +22,7 @@ steps earn.  A window that is predicted to cost more waits until that is earned,
 
 unless a window turns out more expensive than predicted; such a window is cut off (`window_schedule`).
 
-Ranks take `turns`, because a tuner's request would otherwise open the windows of all of them at once.
+Ranks take turns, because a tuner's request would otherwise open the windows of all of them at once.
 
 Debt: the credit at the start is earned back while the always-on part goes on, which may take most of a small budget
 itself.  After DEBT_NS of training the budget is strained if everything but the windows takes more than ALWAYS_ON_SHARE
@@ -30,20 +30,57 @@ of it.  While it is strained, fewer steps are measured and ranks compare themsel
 because they always fill what is left: they wait by themselves and need nothing else to wait.
 
 A ratio of 1 means no limit, of 0 no window.  Pure: numbers in, a yes or no out.
+
+`WindowTurn` assigns the steps at which each rank may open a window, round robin, so that ranks never profile all at
+once.
+
+A fixed offset per rank is not enough: windows that the budget delays lose the offset one by one, until those of two
+ranks coincide.  A step in which all ranks are profiled costs the job twice: all ranks are slow, and what the ranks see
+of each other is the profiler.  So the steps are assigned for the whole run, round after round, and a window that cannot
+be afforded in its turn waits for the next.
+
+    step    | 3 4 5 | 6 7 8 | 9 10 11 | 12 13 14 | 15 ...       warm-up 3, three ranks
+    rank    |   0   |   1   |    2    |    0     |  1 ...
+
+A turn is as long as a window disturbs its rank, TURN_STEPS.  Beyond TURNS_MAX ranks some share a turn, never all.
+
+A window that was requested on all ranks (`trace_request`) ignores turns.  Pure.
+
+`WindowAftermath` measures how much slower a device job runs after a profiled window than before it, which is charged
+to pacecar.
+
+The obvious price of a window is the profiled step.  On CUDA that is not all: CUPTI stays attached after the session
+(torch does not tear it down unless TEARDOWN_CUPTI=1), and steps were seen to stay 10 to 20 % slower (pytorch issue
+144455).  So the steps after each window are compared with the median of those before it.
+
+One difference is mostly noise; the signed differences of many windows are not.  So they are summed with their signs,
+and what is charged is the maximum that the sum has reached.  A cost is never taken back, because it is exported as a
+counter.
+
+A slow-down beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
+first window, before which CUPTI was not attached, it is logged once.  Pure.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-from .aftermath import WindowAftermath
 from .step_sampling import SHARE
-from .turns import turn_of
 
-__all__ = ["PRICE_MARGIN", "OverheadBudget", "ThreadTime"]
+__all__ = [
+    "AFTERMATH_STEPS",
+    "PRICE_MARGIN",
+    "TURNS_MAX",
+    "OverheadBudget",
+    "ThreadTime",
+    "WindowAftermath",
+    "WindowTurn",
+    "turn_of",
+]
 
 RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
@@ -319,3 +356,95 @@ class OverheadBudget:
         if not micro_batches or not self._micro_batches:
             return 1.0
         return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches
+
+
+TURNS_MAX = 8
+"""The most turns in a round: a round must end soon, or the last rank has no calibration; a node has eight devices and
+shares its processors."""
+
+TURN_STEPS = 3
+"""The profiled step and the one in which it is read.  On a device also the step before, in which the device drains; on
+gloo also one between them, in which its threads finish what was profiled."""
+
+TRIES = 10
+"""A window that could not be afforded is tried again after a tenth of the interval."""
+
+
+class WindowTurn(NamedTuple):
+    """The steps `first`, `first + every`, `first + 2 * every`, and so on."""
+
+    first: int
+    every: int
+
+    def is_now(self, step: int) -> bool:
+        """Return whether `step` is one of them."""
+        return step >= self.first and (step - self.first) % self.every == 0
+
+    def next_from(self, step: int) -> int:
+        """Return the first of them from `step` on."""
+        return self.first if step <= self.first else step + (self.first - step) % self.every
+
+
+def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int) -> WindowTurn:
+    """Return the turn of `rank`; the same arguments but for `rank` must be given on all ranks."""
+    turns = min(world_size, TURNS_MAX)
+    retry = max(1, interval_steps // TRIES)
+    if turns < 2:
+        return WindowTurn(warmup_steps, retry)
+    round_steps = TURN_STEPS * turns
+    return WindowTurn(warmup_steps + TURN_STEPS * (rank % turns), -(-retry // round_steps) * round_steps)
+
+
+AFTERMATH_STEPS = 16
+"""Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
+
+OUTLIER_RATIO = 1.5
+"""A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
+
+LASTING_RATIO = 0.03
+"""A slow-down of the median that is worth a line in the log."""
+
+_log = logging.getLogger(__name__)
+
+
+class WindowAftermath:
+    """Compares the steps after the windows of one rank with those before."""
+
+    def __init__(self) -> None:
+        self._usual_ns: int | None = None
+        self._after: list[int] = []
+        self._sum_ns = 0
+        self._charged_ns = 0
+        self._windows = 0
+
+    def window(self, usual_ns: int | None) -> None:
+        """Begin: a window was taken; steps before it took `usual_ns`, None where that is not known."""
+        self._usual_ns = usual_ns
+        self._after = []
+        self._windows += 1
+
+    def step(self, own_ns: int) -> int:
+        """Add a step that was not profiled, less pacecar's own time in it; return what is to be charged now."""
+        usual = self._usual_ns
+        if usual is None:
+            return 0
+        self._after.append(own_ns)
+        if len(self._after) < AFTERMATH_STEPS:
+            return 0
+        limit = round(usual * OUTLIER_RATIO)
+        self._sum_ns += sum(min(own, limit) - usual for own in self._after)
+        if self._windows == 1:
+            self._say_what_lasts(usual)
+        self._usual_ns = None
+        charge, self._charged_ns = max(0, self._sum_ns - self._charged_ns), max(self._charged_ns, self._sum_ns)
+        return charge
+
+    def _say_what_lasts(self, usual: int) -> None:
+        ratio = median(self._after[AFTERMATH_STEPS // 2 :]) / max(1, usual) - 1.0
+        if ratio > LASTING_RATIO:
+            _log.warning(
+                "pacecar: steps are %.0f %% slower after the first profiled one. If that lasts, CUPTI is still"
+                " attached: TEARDOWN_CUPTI=1 in the job's environment takes it away (CUDA 12.6 or newer), and"
+                " windows = false in [hook] does without",
+                100 * ratio,
+            )

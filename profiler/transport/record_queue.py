@@ -12,6 +12,8 @@ At the end of a job the thread waits for a daemon that is being restarted, but n
 A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there.  So every
 public call in another process than the first returns at once.
 
+`RecordSink` is the interface of every destination of records: it takes a record without waiting.
+
 Left out: what is delivered and where.
 """
 
@@ -30,7 +32,15 @@ from pacecar.records import Answer, JobRecord
 
 from .field_filter import FieldFilter
 
-__all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "RecordQueue", "RecordRefused"]
+__all__ = [
+    "BACKOFF_SECONDS_MAX",
+    "LOOK_SECONDS",
+    "QUEUE_LENGTH_MAX",
+    "Carrier",
+    "RecordQueue",
+    "RecordRefused",
+    "RecordSink",
+]
 
 QUEUE_LENGTH_MAX = 1024
 """Queue bound, about 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
@@ -190,3 +200,20 @@ class RecordQueue:
             self._dropped += 1
         else:
             self._queue.appendleft(record)
+
+
+class RecordSink(Protocol):
+    """Takes records on the training thread.  `put` neither blocks nor raises; what does not fit is counted."""
+
+    @property
+    def dropped(self) -> int:
+        """How many records were dropped so far."""
+        ...
+
+    def put(self, record: JobRecord) -> None:
+        """Queue `record` or drop it."""
+        ...
+
+    def close(self, timeout_seconds: float) -> None:
+        """Deliver what is queued, for at most `timeout_seconds`, then close."""
+        ...

@@ -190,7 +190,7 @@ class Rank:
         """This boundary is done: find the next one at which there is something to do."""
         agreement, self.phase = self.agreement, "step"
         agreement._boundary += 1
-        while not agreement.has_business:
+        while not agreement.has_vote:
             agreement._boundary += 1
         self.next, agreement._boundary = agreement._boundary, self.at
 

@@ -267,7 +267,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.consensus.channels import JobChannel, SideChannel, VoteSubject
+    from pacecar.controller.consensus.channels import SideChannel, VoteChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
     from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
@@ -291,7 +291,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
             fault("policy")
             return super().advance(observations)
 
-    class Votes(JobChannel):
+    class Votes(VoteChannel):
         def post(self, subject: VoteSubject, words: Any) -> Any:
             fault({VoteSubject.VOTE: "vote", VoteSubject.DONE: "confirm"}.get(subject, "elsewhere"))
             return super().post(subject, words)

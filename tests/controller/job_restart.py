@@ -50,7 +50,7 @@ def main() -> None:
         )  # fmt: skip
     said: list[str] = []
     if pacer is not None and pacer._tuner is not None:
-        voice = pacer._tuner._voice
+        voice = pacer._tuner._status
         emit = voice._emit
 
         def listen(record: JobRecord) -> None:

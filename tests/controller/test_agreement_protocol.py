@@ -100,7 +100,7 @@ class Job:
                 self.taken[rank] += 1
                 heard = [v for v in vectors if v is not None]
                 if self.taken[rank] == 1:
-                    member.hear_offers(heard)
+                    member.receive_offers(heard)
                 else:
                     for pace in member.hear(heard):
                         assert pace.pace_ns == 1000 * (RANKS - 1) + pace.step, "the slowest rank's pace of that step"
@@ -231,7 +231,7 @@ def test_a_freeze_or_a_lost_side_road_anywhere_at_any_step_stops_all_ranks(
             job.members[rank].freeze("planted")
             if is_side:
                 job.is_deaf[rank] = True
-                job.members[rank].abandon_side()
+                job.members[rank].close_side_channel()
         job.step()
     assert all(m.frozen is not None for m in job.members)
     assert all(m.has_retired for m in job.members)
@@ -270,7 +270,7 @@ def heard_by_all(members: list[ProtocolMember]) -> list[list[int]]:
         member.offer(offer())
     offers = [m.next_vector() or [] for m in members]
     for member in members:
-        member.hear_offers(offers)
+        member.receive_offers(offers)
     return offers
 
 

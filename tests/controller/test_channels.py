@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pacecar.controller.consensus.channels import JobChannel, LeftError, SideChannel, VoteSubject
+from pacecar.controller.consensus.channels import LeftError, SideChannel, VoteChannel, VoteSubject
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 from pacecar.profiler.ranks.gloo_transport import GlooTransport
 from pacecar.profiler.ranks.phase_sums_message import MESSAGE_WORDS
@@ -66,7 +66,7 @@ def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
 
 
 def test_so_does_the_road_of_the_votes() -> None:
-    road: Any = JobChannel(0, 1)
+    road: Any = VoteChannel(0, 1)
     road._group = group = Group()
     for _ in range(20):
         road.post(VoteSubject.VOTE, [1])
@@ -111,7 +111,7 @@ def agreement(*answers: Answer) -> Any:
 
 def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody_has_read() -> None:
     """Else it waited for 10 s for a rank that sends nothing any more, and the job with it."""
-    road: Any = JobChannel(0, 2)
+    road: Any = VoteChannel(0, 2)
     road._group = TwoRanks("the same", "a farewell", "nothing")
     frames = [road.post(VoteSubject.VOTE, [1]) for _ in range(3)]
     with pytest.raises(LeftError, match="rank 1 takes no further part"):

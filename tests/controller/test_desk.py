@@ -11,7 +11,7 @@ from pacecar.clock import FakeClock
 from pacecar.commands.tune_text import WIDTH_MIN, lines
 from pacecar.config import TuneConfig
 from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, CommandHandler, tune_is_off
-from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs
+from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.ordered_policy import OrderedPolicy
 from pacecar.controller.policy.tuning_policy import TuningPolicy

@@ -31,7 +31,7 @@ from pacecar.controller.memory.knob_store import (
     stale,
     used,
 )
-from pacecar.controller.memory.store_thread import JobMemory, StoreThread, keeper_of
+from pacecar.controller.memory.store_thread import JobMemory, StoreThread, store_thread_for
 from tests.kit.records import job_hello
 
 KIND = Fingerprint(
@@ -307,7 +307,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_steps_nor_the_end(file: KnobStor
 
 
 def test_a_path_of_the_users_own_is_not_taken_for_ours(tmp_path: Path) -> None:
-    keeper = keeper_of(str(tmp_path / "x.json"))
+    keeper = store_thread_for(str(tmp_path / "x.json"))
     assert keeper is not None
     (tmp_path / "x.json").write_text("mine")
     keeper.start()

@@ -15,8 +15,12 @@ from pacecar.controller.guards.node_monitor import SIGNALS_MAX, NodeMonitor, ran
 from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.memory_forecast import MemoryForecast
 from pacecar.controller.observation import KnobSpace, NodeView
-from pacecar.controller.policy.geometric_search import GeometricSearch
-from pacecar.controller.policy.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
+from pacecar.controller.policy.geometric_search import (
+    FULL_LINK_RATIO,
+    ROOM_RATIO_MIN,
+    STALLED_CPU_RATIO,
+    GeometricSearch,
+)
 from pacecar.records.host_signals import HostSignals
 from tests.controller.held import HeldRun
 from tests.kit.records import job_hello
@@ -161,7 +165,7 @@ def test_each_rank_s_disturbance_reaches_all_with_its_paces_and_is_gone_with_the
         member.offer(Offer((KnobOffer("bucket_bytes", 1, (1, 2), None, ""),)))
     offers = [member.next_vector() or [] for member in ranks]
     for member in ranks:
-        member.hear_offers(offers)
+        member.receive_offers(offers)
     ranks[0].propose(1, (2,))
     for numbers in ((None, int(Disturbance.TRAFFIC), DISTURBANCE_MAX), (None, None, None)):
         for member, number in zip(ranks, numbers, strict=True):

@@ -117,7 +117,7 @@ class Bench:
             clock=FakeClock(),
             gradients=gradients,  # type: ignore[arg-type]
             parting=lambda: self.must_leave,
-            begin_business=lambda: setattr(self, "businesses", self.businesses + 1),
+            begin_vote=lambda: setattr(self, "businesses", self.businesses + 1),
         )
 
     def run(self, steps: int) -> None:
@@ -316,7 +316,7 @@ def break_actuator(b: Bench) -> None:
 
 
 def break_emit(b: Bench) -> None:
-    b.tuner._voice._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
+    b.tuner._status._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
     b.policy.turn = TuningTurn(1, {"micro_batch": 8})
 
 

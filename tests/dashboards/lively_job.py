@@ -82,7 +82,7 @@ class LivelyJob:
             self._totals[rank] += ledger
             self._say(rank, self._step(rank, ledger))
             if self._number % 5 == 1:
-                self._say(rank, self._vitals(rank, ledger), *self._window(rank, ledger))
+                self._say(rank, self._utilization(rank, ledger), *self._window(rank, ledger))
         if self._number % 4 == 0:
             self._say(0, *self._crew(t))
         if self._is_tuned:
@@ -142,7 +142,7 @@ class LivelyJob:
             dropped_records=0, knobs=self._knobs(time.monotonic() - self._began),
         )  # fmt: skip
 
-    def _vitals(self, rank: int, ledger: Ledger) -> Vitals:
+    def _utilization(self, rank: int, ledger: Ledger) -> Vitals:
         flops = int(0.41 * PEAK_FLOPS * self.step_ms / 1000)
         saved = self._number // 100
         return Vitals(

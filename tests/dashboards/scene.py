@@ -166,7 +166,7 @@ class PlantedJob(ShowJob):
         )
         return hello
 
-    def _vitals(self, rank: int) -> JobRecord:
+    def _utilization(self, rank: int) -> JobRecord:
         memory = DeviceMemory(
             allocated_bytes=71 << 30, reserved_bytes=84 << 30, allocated_peak_bytes=80 << 30,
             interval_peak_bytes=80 << 30, inactive_split_bytes=3 << 30, total_allocation_retries=self.number,
@@ -174,7 +174,7 @@ class PlantedJob(ShowJob):
         )  # fmt: skip
         saved = self.number // 5
         vitals: JobRecord = msgspec.structs.replace(
-            super()._vitals(rank), memory=memory, total_checkpoints=saved, total_checkpoint_ns=saved * 100 * MS
+            super()._utilization(rank), memory=memory, total_checkpoints=saved, total_checkpoint_ns=saved * 100 * MS
         )
         return vitals
 

@@ -120,13 +120,13 @@ def test_a_person_sets_freezes_resumes_and_rolls_back_and_all_ranks_follow(daemo
         assert max(map(len, text.splitlines())) <= 80, text
         assert "rolled back by hand" in text or "rollback by hand" in text, "done, or seen by the tuner a moment later"
 
-        (rank0,) = [r for r in daemon._board.jobs()[0].ranks if r.hello.rank == 0]
+        (rank0,) = [r for r in daemon._state.jobs()[0].ranks if r.hello.rank == 0]
         os.kill(rank0.hello.pid, signal.SIGSTOP)
         silent = tune("freeze", "--timeout-seconds", "1")
         os.kill(rank0.hello.pid, signal.SIGCONT)
         assert silent.exit_code == 1
         assert "is the job still training?" in silent.output
-        assert daemon._board.jobs()[0].orders["rollback"] == {"done": 1}
+        assert daemon._state.jobs()[0].orders["rollback"] == {"done": 1}
         (tmp_path / "end").touch()
         finish(job)
     finally:

@@ -160,7 +160,7 @@ class ShowJob:
             self.totals[rank] = self.totals[rank] + ledger
             self._say(rank, self._record(rank, ledger))
             if self.number % 5 == 1:
-                self._say(rank, self._vitals(rank))
+                self._say(rank, self._utilization(rank))
 
     def _record(self, rank, ledger):
         return StepRecord(
@@ -172,7 +172,7 @@ class ShowJob:
             dropped_records=0, knobs=Knobs(3, {"bucket_bytes": 52428800, "micro_batch": 8}),
         )  # fmt: skip
 
-    def _vitals(self, rank):
+    def _utilization(self, rank):
         from pacecar.records import DeviceMemory
 
         return Vitals(

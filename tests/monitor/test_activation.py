@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.monitor.activation import inherited_socket
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
+from pacecar.monitor.systemd import inherited_socket
 from tests.kit.net import free_port
 from tests.monitor.showcase import ShowJob
 
@@ -171,7 +171,7 @@ def test_what_no_hook_can_use_is_closed_and_named():
     """In a child, whose descriptor 3 is ours to give: a TCP socket."""
     code = (
         "import logging, os; logging.basicConfig();"
-        "from pacecar.monitor.activation import inherited_socket;"
+        "from pacecar.monitor.systemd import inherited_socket;"
         "assert inherited_socket({'LISTEN_FDS': '2', 'LISTEN_PID': str(os.getpid())}) is None"
     )
     with socket.create_server(("127.0.0.1", 0)) as tcp, open(os.devnull) as nothing:

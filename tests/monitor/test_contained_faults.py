@@ -68,10 +68,10 @@ def test_a_job_that_cannot_be_turned_into_samples_costs_itself_alone(
         job="bad", rank=0, step=1, ended_wall_ns=1, steps=1, wall_ns=1, samples=None, tokens=None, flops=1,
         flops_steps=1, flops_wall_ns=1, peak_flops_per_second=0,
     )  # fmt: skip
-    (view,) = [view for view in daemon._board.jobs() if view.job == "bad"]
+    (view,) = [view for view in daemon._state.jobs() if view.job == "bad"]
     with pytest.raises(ZeroDivisionError):  # what no frame can bring: the types refuse it
         _ = impossible.mfu_ratio
-    daemon._board.take(impossible, hello=view.ranks[0].hello, uid=os.geteuid(), owner=2)  # the second connection
+    daemon._state.take(impossible, hello=view.ranks[0].hello, uid=os.geteuid(), owner=2)  # the second connection
     fault = ("pacecar_daemon_faults_total", ("part", "job"))
     until(lambda: samples(daemon.port)[fault] >= 3)
     found = samples(daemon.port)

@@ -3,7 +3,7 @@
 import pytest
 
 from pacecar.monitor.export.samples import job_samples
-from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, RankHealth, crew_samples
+from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, RankHealth, rank_health_samples
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import HangSuspicion, Straggler
 from pacecar.records.job_identity import JobKey
@@ -60,7 +60,9 @@ def test_nobody_is_silent_when_nobody_suspects_a_hang_any_more(crew, how):
 def test_the_series_name_each_rank(crew):
     view = crew.view({0: 10 * S, 1: 9 * S}, 500 * S)
     found = {
-        s.labels: s.value for s in crew_samples(JobKey("j", "3f" * 8), view) if s.metric == "pacecar_job_hang_silent"
+        s.labels: s.value
+        for s in rank_health_samples(JobKey("j", "3f" * 8), view)
+        if s.metric == "pacecar_job_hang_silent"
     }
     assert found == {("j", "3f" * 8, "0"): 0, ("j", "3f" * 8, "1"): 1}
 

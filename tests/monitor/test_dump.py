@@ -118,7 +118,7 @@ def test_a_hook_and_an_endless_note_are_refused(daemon, hooks, make_hello):
     hook = hooks(running.socket)
     hook.say(DumpRequest(serial=1, note="x" * 5000), make_hello(pid=os.getpid()), DumpRequest(serial=2))
     limit = time.monotonic() + 10
-    while running._inbox.refused()[Refusal.MALFORMED] < 2:
+    while running._socket_server.refused()[Refusal.MALFORMED] < 2:
         assert time.monotonic() < limit
         time.sleep(0.01)
     assert running._recorder.figures().triggers["request"] == 0

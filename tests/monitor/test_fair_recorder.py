@@ -7,8 +7,8 @@ import pytest
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.recorder.pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, TRIGGERS_MAX, PendingTriggers
 from pacecar.monitor.recorder.record_queue import HOST, RecordQueue
-from pacecar.monitor.recorder.shelf import FILES_MAX, RecordingFolder, RecordingFolderFullError
 from pacecar.monitor.recorder.user_buffers import UserBuffers
+from pacecar.monitor.recorder.writer import FILES_MAX, RecordingFolder, RecordingFolderFullError
 from pacecar.records import Goodbye, Ok, Sample, Snapshot
 from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, parts, read_recording
 from pacecar.wire import encode_frame, payload_of

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
-from pacecar.monitor.fair_share import giver_to
+from pacecar.monitor.fair_share import yielding_holder
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, Rendezvous, Target
 from pacecar.monitor.jobs.evictions import JOB_BYTES_MAX, RANK_BYTES_MAX
 from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
@@ -47,14 +47,14 @@ def leave(board, make_hello, uid, job, rank=0):
 
 @given(st.dictionaries(st.integers(0, 5), st.integers(0, 20)), st.integers(0, 5), st.integers(1, 5))
 def test_whoever_is_below_an_equal_share_finds_a_giver_and_two_equals_never_do(held, asker, amount):
-    giver = giver_to(asker, held, amount)
+    giver = yielding_holder(asker, held, amount)
     mine = held.get(asker, 0)
     if giver is not None:
         assert giver != asker
         assert held[giver] > mine + amount
         assert held[giver] == max(count for holder, count in held.items() if holder != asker)
         after = held | {giver: held[giver] - amount, asker: mine + amount}
-        assert giver_to(giver, after, amount) is None, "it does not come back at once"
+        assert yielding_holder(giver, after, amount) is None, "it does not come back at once"
     elif amount == 1 and held:
         total = sum(held.values())
         assert mine + 1 >= total // len(held.keys() | {asker}), "below an equal share somebody gives"

@@ -519,7 +519,7 @@ def test_a_driver_that_is_only_slow_is_served_a_tick_late_rather_than_called_dea
     for _ in range(6):
         outcome = tick(collector, clock)
         seen.append(up(outcome))
-        until(lambda: all(unit.worker.busy_since_ns is None for unit in collector._units.values()), "the answers came")
+        until(lambda: all(unit.worker.busy_since_ns is None for unit in collector._gpus.values()), "the answers came")
     assert seen == [[0, 1]] * 6
     assert health(outcome, 1, "power_watts") == 651103
 

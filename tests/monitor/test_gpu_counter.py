@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.counter import ROUND, GpuCounter, LinkCounter
-from pacecar.monitor.gpu.derived import CHARGED_NS_MAX, ClockEvents, MeanPower
+from pacecar.monitor.gpu.derived import CHARGED_NS_MAX, ROUND, ClockEvents, GpuCounter, LinkCounter, MeanPower
 
 TOP = 1 << 32
 SECOND = 1_000_000_000

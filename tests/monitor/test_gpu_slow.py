@@ -12,7 +12,7 @@ from pacecar.clock import SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_FIRST, CALL_SECONDS_MAX, CALL_SECONDS_MIN, CallTimes
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, XidNews
+from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, GpuChangeLog
 from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Absent, Snapshot
 from tests.kit.waiting import until
@@ -25,7 +25,7 @@ TICK_SECONDS = 0.1
 POWER = "pacecar_gpu_power_watts"
 
 
-class Watched:
+class MonitoredHook:
     """A collector that ticks in real time, and the triggers of a recorder that looks on."""
 
     def __init__(self, folder, tick_seconds=TICK_SECONDS):
@@ -63,7 +63,7 @@ def watched(standin, tmp_path):
     made = []
 
     def watch(**options):
-        made.append(Watched(tmp_path, **options))
+        made.append(MonitoredHook(tmp_path, **options))
         return made[-1]
 
     yield watch
@@ -273,7 +273,7 @@ def _refuse(clock):
 
 def test_changes_of_one_kind_are_one_line_and_bounded_in_a_minute(clock, caplog):
     caplog.set_level(logging.INFO)
-    news = XidNews(clock)
+    news = GpuChangeLog(clock)
     for gpu in "0123":
         news.tell(logging.WARNING, "slow", gpu, f"words of {gpu}")
     news.flush()

@@ -10,11 +10,10 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.recorder import recorder as recorders
-from pacecar.monitor.recorder import shelf as shelves
-from pacecar.monitor.recorder import writer as scriveners
+from pacecar.monitor.recorder import writer
 from pacecar.monitor.recorder.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, FlightRecorder, RecorderLimits
-from pacecar.monitor.recorder.shelf import RecordingFolder
 from pacecar.monitor.recorder.triggers import STALL_STEPS, TriggerPace, Triggers
+from pacecar.monitor.recorder.writer import RecordingFolder
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
 from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
@@ -122,7 +121,7 @@ def test_the_file_has_what_triggered_what_was_before_and_what_followed(make, run
     recorder = make()
     run(recorder, 30)
     run(recorder, 1, gpu(xids=1))
-    recorder.overhear_record(hang(), payload_of(encode_frame(hang())), make_hello())
+    recorder.record_rank(hang(), payload_of(encode_frame(hang())), make_hello())
     run(recorder, AFTER_SECONDS, gpu(xids=1))
     assert recorder.scrivener.files == 0
     run(recorder, 2, gpu(xids=1))
@@ -184,7 +183,7 @@ def test_nobody_waits_and_the_queue_is_bounded(make, make_hello):
     recorder.step()
     recorder._queue.bytes_max = 5 * (1000 + recorders.RECORD_BYTES)
     for _ in range(10):
-        recorder.overhear_record(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000, make_hello())
+        recorder.record_rank(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000, make_hello())
     assert recorder._queue.entries == 5
     assert recorder.figures().dropped["queue"] == 406
 
@@ -218,7 +217,7 @@ def test_a_disk_that_hangs_costs_nobody_anything_and_no_entry(make, run, tmp_pat
 def test_a_full_disk_is_named_once_counted_and_tried_again_with_the_same_chunks(
     make, run, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(scriveners, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
     put, full = RecordingFolder.put, [True]
 
     def maybe(self, *arguments):
@@ -246,7 +245,7 @@ def test_a_full_disk_is_named_once_counted_and_tried_again_with_the_same_chunks(
 def test_who_asks_is_told_of_a_folder_that_cannot_be_and_it_is_given_up_in_time(
     make, run, tmp_path, clock, monkeypatch
 ):
-    monkeypatch.setattr(scriveners, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
     (tmp_path / "file").write_text("")
     recorder = make(folder=str(tmp_path / "file" / "rec"))
     said = []
@@ -269,7 +268,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(shelves.os, "fsync", fail)
+    monkeypatch.setattr(writer.os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output"):
         shelf.put([b"abc"], 3, "xid", 0)
     assert list((tmp_path / "rec").iterdir()) == []

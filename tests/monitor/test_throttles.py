@@ -10,8 +10,8 @@ from pacecar.config import DaemonConfig, HookConfig
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.jobs.throttles import HELD_RATIO, WINDOW_SECONDS, Throttles
-from pacecar.profiler.hook.throttling import ThrottleNews
+from pacecar.monitor.jobs.node_signals import HELD_RATIO, WINDOW_SECONDS, Throttles
+from pacecar.profiler.hook.daemon_messages import ThrottleNews
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.transport.daemon_socket import DaemonSocket

@@ -202,7 +202,7 @@ WRITERS = {
 CALLERS = {
     "pacecar/daemon_peer.py",
     "monitor/ingest/unix_socket.py",  # listens, and asks whether anybody else does
-    "monitor/systemd.py",  # tells the service manager, at the address that it gave
+    "monitor/systemd.py",  # takes a socket over from the service manager, and tells it at the address that it gave
 }
 """Where Unix sockets are made."""
 
@@ -247,4 +247,4 @@ def test_files_are_made_and_daemons_are_called_only_where_it_is_known_how() -> N
             if any(is_write(name, call) for name, call in calls(ast.parse(source))):
                 writers.add(path)
     assert writers <= WRITERS, f"by pacecar.safe_files, or with a reason here: {writers - WRITERS}"
-    assert callers - {"monitor/activation.py"} == CALLERS
+    assert callers == CALLERS

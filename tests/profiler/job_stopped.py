@@ -55,7 +55,7 @@ class Stopper:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class Watched(torch.autograd.Function):
+class MonitoredHook(torch.autograd.Function):
     """Is at "backward" in its backward."""
 
     stopper: Stopper
@@ -66,7 +66,7 @@ class Watched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        Watched.stopper.at("backward")
+        MonitoredHook.stopper.at("backward")
         return gradients[0]
 
 
@@ -80,7 +80,7 @@ class Net(nn.Module):
         for layer in self.layers:
             inputs = torch.relu(layer(inputs))
         self._at("forward")
-        out: Tensor = Watched.apply(inputs)  # type: ignore[no-untyped-call]
+        out: Tensor = MonitoredHook.apply(inputs)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -106,7 +106,7 @@ def main(folder: Path, rank: int, moments: list[str]) -> None:
     if world_size > 1:
         dist.init_process_group("gloo")
     mine = int(os.environ.get("RANK", "0"))
-    stopper = Watched.stopper = Stopper(folder, moments if mine == rank else [])
+    stopper = MonitoredHook.stopper = Stopper(folder, moments if mine == rank else [])
     torch.manual_seed(0)
     net = Net(stopper.at)
     model = DistributedDataParallel(net) if world_size > 1 else net

@@ -222,7 +222,7 @@ def test_a_failure_at_a_counted_step_is_logged_by_its_own_name(job, attach, capl
     def fail(pulse, now_ns):
         raise ValueError("planted")
 
-    monkeypatch.setattr(type(hook._pulse), "pass_over", fail)
+    monkeypatch.setattr(type(hook._boundary), "count_step", fail)
     for _ in range(40):
         clock.now += 1_000 * US
         job.run(1)

@@ -76,7 +76,7 @@ def train(what, is_full, hooked):
     if hooked:
         pacer._hook.flush()
         assert pacer.is_active and pacer._hook._guard.failures == 0
-        last = pacer._hook._vitals._last
+        last = pacer._hook._utilization._last
         result["has_forward"] = last is not None and last.forward_ns is not None and last.backward_ns is not None
         result |= {"steps": pacer._hook.step, "windows": pacer._hook._budget.windows}
         pacer.close()

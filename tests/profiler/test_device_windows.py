@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.profiler.timing.aftermath import AFTERMATH_STEPS, WindowAftermath
-from pacecar.profiler.timing.overhead_budget import OverheadBudget
+from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, OverheadBudget, WindowAftermath
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader

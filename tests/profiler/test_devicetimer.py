@@ -328,7 +328,7 @@ def test_a_record_waits_for_the_device_and_not_for_ever(job, attach, sink):
     hook._timer.device = DeviceTimer(device)
     hook._phases._enter = hook._timer.device.enter
     job.run(3)
-    books = hook._books
+    books = hook._step_records
     books.settle()
     job.run(STEPS_MAX - 2)
     device.launch(10**15)

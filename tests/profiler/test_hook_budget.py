@@ -14,8 +14,8 @@ from pacecar.profiler.timing.overhead_budget import (
     PRICE_MARGIN,
     OverheadBudget,
     ThreadTime,
+    turn_of,
 )
-from pacecar.profiler.timing.turns import turn_of
 
 MS = 1_000_000
 

@@ -324,7 +324,7 @@ for step in range(steps):
     optimizer.step()
     losses.append(loss.detach())
     if pacer is not None and step == steps // 2:  # as the daemon passes it on
-        pacer._orders.obey(Command(number=1, action="trace", at_step=steps // 2 + 50, arguments={"steps": 4}))
+        pacer._daemon_messages.obey(Command(number=1, action="trace", at_step=steps // 2 + 50, arguments={"steps": 4}))
 if pacer is not None:
     crew, windows, gathers = pacer._crew, pacer._hook._budget.windows, pacer._crew.gathers
     assert pacer.is_active and crew.off_because is None, crew.off_because

@@ -23,7 +23,7 @@ def cared_for(hook):
         steps.append(hook.step)
         care(now_ns)
 
-    hook._pulse._care = note
+    hook._boundary._care = note
     return steps
 
 
@@ -36,7 +36,7 @@ def test_steps_like_the_last_one_are_plain_and_their_records_are_like_the_others
     cared = cared_for(hook)
     job.run(40)
     assert cared == [0, 1, 2], "the first ones know nothing of each other yet, and step 2 is the first window's turn"
-    assert sum(isinstance(step, tuple) for step in hook._pulse.waiting) == 37
+    assert sum(isinstance(step, tuple) for step in hook._boundary.waiting) == 37
     records = steps_of(sink)
     assert [record.step for record in records] == list(range(40))
     assert {record.samples for record in records} == {16}
@@ -85,7 +85,7 @@ def test_what_waits_is_bounded_when_nobody_settles(job, attach):
     hook = attach(job, config=QUIET)
     for _ in range(3 * WAITING_MAX):
         job.run(1)
-        assert len(hook._pulse.waiting) <= WAITING_MAX + 1
+        assert len(hook._boundary.waiting) <= WAITING_MAX + 1
 
 
 def test_an_exception_between_steps_leaves_the_next_ones_whole(job, attach, sink):

@@ -70,21 +70,21 @@ def test_on_cpu_compute_is_operators_of_training_threads_without_launches_and_lo
 def test_what_is_inside_an_operator_is_not_read_but_a_launch_inside_a_node_of_the_engine_is():
     read = []
 
-    class Watched(Row):
+    class MonitoredHook(Row):
         def name(self):
             read.append(self.row_name)
             return self.row_name
 
     rows = [
-        Watched("cpu_op", "aten::linear", 0, 100),
-        Watched("cpu_op", "aten::addmm", 10, 90),
-        Watched("user_annotation", "gloo:all_reduce", 20, 120, GLOO),
-        Watched("cpu_op", "aten::mm", 40, 60),
-        Watched("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 200, 300),
-        Watched("cpu_op", "torch::autograd::AccumulateGrad", 210, 220),
-        Watched("cpu_op", "c10d::allreduce_", 230, 250),
-        Watched("cpu_op", "MyFunctionBackward", 400, 500),
-        Watched("cpu_op", "c10d::allgather_", 410, 420),
+        MonitoredHook("cpu_op", "aten::linear", 0, 100),
+        MonitoredHook("cpu_op", "aten::addmm", 10, 90),
+        MonitoredHook("user_annotation", "gloo:all_reduce", 20, 120, GLOO),
+        MonitoredHook("cpu_op", "aten::mm", 40, 60),
+        MonitoredHook("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 200, 300),
+        MonitoredHook("cpu_op", "torch::autograd::AccumulateGrad", 210, 220),
+        MonitoredHook("cpu_op", "c10d::allreduce_", 230, 250),
+        MonitoredHook("cpu_op", "MyFunctionBackward", 400, 500),
+        MonitoredHook("cpu_op", "c10d::allgather_", 410, 420),
     ]
     reading = read_rows(rows, training_thread=MAIN, on_device=False)
     assert spans_of(reading, Work.COMPUTE) == [[0, 100], [200, 230], [250, 300], [400, 410], [420, 500]]

@@ -214,7 +214,7 @@ def test_a_scripted_part_and_data_parallel_are_not_counted():
 def test_copies_and_pickles_made_in_the_counted_step_are_whole_and_free_of_us(job, attach):
     hook = attach(job, config=EAGER)
     job.run(2)
-    assert hook._vitals._counter.is_armed
+    assert hook._utilization._counter.is_armed
     assert "forward" not in job.model.__dict__
     twin = copy.deepcopy(job.model)
     stream = io.BytesIO()
@@ -243,9 +243,9 @@ def test_a_forward_that_somebody_put_on_the_instance_is_counted_and_stays(job, a
 def test_closing_in_the_counted_step_leaves_the_model_as_it_was(job, attach):
     hook = attach(job, config=EAGER)
     job.run(2)
-    assert hook._vitals._counter.is_armed
+    assert hook._utilization._counter.is_armed
     hook.close()
-    assert not hook._vitals._counter.is_armed
+    assert not hook._utilization._counter.is_armed
     assert job.model._compiled_call_impl is None
 
 

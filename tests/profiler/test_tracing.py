@@ -239,10 +239,10 @@ pacer = pacecar.attach(
     socket={folder!r} + "/none",
 )
 said = []
-pacer._orders._reply = lambda answer: said.append(answer)
+pacer._daemon_messages._reply = lambda answer: said.append(answer)
 for step in range(120):
     if step % 6 == 5:
-        pacer._orders.obey(Command(number=step, action="trace", at_step=step, arguments={{"steps": 3}}))
+        pacer._daemon_messages.obey(Command(number=step, action="trace", at_step=step, arguments={{"steps": 3}}))
     optimizer.zero_grad()
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
@@ -274,11 +274,11 @@ pacer = pacecar.attach(
     run_dir={folder!r}, socket={folder!r} + "/none", windows={windows},
 )
 said, record = [], None
-pacer._orders._reply = lambda answer: said.append(answer)
+pacer._daemon_messages._reply = lambda answer: said.append(answer)
 for step in range(24):
     if step in (2, 12):
         time.sleep(0.5)  # the trace before is compressed
-        pacer._orders.obey(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
+        pacer._daemon_messages.obey(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
     if step == 6 and {how!r} == "trace" or step == 10 and {how!r} == "own":
         if {how!r} == "own":
             own = torch.profiler.profile()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.profiler.ranks.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
-from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, RankStretch, ladder_of
+from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobWhatIf, RankStretch, RankWhatIf, ladder_of
 from pacecar.records import LEDGER_HEADINGS, Bound, Ledger, WhatIf
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import step_record
@@ -50,7 +50,7 @@ def rungs_of(said):
 
 def test_a_rank_says_its_ladder_every_so_many_seconds_from_the_mean_of_the_steps_since():
     said = []
-    ladder = RankLadder(said.append, is_job=False)
+    ladder = RankWhatIf(said.append, is_job=False)
     for record in steps_of(ledger(), 250):  # 100 ms a step
         ladder.put(record)
     assert [one.step for one in said] == [100, 200]
@@ -67,7 +67,7 @@ def test_a_rank_says_its_ladder_every_so_many_seconds_from_the_mean_of_the_steps
 
 def test_a_rank_that_is_the_whole_job_speaks_for_it():
     said = []
-    ladder = RankLadder(said.append, is_job=True)
+    ladder = RankWhatIf(said.append, is_job=True)
     for record in steps_of(ledger(), 102, source="exact"):
         ladder.put(record)
     assert [one.of_rank for one in said] == [None]
@@ -75,7 +75,7 @@ def test_a_rank_that_is_the_whole_job_speaks_for_it():
 
 def test_nothing_is_said_before_the_first_calibration_and_its_steps_do_not_count():
     said = []
-    ladder = RankLadder(said.append, is_job=False)
+    ladder = RankWhatIf(said.append, is_job=False)
     for record in steps_of(ledger(), 149, calibrated_from=50):
         ladder.put(record)
     assert said == []
@@ -86,7 +86,7 @@ def test_nothing_is_said_before_the_first_calibration_and_its_steps_do_not_count
 
 def test_steps_of_a_minute_bring_a_ladder_once_there_are_enough():
     said = []
-    ladder = RankLadder(said.append, is_job=False)
+    ladder = RankWhatIf(said.append, is_job=False)
     for record in steps_of(ledger(scale=600 * MS), STEPS_MIN + 2):
         ladder.put(record)
     assert [one.steps for one in said] == [STEPS_MIN]
@@ -94,7 +94,7 @@ def test_steps_of_a_minute_bring_a_ladder_once_there_are_enough():
 
 def heard(ranks, excesses=()):
     said = []
-    ladder = JobLadder("j", said.append)
+    ladder = JobWhatIf("j", said.append)
     for now, count in ((0, 1), (round(WHAT_IF_SECONDS * NS_PER_SECOND), 101)):
         totals = [None if one is None else LedgerTotals(times(one, count), count, count, 3) for one in ranks]
         ladder.hear(totals, now_ns=now, wall_ns=1, excesses_ns=excesses)

@@ -369,7 +369,7 @@ def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_para
     hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
     for _ in range(12):
         step()
-    opening = hook._opening
+    opening = hook._window_schedule
     shape = opening._shape(hook.step)
     assert opening._price._slices["forward"].rows < 10
     assert shape.parameters == 200
@@ -386,7 +386,7 @@ def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     plain, _ = losses_of(False, attach)
     hooked, hook = losses_of(True, attach)
     assert hooked == plain
-    slices = hook._opening._price._slices
+    slices = hook._window_schedule._price._slices
     assert slices, "a slice was taken, amid records of the job that were open"
     assert all(found.end_ns > 0 for found in slices.values()), "which says how fast the machine is"
     assert hook.windows.outlived_by is None
@@ -406,7 +406,7 @@ def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(at
             assert sys.getprofile() is own
     finally:
         sys.setprofile(None)
-    assert not hook._opening._price._slices
+    assert not hook._window_schedule._price._slices
     assert hook._budget.windows == 0
 
 

@@ -28,7 +28,7 @@ from pacecar.monitor.gpu.driver import (
     UnsupportedError,
 )
 
-from ..host_access import Looker
+from ..host_access import FactReader
 from .model import GpuFacts, Gpus
 from .pci import pci_key
 
@@ -52,7 +52,7 @@ _LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP_LINK_COUNT = 
 T = TypeVar("T")
 
 
-def read_gpus(looker: Looker, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
+def read_gpus(looker: FactReader, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
     """Ask the driver.  One that is not there is in `absent`; a GPU for which it does not answer is `lost`."""
     proc, system = looker.places.proc, looker.places.sys
     gpus = Gpus(
@@ -72,7 +72,7 @@ def read_gpus(looker: Looker, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus
 class _Interview:
     """All questions to the driver, in one thread; what was answered so far may be taken at any time."""
 
-    def __init__(self, nvml: Nvml, looker: Looker) -> None:
+    def __init__(self, nvml: Nvml, looker: FactReader) -> None:
         self._nvml = nvml
         self._looker = looker
         self._boards: dict[int, GpuFacts] = {}
@@ -110,7 +110,7 @@ class _Interview:
             self._asking = index
             try:
                 handles[index] = handle = nvml.device(index)
-                self._boards[index] = self._board(index, handle)
+                self._boards[index] = self._state(index, handle)
             except GpuLostError as error:
                 handles.pop(index, None)
                 self._boards[index] = GpuFacts(index, lost=str(error))
@@ -140,7 +140,7 @@ class _Interview:
             self._looker.note(f"NVML: {what}: {error}")
             return None
 
-    def _board(self, index: int, handle: Handle) -> GpuFacts:
+    def _state(self, index: int, handle: Handle) -> GpuFacts:
         nvml = self._nvml
 
         def number(which: Number) -> int | None:

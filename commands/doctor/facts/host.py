@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..host_access import Looker, integer
+from ..host_access import FactReader, integer
 from .model import AccountedTime, Cpus, ProcessFacts, ProcessLimits, Seen
 
 __all__ = ["cpu_list", "cpus", "limits", "process"]
@@ -35,7 +35,7 @@ def cpu_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpus(looker: Looker) -> Cpus:
+def cpus(looker: FactReader) -> Cpus:
     """Read what there is to know about processors and memory."""
     proc, system = looker.places.proc, looker.places.sys / "devices/system"
     model, sockets, count, is_virtual = _cpuinfo(looker, proc / "cpuinfo")
@@ -71,7 +71,7 @@ def cpus(looker: Looker) -> Cpus:
     )
 
 
-def _cpuinfo(looker: Looker, path: Path) -> tuple[Seen[str] | None, int | None, int | None, bool | None]:
+def _cpuinfo(looker: FactReader, path: Path) -> tuple[Seen[str] | None, int | None, int | None, bool | None]:
     text = looker.text(path)
     if text is None:
         return None, None, None, None
@@ -89,7 +89,7 @@ def _cpuinfo(looker: Looker, path: Path) -> tuple[Seen[str] | None, int | None, 
     )
 
 
-def _memory(looker: Looker, path: Path) -> Seen[int] | None:
+def _memory(looker: FactReader, path: Path) -> Seen[int] | None:
     def total(text: str) -> int:
         found = re.search(r"^MemTotal:\s+(\d+) kB$", text, re.MULTILINE)
         if found is None:
@@ -99,7 +99,7 @@ def _memory(looker: Looker, path: Path) -> Seen[int] | None:
     return looker.parsed(path, total)
 
 
-def _groups(looker: Looker) -> tuple[Path, ...]:
+def _groups(looker: FactReader) -> tuple[Path, ...]:
     """Return the folders of the process' control group (version 2) and of those above it."""
     places = looker.places
     text = looker.text(places.proc / _who(looker) / "cgroup")
@@ -110,7 +110,7 @@ def _groups(looker: Looker) -> tuple[Path, ...]:
     return (group, *(parent for parent in group.parents if (places.sys / "fs") in parent.parents))
 
 
-def _quota(looker: Looker) -> int | None:
+def _quota(looker: FactReader) -> int | None:
     """Return the CPUs of the tightest `cpu.max` on the way up, at least one; None where none limits."""
 
     def limit(text: str) -> int | None:
@@ -121,7 +121,7 @@ def _quota(looker: Looker) -> int | None:
     return min((seen.value for seen in found if seen is not None and seen.value is not None), default=None)
 
 
-def _throttling(looker: Looker) -> Seen[AccountedTime] | None:
+def _throttling(looker: FactReader) -> Seen[AccountedTime] | None:
     """Return the worst throttling between the process' control group and the root."""
     worst: Seen[AccountedTime] | None = None
     for folder in _groups(looker):
@@ -142,11 +142,11 @@ def _cpu_stat(text: str) -> AccountedTime | None:
     return AccountedTime(integer(values["nr_throttled"]), integer(values["nr_periods"]))
 
 
-def _who(looker: Looker) -> str:
+def _who(looker: FactReader) -> str:
     return "self" if looker.places.pid is None else str(looker.places.pid)
 
 
-def limits(looker: Looker) -> ProcessLimits:
+def limits(looker: FactReader) -> ProcessLimits:
     """Read the limits of the process (--pid, or this one) and the size of /dev/shm as it sees it."""
     folder = looker.places.proc / _who(looker)
     path = folder / "limits"
@@ -161,7 +161,7 @@ def limits(looker: Looker) -> ProcessLimits:
     )
 
 
-def _limit(looker: Looker, path: Path, text: str, name: str) -> Seen[int | None] | None:
+def _limit(looker: FactReader, path: Path, text: str, name: str) -> Seen[int | None] | None:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(name):
             soft = line.removeprefix(name).split()[:1]
@@ -173,12 +173,12 @@ def _limit(looker: Looker, path: Path, text: str, name: str) -> Seen[int | None]
     return None
 
 
-def _may_lock(looker: Looker, path: Path) -> bool | None:
+def _may_lock(looker: FactReader, path: Path) -> bool | None:
     found = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", looker.text(path) or "", re.MULTILINE)
     return None if found is None else bool(int(found[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
-def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[str] | None]:
+def _shared_memory(looker: FactReader, path: Path) -> tuple[Seen[int] | None, Seen[str] | None]:
     """Return the size of /dev/shm, or where it is missing; both None where the mounts cannot be read."""
     text = looker.text(path)
     if text is None:
@@ -206,7 +206,7 @@ def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[s
     return (found, None) if found is not None else (None, Seen("no mount of /dev/shm", str(path)))
 
 
-def process(looker: Looker) -> ProcessFacts | None:
+def process(looker: FactReader) -> ProcessFacts | None:
     """Read where the process that was asked about may run; None where nobody asked."""
     pid = looker.places.pid
     if pid is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pacecar.monitor.collectors.rdma import parse_rate, parse_state
 
-from ..host_access import Looker, integer
+from ..host_access import FactReader, integer
 from .model import Interface, Network, RdmaPort, Seen
 from .pci import address_of
 
@@ -33,7 +33,7 @@ SYSCTLS = (
 _MEGABIT = 1_000_000
 
 
-def read_network(looker: Looker) -> Network:
+def read_network(looker: FactReader) -> Network:
     """Read interfaces, ports and settings; where there is no RDMA there are no ports."""
     proc = looker.places.proc
     sysctls: dict[str, Seen[str]] = {}
@@ -45,7 +45,7 @@ def read_network(looker: Looker) -> Network:
     return Network(_interfaces(looker), _ports(looker), sysctls, sent, again)
 
 
-def _interfaces(looker: Looker) -> tuple[Interface, ...]:
+def _interfaces(looker: FactReader) -> tuple[Interface, ...]:
     folder = looker.places.sys / "class/net"
     found = []
     for name in looker.names(folder)[:INTERFACES_MAX]:
@@ -80,7 +80,7 @@ def _master(link: Path) -> str | None:
         return None
 
 
-def _ports(looker: Looker) -> tuple[RdmaPort, ...]:
+def _ports(looker: FactReader) -> tuple[RdmaPort, ...]:
     folder = looker.places.sys / "class/infiniband"
     found: list[RdmaPort] = []
     for device in looker.names(folder):
@@ -102,7 +102,7 @@ def _ports(looker: Looker) -> tuple[RdmaPort, ...]:
     return tuple(found[:PORTS_MAX])
 
 
-def _segments(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[int] | None]:
+def _segments(looker: FactReader, path: Path) -> tuple[Seen[int] | None, Seen[int] | None]:
     """Return TCP segments sent and sent again since boot, of the network namespace that we are in."""
 
     def columns(text: str) -> dict[str, int]:

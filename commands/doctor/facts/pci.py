@@ -16,7 +16,7 @@ import os
 import re
 from pathlib import Path
 
-from ..host_access import Looker
+from ..host_access import FactReader
 from .host import cpu_list
 from .model import ACCELERATOR, DISPLAY, NETWORK, PciDevice, Seen
 
@@ -45,7 +45,7 @@ def address_of(link: Path) -> str | None:
     return name if _ADDRESS.fullmatch(name) else None
 
 
-def pci_devices(looker: Looker) -> tuple[PciDevice, ...]:
+def pci_devices(looker: FactReader) -> tuple[PciDevice, ...]:
     """Read GPUs, accelerators and network cards; bridges are read for their sake."""
     folder = looker.places.sys / "bus/pci/devices"
     found: list[PciDevice] = []
@@ -59,7 +59,7 @@ def pci_devices(looker: Looker) -> tuple[PciDevice, ...]:
     return tuple(found)
 
 
-def _device(looker: Looker, folder: Path, address: str, vendor: int, kind: int) -> PciDevice:
+def _device(looker: FactReader, folder: Path, address: str, vendor: int, kind: int) -> PciDevice:
     place = folder / address
     path = _path(place)
     ends = [place] if len(path) < 3 else [place, folder / path[-2]]
@@ -113,7 +113,7 @@ def _speed(text: str) -> float | None:
     return float(number)
 
 
-def _redirects(looker: Looker, folder: Path, path: tuple[str, ...]) -> Seen[bool] | None:
+def _redirects(looker: FactReader, folder: Path, path: tuple[str, ...]) -> Seen[bool] | None:
     """Return whether a switch's port above the device sends traffic between devices up to the host.
 
     Root ports are left out: what goes between two of them passes the host anyway.

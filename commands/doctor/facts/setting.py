@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..host_access import Looker
+from ..host_access import FactReader
 from .model import Seen, SettingFacts
 
 __all__ = ["read_settings"]
@@ -24,7 +24,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 
 
-def read_settings(looker: Looker) -> SettingFacts:
+def read_settings(looker: FactReader) -> SettingFacts:
     """Read the variables; where the process' environment may not be read, only the files are there."""
     places = looker.places
     values: dict[str, Seen[str]] = {}
@@ -44,7 +44,7 @@ def read_settings(looker: Looker) -> SettingFacts:
     return SettingFacts(values)
 
 
-def _environment(looker: Looker) -> tuple[Mapping[str, str], str]:
+def _environment(looker: FactReader) -> tuple[Mapping[str, str], str]:
     pid = looker.places.pid
     if pid is None:
         return looker.places.environ, "the environment"
@@ -54,7 +54,7 @@ def _environment(looker: Looker) -> tuple[Mapping[str, str], str]:
     return {name: value for name, _, value in pairs}, str(path)
 
 
-def _of_file(looker: Looker, path: Path) -> Iterator[tuple[str, Seen[str]]]:
+def _of_file(looker: FactReader, path: Path) -> Iterator[tuple[str, Seen[str]]]:
     text = looker.text(path)
     for number, line in enumerate((text or "").splitlines(), start=1):
         name, equals, value = line.partition("=")

@@ -4,6 +4,8 @@
 what small buckets win is the tail, the communication that is still to do when backward ends, and what they cost is the
 fixed price of a collective, times their number.  Which wins depends on the link and on the model, so both are tried.
 
+`DdpKnobs` makes the knobs of a model under DDP together, because all of them share its one Reducer.
+
 Left out: a size for every bucket (torch's bucket_cap_mb_list; see docs/decisions/0004-buckets-in-place.md for what the
 model and measurements say of it), and how a Reducer is replaced (`reducer`).
 """
@@ -13,14 +15,24 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pacecar.config import TuneConfig
+from pacecar.knobs import allows
 
+from ..actuator import Actuator
+from .compression import CompressionActuator
+from .gradient_check import GradientCheck
 from .reducer import DdpReducer
 from .torch_internals import find_ddp
 
-__all__ = ["BucketActuator", "FirstBucketActuator", "find_ddp"]
+__all__ = [
+    "BucketActuator",
+    "DdpKnobs",
+    "FirstBucketActuator",
+    "find_ddp",
+]
 
 BUCKETS_MAX = 64
 """The smallest bucket offered is this fraction of all gradients: more buckets cost latency and win no overlap."""
@@ -151,3 +163,34 @@ def _powers_of_two(low: int, high: int, present: int) -> tuple[int, ...]:
     """Return the powers of two from `low` to `high`, and `present`, ascending."""
     sizes = {1 << e for e in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << e <= high}
     return tuple(sorted(sizes | {present}))
+
+
+class DdpKnobs:
+    """The knobs of `model`'s DDP that `config` allows; `has_scaler` as in CompressionActuator."""
+
+    def __init__(self, model: nn.Module, config: TuneConfig, *, has_scaler: bool) -> None:
+        self.reducer = DdpReducer(model)
+        self.actuators: list[Actuator] = []
+        names = [name for name in config.knobs if allows(config.mode, name)]
+        if "bucket_bytes" in names:
+            self.actuators.append(BucketActuator(model, config, self.reducer))
+        if "first_bucket_bytes" in names:
+            self.actuators.append(FirstBucketActuator(config, self.reducer))
+        if "compression" in names:
+            self.actuators.append(CompressionActuator(config, self.reducer, has_scaler=has_scaler))
+
+    def choice(self) -> str:
+        """Return the compression in force on this rank."""
+        hook = self.reducer.plan.hook
+        return "none" if hook is None else hook.choice
+
+    def gradient_check(self) -> GradientCheck | None:
+        """Return what compares the ranks' gradients; None where DDP does not reduce over all ranks of the job.
+
+        With several groups of ranks one could find a difference that the others do not see at the same boundary.
+        """
+        ddp = self.reducer.ddp
+        if ddp is None or not dist.is_initialized():
+            return None
+        ranks = dist.get_world_size(ddp.process_group)
+        return GradientCheck(ddp) if 1 < ranks == dist.get_world_size() else None

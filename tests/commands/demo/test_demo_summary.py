@@ -13,7 +13,6 @@ from msgspec import structs
 
 from pacecar.commands.demo.result import DemoLosses, as_document
 from pacecar.commands.demo.summary import summarize
-from pacecar.comparing import WARMUP_STEPS
 from pacecar.records import (
     LEDGER_HEADINGS,
     Decision,
@@ -29,6 +28,7 @@ from pacecar.records import (
     Verdict,
     WhatIf,
 )
+from pacecar.run_statistics import WARMUP_STEPS
 
 MS = 1_000_000
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pacecar.commands.doctor.facts.gpu import read_gpus
-from pacecar.commands.doctor.host_access import HostAccess, Looker
+from pacecar.commands.doctor.host_access import FactReader, HostAccess
 from pacecar.commands.doctor.rules.registry import judge
 from pacecar.monitor.gpu.driver import GpuLostError, NvmlError, UnsupportedError
 from tests.commands.doctor.machine import RecordedDriver, h100_node
@@ -46,7 +46,7 @@ class FailingDriver(RecordedDriver):
 
 
 def look(driver, **options):
-    looker = Looker(HostAccess(nvml=driver))
+    looker = FactReader(HostAccess(nvml=driver))
     return read_gpus(looker, **options), looker
 
 

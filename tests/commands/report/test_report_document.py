@@ -21,8 +21,8 @@ from pacecar.commands.report.significance import judge
 from pacecar.commands.report.step_sums import BINS_MAX
 from pacecar.commands.report.tables import headline
 from pacecar.commands.report.utilization_tables import trust_table
-from pacecar.comparing import WARMUP_STEPS
 from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
+from pacecar.run_statistics import WARMUP_STEPS
 from tests.commands.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict
 
 

@@ -23,7 +23,7 @@ from pacecar.commands.report.figures import (
     student_over_normal,
 )
 from pacecar.commands.report.windows import WINDOWS_MAX, WindowSums
-from pacecar.comparing import WINDOW_STEPS
+from pacecar.run_statistics import WINDOW_STEPS
 
 VALUES = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=60)
 

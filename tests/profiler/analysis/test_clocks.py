@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.clocks import Clocks, doubts_of, lay_clocks, together
+from pacecar.profiler.analysis.clocks import Clocks, align_clocks, doubts_of, together
 from pacecar.profiler.analysis.collective_matching import match
 from pacecar.profiler.trace.columns import DeviceRows, Trace
 from tests.profiler.analysis.jobs import make_job, play
@@ -19,7 +19,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 
 def laid(traces: Sequence[Trace]) -> Clocks:
-    return lay_clocks(traces, match(traces, len(traces)).groups)
+    return align_clocks(traces, match(traces, len(traces)).groups)
 
 
 def codes(clocks: Clocks) -> list[str]:
@@ -170,7 +170,7 @@ def test_ranks_that_nothing_ties_to_the_first_are_still_laid_on_each_other() -> 
         group="tp", ranks=pairs, has_sequence=True, clock_ns=shows, host={0: "a", 1: "a", 2: "b", 3: "c"},
     )  # fmt: skip
     groups = match(traces, 4).groups
-    clocks = lay_clocks(traces, groups)
+    clocks = align_clocks(traces, groups)
     assert clocks.island.tolist() == [0, 0, 2, 2]
     assert clocks.offsets_ns[3] - clocks.offsets_ns[2] == -2 * 10**9
     assert codes(clocks) == ["clocks_not_aligned"]
@@ -182,4 +182,4 @@ def test_pairs_that_were_not_in_it_together_are_told() -> None:
     traces = [replace(trace, collectives=trace.collectives) for trace in traces]
     matching = match(traces, 2)
     for group in matching.groups:
-        assert not together(group, lay_clocks(traces, [])).any()
+        assert not together(group, align_clocks(traces, [])).any()

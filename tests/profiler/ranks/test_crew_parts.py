@@ -18,11 +18,26 @@ from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.timed_loader import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
-from pacecar.profiler.ranks.collectives import describe_last
+from pacecar.profiler.ranks.cusum import Usual, excesses, median, upper
 from pacecar.profiler.ranks.gather_schedule import GatherSchedule
-from pacecar.profiler.ranks.hang_detector import CHECKPOINT_SECONDS, FIRST_SECONDS, HangDetector, is_in_loader, where
-from pacecar.profiler.ranks.host_pressure import READ_SECONDS, HostPressureReader, parse_pressure, parse_schedstat
-from pacecar.profiler.ranks.noise import Usual, excesses, median, upper
+from pacecar.profiler.ranks.hang_detector import (
+    CHECKPOINT_SECONDS,
+    FIRST_SECONDS,
+    HangDetector,
+    describe_last,
+    is_in_loader,
+    where,
+)
+from pacecar.profiler.ranks.host_pressure import (
+    FIND_SECONDS,
+    READ_SECONDS,
+    BusySockets,
+    HostPressureReader,
+    find_descriptors,
+    parse_pressure,
+    parse_schedstat,
+    read_tcp_times,
+)
 from pacecar.profiler.ranks.phase_sums_message import (
     MESSAGE_WORDS,
     PHASES,
@@ -46,7 +61,6 @@ from pacecar.profiler.ranks.step_ranges import (
     gather_seconds,
     glance_seconds,
 )
-from pacecar.profiler.ranks.tcp_busy_time import FIND_SECONDS, BusySockets, find_descriptors, read_tcp_times
 from pacecar.profiler.timing.step_sampling import next_measured
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.records import HangSuspicion, JobLedger, Knobs
