@@ -180,9 +180,10 @@ def screen(progress: Progress, around: DemoSetup, elapsed_seconds: float, consol
     ]
     ratio = progress.overhead_ratio()
     if ratio is not None and around.overhead_budget is not None:
-        rows.append(
-            _row("overhead", f"{_percent2(ratio)} of the time so far, {percent(around.overhead_budget)} allowed")
-        )
+        allowed = percent(around.overhead_budget)
+        waiting = _waiting(last)
+        said = f" of {allowed} allowed; {waiting}" if waiting else f" of the time so far, {allowed} allowed"
+        rows.append(_row("overhead", f"{_percent2(ratio)}{said}"))
     rows += [_row("metrics", around.metrics_url), _row("folder", around.folder), _row("", "Ctrl-C stops cleanly")]
     return Group(*rows)
 
@@ -198,6 +199,8 @@ def plain_line(progress: Progress, elapsed_seconds: float) -> str:
     line = f"{line}  {_pace(progress)} "
     for heading, part_ns in sorted(ledger.parts().items(), key=lambda part: -part[1]):
         share = f"  {HEADING_WORDS[heading]} {percent(part_ns / ledger.wall_ns)}" if part_ns else ""
+        if heading == "unknown" and (waiting := _waiting(last)):
+            share += f" ({waiting})"
         if len(line) + len(share) <= PLAIN_CELLS_MAX:
             line += share
     return line.rstrip()
@@ -212,6 +215,13 @@ def _pace(progress: Progress) -> str:
     pace_ns, samples = progress.pace_ns(), progress.samples_per_second()
     pace = f"{pace_ns / 1e6:.1f} ms/step" if pace_ns is not None else "no pace yet"
     return f"{pace}   {samples:.1f} samples/s" if samples is not None else pace
+
+
+def _waiting(last: StepRecord | None) -> str:
+    """Return why most of the ledger is still unknown, where that is the price of an exact window."""
+    if last is None or last.uncalibrated != "price" or last.window_price_ns is None:
+        return ""
+    return f"a window of {last.window_price_ns / 1e6:.0f} ms is not earned yet"
 
 
 def _speedup(progress: Progress) -> str:

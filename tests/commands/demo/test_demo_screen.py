@@ -333,6 +333,19 @@ def test_lines_of_a_log_are_short_and_events_are_bounded() -> None:
     assert len(progress.events) == EVENTS_MAX
 
 
+def test_where_the_price_of_a_window_keeps_the_ledger_unknown_that_is_said() -> None:
+    progress = Progress()
+    unknown = Ledger(wall_ns=100_000_000, unknown_ns=99_000_000, host_bound_ns=1_000_000)
+    dear = structs.replace(a_step(0, 1), ledger=unknown, uncalibrated="price", window_price_ns=417_000_000)
+    progress.take([dear])
+    said = "a window of 417 ms is not earned yet"
+    assert said in plain_line(progress, 9.0)
+    assert said in shown(screen(progress, AROUND, 9.0, console()), console())
+    progress.take([structs.replace(a_step(0, 2), uncalibrated=None, window_price_ns=None)])
+    assert said not in plain_line(progress, 10.0)
+    assert said not in shown(screen(progress, AROUND, 10.0, console()), console())
+
+
 def resting(*, cost_ns: int = 0) -> Progress:
     progress = Progress()
     progress.take([structs.replace(a_step(rank, 1), total_overhead_ns=cost_ns) for rank in (0, 1)])
