@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
@@ -69,6 +70,13 @@ def test_modules_say_what_they_are_for() -> None:
     assert len(texts) > 300, "they are found"
     silent = [name for name, text in texts.items() if not text.lstrip("r").startswith('"""')]
     assert silent == [], "a module docstring says what the module does"
+
+
+def test_hooks_before_a_commit_run_what_make_lint_runs() -> None:
+    lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0].splitlines()[1:]
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
+    assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in lint]
 
 
 def test_no_file_of_the_project_is_named_twice_among_the_tests() -> None:
