@@ -80,7 +80,7 @@ class CommandHandler:
         self._status: TunerStatus | None = None
         self._decisions: deque[Decision] = deque(maxlen=REPORTED_CHANGES_MAX)
         self._verdicts: deque[Verdict] = deque(maxlen=REPORTED_CHANGES_MAX)
-        self._daemon_messages: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
+        self._orders: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
         self._advised: dict[str, Decision] = {}
         self.knobs: Callable[[], Knobs] = Knobs
         self.node: Callable[[], tuple[str, ...]] = tuple
@@ -98,7 +98,7 @@ class CommandHandler:
             case Verdict():
                 self._verdicts.append(record)
             case TunerOrder():
-                self._daemon_messages.append(record)
+                self._orders.append(record)
         self._emit(record)
 
     def act(self, command: Command, reply: Reply) -> None:
@@ -142,7 +142,7 @@ class CommandHandler:
             elapsed_ns=overseer.elapsed_ns,
             budget_ratio=self._config.exploration_budget,
             changes=tuple(self._change(decision) for decision in self._decisions),
-            orders=tuple(self._daemon_messages),
+            orders=tuple(self._orders),
             advice=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.advice()),
             node=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.node()),
         )

@@ -88,7 +88,7 @@ class Tuner:
         self._status = StatusReporter(hello, emit, clock)
         self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
         self._chooses_agreement = agreement is None
-        self._state = KnobSwitcher(self._actuators, self._agreement, clock)
+        self._switcher = KnobSwitcher(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
         self._has_failed = False
@@ -143,7 +143,7 @@ class Tuner:
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             votes, seconds = self._mode == "exact", self._config.meet_seconds
             self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
-            self._state = KnobSwitcher(self._actuators, self._agreement, self._clock)
+            self._switcher = KnobSwitcher(self._actuators, self._agreement, self._clock)
             self._rehearsal = SwitchRehearsal(self._agreement)
         try:
             self._agreement.open(f"mode {self._mode}")
@@ -215,7 +215,7 @@ class Tuner:
         self._is_active = False
         self._agreement.freeze(reason)
         if self._before is not None:  # something was turned
-            self._stays = self._state.staying(self._state.rest(self._proven))
+            self._stays = self._switcher.staying(self._switcher.rest(self._proven))
         self._say("frozen", reason + self._stays, level=logging.WARNING)
         self._finish_policy()
         self._guarded(self._agreement.leave)
@@ -246,13 +246,13 @@ class Tuner:
     # --- what this rank knows -----------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        offer = self._state.offer()
+        offer = self._switcher.offer()
         self._publish_knobs(self._knobs.epoch)
         self._agreement.offer(offer)
 
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
-        self._knobs = Knobs(epoch, self._state.published())
+        self._knobs = Knobs(epoch, self._switcher.published())
         self._set_knobs(self._knobs)
 
     def _look(self) -> None:
@@ -265,7 +265,7 @@ class Tuner:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        self._backlog.pair(heard.paces, self._state.live(), is_calm=self._is_calm())
+        self._backlog.pair(heard.paces, self._switcher.live(), is_calm=self._is_calm())
 
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
@@ -286,11 +286,11 @@ class Tuner:
 
     def _rehearse(self) -> None:
         """Ask all ranks to apply the values in force; begin when every knob was rehearsed."""
-        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._state.values()):
+        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._switcher.values()):
             self._begin(self._policy)
 
     def _begin(self, policy: Policy) -> None:
-        live = self._state.live()
+        live = self._switcher.live()
         if not live:
             self._agreement.freeze("every knob failed when its present value was applied")
             return
@@ -332,7 +332,7 @@ class Tuner:
             self._wish(turn)
 
     def _wish(self, turn: TuningTurn) -> None:
-        present, values = self._state.agreed(), self._state.wished(turn.values)
+        present, values = self._switcher.agreed(), self._switcher.wished(turn.values)
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
@@ -359,7 +359,7 @@ class Tuner:
     def _can_apply(self, proposal: Proposal) -> bool:
         """Return this rank's vote; where its node is disturbed it votes against trials, so that no rank begins one."""
         is_disturbed = self._node is not None and self._node.disturbance is not None
-        return self._state.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
+        return self._switcher.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
 
     def _switch(self, proposal: Proposal, *, closes: bool = False) -> bool:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven.
@@ -374,7 +374,7 @@ class Tuner:
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
             self._gradients.prepare(self._compare)
-        switch = self._state.carry_out(proposal)
+        switch = self._switcher.carry_out(proposal)
         if proposal.kind is ProposalKind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
             return switch.is_done
@@ -403,12 +403,12 @@ class Tuner:
         """Go back from what was turned together with a knob that went back by itself, in this step on all ranks."""
         reason, self._reverted = self._reverted, None
         self._say(self.state, str(reason), level=logging.WARNING)
-        self._state.adopt()
-        if self._before is not None and self._before != self._state.agreed():
+        self._switcher.adopt()
+        if self._before is not None and self._before != self._switcher.agreed():
             self._switch(Proposal(self._serial, self._decision, self._before))
         else:
             self._proven = None
-            self._switched(Proposal(self._serial, self._decision, self._state.agreed()), 0)
+            self._switched(Proposal(self._serial, self._decision, self._switcher.agreed()), 0)
 
     def _come_to_rest(self, *, closes: bool = False) -> None:
         """Go back from what is not proven: all ranks see at this very boundary that tuning froze, or close after it.
@@ -416,10 +416,10 @@ class Tuner:
         Loss and gradients are not watched any more either, so nothing lossy stays in force.  Where a rank closes and
         others train on, there is no boundary at which all could go back together, and everything stays.
         """
-        rest = self._state.rest(self._proven, closes=closes)
-        is_needed = rest != self._state.agreed() or (self._proven is not None and not closes)
+        rest = self._switcher.rest(self._proven, closes=closes)
+        is_needed = rest != self._switcher.agreed() or (self._proven is not None and not closes)
         if is_needed and not self._switch(Proposal(serial=0, decision=self._decision, values=rest), closes=closes):
-            self._stays = self._state.staying(rest)
+            self._stays = self._switcher.staying(rest)
         self._proven = None
 
     def _check_gradients(self, gradients: GradientCheck) -> None:

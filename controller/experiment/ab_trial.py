@@ -162,7 +162,7 @@ class AbTrial:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
         self._window_steps = window_steps
-        self._window_schedule: deque[float] = deque(opening, maxlen=window_steps)
+        self._opening: deque[float] = deque(opening, maxlen=window_steps)
         self._nulls = tuple(nulls)
         self._typical = typical
         self._dead_band = dead_band
@@ -220,7 +220,7 @@ class AbTrial:
             return None
         log_pace = math.log(step.pace_ns)
         if not self._begun:
-            self._window_schedule.append(log_pace)
+            self._opening.append(log_pace)
             return None
         if step.step - self._entered_step < self._settle_steps:
             return None
@@ -271,8 +271,8 @@ class AbTrial:
             self.latency_steps = delay if self.latency_steps is None else min(self.latency_steps, delay)
         if arm == "B" and not self._begun:
             self._begun = True
-            if len(self._window_schedule) == window:
-                self._unpaired = ("A", location(self._window_schedule))
+            if len(self._opening) == window:
+                self._unpaired = ("A", location(self._opening))
         return end
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:

@@ -29,7 +29,7 @@ itself.  After DEBT_NS of training the budget is strained if everything but the 
 of it.  While it is strained, fewer steps are measured and ranks compare themselves less often.  Windows are left out,
 because they always fill what is left: they wait by themselves and need nothing else to wait.
 
-A ratio of 1 means no limit, of 0 no window.  Pure: numbers in, a yes or no out.
+A ratio of 1 means no limit, of 0 no window.  All of this is pure: numbers in, a yes or no out.
 
 `WindowTurn` assigns the steps at which each rank may open a window, round robin, so that ranks never profile all at
 once.
@@ -44,7 +44,7 @@ be afforded in its turn waits for the next.
 
 A turn is as long as a window disturbs its rank, TURN_STEPS.  Beyond TURNS_MAX ranks some share a turn, never all.
 
-A window that was requested on all ranks (`trace_request`) ignores turns.  Pure.
+A window that was requested on all ranks (`trace_request`) ignores turns.
 
 `WindowAftermath` measures how much slower a device job runs after a profiled window than before it, which is charged
 to pacecar.
@@ -58,7 +58,7 @@ and what is charged is the maximum that the sum has reached.  A cost is never ta
 counter.
 
 A slow-down beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
-first window, before which CUPTI was not attached, it is logged once.  Pure.
+first window, before which CUPTI was not attached, it is logged once.
 """
 
 from __future__ import annotations

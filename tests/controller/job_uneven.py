@@ -166,7 +166,7 @@ class Job:
             return step == (when if isinstance(when, int) else 20)
         agreement = tuner._agreement
         return {
-            "trial": tuner._proven is not None and tuner._proven != tuner._state.agreed(),
+            "trial": tuner._proven is not None and tuner._proven != tuner._switcher.agreed(),
             "voted": agreement._vote is not None and agreement._member._voted is not None,
             "switched": tuner._boundary == tuner._switched_at,
         }[when] and step > 8  # fmt: skip
