@@ -190,6 +190,11 @@ class Tuner:
             self._say("frozen", self._agreement.frozen + self._stays, level=logging.WARNING)
             self._finish_policy()
 
+    def freeze(self, reason: str) -> None:
+        """Freeze on all ranks, because this one cannot measure any more; boundaries must still be passed on."""
+        if self._is_active:
+            self._agreement.freeze(reason)
+
     def reverted(self, reason: str) -> None:
         """A knob went back by itself, for `reason`, on all ranks in the step under way."""
         if self._is_active:

@@ -114,6 +114,9 @@ def assemble(
     return parts
 
 
+HOOK_IS_OFF = "pacecar's hook has turned itself off in this rank; its log says why"
+
+
 class _Listener:
     """Receives the ends of steps, and messages of people and of the daemon; passes them on to the parts there are."""
 
@@ -152,6 +155,8 @@ class _Listener:
 
     def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
         """A step ended."""
+        if not self.hook.is_alive and self.tuner is not None:  # the others would wait for its paces for ever
+            self.tuner.freeze(HOOK_IS_OFF)
         if self.vigil is not None:
             self.vigil.boundary(None if step is None else step.step)
         if self.boundaries is not None:
@@ -164,7 +169,7 @@ class _Listener:
             if self.hook.is_alive:
                 self.orders.boundary(self.hook.step)
             else:  # it counts no steps any more, so theirs would never come
-                self.orders.close("pacecar's hook has turned itself off in this rank; its log says why")
+                self.orders.close(HOOK_IS_OFF)
 
     def obey(self, command: Command) -> None:
         """Queue a command of the daemon; called from another thread."""

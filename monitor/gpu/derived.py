@@ -130,21 +130,22 @@ class LinkCounter:
         self.is_wide = False
         """Whether it has more than 32 bits: then it does not wrap while the daemon runs."""
         self._last: int | None = None
-        self._taken_ns = 0
+        self._asked_ns = 0
         self._may_be_anew = False
 
-    def take(self, value: int, now_ns: int, bytes_per_second_max: float | None) -> int | None:
+    def take(self, value: int, asked_ns: int, answered_ns: int, bytes_per_second_max: float | None) -> int | None:
         """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
 
-        `bytes_per_second_max` is the most that the link can move; None: not known.
+        The driver was asked at `asked_ns` and had answered by `answered_ns` (monotonic); when in between it read the
+        counter is not known.  `bytes_per_second_max` is the most that the link can move; None: not known.
         """
         self.is_wide = self.is_wide or value >= ROUND
-        last, elapsed_ns = self._last, now_ns - self._taken_ns
-        self._last, self._taken_ns = value, now_ns
+        last, elapsed_ns_max = self._last, answered_ns - self._asked_ns
+        self._last, self._asked_ns = value, asked_ns
         if last is None:
             self.total = value
             return self.total if self.is_wide else None
-        moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns / NS_PER_SECOND
+        moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns_max / NS_PER_SECOND
         round_later = value + ROUND - last
         anew, self._may_be_anew = self._may_be_anew, False
         if value >= last:

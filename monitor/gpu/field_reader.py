@@ -85,6 +85,7 @@ class FieldReader:
         for start in range(0, len(asked), PROBE_FIELDS_MAX if everything else max(1, len(asked))):
             part = asked[start : start + PROBE_FIELDS_MAX] if everything else asked
             self.calls += 1
+            asked_ns = self._clock.monotonic_ns()
             try:
                 values = self._nvml.fields(handle, [field.field for field in part])
             except NvmlError as error:
@@ -96,16 +97,17 @@ class FieldReader:
                     failures.append(f"fields: {error}")
                 continue
             for field, value in zip(part, values, strict=True):
-                self._take_field(field, value, answers, failures)
+                self._take_field(field, value, asked_ns, answers, failures)
         return answers
 
     def look(self, handle: Handle, fields: Sequence[Field]) -> None:
         """Read `fields`, counters that wrap too soon to be read once a tick, in one call."""
         self.calls += 1
+        asked_ns = self._clock.monotonic_ns()
         values = self._nvml.fields(handle, [field.field for field in fields])
         for field, value in zip(fields, values, strict=True):
             if isinstance(value, FieldValue):
-                self.meanings.look(field, value, self._clock.monotonic_ns())
+                self.meanings.look(field, value, asked_ns, self._clock.monotonic_ns())
 
     def _due_fields(self) -> list[Field]:
         """Return the fast fields and the next slice of the slow ones."""
@@ -125,6 +127,7 @@ class FieldReader:
         self,
         field: Field,
         answer: FieldValue | NvmlError,
+        asked_ns: int,
         answers: dict[Field, Sample],
         failures: list[str],
     ) -> None:
@@ -140,7 +143,7 @@ class FieldReader:
             failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
             return
         self._refusals[field] = 0
-        sample = self.meanings.sample(field, answer, self._clock.monotonic_ns())
+        sample = self.meanings.sample(field, answer, asked_ns, self._clock.monotonic_ns())
         if sample is None:
             return
         if field.fast:

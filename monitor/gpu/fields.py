@@ -180,9 +180,10 @@ class FieldMeanings:
         counters = ((field, self._link_counters.get(field)) for field in self._fast if field.of_link)
         return tuple(field for field, counter in counters if counter is not None and not counter.is_wide)
 
-    def look(self, field: Field, answer: FieldValue, now_ns: int) -> None:
+    def look(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> None:
         """Take a reading of a PCIe counter between two ticks."""
-        if self._link_counters[field].take(answer.value, now_ns, self.pcie_bytes_per_second_max) is None:
+        counter = self._link_counters[field]
+        if counter.take(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max) is None:
             self._missed.add(field)
 
     def health(self) -> Iterator[Sample]:
@@ -191,12 +192,12 @@ class FieldMeanings:
         if links:
             yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
 
-    def sample(self, field: Field, answer: FieldValue, now_ns: int) -> Sample | None:
+    def sample(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> Sample | None:
         """Return the sample of one answer; None for a counter that may have wrapped unseen."""
         value = answer.value
         if field.of_link:
             link = self._link_counters.setdefault(field, LinkCounter())
-            total = link.take(answer.value, now_ns, self.pcie_bytes_per_second_max)
+            total = link.take(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max)
             if total is None or field in self._missed:
                 self._missed.discard(field)
                 self._unreliable.add(field)

@@ -3,7 +3,9 @@
 Measuring a step costs the same whether the step takes 100 ms or 1 ms; for the latter that is more than the user
 allowed.  So once the always-on part alone would take more than SHARE of the budget (the rest is for windows), only one
 step in k is measured and the others are counted: their end is seen, their wall time is added, and their ledger is that
-of the next measured one, scaled.  Where even counting is too expensive the hook turns itself off.
+of the next measured one, scaled.  Where even counting is too expensive the hook turns itself off, for the rest of the
+run.  A few steps in which other programs had the processor look like that too, so OFF_REVIEWS reviews in a row must say
+so, each with steps of its own.
 
 Adding torch's hooks and removing them costs more than measuring a step.  So BURST steps are measured in a row and then
 none until k times as many have passed.  k is a power of two, so that ranks that chose differently still measure some
@@ -54,6 +56,9 @@ REVIEWS = 8
 OUTLIERS_RATIO = 0.1
 """The ratio of the costs, the highest ones, that are left out."""
 
+OFF_REVIEWS = 3
+"""Reviews in a row that find even counting too expensive before the hook turns off; after the first a burst each."""
+
 PASS_NS = 2_000
 """The assumed cost of a counted step before one was seen."""
 
@@ -68,6 +73,7 @@ class StepSampling:
         self._costs: deque[int] = deque(maxlen=REVIEW_STEPS)
         self._passes: deque[float] = deque(maxlen=REVIEW_STEPS)
         self._since = 0
+        self._too_expensive = 0  # reviews in a row
         self._excess_ns = 0.0
         self._records_ns = 0
         self._records: deque[int] = deque(maxlen=REVIEWS)
@@ -92,7 +98,8 @@ class StepSampling:
             return
         self._excess_ns = max(0.0, self._excess_ns + cost_ns - SHARE * self._ratio * wall_ns)
         is_early = self._excess_ns > EARLY_NS and self._since >= EARLY_STEPS
-        if self._since >= REVIEW_STEPS or is_early:
+        is_doubtful = self._too_expensive > 0 and self._since >= BURST
+        if self._since >= REVIEW_STEPS or is_early or is_doubtful:
             self._since, self._excess_ns = 0, 0.0
             self.every = self._review(self.every, STRAINED_SHARE if is_strained else SHARE)
 
@@ -112,7 +119,9 @@ class StepSampling:
 
         while price(every) > allowed and every < EVERY_MAX:
             every *= 2
-        if price(every) > self._ratio * wall:
+        is_too_expensive = price(every) > self._ratio * wall
+        self._too_expensive = self._too_expensive + 1 if is_too_expensive else 0
+        if self._too_expensive >= OFF_REVIEWS:
             return None
         while every > 1 and price(every // 2) < SHRINK * allowed:
             every //= 2

@@ -128,6 +128,15 @@ def test_where_all_close_in_a_trial_after_the_same_step_all_go_back_to_what_is_p
     assert len({rank["epoch"] for rank in tuned}) == 1
 
 
+def test_where_the_hook_of_one_rank_turns_itself_off_all_go_back_and_all_say_why(jobs: Any) -> None:
+    """No policy judges without the paces of all ranks: a trial would stay in force, and a person's order unanswered."""
+    tuned, _ = jobs["stops measuring"]
+    assert "hook has turned itself off in this rank" in tuned[1]["frozen"]
+    assert tuned[0]["frozen"] in ("rank 1 froze", "another rank froze")
+    assert [rank["layout"] for rank in tuned] == [tuned[1]["proven"]] * 2
+    assert len({rank["epoch"] for rank in tuned}) == 1
+
+
 @pytest.mark.parametrize("when", [pytest.param("trial", id="in a trial"), pytest.param(30, id="before a switch")])
 def test_a_rank_that_closes_alone_makes_the_same_updates_as_the_others_at_the_same_rate(when: int | str) -> None:
     """Updates of another size would be fewer, and the others wait for the rest of them for ever."""

@@ -296,6 +296,7 @@ class Link:
             self.standin.page.pcie_bytes[0] = self.moved % (1 << 32) or 1
             if glances:
                 self.collector.glance()
+                self.collector._wait_for_glances(10.0)  # on a busy machine longer than a tick would
         return of_gpu(self.collector.collect(), 0)
 
 

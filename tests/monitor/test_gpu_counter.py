@@ -96,7 +96,11 @@ def test_mean_power_is_energy_over_time_and_absent_until_there_is_a_window():
     assert list(power.take(5, 3 * SECOND)) == []
 
 
-READINGS = st.lists(st.tuples(st.integers(1_000_000, 5_000_000_000), st.floats(0, 1)), min_size=1, max_size=60)
+READINGS = st.lists(
+    st.tuples(st.integers(1_000_000, 5_000_000_000), st.floats(0, 1), st.integers(0, 900_000), st.integers(0, 900_000)),
+    min_size=1,
+    max_size=60,
+)
 
 
 @given(
@@ -105,15 +109,19 @@ READINGS = st.lists(st.tuples(st.integers(1_000_000, 5_000_000_000), st.floats(0
     st.sampled_from([0.25e9, 16e9, 31.5e9, 63e9, 121e9]),
 )
 def test_a_counter_of_a_link_says_what_was_moved_or_nothing(first, readings, rate):
-    """Between any two readings without a gap the totals differ by exactly the bytes that the link moved."""
-    counter, moved, now = LinkCounter(), first, 7
-    assert counter.take(first, now, rate) is None, "nobody knows yet how many bits it has"
+    """Between any two readings without a gap the totals differ by exactly the bytes that the link moved.
+
+    The driver reads the counter some time after it was asked, and some time before its answer is looked at.
+    """
+    counter, moved, now, asked = LinkCounter(), first, 7, 7
+    assert counter.take(first, now, now, rate) is None, "nobody knows yet how many bits it has"
     last = None
-    for elapsed_ns, share in readings:
+    for elapsed_ns, share, before_ns, after_ns in readings:
         now += elapsed_ns
         moved += int(rate * elapsed_ns / 1e9 * share)
-        total = counter.take(moved % ROUND, now, rate)
-        assert (total is None) == (rate * elapsed_ns / 1e9 >= ROUND)
+        total = counter.take(moved % ROUND, now - before_ns, now + after_ns, rate)
+        assert (total is None) == (rate * (now + after_ns - asked) / 1e9 >= ROUND)
+        asked = now - before_ns
         if total is not None and last is not None:
             assert total - last[0] == moved - last[1]
         last = None if total is None else (total, moved)
@@ -121,12 +129,12 @@ def test_a_counter_of_a_link_says_what_was_moved_or_nothing(first, readings, rat
 
 def test_a_counter_that_shows_more_bits_is_right_at_any_rate_and_one_that_began_again_is_no_round():
     counter = LinkCounter()
-    assert counter.take(ROUND - 1, 0, 63e9) is None
-    assert counter.take(5 * ROUND, 10**9, 63e9) == 5 * ROUND
-    assert counter.take(90 * ROUND, 2 * 10**9, None) == 90 * ROUND
+    assert counter.take(ROUND - 1, 0, 0, 63e9) is None
+    assert counter.take(5 * ROUND, 10**9, 10**9, 63e9) == 5 * ROUND
+    assert counter.take(90 * ROUND, 2 * 10**9, 2 * 10**9, None) == 90 * ROUND
     counter.restart()
-    assert counter.take(8, 3 * 10**9, 63e9) == 90 * ROUND + 8
+    assert counter.take(8, 3 * 10**9, 3 * 10**9, 63e9) == 90 * ROUND + 8
     narrow = LinkCounter()
-    narrow.take(ROUND - 10, 0, 1e9)
+    narrow.take(ROUND - 10, 0, 0, 1e9)
     narrow.restart()
-    assert narrow.take(5, 10**9, 1e9) == ROUND - 5, "a driver that was loaded anew counts from zero"
+    assert narrow.take(5, 10**9, 10**9, 1e9) == ROUND - 5, "a driver that was loaded anew counts from zero"
