@@ -4,6 +4,9 @@
 #   make run PIP_FLAGS="--index-url ..."     another index, for example one with CPU-only builds of torch
 #   make compatibility TORCH="2.15.0"        one torch version instead of all
 
+# Where the environment forbids it, each of the thousand processes of `make test` would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:

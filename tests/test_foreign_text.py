@@ -175,6 +175,7 @@ def test_a_command_that_fails_says_so_as_text(capsys: pytest.CaptureFixture[str]
     assert all(line.isprintable() for line in said.split("\n")), "not ESC alone, which click leaves out here"
 
 
+@pytest.mark.slow
 def test_the_inbox_logs_what_hooks_say_as_text_and_a_refused_hook_has_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,7 @@ def imported(path: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_rooms_are_imported_by_their_names_in_the_package() -> None:
     """`import monitor` would take a user's own module of that name."""
     files = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]

@@ -138,6 +138,7 @@ def test_what_is_written_is_new_and_its_users(public, write):
     assert not [one for one in names if one.startswith(".") and one != ".dockerignore"], "no temporary file is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dangling", [False, True])
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_a_planted_link_to_a_file_is_not_followed(public, precious, write, is_dangling):
@@ -168,6 +169,7 @@ def test_a_second_name_of_a_file_is_not_written_through(public, precious, write)
     assert precious.read_bytes() == PRECIOUS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_a_planted_pipe_holds_nobody_and_hears_nothing(public, write):
     name, mode = WRITES[write]
@@ -185,6 +187,7 @@ def test_a_planted_pipe_holds_nobody_and_hears_nothing(public, write):
         assert modes(target) == (True, mode, ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_a_strangers_file_is_not_filled(public, write):
     name, mode = WRITES[write]
@@ -203,6 +206,7 @@ def test_a_strangers_file_is_not_filled(public, write):
         assert modes(target) == (True, mode, ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_a_planted_link_to_a_folder_is_not_entered(public, precious, write):
     as_user(STRANGER, lambda: (public / "out").symlink_to(precious.parent))

@@ -180,6 +180,7 @@ STRANGERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", STRANGERS, ids=lambda plant: plant.__name__)
 def test_a_strangers_daemon_hears_nothing_and_is_not_obeyed(public, hears, plant):
     path, listener = plant(public)
@@ -190,6 +191,7 @@ def test_a_strangers_daemon_hears_nothing_and_is_not_obeyed(public, hears, plant
     assert " / " not in said, "one line"
 
 
+@pytest.mark.slow
 def test_without_a_system_daemon_and_runtime_folder_a_planted_default_place_is_refused(hears):
     """The issue's own case: no /run/pacecar, no $XDG_RUNTIME_DIR, and somebody was faster in /tmp."""
     if os.path.exists("/run/pacecar/pacecar.sock"):
@@ -317,6 +319,7 @@ TRUSTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", TRUSTED, ids=lambda make: make.__name__)
 def test_root_oneself_and_who_was_given_a_folder_by_root_are_heard_and_obeyed(public, roots, hears, make):
     path, listener = make(public, roots)
@@ -325,6 +328,7 @@ def test_root_oneself_and_who_was_given_a_folder_by_root_are_heard_and_obeyed(pu
     assert [type(frame).__name__ for frame in frames[:2]] == ["JobHello", "Goodbye"]
 
 
+@pytest.mark.slow
 def test_what_is_mounted_into_a_folder_that_all_may_write_was_put_there_by_root(public, roots, hears):
     """`docker run --tmpfs /run -v /run/pacecar:/run/pacecar`: that /run is mode 1777."""
     own(roots / "pacecar", DAEMON)
@@ -356,6 +360,7 @@ def namespaced(path, *, is_mapped=True):
     return hook(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [ROOT, DAEMON])
 def test_in_a_user_namespace_a_protected_path_stands_for_a_peer_without_a_number(roots, hears, of):
     own(roots / "pacecar", of)
@@ -367,6 +372,7 @@ def test_in_a_user_namespace_a_protected_path_stands_for_a_peer_without_a_number
     until(lambda: len(heard.frames) >= 2, "hello and record")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", STRANGERS, ids=lambda plant: plant.__name__)
 def test_in_a_user_namespace_strangers_are_still_refused(public, hears, plant):
     path, listener = plant(public)
@@ -378,6 +384,7 @@ def test_in_a_user_namespace_strangers_are_still_refused(public, hears, plant):
     assert "not trusted" in said
 
 
+@pytest.mark.slow
 def test_without_any_mapping_nobody_is_oneself(public, hears):
     """`unshare -U`: all users of the machine, and this one, have the one number."""
     path, listener = planted_socket(public)

@@ -187,6 +187,7 @@ def test_a_wandb_run_without_steps_gets_events_too() -> None:
     assert rows.waiting["pacecar/event"] == "event 0\nevent 1"
 
 
+@pytest.mark.slow
 def test_what_a_logger_takes_of_the_processor_is_charged_to_the_overhead_budget() -> None:
     class Busy(Kept):
         def add_scalar(self, name: str, value: float, step: int, walltime: float) -> None:
@@ -343,6 +344,7 @@ def job() -> Iterator[Job]:
     hanging.goes_on.set()
 
 
+@pytest.mark.slow
 def test_pace_and_the_whole_ledger_arrive_at_rising_steps(job: Job) -> None:
     points = job.board.values["pacecar/step_seconds"]
     assert [step for step, _ in points] == sorted({step for step, _ in points})

@@ -135,6 +135,7 @@ def test_a_recorded_result_of_tracelens_serves_where_it_is_not_installed(tmp_pat
     assert bench.recorded_tracelens(tmp_path / "a/b/trace.json.gz") is None
 
 
+@pytest.mark.slow
 def test_cpu_time_is_that_of_the_process_and_not_of_the_clock():
     idle = bench.run([sys.executable, "-c", "import time; time.sleep(0.4)"])
     busy = bench.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"])
@@ -142,6 +143,7 @@ def test_cpu_time_is_that_of_the_process_and_not_of_the_clock():
     assert idle["cpu_s"] < 0.3 <= busy["cpu_s"]
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_process_even_when_a_large_one_starts_it():
     ballast = bytes(range(256)) * (1 << 20)  # 256 MB, which a child of this process would seem to have taken
     prove = "from bench.bench_attribution import prove_memory; prove_memory()"
@@ -167,6 +169,7 @@ def test_the_bench_takes_part_without_its_peers(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("is left out") == 2
 
 
+@pytest.mark.slow
 @given(st.integers(200, 3000))
 def test_an_artificial_trace_has_about_as_many_events_and_is_the_same_each_time(count):
     rows = trace_events(count)

@@ -59,6 +59,7 @@ def test_a_run_begins_when_the_host_is_calm_or_patience_is_over(
     assert now[0] == pauses * PAUSE_SECONDS
 
 
+@pytest.mark.slow
 def test_what_others_take_is_a_share() -> None:
     assert 0.0 <= bench_tuning.stolen_now() <= 1.0
 

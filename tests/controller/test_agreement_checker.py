@@ -26,6 +26,7 @@ PERIODS_MAX = 4
 """From a wish to its switch when a gather is seen at the second look at the latest."""
 
 
+@pytest.mark.slow
 def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
     census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1))
     assert census.states > 5_000
@@ -34,6 +35,7 @@ def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
     assert census.retired > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["close", "skip", "late", "off"])
 def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_measure_at_any_moment(kind: str) -> None:
     census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, kinds=(kind,)))
@@ -46,6 +48,7 @@ def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_m
     )
 
 
+@pytest.mark.slow
 def test_ranks_that_close_each_at_any_moment_go_back_together_or_not_at_all() -> None:
     census = check(Bounds(faults=2, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("finish",)))
     assert census.taken_back > 0
@@ -238,6 +241,7 @@ class CountsNoCollectives(RankAgreement):
             self._collectives = counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "bounds", "found"),
     [

@@ -53,12 +53,14 @@ def kept(road: Any, words: list[int], *, is_taken: bool) -> list[bool]:
     return [gather() is not None for gather in group.gathers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older(is_taken: bool) -> None:
     assert kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[-1]
     assert not kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
     assert kept(GlooTransport(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[-1]

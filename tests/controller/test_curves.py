@@ -66,6 +66,7 @@ def test_the_replayed_table_is_of_the_measured_curves_on_disk() -> None:
     assert shown == 2 * now, "make bench-policies prints it anew"
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is() -> None:
     gradients = gradient_bytes("stack10")
     true = Fit(1e8, 2e8, 2e6, 8.5, 0.04)

@@ -52,6 +52,7 @@ def run(
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [normal, heavy])
 @pytest.mark.parametrize("falls", [True, False])
 def test_twenty_thousand_compressed_steps_raise_no_false_alarm(noise: Noise, falls: bool) -> None:

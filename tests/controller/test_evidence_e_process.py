@@ -79,6 +79,7 @@ def _accepted(
     return accepted
 
 
+@pytest.mark.slow
 @each_depth
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
 @pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
@@ -88,6 +89,7 @@ def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kin
     assert share <= RATE, f"{kind}: {share:.1%} false accepts"
 
 
+@pytest.mark.slow
 @each_depth
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
 @pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
@@ -168,6 +170,7 @@ def test_any_pairs_give_finite_evidence_with_the_gain_between_its_bounds(
         assert evidence.gain_low <= evidence.gain_ratio <= evidence.gain_high
 
 
+@pytest.mark.slow
 @given(st.permutations([0.03, 0.05, -0.01, 0.08]), st.permutations([0.01, -0.02, 0.0]))
 def test_the_order_of_pairs_is_irrelevant(pairs: list[float], nulls: list[float]) -> None:
     one = weigh(pairs, nulls, dead_band=DEAD_BAND, false_accept_rate=RATE).e_value

@@ -99,6 +99,7 @@ def test_a_link_that_drifts_is_followed() -> None:
     assert all(watch.observe(VALUES, _scaled(1.01**i)) is None for i in range(200))
 
 
+@pytest.mark.slow
 def test_loud_windows_raise_no_alarm() -> None:
     """Durations that differ by a quarter from bucket to bucket and by a fifth from window to window, 200 jobs."""
     alarms = windows = 0

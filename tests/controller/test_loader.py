@@ -96,6 +96,7 @@ TURNS: Turns = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_their_order_and_the_jobs_own_random_numbers_are_those_of_torch_across_switches_and_epochs(
@@ -106,6 +107,7 @@ def test_batches_their_order_and_the_jobs_own_random_numbers_are_those_of_torch_
     compare(lambda: DataLoader(Numbers(), 4, shuffle=True, num_workers=workers, persistent_workers=persistent), TURNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_every_sample_comes_once_and_in_order_whenever_the_switches_come(seed: int) -> None:
     chance = random.Random(seed)
@@ -124,6 +126,7 @@ def test_every_sample_comes_once_and_in_order_whenever_the_switches_come(seed: i
     compare(make, turns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_sampler_is_asked_as_often_as_torch_would(workers: int) -> None:
     samplers: list[EagerBatches] = []
@@ -136,6 +139,7 @@ def test_a_batch_sampler_is_asked_as_often_as_torch_would(workers: int) -> None:
     assert samplers[0].asked == samplers[1].asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampled", [False, True])
 def test_two_loaders_side_by_side_shuffle_as_with_torch_whichever_has_other_workers(
@@ -173,10 +177,12 @@ def test_without_numpy_a_look_at_the_generators_sees_draws_and_nothing_else(monk
     assert fingerprint() != before
 
 
+@pytest.mark.slow
 def test_samples_that_are_not_batched_switch_too() -> None:
     compare(lambda: DataLoader(Numbers(40), batch_size=None, shuffle=True, num_workers=1), {5: WorkerSetting(3, 2)})
 
 
+@pytest.mark.slow
 def test_a_distributed_sampler_is_told_its_epochs_as_ever() -> None:
     def make() -> DataLoader[Any]:
         sampler = PositionedSampler(Numbers(), num_replicas=2, rank=1, shuffle=True)
@@ -190,6 +196,7 @@ def test_a_distributed_sampler_is_told_its_epochs_as_ever() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_position_that_a_sampler_would_save_is_at_every_step_what_it_would_be_without_a_switch() -> None:
     def run(turn: bool) -> tuple[list[Any], list[int], LoaderKnobs]:
         sampler = PositionedSampler(Numbers(80), num_replicas=2, rank=0, shuffle=False)
@@ -221,6 +228,7 @@ def test_a_loop_that_breaks_off_in_the_middle_of_a_switch_begins_its_next_epoch_
     assert loader.setting == WorkerSetting(1, 2)
 
 
+@pytest.mark.slow
 def test_a_bad_sample_raises_what_it_raises_with_torch_with_any_number_of_workers() -> None:
     def run(workers: int) -> tuple[list[int], str]:
         loader = SwitchableLoader(DataLoader(Numbers(fail_at=30), 4, num_workers=workers))
@@ -239,6 +247,7 @@ def test_a_bad_sample_raises_what_it_raises_with_torch_with_any_number_of_worker
         assert "sample 30 is bad" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_dataset_that_cannot_bear_workers_costs_no_sample(dies: bool, caplog: pytest.LogCaptureFixture) -> None:
     loader = SwitchableLoader(DataLoader(OnlyAtHome(dies=dies), 4))
@@ -254,6 +263,7 @@ def test_a_dataset_that_cannot_bear_workers_costs_no_sample(dies: bool, caplog: 
     loader.turn(WorkerSetting(0, 2))
 
 
+@pytest.mark.slow
 def test_old_workers_end_without_the_loop_waiting_for_them() -> None:
     loader = SwitchableLoader(DataLoader(Numbers(400), 4, num_workers=2))
     for step, _ in enumerate(loader):
@@ -277,6 +287,7 @@ class Own(DataLoader[Any]):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
@@ -302,6 +313,7 @@ def refusal_after_steps(loader: DataLoader[Any], steps: int = 6, **options: Any)
     return knobs.actuators[0].refusal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_random_augmentation_is_seen_wherever_it_runs_and_refused_unless_the_user_allows_other_draws(
     workers: int,

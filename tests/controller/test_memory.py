@@ -97,6 +97,7 @@ WRITER = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_at_the_same_time_lose_nothing_and_a_reader_sees_whole_files(file: KnobStore) -> None:
     code = textwrap.dedent(WRITER)
     root = str(Path(__file__).parents[2])

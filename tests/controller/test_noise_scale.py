@@ -35,6 +35,7 @@ def measured(phi: float, small: int, ranks: int, measurements: int, seed: int) -
     return scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize(("phi", "small"), [(10.0, 8), (100.0, 8), (200.0, 32), (0.0, 8)])
 def test_a_known_noise_scale_is_found_within_a_fifth(phi: float, small: int, ranks: int) -> None:

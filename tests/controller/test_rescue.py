@@ -99,6 +99,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_size_that_does_not_fit_is_barred_and_the_step_is_done_at_the_old_one(where: str) -> None:
     job = Job(2, where=where, cap=3)
@@ -161,6 +162,7 @@ def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
         yield DistributedDataParallel(Counting())
 
 
+@pytest.mark.slow
 def test_under_ddp_a_size_is_tried_without_synchronization(ddp: DistributedDataParallel) -> None:
     job = Job(4, ddp=ddp, net=ddp, cap=6)
     job.step()
@@ -186,6 +188,7 @@ def test_under_ddp_a_micro_batch_before_the_last_is_redone(ddp: DistributedDataP
     assert same(job.gradients(), whole()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_that_runs_out_of_memory_is_redone_at_half_the_size(where: str) -> None:
     job = Job(None, where=where, cap=3)

@@ -158,6 +158,7 @@ def test_nvlinks_that_a_board_does_not_connect_are_not_down(promtool, drawn, tmp
     rows(promtool, tmp_path, drawn, "GPUs with faults", "NVLinks down", series=series, expected=expected)
 
 
+@pytest.mark.slow
 def test_the_table_of_nodes_is_bounded_and_has_those_whose_network_is_ill(promtool, drawn, tmp_path):
     series = []
     for number in range(80):

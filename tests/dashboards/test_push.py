@@ -223,6 +223,7 @@ def test_nobody_there_and_nobody_answering_end_soon():
     assert "no answer within 0.4 s (0 of 5 dashboards pushed)" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
 def test_an_answer_that_drips_in_has_a_deadline_too(status):
     """Each byte restarts the socket's own timeout: without a deadline this would take an hour."""

@@ -341,6 +341,7 @@ def test_a_slip_in_an_object_would_be_found(tmp_path):
     assert valid(objects, tmp_path).returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("components", ["", "podmonitor", "scrape-annotations,nvidia,web-config"])
 def test_kustomize_builds_the_base_with_its_components(components, tmp_path):
     shutil.copytree(KUBERNETES / "base", tmp_path / "base")

@@ -160,6 +160,7 @@ def test_enabled_false_is_respected(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_cannot_be_made_makes_the_pacer_inert_and_not_the_job_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model, optimizer = make_job()

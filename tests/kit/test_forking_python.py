@@ -112,6 +112,7 @@ ENDS = {
 HEAD = "import atexit, os, signal, sys, threading, time\nprint('begins')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_a_script_ends_with_the_same_code_and_the_same_words(forked: str, tmp_path: Path, end: str) -> None:
     text, code = ENDS[end]
@@ -156,6 +157,7 @@ print("to stderr", sys.stderr.errors, sys.stderr.line_buffering, file=sys.stderr
 """
 
 
+@pytest.mark.slow
 def test_a_script_a_module_and_code_see_the_same_world(forked: str, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "asks.py").write_text(ASKS)
@@ -351,6 +353,7 @@ def test_children_run_side_by_side_and_hold_nothing_of_each_other(forked: str) -
         assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_output_of_a_descendant_that_lives_on_is_waited_for_as_ever(forked: str) -> None:
     """Who reads a pipe to its end waits for all that hold it: a child of the child, too, but not the server."""
     code = "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])"
@@ -397,6 +400,7 @@ def test_main_can_be_pickled_and_what_it_spawns_is_forked_too(forked: str, tmp_p
     assert "again True" in done.out
 
 
+@pytest.mark.slow
 def test_options_and_variables_that_python_reads_at_its_start_start_a_fresh_one(forked: str) -> None:
     shows = "import sys, warnings; print('json.tool' in sys.modules, sys.flags.optimize, sys.flags.dev_mode)"
     for arguments in (("-O",), ("-X", "dev"), ("-W", "error"), ("-I",), ("-E", "-s")):

@@ -41,6 +41,7 @@ def test_a_line_that_says_nothing_is_named(tmp_path, monkeypatch, text, complain
         recording("one")
 
 
+@pytest.mark.slow
 def test_a_site_holds_what_was_built_last_and_nothing_of_what_was_before(tmp_path):
     site = Site(tmp_path / "site")
     for name in [*NAMES, NAMES[0]]:

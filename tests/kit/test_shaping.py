@@ -52,6 +52,7 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.slow
 def test_a_link_has_its_rate_and_can_be_given_another() -> None:
     with shaped(2, Link.parse("200")) as net:
         rate, trip = measure(net, 0.6)
@@ -61,6 +62,7 @@ def test_a_link_has_its_rate_and_can_be_given_another() -> None:
         assert measure(net, 0.6)[0] > 1.5 * rate
 
 
+@pytest.mark.slow
 def test_a_delayed_link_delays_each_way() -> None:
     with shaped(2, Link.parse("200/5")) as net:
         rate, trip = measure(net, 1.0)

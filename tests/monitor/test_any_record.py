@@ -110,6 +110,7 @@ def check(page):
     assert not {"NaN", "+Inf", "-Inf"} & set(values)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_any_mixture_of_valid_records_gives_a_page_without_nan(data):

@@ -125,6 +125,7 @@ def ask(port, user, password):
         connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guessed", ["me", "nobody"])
 def test_a_right_new_password_comes_in_while_others_guess_from_the_same_address(guessed):
     stored = bcrypt.hashpw(b"right", bcrypt.gensalt(4))

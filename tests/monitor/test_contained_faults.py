@@ -55,6 +55,7 @@ def start(tmp_path):
         daemon.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_turned_into_samples_costs_itself_alone(
     start, steady, hooks, make_hello, make_step, caplog
 ):
@@ -104,6 +105,7 @@ class Odd:
         """Hold nothing."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, ValueError("a bug"), SystemExit(3), KeyboardInterrupt()])
 def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
     daemon = start(steady(), Odd(error))

@@ -158,6 +158,7 @@ def test_promtool_has_no_complaint(start, job):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_other_pages(start, job):
     daemon = start()
     job(daemon)
@@ -174,6 +175,7 @@ def test_other_pages(start, job):
     msgspec.json.decode(text, type=StatusDocument)
 
 
+@pytest.mark.slow
 def test_series_of_a_forgotten_job_vanish(start, job):
     daemon = start(job_forget_seconds=1.0)
     job(daemon)
@@ -197,6 +199,7 @@ class Hanging:
         """Hold nothing."""
 
 
+@pytest.mark.slow
 def test_a_hanging_collector_stops_neither_the_scrape_nor_the_others_nor_the_end(start, steady):
     hanging, other = Hanging(), steady("gpu")
     daemon = start([hanging, other])
@@ -249,6 +252,7 @@ def test_a_scrape_reads_nothing(start, machine):
     assert len(reads) == before
 
 
+@pytest.mark.slow
 def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
     caplog.set_level(logging.INFO)
     daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
@@ -264,6 +268,7 @@ def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
     assert [line for line in lines if "the budget is 0.0 %: glancing 5 instead of 10 times a second" in line]
 
 
+@pytest.mark.slow
 def test_scrapes_do_not_change_the_window(start):
     """Two scrapers read the same extremes: nobody's reading resets them."""
     daemon = start([CpuCollector(Files())], glances_per_second=0.0)
@@ -311,6 +316,7 @@ def test_when_the_wall_clock_jumps_only_the_time_of_day_changes(machine):
     assert ratios == [0.1, 0.1, 0.1]
 
 
+@pytest.mark.slow
 def test_more_slow_clients_than_there_are_places_do_not_shut_out_the_scraper(start, steady):
     daemon = start([steady()])
     before = threading.active_count()

@@ -66,6 +66,7 @@ def test_a_dump_holds_the_job_and_the_ticks(daemon, tmp_path, hooks, make_hello,
     assert facts["records_of_jobs"]["run-7"]["StepRecord"] == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line_and_can_be_salvaged(daemon, tmp_path):
     running = daemon()
     time.sleep(0.3)
@@ -163,6 +164,7 @@ class FallingGpu:
         """Hold nothing."""
 
 
+@pytest.mark.slow
 def test_an_xid_under_a_running_daemon_leaves_a_file_with_ticks_and_glances(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "AFTER_SECONDS", 0.5)
     gpu = FallingGpu()

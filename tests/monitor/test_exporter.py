@@ -83,6 +83,7 @@ def samples(draw):
     return Sample(entry.name, tuple(draw(label) for _ in entry.labels), value)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(samples(), max_size=12))
 def test_both_formats_mean_what_prometheus_client_writes(drawn):

@@ -140,6 +140,7 @@ def put(shelf, label, size=300, second=0):
 put.moment = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faked", ["hang-uid1000", "stall-uid1000", "xid_of_program", "hang"])
 def test_what_users_can_make_up_evicts_no_real_xid_and_no_other_users_file(tmp_path, faked):
     shelf = RecordingFolder(tmp_path / "rec", bytes_max=3000)

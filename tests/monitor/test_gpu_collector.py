@@ -201,6 +201,7 @@ IN_REAL_TIME = {"pacecar_gpu_driver_call_seconds_total", "pacecar_gpu_driver_slo
 """Zero while the clock is a test's; `test_gpu_slow` has them."""
 
 
+@pytest.mark.slow
 def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tmp_path):
     for gpu in range(GPUS):
         standin.page.reasons[gpu] = 0xFF
@@ -219,6 +220,7 @@ def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tm
     assert [name for name, seen in zeros.items() if 0 not in seen and name not in CONSTANT] == []
 
 
+@pytest.mark.slow
 def test_zero_is_a_measurement(standin, make, clock):
     before = {key for gpu in range(GPUS) for key in of_gpu(settled(make(), clock), gpu) if "process_" not in key[0]}
     standin.page.zero = 1
@@ -240,6 +242,7 @@ def test_before_hopper_there_is_no_performance_monitor_rather_than_zero(standin,
     ]
 
 
+@pytest.mark.slow
 def test_nvlink_5_counts_by_its_own_fields_and_totals_are_their_sum(standin, make, clock):
     standin.page.nvlink5 = 1
     standin.page.links = 3
@@ -304,6 +307,7 @@ SENT = ("pacecar_gpu_pcie_transmit_bytes_total",)
 RELIABLE = ("pacecar_gpu_pcie_counters_reliable",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "gigabytes"), [(4, 0), (4, 1), (4, 20), (4, 31), (3, 15)])
 def test_a_pcie_counter_that_goes_round_several_times_a_second_is_followed_by_glances(
     standin, make, clock, generation, gigabytes
@@ -349,6 +353,7 @@ def test_a_counter_with_64_bits_is_right_at_any_rate(standin, make, clock):
     assert read[RELIABLE] == 1
 
 
+@pytest.mark.slow
 def test_fans_are_read_each_and_a_gpu_that_the_chassis_cools_has_none(standin, make, clock):
     assert not [key for key in of_gpu(settled(make(), clock), 1) if "fan" in key[0]]
     standin.page.fans = 2
@@ -368,6 +373,7 @@ def test_fans_are_read_each_and_a_gpu_that_the_chassis_cools_has_none(standin, m
 # --- what it costs --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mig", [0, 1])
 def test_no_tick_makes_more_than_twelve_calls_a_gpu_glances_included(standin, make, clock, mig):
     standin.page.mig = mig
@@ -418,6 +424,7 @@ def test_a_glance_reads_power_and_utilization_in_turn(standin, make, clock):
     assert ("pacecar_gpu_utilization_ratio", ("2",), 0.83) in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", ["MEMORY", "ENERGY", "FIELDS", "FABRIC", "CUDA", "EVENT_CREATE", "GPM_GET", "VBIOS"]
 )
@@ -498,6 +505,7 @@ def test_a_hanging_gpu_is_reported_when_its_call_is_overdue_and_costs_its_own_se
     assert standin.page.inits == 1  # nobody shut the driver down under the hanging call
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_for_it(standin, make, clock):
     """A shutdown would wait for the hung call; the debt is paid when nobody hangs any more."""
     collector = make(deadline_seconds=DEADLINE_SECONDS)
@@ -511,6 +519,7 @@ def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_
     until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "the hung call returned")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_only_slow_is_served_a_tick_late_rather_than_called_dead(standin, make, clock):
     standin.page.count = 2
     collector = make(deadline_seconds=0.05)
@@ -535,6 +544,7 @@ def test_closing_beside_a_hanging_call_does_not_wait_for_it(standin, make, clock
     assert standin.page.shutdowns == 0
 
 
+@pytest.mark.slow
 def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, make, clock):
     """Whoever starts the daemon while a GPU hangs has the others at once."""
     standin.hold(0)
@@ -551,6 +561,7 @@ def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, ma
     assert standin.page.inits == 1
 
 
+@pytest.mark.slow
 def test_closing_while_a_gpu_hangs_from_the_start_does_not_wait_for_it(standin, make, clock):
     standin.hold(0)
     collector = make(deadline_seconds=DEADLINE_SECONDS)
@@ -560,6 +571,7 @@ def test_closing_while_a_gpu_hangs_from_the_start_does_not_wait_for_it(standin, 
     assert standin.page.shutdowns == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (16, "reset_required"), (28, "lost"), (999, "lost")])
 def test_a_lost_gpu_that_returns_is_probed_again_without_opening_the_driver(standin, make, clock, caplog, code, reason):
     collector = make()
@@ -580,6 +592,7 @@ def test_a_lost_gpu_that_returns_is_probed_again_without_opening_the_driver(stan
     assert standin.page.inits == 1
 
 
+@pytest.mark.slow
 def test_a_gpu_that_stays_lost_has_the_driver_opened_anew_ever_more_seldom(standin, make, clock):
     collector = make()
     settled(collector, clock)
@@ -657,6 +670,7 @@ def test_a_reloaded_driver_is_opened_anew_and_its_counters_go_on(standin, make, 
     assert health(tick(collector, clock), 0, "pcie_transmit_bytes_total") == 2 * before
 
 
+@pytest.mark.slow
 def test_a_driver_that_comes_after_the_daemon_is_found(standin, make, clock):
     standin.page.driver_missing = 1
     collector = make()
@@ -732,11 +746,13 @@ def check_each_failure(standin, make, clock, codes, choose):
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", KINDS)
 def test_any_one_call_may_fail(standin, make, clock, code):
     check_each_failure(standin, make, clock, [code], every)
 
 
+@pytest.mark.slow
 def test_any_one_call_may_fail_with_any_code(standin, make, clock):
     check_each_failure(standin, make, clock, OTHERS, some)
 
@@ -762,6 +778,7 @@ def check_each_failure_of_the_driver(standin, make, clock, cases):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_any_one_call_of_the_driver_itself_may_fail(standin, make, clock):
     """Those for no GPU: initialize, versions, count, events; none of them may cost more than one look at the driver."""
     check_each_failure_of_the_driver(standin, make, clock, some(CODES, DRIVER_CALLS))
@@ -772,6 +789,7 @@ def test_every_call_of_the_driver_itself_may_fail_with_every_code(standin, make,
     check_each_failure_of_the_driver(standin, make, clock, every(CODES, DRIVER_CALLS))
 
 
+@pytest.mark.slow
 def test_a_number_that_only_ever_fails_is_dropped_in_the_end(standin, make, clock):
     standin.fail("PSTATE", 999, gpu=1)
     collector = make()

@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.heap_trimming import TIDY_SECONDS, HeapTrimming
 
@@ -14,6 +16,7 @@ class Knot:
         self.self = self
 
 
+@pytest.mark.slow
 def test_cycles_are_collected_when_it_is_time_and_not_before() -> None:
     heap = HeapTrimming()
     gc.disable()

@@ -251,6 +251,7 @@ def test_a_flood_from_one_hook_does_not_shut_out_another(inbox, path, hooks, hel
     until(lambda: inbox.frames == 2, "the other is heard")
 
 
+@pytest.mark.slow
 def test_running_out_of_file_descriptors_pauses_accepting_and_does_not_end_it(inbox, path, hello, caplog):
     """The listener stays readable while accept fails: a loop without a pause would spin."""
     import resource

@@ -121,6 +121,7 @@ def value(point):
     return getattr(point, point.WhichOneof("value"))
 
 
+@pytest.mark.slow
 def test_what_arrives_is_what_is_served_under_the_catalogs_names_and_units(start, receiver):
     daemon = start(f"http://127.0.0.1:{receiver.port}")
     until(lambda: "pacecar_host_cpu_utilization_ratio" in receiver.metrics(), "the second tick")
@@ -214,6 +215,7 @@ def down():
     yield port
 
 
+@pytest.mark.slow
 def test_neither_a_scrape_nor_a_tick_waits_for_an_export(start, receiver):
     """The receiver answers when five ticks were scraped, and not before."""
     receiver.may_answer.clear()
@@ -295,6 +297,7 @@ def push(receiver, *readings):
     return otlp.figures
 
 
+@pytest.mark.slow
 def test_zero_is_a_measurement_and_what_the_protocol_cannot_hold_whole_goes_as_a_float(receiver):
     samples = [
         sample("pacecar_host_load_average", 0, "1m"),
@@ -312,6 +315,7 @@ def test_zero_is_a_measurement_and_what_the_protocol_cannot_hold_whole_goes_as_a
     assert math.isnan(value(points(arrived["pacecar_host_cpu_utilization_ratio"])[0]))
 
 
+@pytest.mark.slow
 def test_many_series_go_in_requests_of_bounded_size_and_each_once(receiver):
     number = 2 * POINTS_MAX + 5
     samples = [sample("pacecar_host_load_average", i, f"w{i}") for i in range(number)]

@@ -58,6 +58,7 @@ def status(connection, path, method="GET", **headers):
     return answer.status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ADDRESSES)
 def test_no_address_says_anything_without_the_password(node, path):
     assert status(node(), path) == 401
@@ -66,6 +67,7 @@ def test_no_address_says_anything_without_the_password(node, path):
     assert status(node(), path, **ANN) in ((404,) if path == "/nowhere" else (200, 503))
 
 
+@pytest.mark.slow
 def test_ticks_are_pushed_over_tls_for_as_long_as_somebody_looks(node):
     connection = node()
     connection.request("GET", "/api/events", headers=ANN)

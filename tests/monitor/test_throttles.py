@@ -150,6 +150,7 @@ def feed(crews, steps, late):
     until(lambda: not any(crew._notes for crew in crews), "the crews took all notes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_hot", [True, False])
 def test_a_rank_that_computes_late_on_a_throttled_gpu_is_named_with_that_cause_end_to_end(standin, tmp_path, is_hot):
     """A real daemon over a stand-in driver, real outboxes, and crews of three ranks in this process."""

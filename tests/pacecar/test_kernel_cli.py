@@ -39,6 +39,7 @@ def test_version_and_help_are_said_on_stdout() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "environ", "named"),
     [

@@ -25,6 +25,7 @@ def test_import_pacecar_loads_nothing_but_itself() -> None:
     assert not loaded_after("import pacecar") & (DAEMON_ONLY | {"torch", "numpy", "msgspec"})
 
 
+@pytest.mark.slow
 def test_attach_does_not_load_the_daemons_libraries() -> None:
     # torch.cuda imports pynvml where it is installed
     statement = "import sys, torch\nby_itself = set(sys.modules)\nimport pacecar\nattach = pacecar.attach\n"

@@ -234,6 +234,7 @@ def is_write(name: str, call: ast.Call) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_files_are_made_and_daemons_are_called_only_where_it_is_known_how() -> None:
     writers, callers = set(), set()
     for room in ROOMS:

@@ -112,6 +112,7 @@ def private_uses(path: Path) -> Iterator[tuple[int, str, bool]]:
                 yield node.lineno, name, False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_private_name_of_torch_is_spelled_outside_the_table(path: Path) -> None:
     own, listed = own_names(), {internal.attribute for internal in INTERNALS}
@@ -140,6 +141,7 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_importing_every_module_looks_nothing_up() -> None:
     """A name that the next torch has not must not be missed before somebody wants it."""
     script = """

@@ -242,6 +242,7 @@ def test_a_failure_at_a_counted_step_is_logged_by_its_own_name(job, attach, capl
     assert any("pacecar failed in Hook._counted" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_the_ratio_is_kept_with_windows_whose_cost_is_earned_back(job, attach, sink):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=True, count_flops=False), clock=clock)

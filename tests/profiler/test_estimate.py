@@ -1,5 +1,6 @@
 """Estimates sum exactly, follow their calibration and claim nothing without one."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +122,7 @@ def test_windows_without_a_common_heading_leave_the_newest_to_speak():
     assert estimate(5, {"forward": 5}, table.find(Knobs())) == Ledger(wall_ns=5, data_wait_ns=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(part, st.dictionaries(names, part), st.lists(st.dictionaries(names, ledgers), min_size=1, max_size=7))
 def test_an_estimate_from_several_windows_sums_to_the_wall_time(wall, phases, windows):

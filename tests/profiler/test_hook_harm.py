@@ -80,6 +80,7 @@ def train(kind, hooked, steps=200):
     return torch.stack(losses).numpy().tobytes(), parameters, records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_losses_and_parameters_are_equal_to_the_last_bit(kind):
     losses, parameters, records = train(kind, hooked=True)
@@ -217,6 +218,7 @@ def users_events(job, steps, scheduled):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @pytest.mark.parametrize("scheduled", [True, False])
 @pytest.mark.parametrize("head_start", [3, 4])
@@ -237,6 +239,7 @@ def test_the_users_own_profiler_keeps_all_its_events(job, attach, sink, schedule
     assert hook.is_alive
 
 
+@pytest.mark.slow
 def test_batches_and_outputs_are_not_kept(job, attach):
     hook = attach(job)
     alive = []
@@ -257,6 +260,7 @@ def test_batches_and_outputs_are_not_kept(job, attach):
     assert [ref for ref in alive if ref() is not None] == []
 
 
+@pytest.mark.slow
 def test_the_jobs_stderr_stays_clean_and_its_environment_as_it_was(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
@@ -378,6 +382,7 @@ assert len(ended) == 1, "a hook ran twice in one step"
 """
 
 
+@pytest.mark.slow
 def test_torchs_own_optimizers_are_left_as_they_were_for_those_who_inherit_from_them(tmp_path):
     """The first SGD of a process wraps `SGD.step`: it must not be one of pacecar's."""
     script = tmp_path / "subclass.py"

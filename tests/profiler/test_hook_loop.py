@@ -172,6 +172,7 @@ def test_the_profiled_step_and_the_one_that_pays_for_reading_are_disturbed(job, 
     assert [r.step for r in steps_of(sink) if r.disturbed] == [3, 4, 8, 9]
 
 
+@pytest.mark.slow
 def test_a_loop_that_never_ends_a_step_keeps_a_bounded_number_of_events(job, attach, sink):
     hook = attach(job)
     for _ in range(EVENTS_MAX):

@@ -66,6 +66,7 @@ def test_hello_comes_first_and_records_in_order(tmp_path):
     daemon.kill()
 
 
+@pytest.mark.slow
 def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, caplog):
     first = Listener(tmp_path / "s")
     outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
@@ -150,6 +151,7 @@ def test_a_forked_child_neither_sends_nor_hangs(tmp_path):
     outbox.close(0.1)
 
 
+@pytest.mark.slow
 def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
     class Counting:
         destination = "here"
@@ -196,6 +198,7 @@ def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_i
     assert "pacecar-courier" not in {t.name for t in threading.enumerate()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_close_waits_for_a_daemon_that_is_being_restarted_but_not_for_ever(tmp_path, comes_back):
     first = Listener(tmp_path / "s")
@@ -230,6 +233,7 @@ def test_a_run_log_holds_the_hello_and_every_record(tmp_path):
     assert log.dropped == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
     (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path, job_hello(), queue_length_max=4)
@@ -263,6 +267,7 @@ def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.slow
 def test_that_the_daemon_does_not_show_the_rank_is_said_once_in_the_jobs_log(tmp_path, caplog):
     daemon = Listener(tmp_path / "s")
     outbox = DaemonSocket(str(tmp_path / "s"), job_hello())

@@ -45,6 +45,7 @@ def signals(number):
     return HostSignals(period_ns=3, taken_ns=number, host_available_bytes=0)
 
 
+@pytest.mark.slow
 def test_signals_and_throttling_come_in_order_and_a_hang_up_is_told(line):
     told = [signals(1), Throttling(device_uuid="GPU-1", reasons=()), signals(2)]
     for news in told:
@@ -55,6 +56,7 @@ def test_signals_and_throttling_come_in_order_and_a_hang_up_is_told(line):
     until(lambda: line.heard[-1] is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "frame",
     [
@@ -83,6 +85,7 @@ def test_an_oversized_frame_is_cut_by_the_kernel_and_refused(line):
     assert line.heard == [signals(7)]
 
 
+@pytest.mark.slow
 def test_a_daemon_that_talks_without_end_does_not_keep_records_from_leaving(line):
     for number in range(5 * COMMANDS_PER_LOOK):
         line.peer.send(encode_frame(signals(number)))

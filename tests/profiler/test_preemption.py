@@ -105,6 +105,7 @@ def test_the_kernel_counts_no_time_in_line_for_a_thread_that_sleeps_by_itself():
     assert min(slept) < 20 * MS
 
 
+@pytest.mark.slow
 def test_a_boundary_at_which_a_listener_began_is_charged_without_what_others_had(job, attach, sink, stat):
     """It takes as long twice; the first time it says `begin`, and the kernel that others had all of it and more."""
     hooks = []

@@ -5,6 +5,7 @@ import itertools
 import time
 from statistics import median
 
+import pytest
 import torch
 
 from pacecar.config import HookConfig
@@ -81,6 +82,7 @@ def test_a_listener_that_wants_no_boundary_is_left_alone_until_it_is_woken(job, 
     assert [step.step for step in heard[before:]] == [20]
 
 
+@pytest.mark.slow
 def test_what_waits_is_bounded_when_nobody_settles(job, attach):
     hook = attach(job, config=QUIET)
     for _ in range(3 * WAITING_MAX):

@@ -270,6 +270,7 @@ def rollout():
 JOBS = {"lbfgs": lbfgs, "dense": lambda: looped(Dense(40_000)), "rollout": rollout}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_step_of_tens_of_thousands_of_operators_owes_no_more_than_the_debt(name, attach, sink):
     """Today's main took the first window on credit whatever it cost: 400 to 1200 ms of these."""
@@ -293,6 +294,7 @@ def test_a_step_of_tens_of_thousands_of_operators_owes_no_more_than_the_debt(nam
     assert steps[-1].calibration_age_steps is None
 
 
+@pytest.mark.slow
 def test_after_a_switch_to_a_smaller_step_its_own_price_is_asked_and_no_longer_that_of_the_larger_one(attach):
     """Cut into eight micro-batches a step may be too dear to be profiled, and whole it is not."""
     model, optimizer, step = looped(Dense(40_000))
@@ -318,6 +320,7 @@ def test_no_windows_and_no_budget_are_said_as_they_are(job, attach, sink):
     assert {record.uncalibrated for record in sink.records if isinstance(record, StepRecord)} == {"off"}
 
 
+@pytest.mark.slow
 def test_who_asks_for_windows_whatever_they_cost_gets_them_at_once(attach, sink):
     model, optimizer, step = lbfgs()
 
@@ -382,6 +385,7 @@ def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_para
     assert predicted_ns >= ROW_NS * hook.windows.row_count
 
 
+@pytest.mark.slow
 def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     plain, _ = losses_of(False, attach)
     hooked, hook = losses_of(True, attach)
@@ -393,6 +397,7 @@ def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     assert hook.windows.may_open()
 
 
+@pytest.mark.slow
 def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(attach):
     def own(*_):
         pass
@@ -410,6 +415,7 @@ def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(at
     assert hook._budget.windows == 0
 
 
+@pytest.mark.slow
 def test_a_profile_function_that_the_job_sets_amid_a_slice_stays(attach):
     def own(*_):
         pass
@@ -432,6 +438,7 @@ def test_a_profile_function_that_the_job_sets_amid_a_slice_stays(attach):
     hook.close()
 
 
+@pytest.mark.slow
 def test_a_window_whose_step_is_another_than_the_ones_before_is_cut_off(attach, sink):
     """The profiled step has a rollout of 30 000 operators that the steps before had not."""
     x, played = torch.ones(4), []

@@ -216,6 +216,7 @@ def test_a_rank_that_never_comes_is_a_message_within_the_time_out():
     assert "Traceback" not in ended[2]
 
 
+@pytest.mark.slow
 def test_one_process_alone_is_told_how_it_is_started():
     done = alone()
     assert done.returncode == 2
@@ -223,6 +224,7 @@ def test_one_process_alone_is_told_how_it_is_started():
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "environ", "named"),
     [

@@ -21,6 +21,7 @@ def library(root: Path, files: int = 64) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_there_and_is_text() -> None:
     corpus = load_corpus()
     assert 1_000_000 < len(corpus.train) + len(corpus.validation) <= CORPUS_BYTES_MAX

@@ -47,6 +47,7 @@ def test_json_on_this_machine_is_whole_and_each_finding_has_evidence():
         assert finding["source"]
 
 
+@pytest.mark.slow
 def test_exit_codes_follow_fail_on():
     found = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert doctor("--json", **found).returncode == 1
@@ -55,6 +56,7 @@ def test_exit_codes_follow_fail_on():
     assert doctor("--json", "--fail-on", "critical", CUDA_LAUNCH_BLOCKING="1").returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -240,6 +240,7 @@ ODD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "expected"), ODD, ids=[machine.__name__ for machine, _ in ODD])
 def test_what_is_healthy_there_is_no_finding(machine, expected, tmp_path):
     assert found(machine(), tmp_path).keys() == expected

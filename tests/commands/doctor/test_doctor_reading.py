@@ -56,6 +56,7 @@ def test_whichever_read_fails_is_named_and_nothing_is_found_because_of_it(tmp_pa
 GARBAGE = ("", "\n", "garbage", "-", "9" * 400, "a b c d e f g\n" * 3, "\x00\xff\x00", "4: \n", "\u0663\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
 def test_garbage_in_every_file_at_once_is_no_crash_and_blames_no_hardware(text, tmp_path):
     machine = h100_node()
@@ -150,6 +151,7 @@ def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
     assert judge(facts).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("yes", False), ("0x1", True), (" 2", True)])
 def test_a_variable_of_nccls_is_read_as_nccl_reads_it(value, is_on, tmp_path):
     machine = h100_node()

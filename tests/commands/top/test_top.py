@@ -314,6 +314,7 @@ def test_a_remote_daemon_behind_a_prefix_and_a_password(serve):
     assert asked == [("/p/api/snapshot", "Basic bWU6cEBzcw==")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -337,6 +338,7 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
+@pytest.mark.slow
 def test_once_is_plain_text_for_scripts(serve):
     where, _ = serve(msgspec.json.encode(document()))
     done = run(where, "--once")
@@ -354,6 +356,7 @@ def test_no_daemon_is_one_line_and_an_exit_code():
     assert run("127.0.0.1:1").returncode == 2  # not a terminal
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_draws_obeys_and_gives_the_terminal_back(serve):
     where, _ = serve(msgspec.json.encode(document()))
     ours, theirs = pty.openpty()

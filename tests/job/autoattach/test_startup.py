@@ -60,6 +60,7 @@ def test_a_script_that_needs_no_torch_sees_the_same_modules_path_and_main(tmp_pa
     assert watched == bare
 
 
+@pytest.mark.slow
 def test_a_script_that_imports_torch_finds_pacecar_s_modules_besides_and_its_random_numbers_untouched(
     tmp_path: Path,
 ) -> None:

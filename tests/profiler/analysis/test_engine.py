@@ -176,6 +176,7 @@ def _environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.mark.slow
 def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_sequence_numbers_pair_whatever_the_clocks_and_the_losses(
     assert sum(int(group.has.sum()) for group in groups) == sum(times for times in seen if times >= 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(jobs(letters="ABGRT", ranks_max=3), st.integers(-(10**9), 10**9))
 def test_operation_and_size_never_mix(drawings: dict[int, str], clock_ns: int) -> None:

@@ -53,6 +53,7 @@ def test_slices_add_up_to_the_ledger_to_the_nanosecond(tmp_path: Path, name: str
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hta_nccl_data", "tl_b200_eager_trace", "hta_cpu_only", "hta_trace_diff_test"])
 def test_slices_of_real_traces_add_up_too_and_never_overlap(tmp_path: Path, name: str) -> None:
     found, document = written([trace_file(name)], tmp_path / "out.json")

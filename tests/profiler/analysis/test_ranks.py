@@ -48,6 +48,7 @@ def jobs(draw: st.DrawFn) -> list[Trace]:
     return traces
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_waits_and_wires_are_the_durations(traces: list[Trace]) -> None:
     job = analyzed(traces)
@@ -65,6 +66,7 @@ def test_waits_and_wires_are_the_durations(traces: list[Trace]) -> None:
         assert max(each.late_ns for each in one.arrivals) == one.skew_ns
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_exposed_shares_are_part_of_exposed_communication(traces: list[Trace]) -> None:
     job = analyzed(traces)
@@ -76,6 +78,7 @@ def test_exposed_shares_are_part_of_exposed_communication(traces: list[Trace]) -
             assert parts == reports[share.rank].exposed_communication_ns
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_caused_waits_are_the_waits_of_the_collectives_somebody_was_late_to(traces: list[Trace]) -> None:
     job = analyzed(traces)  # a beat is far above what is no lateness, so all but draws are blamed
@@ -88,6 +91,7 @@ def test_caused_waits_are_the_waits_of_the_collectives_somebody_was_late_to(trac
     assert sum(share.caused_wait_ns for share in job.shares) == waits
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(jobs(), st.randoms(use_true_random=False))
 def test_the_order_of_the_files_changes_nothing(traces: list[Trace], random: Random) -> None:
@@ -96,6 +100,7 @@ def test_the_order_of_the_files_changes_nothing(traces: list[Trace], random: Ran
     assert msgspec.json.encode(analyzed(shuffled)) == msgspec.json.encode(analyzed(traces))
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_no_rung_of_the_ladder_is_slower_than_what_is(traces: list[Trace]) -> None:
     assert all(scenario.speedup >= 1 and scenario.saved_ns >= 0 for scenario in analyzed(traces).what_if)

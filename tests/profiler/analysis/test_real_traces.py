@@ -47,6 +47,7 @@ def picked(prefix):
     return next((name for name in names() if name.startswith(prefix)), "no traces here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_the_whole_trace_is_exact_to_the_nanosecond(name):
     exact = entry_of(name)["exact_us"]

@@ -198,6 +198,7 @@ marks = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(rows, host_rows, marks, st.sampled_from(["trace", "steps", "hta"]))
 def test_whatever_the_rows_the_ledger_adds_up_and_no_step_overlaps_another(device, host, steps, window):

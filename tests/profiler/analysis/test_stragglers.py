@@ -57,6 +57,7 @@ def test_evidence_has_words_of_people(letter: str) -> None:
     assert "_" not in straggler.evidence
 
 
+@pytest.mark.slow
 @given(st.integers(2, 5), st.data())
 def test_the_rank_that_is_made_late_is_found(ranks: int, data: st.DataObject) -> None:
     late = data.draw(st.integers(0, ranks - 1))

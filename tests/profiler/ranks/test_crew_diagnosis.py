@@ -218,6 +218,7 @@ def test_three_late_ranges_raise_and_three_quiet_ones_lower():
     assert THRESHOLD > 13.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "named_max"), [(60, 2), pytest.param(300, 4, marks=pytest.mark.full)])
 def test_noise_alone_names_somebody_in_few_of_a_hundred_runs_of_five_hundred_steps(runs, named_max):
     """Bursts of up to eleven steps on single ranks included, which last nearly as long as the evidence asks for.
@@ -227,6 +228,7 @@ def test_noise_alone_names_somebody_in_few_of_a_hundred_runs_of_five_hundred_ste
     assert sum(bool(simulate(seed, steps=500)) for seed in range(runs)) <= named_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "data_wait"])
 def test_in_the_same_noise_a_rank_that_doubles_its_step_is_nearly_always_named_in_eighteen_steps(phase):
     """Which leaves two for the way of the rows; a burst at the wrong moment costs a range or two."""

@@ -99,6 +99,7 @@ rows = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(rows, max_size=ROWS_MAX), st.booleans())
 def test_rows_survive_their_journey_and_their_phases_sum_to_the_wall(sent, leaves):
     for row in sent:
@@ -165,6 +166,7 @@ def row_of(cut):
     return gather_range(cut.notes, number=cut.number, first_step=cut.first_step, steps=cut.steps, every=every)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), min_size=1, max_size=6), min_size=2, max_size=4),
        st.integers(20_000, 30_000_000))  # fmt: skip
 def test_ranks_that_measure_other_steps_cut_the_same_ranges_and_lose_none(cadences, wall):
@@ -613,6 +615,7 @@ def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():
         assert all(sum(one.total_phases_ns.values()) == one.total_wall_ns for one in ledgers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["open", 1, 2, 3])
 def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hangs_are_still_watched(
     caplog, fails, farewell_is_short
@@ -719,6 +722,7 @@ def test_a_hook_that_turned_itself_off_says_goodbye_to_the_crew_and_is_not_taken
     assert not any(isinstance(record, HangSuspicion) for record in records)
 
 
+@pytest.mark.slow
 def test_steps_that_are_only_counted_are_signs_of_life():
     clock = FakeClock()
     crew, records = make_crew(None, world=1, clock=clock, config=HookConfig(hang_seconds=1.0))

@@ -217,6 +217,7 @@ def test_rows_are_sorted_by_start_however_the_file_has_them(read):
     assert trace.device.launch_ns.tolist() == trace.host_rows.start_ns.tolist() == [n * 1000 for n in range(1000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", PACKINGS)
 def test_a_trace_of_many_pieces_equals_its_parts(read, how):
     """Events that lie across the ends of pieces, and braces in strings and nested lists where a cut would be wrong."""

@@ -64,6 +64,7 @@ def test_no_events_are_a_trace_that_says_so(read):
         assert codes(trace) == {"no_events": 1}
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_keeps_every_event_before_the_cut(read):
     events = [kernel(n, 1, "k", n) for n in range(6)]
     data = document(events, after={"traceName": "x"})
@@ -192,6 +193,7 @@ def test_an_event_larger_than_any_is_stepped_over(read):
     assert codes(trace) == {"malformed_event": 1}
 
 
+@pytest.mark.slow
 def test_a_bomb_of_brackets_ends_without_harm(read):
     for bomb in (
         b"[" * 1_500_000,
@@ -242,6 +244,7 @@ def sample():
     return document(events, members, {"traceName": "x"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", PACKINGS)
 def test_whatever_is_broken_gives_a_trace_or_a_trace_error(read, how):
     """Seeded mutations: flipped bytes, deleted and repeated stretches, inserted tokens."""
@@ -288,6 +291,7 @@ def check(trace):
     assert len({warning.code for warning in trace.warnings}) == len(trace.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4_000, pytest.param(20_000, marks=pytest.mark.full)])
 def test_damage_gives_the_same_with_and_without_the_fast_inflater(tmp_path, monkeypatch, rows):
     path = tmp_path / "t.json.gz"

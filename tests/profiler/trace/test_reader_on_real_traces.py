@@ -20,6 +20,7 @@ def table(trace, rows, columns, *texts):
     return sorted(zip(*listed, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", each_kind())
 def test_every_column_equals_the_plain_readers(name):
     path = trace_file(name)

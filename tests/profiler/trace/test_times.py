@@ -24,6 +24,7 @@ MICROSECONDS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(DECIMALS | MICROSECONDS, min_size=1))
 def test_digits_are_rounded_once_and_to_even(texts):
     found, sound = from_digits([msgspec.Raw(text.encode()) for text in texts])
