@@ -20,6 +20,7 @@ from pacecar.monitor.http.basic_auth import AuthVerdict, BasicAuth
 from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.web import pages
 from pacecar.monitor.http.web_config import OPEN, Security, WebConfigError, authorization, read_security
+from tests.kit.waiting import until
 
 pytest.importorskip("yaml", reason="the extra `secure` is not installed")
 bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
@@ -275,6 +276,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_required(serve, 
     for client in (None, "b"):
         with pytest.raises((ssl.SSLError, http.client.HTTPException, OSError)):
             get(server, trusting(folder, "a", client))
+    until(lambda: server.refused()["tls"] >= 2)  # it counts after the client has been told
     assert server.refused()["tls"] == 2
 
 
