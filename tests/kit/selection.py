@@ -19,7 +19,7 @@ __all__ = [
     "pytest_terminal_summary", "pytest_testnodedown", "pytest_xdist_auto_num_workers",
 ]  # fmt: skip
 
-SECONDS = {"distributed": 6.0, "slow": 3.0}
+SECONDS = {"distributed": 6.0, "slow": 1.0}
 SECONDS_OTHERWISE = 0.1
 
 PROCESSES_PER_CORE = 1.5
