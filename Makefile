@@ -36,6 +36,7 @@ HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 ADAPTERS := .tools/adapters
+SITE := .tools/site
 
 # Files run side by side, the tests of one file in order in one process, so that they share what a fixture of the module
 # started.  What measures time is marked `alone`: nothing runs beside it, and no answer waits for it but test-all's.
@@ -47,7 +48,7 @@ PARALLEL := --numprocesses=auto --dist=loadfile
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,7 +59,7 @@ run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and sho
 test: lint tools ## All checks, and the tests that decide whether a change is right; says what it left to test-all
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(DECISIVE)" $(PYTEST_FLAGS)
 
-test-all: lint tools $(ADAPTERS)/.installed ## Everything but the soak tests: real libraries, long statistics, timing
+test-all: lint tools $(ADAPTERS)/.installed $(SITE)/.installed ## Everything but the soak tests: real libraries, long statistics, timing
 	@failed=0; \
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(TOGETHER)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	$(BIN)/python -m pytest -m "$(ALONE)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
@@ -169,6 +170,16 @@ compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapte
 dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards
 	$(BIN)/python -m pacecar.commands.doctor docs/doctor.md
+
+# A venv of its own, so that its requirements do not move ours.
+$(SITE)/.installed: requirements/site.txt
+	@echo "installing what builds the site into $(SITE) ..."
+	@rm -rf $(SITE) && $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -r requirements/site.txt \
+	  && touch $@ || echo "mkdocs cannot be had: the site is not built" >&2
+
+site: $(SITE)/.installed ## Build the documentation as a site into build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet && echo "build/site/index.html"
 
 tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
 	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools

@@ -72,12 +72,24 @@ def choices(kind: Any) -> set[str]:
     return {a for a in get_args(kind) if isinstance(a, str)} | {c for a in get_args(kind) for c in choices(a)}
 
 
+def prose(page: Path) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names of a page's headings in links: lower case, no punctuation, a hyphen for each space."""
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_internal_links_resolve(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        if not re.match(r"\w+://", target):
-            assert (page.parent / target).exists(), f"{names(page)}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", prose(page)):
+        if not re.match(r"\w+:", target):
+            path = page.parent / target if target else page
+            assert path.exists(), f"{names(page)}: {target}"
+            assert not anchor or anchor in anchors(path), f"{names(page)}: {target}#{anchor}"
 
 
 def test_paths_that_are_named_exist():
