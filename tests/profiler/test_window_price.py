@@ -369,10 +369,14 @@ class PythonFirst(nn.Module):
 def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach):
     model, optimizer, step = looped(PythonFirst())
     job = SimpleNamespace(model=model, optimizer=optimizer)
-    hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
-    for _ in range(12):
-        step()
-    opening = hook._window_schedule
+    for budget in (0.01, 0.005, 0.0025, 0.001):  # the slower the machine, the more a step earns: a window, and no slice
+        hook = attach(job, config=HookConfig(overhead_budget=budget, count_flops=False))
+        for _ in range(12):
+            step()
+        opening = hook._window_schedule
+        if "forward" in opening._price._slices:
+            break
+        hook.close()
     shape = opening._shape(hook.step)
     assert opening._price._slices["forward"].rows < 10
     assert shape.parameters == 200
