@@ -506,7 +506,8 @@ def test_the_job_gets_its_processors_and_the_daemon_sees_its_gpus(tmp_path):
     """On stand-ins of Slurm's commands that write down how they were called."""
     calls = tmp_path / "calls"
     for program, text in {
-        "srun": f'#!/bin/sh\necho "$*" >>{calls}\ncase "$*" in *daemon) exec sleep 60 ;; *train.py) exit 3 ;; esac\n',
+        "srun": f'#!/bin/sh\necho "$*" >>{calls}\ncase "$*" in *daemon) exec sleep 60 ;; *train.py)'
+        f" until grep -q 'daemon$' {calls}; do sleep 0.01; done; exit 3 ;; esac\n",
         "scontrol": "#!/bin/sh\nprintf 'node-a\\nnode-b\\n'\n",
     }.items():
         (tmp_path / program).write_text(text)
