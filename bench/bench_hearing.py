@@ -19,10 +19,11 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.consensus.step_observations import ObservationListener
+from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.observation import JobFacts
 from pacecar.controller.policy.tuning_policy import TuningPolicy
-from pacecar.controller.tuner import Tuner
+from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.job.tuner_wiring import DECIDE_NS
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobHello, Knobs
@@ -58,29 +59,39 @@ class Dial:
         self.at = value
 
 
+class Job(TunedJob):
+    """One that is never paused."""
+
+    in_force = Knobs()
+
+    def facts(self) -> JobFacts:
+        """Return that it has one rank."""
+        return JobFacts("bench", 1, batch_samples=32)
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Keep them."""
+        self.in_force = knobs
+
+    def request_window(self) -> None:
+        """Do nothing."""
+
+
 def boundaries(step_ns: int) -> list[float]:
     """Return the microseconds of each boundary where steps take `step_ns`."""
-    in_force = [Knobs()]
+    hello = JobHello(
+        job="bench", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
+        pacecar_version="0", started_wall_ns=0,
+    )  # fmt: skip
+    job, config = Job(), TuneConfig(mode="exact")
     tuner = Tuner(
-        hello=JobHello(
-            job="bench", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
-            pacecar_version="0", started_wall_ns=0,
-        ),
-        config=TuneConfig(mode="exact"),
-        policy=TuningPolicy(TuneConfig(mode="exact")),
-        actuators=[Dial()],
-        facts=lambda: JobFacts("bench", 1, batch_samples=32),
-        emit=lambda record: None,
-        set_knobs=lambda knobs: in_force.__setitem__(0, knobs),
-        request_window=lambda: None,
-        clock=SystemClock(),
-        hearing=ObservationListener(),
+        job, config, StatusReporter(hello, lambda record: None, SystemClock()),
+        policy=TuningPolicy(config), actuators=[Dial()], agreement=LocalAgreement(),
     )  # fmt: skip
     tuner.start()
     draw, junk, taken, now = random.Random(1), bytearray(EVICTED_BYTES), [], 0
     for number in range(STEPS):
         wall_ns = round(step_ns * draw.lognormvariate(0.0, NOISE))
-        step = CountedStep(number, now, now + wall_ns, now + wall_ns, in_force[0])
+        step = CountedStep(number, now, now + wall_ns, now + wall_ns, job.in_force)
         now += wall_ns
         junk[:] = bytes(EVICTED_BYTES)
         begun = time.perf_counter_ns()

@@ -164,6 +164,10 @@ class Policy(Protocol):
         """
         return True
 
+    def is_urgent(self) -> bool:
+        """Return whether `advance` must be called although no step was observed; asked at every vote."""
+        return False
+
     def wants_window(self) -> bool:
         """Return whether an exact window of the setting in force would be useful now; asked after `advance`.
 

@@ -23,9 +23,10 @@ class StatusReporter:
     """Reports for one rank; `emit` takes records without waiting."""
 
     def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:
+        self.rank = hello.rank
+        self.clock = clock
         self._hello = hello
         self._emit = emit
-        self._clock = clock
         self.status: TunerStatus | None = None
         """The status reported last, by the policy or by this rank; None before the first."""
 
@@ -50,7 +51,7 @@ class StatusReporter:
             state=state,
             detail=detail,
             step=step,
-            wall_ns=self._clock.wall_ns(),
+            wall_ns=self.clock.wall_ns(),
             exploration_ns=last.exploration_ns if last is not None else 0,
             trials=last.trials if last is not None else 0,
         )

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch.distributed as dist
 
-from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.profiler.hook.step_boundary import CountedStep
-from pacecar.records import JobHello, JobRecord, Knobs, TunerStatus
+from pacecar.records import Knobs, TunerStatus
 
 from .consensus.agreement import Agreement, LocalAgreement, RendezvousError
 from .consensus.channels import VoteSubject
 from .consensus.knob_switch import REHEARSAL_BOUNDARIES_MAX, KnobSwitcher, SwitchRehearsal
-from .consensus.protocol import CALM_PERIOD, PERIOD, Proposal, ProposalKind
+from .consensus.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Proposal, ProposalKind
 from .consensus.rank_agreement import RankAgreement
 from .consensus.step_observations import MeasuredSteps, ObservationBacklog, ObservationListener
 from .guards.node_monitor import NodeMonitor
@@ -36,7 +35,7 @@ from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
 from .observation import JobFacts, Policy, TuningTurn
 from .status_reporter import State, StatusReporter
 
-__all__ = ["OFFER_BOUNDARY", "Tuner"]
+__all__ = ["OFFER_BOUNDARY", "TunedJob", "Tuner", "choose_agreement"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,51 +43,76 @@ OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
 
 
+class TunedJob(Protocol):
+    """What a tuner asks of the job that it tunes, and tells it.  All calls are made on the training thread.
+
+    A class that derives from this one has the answers of a job that never pauses and that no rank leaves.
+    """
+
+    counted_ns_min: int = LONG_STEP_NS
+    """The shortest step that is worth observing where it was only counted."""
+
+    def facts(self) -> JobFacts:
+        """Return what a policy needs to know of the job; called once, when the knobs are settled."""
+        ...
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Take what is in force from now on."""
+        ...
+
+    def request_window(self) -> None:
+        """Request a new exact window."""
+        ...
+
+    def must_leave(self) -> str | None:
+        """Return why this rank must leave now, for good and without a vote; None: it need not."""
+        return None
+
+    def was_paused(self, step: MeasuredSteps | CountedStep) -> bool:
+        """Return whether `step` contains a checkpoint or an evaluation."""
+        return False
+
+    def begin_vote(self) -> None:
+        """Prepare for a boundary that takes longer than most."""
+
+
+def choose_agreement(config: TuneConfig) -> Agreement:
+    """Return how the ranks of this process' job agree: by votes on a group of their own, or alone at once."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return LocalAgreement()
+    has_votes = config.mode != "advise"
+    return RankAgreement(dist.get_rank(), dist.get_world_size(), votes=has_votes, meet_seconds=config.meet_seconds)
+
+
 class Tuner:
     """One rank's part of the controller.
 
-    `policy` is used on rank 0 only.  `facts` is called once, when the knobs are settled.  `emit` takes records without
-    waiting, `set_knobs` tells the hook what is in force, `request_window` asks it for a new exact window.
+    `policy` is used on rank 0 only.  `agreement` is how this rank reaches the others (`choose_agreement`).  `gradients`
+    compares the ranks' gradients after a switch, `node` says what disturbs this rank's node; None: nobody does.
     """
 
     def __init__(
         self,
-        *,
-        hello: JobHello,
+        job: TunedJob,
         config: TuneConfig,
+        status: StatusReporter,
+        *,
         policy: Policy | None,
         actuators: Sequence[Actuator],
-        facts: Callable[[], JobFacts],
-        emit: Callable[[JobRecord], None],
-        set_knobs: Callable[[Knobs], None],
-        request_window: Callable[[], None],
-        clock: Clock,
-        agreement: Agreement | None = None,
+        agreement: Agreement,
         gradients: GradientCheck | None = None,
-        parting: Callable[[], str | None] | None = None,
         node: NodeMonitor | None = None,
-        was_paused: Callable[[MeasuredSteps | CountedStep], bool] = lambda step: False,
-        hearing: ObservationListener | None = None,
-        begin_vote: Callable[[], None] = lambda: None,
     ) -> None:
-        self._hearing = hearing or ObservationListener()
-        self._begin_vote = begin_vote  # called at boundaries that take longer than most
+        self._job = job
+        self._hearing = ObservationListener(job.counted_ns_min)
         self._node = node
-        self._was_paused = was_paused  # whether the step contains a checkpoint or an evaluation
-        self._parting = parting  # why this rank must leave now, for good and without a vote
         self._gradients = gradients
-        self._hello = hello
         self._config = config
-        self._policy = policy if hello.rank == 0 else None
+        self._policy = policy if status.rank == 0 else None
         self._actuators = {a.knob: a for a in actuators}
-        self._facts = facts
-        self._set_knobs = set_knobs
-        self._request_window = request_window
-        self._clock = clock
-        self._status = StatusReporter(hello, emit, clock)
-        self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
-        self._chooses_agreement = agreement is None
-        self._switcher = KnobSwitcher(self._actuators, self._agreement, clock)
+        self._status = status
+        self._agreement = agreement
+        self._switcher = KnobSwitcher(self._actuators, agreement, status.clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
         self._has_failed = False
@@ -140,11 +164,6 @@ class Tuner:
         """
         if self._config.mode == "off":
             return
-        if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            votes, seconds = self._mode == "exact", self._config.meet_seconds
-            self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
-            self._switcher = KnobSwitcher(self._actuators, self._agreement, self._clock)
-            self._rehearsal = SwitchRehearsal(self._agreement)
         try:
             self._agreement.open(f"mode {self._mode}")
         except RendezvousError as error:
@@ -163,7 +182,7 @@ class Tuner:
             return
         self._boundary += 1
         self._step = step.step if step is not None else self._step + 1
-        must_leave = None if self._parting is None else self._parting()
+        must_leave = self._job.must_leave()
         if must_leave is not None:
             self._leave(must_leave)
             return
@@ -176,7 +195,7 @@ class Tuner:
             self._guarded(self._make_offer)
         if not self._agreement.has_vote:  # most boundaries: nothing can have come in, nothing is to be voted for
             return
-        self._begin_vote()
+        self._job.begin_vote()
         self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
@@ -242,7 +261,7 @@ class Tuner:
             self._agreement.note(self._step, None, profiled=False)
             return
         self._step_ns = step.wall_ns
-        self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._was_paused(step))
+        self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._job.was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
@@ -258,7 +277,7 @@ class Tuner:
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
         self._knobs = Knobs(epoch, self._switcher.published())
-        self._set_knobs(self._knobs)
+        self._job.set_knobs(self._knobs)
 
     def _look(self) -> None:
         """Report what disturbs this rank's node, and take what the other ranks reported of theirs."""
@@ -299,7 +318,7 @@ class Tuner:
         if not live:
             self._agreement.freeze("every knob failed when its present value was applied")
             return
-        policy.begin(self._facts(), live, mode=self._mode)
+        policy.begin(self._job.facts(), live, mode=self._mode)
         self._is_begun = True
         self._backlog.begin(live)
 
@@ -327,12 +346,12 @@ class Tuner:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
         observations = self._backlog.take()
-        if not observations and not getattr(policy, "is_urgent", bool)():  # only CompressionRollback may be
+        if not observations and not policy.is_urgent():
             return
         turn, records = policy.advance(observations)
         self._status.pass_on(records)
         if policy.wants_window():
-            self._request_window()
+            self._job.request_window()
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 
@@ -401,7 +420,7 @@ class Tuner:
                 self._gradients.arm(is_on=False)
             self._switched(proposal, switch.duration_ns)
         elif proposal.kind is ProposalKind.KEEP:
-            self._request_window()  # it was in force already; windows of it choose the next candidate
+            self._job.request_window()  # it was in force already; windows of it choose the next candidate
         return True
 
     def _take_back(self) -> None:
@@ -452,7 +471,7 @@ class Tuner:
         # Once in a trial: a profiled step cannot be judged, and the setting that is switched back to is known.
         if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed:
             self._windowed = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
-            self._request_window()
+            self._job.request_window()
 
     # --- status ---------------------------------------------------------------------------------------
 

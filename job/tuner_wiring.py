@@ -15,22 +15,25 @@ from pacecar.controller.command_handler import CommandHandler
 from pacecar.controller.consensus.agreement import Agreement
 from pacecar.controller.consensus.channels import VoteSubject
 from pacecar.controller.consensus.step_boundaries import RankDeparture
-from pacecar.controller.consensus.step_observations import MeasuredSteps, ObservationListener
+from pacecar.controller.consensus.step_observations import MeasuredSteps
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs, find_ddp
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.controller.knobs.global_batch import GlobalBatchActuator
 from pacecar.controller.knobs.memory_forecast import unused_bytes
+from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.controller.knobs.statistical_pace import StatisticalPace
 from pacecar.controller.observation import JobFacts, Policy
-from pacecar.controller.tuner import Tuner
+from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.tuner import TunedJob, Tuner, choose_agreement
 from pacecar.knobs import allows
 from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import model_device
@@ -63,6 +66,66 @@ def make_loss_monitor(model: nn.Module, hello: JobHello, config: TuneConfig) -> 
     return LossMonitor(model) if is_wanted and find_ddp(model) is not None else None
 
 
+class HookedJob(TunedJob):
+    """A job to its tuner: the hook measures it, DDP's reducer and the micro-batcher know its sizes.
+
+    `at_forward`: boundaries are at a forward, where it is not the hook's boundary that is charged with them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hook: Hook,
+        reducer: DdpReducer,
+        batcher: MicroBatcher,
+        hello: JobHello,
+        *,
+        at_forward: bool,
+    ) -> None:
+        self._hook = hook
+        self._reducer = reducer
+        self._batcher = batcher
+        self._hello = hello
+        self._at_forward = at_forward
+        self._departure = RankDeparture(model)
+        self.counted_ns_min = round(DECIDE_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0
+
+    def facts(self) -> JobFacts:
+        """Return the sizes of gradients, buckets and batch."""
+        reducer = self._reducer
+        return JobFacts(
+            job=self._hello.job,
+            world_size=self._hello.world_size,
+            gradient_bytes=reducer.gradient_bytes(),
+            batch_samples=self._batcher.batch_samples,
+            bucket_bytes=None if reducer.ddp is None else reducer.plan.bucket_bytes,
+            first_bucket_bytes=None if reducer.ddp is None else reducer.first_bytes,
+        )
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Have the records of the steps that follow carry these."""
+        self._hook.knobs = knobs
+
+    def request_window(self) -> None:
+        """Request one of the hook, whose overhead budget decides."""
+        self._hook.request_window()
+
+    def must_leave(self) -> str | None:
+        """Return what `RankDeparture` says of the model's process groups."""
+        return self._departure.reason()
+
+    def was_paused(self, step: MeasuredSteps | CountedStep) -> bool:
+        """Return what the hook saw in it."""
+        if isinstance(step, CountedStep):
+            return self._hook.was_paused(step.start_ns)
+        return isinstance(step, FinishedStep) and self._hook.was_paused(step.raw.start_ns)
+
+    def begin_vote(self) -> None:
+        """Have the hook leave out what the kernel gives to other programs meanwhile."""
+        if not self._at_forward:
+            self._hook.preemption.begin()
+
+
 def make_tuner(
     model: nn.Module,
     hook: Hook,
@@ -89,48 +152,22 @@ def make_tuner(
     beside = [*loaders.actuators, *fsdp_knobs(model, config), *zero_knobs(model, config)]
     beside += [] if global_batch is None else [global_batch]
 
-    def facts() -> JobFacts:
-        return JobFacts(
-            job=hello.job,
-            world_size=hello.world_size,
-            gradient_bytes=ddp.reducer.gradient_bytes(),
-            batch_samples=batcher.batch_samples,
-            bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.plan.bucket_bytes,
-            first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
-        )
-
-    def was_paused(step: MeasuredSteps | CountedStep) -> bool:
-        if isinstance(step, CountedStep):
-            return hook.was_paused(step.start_ns)
-        return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
-
-    def set_knobs(knobs: Knobs) -> None:
-        hook.knobs = knobs
-
     policy: Policy | None = None if desk is None else PausedPolicy(desk.overseer, holds)
     if policy is not None and global_batch is not None:
         policy = StatisticalPace(policy, global_batch.noise_scale)
     if policy is not None and vigil is not None:
         policy = CompressionRollback(policy, vigil.take)
     tuner = Tuner(
-        hello=hello,
-        config=config,
+        HookedJob(model, hook, ddp.reducer, batcher, hello, at_forward=config.at_forward),
+        config,
+        StatusReporter(hello, emit if desk is None else desk.emit, SystemClock()),
         policy=policy,
         actuators=[
             a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
         ],
-        facts=facts,
-        emit=emit if desk is None else desk.emit,
-        set_knobs=set_knobs,
-        request_window=hook.request_window,
-        clock=SystemClock(),
+        agreement=choose_agreement(config),
         gradients=ddp.gradient_check(),
-        parting=RankDeparture(model).reason,
         node=holds.node,
-        was_paused=was_paused,
-        hearing=ObservationListener(round(DECIDE_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
-        # At a forward it is not the hook's boundary that is charged with it.
-        begin_vote=_nothing if config.at_forward else hook.preemption.begin,
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes
@@ -148,7 +185,3 @@ def _any_rank(agreement: Agreement, is_so: bool) -> bool:
     """Return whether `is_so` on any rank, which all ranks ask at the same point; without an answer, on this rank."""
     answers = agreement.ask(VoteSubject.MEMORY, [float(is_so)])
     return is_so if answers is None else any(answer[0] for answer in answers)
-
-
-def _nothing() -> None:
-    """Do nothing."""

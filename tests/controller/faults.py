@@ -263,7 +263,7 @@ def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
 def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher: Any) -> tuple[Any, Any]:
     """Return a started tuner with faults built in, and the actuator of the bucket size."""
     sys.path.insert(0, str(Path(__file__).parent))
-    from job_tuner import Finished, Script, job_hello, step_record
+    from job_tuner import Finished, Script, SmallJob, job_hello, step_record
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
@@ -271,7 +271,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
     from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
-    from pacecar.controller.observation import JobFacts
+    from pacecar.controller.status_reporter import StatusReporter
     from pacecar.controller.tuner import Tuner
     from pacecar.records import Knobs
 
@@ -312,11 +312,10 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     buckets = Buckets(ddp, config)
     in_force = [Knobs()]
     tuner: Any = Tuner(
-        hello=job_hello(rank, world), config=config, policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
-        actuators=[buckets, MicroBatches(ddp, batcher, config)],
-        facts=lambda: JobFacts("job", world, buckets.gradient_bytes(), batcher.batch_samples),
-        emit=lambda record: fault("emit"), set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
-        agreement=agreement,
+        SmallJob(world, buckets, batcher, in_force), config,
+        StatusReporter(job_hello(rank, world), lambda record: fault("emit"), SystemClock()),
+        policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
+        actuators=[buckets, MicroBatches(ddp, batcher, config)], agreement=agreement,
     )  # fmt: skip
     if point.mode == "broken":
         agreement.settle = _keeps_what_it_has.__get__(agreement)  # type: ignore[method-assign]

@@ -29,13 +29,30 @@ from pacecar.controller.knobs.ddp.buckets import BucketActuator
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
-from pacecar.controller.tuner import Tuner
+from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.tuner import TunedJob, Tuner, choose_agreement
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
 from tests.kit.records import job_hello, step_record
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class SmallJob(TunedJob):
+    """A job of `world` ranks to its tuner; what is in force goes to the end of `in_force`."""
+
+    def __init__(self, world: int, buckets: Any, batcher: MicroBatcher, in_force: list[Knobs]) -> None:
+        self.world, self.buckets, self.batcher, self.in_force = world, buckets, batcher, in_force
+
+    def facts(self) -> JobFacts:
+        return JobFacts("job", self.world, self.buckets.gradient_bytes(), self.batcher.batch_samples)
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        self.in_force.append(knobs)
+
+    def request_window(self) -> None:
+        """Do nothing: nothing is profiled."""
 
 
 class Script(Policy):
@@ -113,10 +130,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         agreement_given = RankAgreement(RANK, WORLD, votes=True, meet_seconds=options["meet_seconds"])
     if options.get("absent") != RANK:
         tuner = Tuner(
-            hello=job_hello(RANK, WORLD), config=config, policy=policy, actuators=actuators,
-            facts=lambda: JobFacts("job", WORLD, buckets.gradient_bytes(), batcher.batch_samples),
-            emit=emitted.append, set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
-            agreement=agreement_given,
+            SmallJob(WORLD, buckets, batcher, in_force), config,
+            StatusReporter(job_hello(RANK, WORLD), emitted.append, SystemClock()),
+            policy=policy, actuators=actuators, agreement=agreement_given or choose_agreement(config),
         )  # fmt: skip
         tuner.start()
     generator = torch.Generator().manual_seed(RANK)

@@ -86,6 +86,9 @@ class Restless:
     def wants_window(self) -> bool:
         return False
 
+    def is_urgent(self) -> bool:
+        return False
+
     def is_calm(self) -> bool:
         return False
 

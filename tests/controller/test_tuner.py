@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
+from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.channels import RendezvousError, meet
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
 from pacecar.controller.observation import JobFacts, Observation, Policy, TuningTurn
-from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
+from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.tuner import OFFER_BOUNDARY, TunedJob, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 from tests.kit.records import job_hello, step_record
@@ -92,11 +94,11 @@ class Finished:
         return self.record
 
 
-class Bench:
+class Bench(TunedJob):
     """A tuner and everything around it."""
 
     def __init__(self, mode: str = "exact", *, knob: str = "micro_batch", gradients: object = None) -> None:
-        self.must_leave: str | None = None
+        self.leaves_because: str | None = None
         self.dial, self.policy = Dial(), Wisher()
         self.dial.knob = knob
         self.businesses = 0
@@ -106,19 +108,29 @@ class Bench:
         self.exact_step = 9
         self.step = 0
         self.tuner = Tuner(
-            hello=job_hello(world_size=1),
-            config=TuneConfig(mode=mode),  # type: ignore[arg-type]
+            self,
+            TuneConfig(mode=mode),  # type: ignore[arg-type]
+            StatusReporter(job_hello(world_size=1), self.emitted.append, FakeClock()),
             policy=self.policy,
             actuators=[self.dial],
-            facts=lambda: JobFacts("j", 1),
-            emit=self.emitted.append,
-            set_knobs=lambda knobs: setattr(self, "in_force", knobs),
-            request_window=lambda: setattr(self, "windows", self.windows + 1),
-            clock=FakeClock(),
+            agreement=LocalAgreement(),
             gradients=gradients,  # type: ignore[arg-type]
-            parting=lambda: self.must_leave,
-            begin_vote=lambda: setattr(self, "businesses", self.businesses + 1),
         )
+
+    def facts(self) -> JobFacts:
+        return JobFacts("j", 1)
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        self.in_force = knobs
+
+    def request_window(self) -> None:
+        self.windows += 1
+
+    def must_leave(self) -> str | None:
+        return self.leaves_because
+
+    def begin_vote(self) -> None:
+        self.businesses += 1
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -195,7 +207,7 @@ def test_who_must_leave_in_a_trial_says_what_stays_and_what_it_was_before(bench:
     bench.run(OFFER_BOUNDARY + 2)
     bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(4)
-    bench.must_leave = "planted"
+    bench.leaves_because = "planted"
     bench.run(1)
     said = bench.tuner.status
     assert said is not None
@@ -427,7 +439,7 @@ def test_a_step_that_was_only_counted_has_a_pace_the_settings_in_force_and_nothi
     assert (seen.ledger, seen.exact, seen.micro_batches, seen.profiled) == (None, False, None, False)
     count(hearing, 70, disturbed=True)
     assert hearing.policy.seen[-1].profiled
-    hearing.tuner._was_paused = lambda step: step.step == 9
+    hearing.was_paused = lambda step: step.step == 9  # type: ignore[method-assign]
     count(hearing, 70, 70)
     assert [o.profiled for o in hearing.policy.seen[-2:]] == [True, False]
 

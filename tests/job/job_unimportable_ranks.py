@@ -58,6 +58,9 @@ class Trying:
     def wants_window(self) -> bool:
         return True
 
+    def is_urgent(self) -> bool:
+        return False
+
     def finish(self, reason: str = "") -> list[Any]:
         return []
 
