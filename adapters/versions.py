@@ -9,8 +9,9 @@ Left out: torch, whose private parts are probed where they are used (`controller
 
 from __future__ import annotations
 
-import re
 from importlib import metadata
+
+from pacecar.version_numbers import major_minor
 
 __all__ = ["TESTED", "untested"]
 
@@ -31,9 +32,9 @@ def untested(library: str, version: str | None = None) -> str | None:
             version = metadata.version(library)
         except metadata.PackageNotFoundError:
             return f"the version of {library} is unknown"
-    found = re.match(r"(\d+)\.(\d+)", version)
+    found = major_minor(version)
     first, last = TESTED[library]
-    if found is not None and first <= (int(found[1]), int(found[2])) <= last:
+    if found is not None and first <= found <= last:
         return None
     low, high = (".".join(map(str, bound)) for bound in (first, last))
     return f"{library} {version} is outside the tested versions {low if low == high else f'{low} to {high}'}"

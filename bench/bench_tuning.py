@@ -56,11 +56,12 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "never": None,
     "oracle": None,
     "doubling": {"tune": "exact", "policy": "throughput-doubling", "knobs": ("bucket_bytes",)},
-    "gaussian": {"tune": "exact", "policy": "gaussian-process", "knobs": ("bucket_bytes",)},
-    "tpe": {"tune": "exact", "policy": "tpe", "knobs": ("bucket_bytes",)},
+    "gaussian": {"tune": "exact", "baseline": "gaussian-process", "knobs": ("bucket_bytes",)},
+    "tpe": {"tune": "exact", "baseline": "tpe", "knobs": ("bucket_bytes",)},
     "exact": {"tune": "exact"},
     "lossy": {"tune": "lossy"},
 }
+"""What the job attaches pacecar with, if at all; `baseline` is a policy of `bench.baselines` in place of pacecar's."""
 
 
 @dataclass(frozen=True)

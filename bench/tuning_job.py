@@ -153,6 +153,12 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         return {"walls": job.walls, "stolen": job.stolen}
     import pacecar
 
+    options = dict(options)
+    baseline = options.pop("baseline", None)
+    if baseline is not None:
+        from bench.baselines import tune_by
+
+        tune_by(baseline)
     with tempfile.TemporaryDirectory() as folder:
         pacer = pacecar.attach(
             job.model, job.optimizer, run_dir=folder, socket=f"{folder}/none.sock", remember=False, **options

@@ -267,7 +267,6 @@ def make_command_handler(
 
     Only what pacecar's own policy keeps is proven, so only that is remembered.
     """
-    make_policy(config)  # raises where a library is missing, before anything was started
     clock = SystemClock()
     keeper = store_thread_for(config.knobs_file) if config.remember and config.policy == "pacecar" else None
     memory: JobMemory | None = None

@@ -168,7 +168,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The [tune] section: how far the controller may go."""
 
     mode: Literal["off", "advise", "exact", "lossy", "adaptive"] = "exact"
-    policy: Literal["pacecar", "throughput-doubling", "gaussian-process", "tpe"] = "pacecar"
+    policy: Literal["pacecar", "throughput-doubling"] = "pacecar"
     exploration_budget: Ratio = 0.01
     warmup_steps: PositiveInt = 10
     dead_band: Ratio = 0.01
@@ -297,7 +297,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         try:
             sections.setdefault(section, {})[key] = msgspec.convert(value, hints[key].type, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"environment: {variable}={text!r}: {error}") from error
+            raise ConfigError(f"environment: {variable}={text!r}: {_fault(error, hints[key].type)}") from error
     return sections
 
 
@@ -313,4 +313,16 @@ def _check_section(origin: str, name: str, keys: object) -> None:
         try:
             msgspec.convert(value, known[key].type, strict=True)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{origin}: [{name}] {key} = {value!r}: {error}") from error
+            raise ConfigError(f"{origin}: [{name}] {key} = {value!r}: {_fault(error, known[key].type)}") from error
+
+
+def _fault(error: msgspec.ValidationError, kind: object) -> str:
+    """Return what msgspec says of a value, and the words that are allowed where it is none of them."""
+    words = _words(kind)
+    is_other_word = str(error).startswith("Invalid enum value")
+    return f"{error}; allowed: {', '.join(words)}" if words and is_other_word else str(error)
+
+
+def _words(kind: object) -> list[str]:
+    """Return every literal word that a type allows, at any depth."""
+    return [word for part in get_args(kind) for word in ([part] if isinstance(part, str) else _words(part))]

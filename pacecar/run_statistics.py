@@ -9,6 +9,8 @@ second would count warm-up, trials and switches that still settle; these bounds 
 `EstimateError` sums up how far the step estimate was off over a whole run, for the demo's closing tables and for a
 report.  Every training process loads `pacecar.records.estimate_check`, which therefore needs no statistics.
 
+`percentile` is that of both, so that the spread of the same windows is the same in both.
+
 Left out: dividing the steps, which the demo does on records in memory and the report while it reads.
 """
 
@@ -32,6 +34,7 @@ __all__ = [
     "Proven",
     "Tried",
     "estimate_error",
+    "percentile",
     "proven",
 ]
 
@@ -125,3 +128,13 @@ def estimate_error(errors: Sequence[CheckedError]) -> EstimateError | None:
         own_setting_median_ratio=statistics.median(own) if own else None,
         bias_limit_ratio=statistics.median(limits) if limits else None,
     )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the percentile of sorted values, with linear interpolation between neighbours (numpy's default)."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    between = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    # Clamped: rounding in the interpolation must not carry it past the two values that it lies between.
+    return min(max(between, ordered[below]), ordered[above])

@@ -31,7 +31,7 @@ from pacecar.records import (
     WhatIf,
 )
 from pacecar.records.final_totals import completed
-from pacecar.run_statistics import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS, estimate_error
+from pacecar.run_statistics import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS, estimate_error, percentile
 
 from .result import DecisionOutcome, DemoLosses, DemoOverhead, LedgerSum, RankCount, Result, Throughput
 
@@ -213,7 +213,8 @@ def _throughput(run: _Run, steps: Sequence[int]) -> Throughput | None:
             windows.append(sum(s for s in samples if s is not None) / (wall_ns / 1e9))
     if not windows:
         return None
-    low, high = _percentile(windows, 0.1), _percentile(windows, 0.9)
+    ordered = sorted(windows)
+    low, high = percentile(ordered, 0.1), percentile(ordered, 0.9)
     return Throughput(statistics.median(windows), low, high, len(steps), len(windows))
 
 
@@ -250,17 +251,6 @@ def _stretch(steps: Mapping[int, StepRecord], begin: int, end: int) -> tuple[int
         return 0, 0
     first, last = min(inside, key=lambda r: r.step), max(inside, key=lambda r: r.step)
     return last.totals.wall_ns - first.totals.wall_ns, last.total_overhead_ns - first.total_overhead_ns
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile with linear interpolation between neighbours (numpy's default)."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    # Clamped: rounding in the interpolation must not carry it past the two values that it lies between.
-    between = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-    return min(max(between, ordered[below]), ordered[above])
 
 
 def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:

@@ -10,8 +10,9 @@ Left out: NVLink's own topology, which NVSwitch makes the same for all, and othe
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from pacecar.version_numbers import major_minor
 
 from .facts.model import GpuFacts, NodeFacts, PciDevice
 from .transport_paths import DMABUF_KERNEL, training_ports, uses_rdma
@@ -60,10 +61,10 @@ def gpudirect(facts: NodeFacts) -> str | None:
     if facts.gpus.peermem is not None:
         return "nvidia-peermem"
     module, kernel = facts.gpus.kernel_module, facts.cpus.kernel
-    found = None if kernel is None else re.match(r"(\d+)\.(\d+)", kernel.value)
-    if module is None or found is None or "Open Kernel Module" not in module.value:
+    version = None if kernel is None else major_minor(kernel.value)
+    if module is None or version is None or "Open Kernel Module" not in module.value:
         return None
-    return "dma-buf" if (int(found[1]), int(found[2])) >= DMABUF_KERNEL else None
+    return "dma-buf" if version >= DMABUF_KERNEL else None
 
 
 def offers(facts: NodeFacts) -> dict[str, Any]:

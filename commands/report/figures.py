@@ -31,7 +31,9 @@ from itertools import pairwise
 
 import msgspec
 
-__all__ = ["Interval", "LogHistogram", "Moments", "Spread", "block_length", "coarsened", "drift_ratio", "percentile",
+from pacecar.run_statistics import percentile
+
+__all__ = ["Interval", "LogHistogram", "Moments", "Spread", "block_length", "coarsened", "drift_ratio",
            "ratio_interval", "spread_of", "student_over_normal"]  # fmt: skip
 
 RESAMPLES = 2000
@@ -158,16 +160,6 @@ class LogHistogram:
             if seen >= wanted:
                 return 0.0 if place < 0 else min(math.exp((place + 0.5) * self.WIDTH), float(self.high))
         return None
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the percentile of sorted values, with linear interpolation between neighbours (numpy's default)."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    between = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-    # Clamped: rounding in the interpolation must not carry it past the two values that it lies between.
-    return min(max(between, ordered[below]), ordered[above])
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:

@@ -11,6 +11,7 @@ notices that conditions changed.
     ordered_policy             runs the user's policy under people's orders and after what an earlier run remembered
     remembered_setting_trial   puts what was remembered to the trial
     policy_sequence            policies one after the other, as if they were one
+    sampler_policy             measures one setting after another; `throughput_doubling` names the next one
     registry                   the policy that the configuration names
     decision_records, phrases  records and sentences for people
 """

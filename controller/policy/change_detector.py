@@ -37,7 +37,7 @@ from statistics import median
 
 from ..forecast.setting_history import Setting, setting_of
 from ..observation import Observation
-from .pace_tracker import PaceAlarm, PaceTracker
+from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker
 
 __all__ = [
     "CONFIRM_WINDOWS",
@@ -128,9 +128,6 @@ CHANGE_NOISES = 4.0
 NOISE_MIN = 0.1
 """Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
 ms)."""
-
-QUARTILE = 0.6745
-"""The median deviation of Gaussian noise, in standard deviations."""
 
 
 class LinkChangeDetector:

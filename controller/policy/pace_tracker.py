@@ -21,7 +21,7 @@ from statistics import median
 from ..experiment.ab_trial import QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
 from ..experiment.sequential_test import location
 
-__all__ = ["NULL_PAIRS_MIN", "PaceAlarm", "PaceTracker", "TrackedPace"]
+__all__ = ["NULL_PAIRS_MIN", "QUARTILE", "PaceAlarm", "PaceTracker", "TrackedPace"]
 
 NULL_PAIRS_MIN = 2
 """Null pairs before the first trial: 36 steps, 20 with short windows.  With two the false accept rate holds; more add

@@ -31,6 +31,7 @@ import contextlib
 import sys
 from collections import deque
 from dataclasses import dataclass
+from statistics import median_high
 from typing import Any
 
 import msgspec
@@ -89,7 +90,7 @@ class HangDetector:
     @property
     def median_ns(self) -> int | None:
         """The median duration of recent steps; None before the first one."""
-        return sorted(self._recent)[len(self._recent) // 2] if self._recent else None
+        return median_high(self._recent) if self._recent else None
 
     def stepped(self, step: int, wall_ns: int, ended_ns: int) -> None:
         """Record that step number `step` ended."""

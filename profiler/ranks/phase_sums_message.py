@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from .cusum import median
 from .totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals
 
 __all__ = [
@@ -162,7 +163,7 @@ def gather_range(
         epoch=notes[-1].epoch if notes else epoch,
         every=notes[-1].every if notes else every,
         sums=dict(zip(PHASES, map(sum, zip(*columns, strict=True)) if notes else [0] * len(PHASES), strict=True)),
-        medians=dict(zip(PHASES, map(_median, zip(*calm, strict=True)), strict=True)) if calm else None,
+        medians=dict(zip(PHASES, map(median, zip(*calm, strict=True)), strict=True)) if calm else None,
         on_device=on_device,
         waits_in_forward=waits_in_forward,
     )
@@ -244,8 +245,3 @@ def _columns(note: StepNote) -> list[int]:
     phases = note.phases
     named = [phases.get(phase if phase != "tail" else "backward_tail", 0) for phase in PHASES[1:-1]]
     return [note.wall_ns, *named, max(0, note.wall_ns - sum(named))]
-
-
-def _median(values: Sequence[int]) -> int:
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from statistics import median_high
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
@@ -71,7 +72,7 @@ class RankReports:
             self._say_ledger(self._unsaid)
 
     def _say_ledger(self, rows: Sequence[RankRange]) -> None:
-        paces = sorted(row.wall_ns for row in rows if row.wall_ns is not None)
+        paces = [row.wall_ns for row in rows if row.wall_ns is not None]
         if len(paces) < len(rows):
             return
         self._unsaid = None
@@ -80,8 +81,8 @@ class RankReports:
                 job=self._hello.job,
                 ranks=len(rows),
                 step=rows[0].last_step,
-                pace_ns=paces[-1],
-                median_ns=paces[len(paces) // 2],
+                pace_ns=max(paces),
+                median_ns=median_high(paces),
                 total_steps=self._steps,
                 total_wall_ns=sum(self._totals.values()),
                 total_phases_ns=dict(self._totals),

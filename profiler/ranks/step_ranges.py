@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 from typing import NamedTuple
 
 from .phase_sums_message import ROWS_MAX, RankRange, StepNote
@@ -163,8 +164,8 @@ class StepRanges:
             places = sorted({(row.number, *_place(row)) for row in rows})
             raise RangesError(f"ranks speak of different steps where range {self._heard} was due: {places[:4]}")
         self._heard += 1
-        walls = sorted(row.wall_ns for row in rows if row.wall_ns is not None)
-        wall = walls[len(walls) // 2] if walls else None
+        walls = [row.wall_ns for row in rows if row.wall_ns is not None]
+        wall = median_high(walls) if walls else None
         needed = self._period * max(1, *(row.every for row in rows))
         if wall is not None:
             needed = max(needed, -(-self._gather_ns // (ROWS_MAX * max(1, wall))))

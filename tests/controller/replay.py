@@ -12,10 +12,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from bench.baselines import BASELINES, make_baseline
 from pacecar.config import TuneConfig
-from pacecar.controller.baselines.registry import make_baseline
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy
-from pacecar.controller.policy.tuning_policy import TuningPolicy
+from pacecar.controller.policy.registry import make_policy
 from pacecar.records import BackwardWindow, Decision, Ledger, Verdict
 from tests.controller.curves import Curve, load
 
@@ -33,7 +35,7 @@ LATE_RATIO = 0.01
 """Of what a window shows: each all-reduce is off by so much, and the first waits for a late rank, that share of
 backward in the mean (measured over gloo at 1 Gbit/s: 1 and 7 %)."""
 
-POLICIES = ("throughput-doubling", "gaussian-process", "tpe", "pacecar")
+POLICIES = ("throughput-doubling", *BASELINES, "pacecar")
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,10 @@ def all_cases() -> list[Case]:
     return cases(load()[1])
 
 
-def make(name: str, config: TuneConfig, seed: int) -> Policy:
-    if name == "pacecar":
-        return TuningPolicy(config)
-    return make_baseline(replace_policy(config, name), seed=seed)
-
-
-def replace_policy(config: TuneConfig, name: str) -> TuneConfig:
-    import msgspec
-
-    return msgspec.structs.replace(config, policy=name)
+def make(name: str, config: TuneConfig, seed: int = 0) -> Policy:
+    if name in BASELINES:
+        return make_baseline(name, config, seed=seed)
+    return make_policy(msgspec.structs.replace(config, policy=name))
 
 
 def _backward(curve: Curve, values: dict[str, int], draw: random.Random) -> BackwardWindow | None:

@@ -55,7 +55,8 @@ def test_the_environment_is_text_and_becomes_what_the_key_is() -> None:
         ("[daemon]\nprot = 1\n", ["[daemon]", "'prot'", "period_seconds"]),
         ('[daemon]\nport = "9850"\n', ["port", "'9850'", "int"]),
         ("[daemon]\nport = 70000\n", ["port = 70000", "65535"]),
-        ('[tune]\nmode = "fast"\n', ["mode", "'fast'"]),
+        ('[tune]\nmode = "fast"\n', ["mode", "'fast'", "allowed: off, advise, exact, lossy, adaptive"]),
+        ('[tune]\npolicy = "tpe"\n', ["[tune] policy", "'tpe'", "allowed: pacecar, throughput-doubling"]),
         ("daemon = 5\n", ["[daemon]"]),
         ("[hook]\noverhead_budget = 1.5\n", ["overhead_budget"]),
         ("[daemon\n", ["not valid TOML"]),
@@ -77,7 +78,7 @@ def test_a_wrong_line_in_the_file_is_an_error_that_names_file_and_key(
         ("PACECAR_DAEMON_PROT", "1", ["'prot'", "port"]),
         ("PACECAR_DEAMON_PORT", "1", ["[deamon]"]),
         ("PACECAR_DAEMON_PORT", "many", ["'many'"]),
-        ("PACECAR_TUNE_KNOBS", "bucket_bytes,color", ["color"]),
+        ("PACECAR_TUNE_KNOBS", "bucket_bytes,color", ["color", "allowed: micro_batch, "]),
     ],
 )
 def test_a_wrong_variable_is_an_error_that_names_it(variable: str, value: str, named: list[str]) -> None:

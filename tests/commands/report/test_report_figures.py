@@ -17,7 +17,6 @@ from pacecar.commands.report.figures import (
     block_length,
     coarsened,
     drift_ratio,
-    percentile,
     ratio_interval,
     spread_of,
     student_over_normal,
@@ -90,12 +89,6 @@ def test_of_nothing_there_is_no_spread_no_drift_and_no_interval() -> None:
     assert few is not None
     assert (few.low, few.high) == (None, None)
     assert few.change_ratio == pytest.approx(0.1)
-
-
-def test_percentile_is_numpys_default() -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.1) == pytest.approx(1.3)
-    assert percentile([7.0], 0.9) == 7.0
 
 
 @given(VALUES)

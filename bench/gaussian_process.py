@@ -17,15 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.controller.observation import KnobSpace
 from pacecar.knobs import by_name
-
-from ..observation import KnobSpace
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = ["GaussianProcessSampler", "expected_improvement", "fit"]
 
@@ -116,8 +114,6 @@ class GaussianProcessSampler:
         return min(self._settings, key=lambda setting: sum((x - place) ** 2 for x in setting[0]))
 
     def _most_promising(self) -> int:
-        import numpy as np  # imported only where this policy is used
-
         x = np.array([place for place, _ in self._told])
         y = np.array([score for _, score in self._told])
         spread = float(y.std())
@@ -129,7 +125,6 @@ class GaussianProcessSampler:
 
 def fit(x: NDArray[Any], y: NDArray[Any]) -> tuple[float, float]:
     """Return the kernel's length and height of highest likelihood on the grid (Rasmussen & Williams 2006, 2.30)."""
-    import numpy as np
 
     def log_likelihood(length: float, height: float) -> float:
         lower = np.linalg.cholesky(_kernel(x, x, length, height) + NOISE**2 * np.eye(len(x)))
@@ -143,8 +138,6 @@ def expected_improvement(
     there: NDArray[Any], x: NDArray[Any], y: NDArray[Any], length: float, height: float
 ) -> NDArray[Any]:
     """Return the expected improvement at `there` over the best mean at `x` (Brochu, Cora & de Freitas 2010, 2.4)."""
-    import numpy as np
-
     inverse = np.linalg.inv(_kernel(x, x, length, height) + NOISE**2 * np.eye(len(x)))
     across = _kernel(there, x, length, height)
     mean = across @ inverse @ y
@@ -159,8 +152,6 @@ def expected_improvement(
 
 
 def _kernel(a: NDArray[Any], b: NDArray[Any], length: float, height: float) -> NDArray[np.float64]:
-    import numpy as np
-
     squares = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
     result: NDArray[np.float64] = height**2 * np.exp(-0.5 * squares / length**2)
     return result

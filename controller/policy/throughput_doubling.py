@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pacecar.knobs import by_name
 
 from ..observation import KnobSpace
-from ..policy.geometric_search import neighbour
+from .geometric_search import neighbour
 
 __all__ = ["MOVED_RATIO", "DoublingSampler"]
 
@@ -30,7 +30,7 @@ MOVED_RATIO = 0.1
 """A change of throughput below this is no reason to double or halve."""
 
 WINDOW_STEPS = 20
-"""The articles do not say how long to measure; as long as Optuna's trials here."""
+"""The articles do not say how long to measure; as long as the trials of Optuna's TPE in bench/."""
 
 BATCH_SAMPLES = (256, 8192)
 

@@ -1,4 +1,4 @@
-"""One rank of a small DDP job that a baseline policy tunes; run by test_baselines_ranks.py."""
+"""One rank of a small DDP job that a policy or a baseline tunes; run by test_sampler_policy_ranks.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
+from bench.baselines import BASELINES, tune_by
+from pacecar.records import Decision
+from tests.controller.run_on import Ear
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -22,12 +25,16 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for key, value in {"POLICY": options["policy"], "WARMUP_STEPS": "4", "REMEMBER": "false"}.items():
-        os.environ[f"PACECAR_TUNE_{key}"] = value
-    os.environ["PACECAR_TUNE_BUCKET_BYTES_MIN"] = str(options["bytes_min"])
+    policy = options["policy"]
+    if policy in BASELINES:
+        tune_by(policy)
     values: list[int] = []
-    with pacecar.attach(model, optimizer, tune="exact", windows=False, crew=False) as pacer:
+    with pacecar.attach(
+        model, optimizer, tune="exact", policy=None if policy in BASELINES else policy, warmup_steps=4, remember=False,
+        bucket_bytes_min=options["bytes_min"], windows=False, crew=False,
+    ) as pacer:  # fmt: skip
         assert pacer._tuner is not None
+        ear = Ear(pacer)
         for step in range(options["steps"]):
             torch.manual_seed(step)
             model(torch.randn(4, 256)).square().mean().backward()
@@ -36,7 +43,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             values.append(int(pacer._tuner.knobs.values.get("bucket_bytes", 0)))
         state = pacer._tuner.state
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    return {"values": values, "state": state, "weights": hashlib.sha256(weights).hexdigest()}
+    reasons = [record.reason for record in ear.records if isinstance(record, Decision)]
+    return {"values": values, "reasons": reasons, "state": state, "weights": hashlib.sha256(weights).hexdigest()}
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 The first trial is the setting that the job came with, as anybody would enqueue it.  A scale is an integer along its
 values (so halving and doubling are equally far), a choice is categorical.  A trial's value is the mean step of its 20
 steps after two that settle.  The best single trial wins, however lucky.
-
-Optuna is an optional extra (`pip install 'pacecar[tpe]'`) and is imported when this policy is asked for only.
 """
 
 from __future__ import annotations
@@ -12,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pacecar.config import ConfigError
-from pacecar.knobs import by_name
+import optuna
 
-from ..observation import KnobSpace
+from pacecar.controller.observation import KnobSpace
+from pacecar.knobs import by_name
 
 __all__ = ["TRIALS", "TpeSampler"]
 
@@ -23,22 +21,13 @@ TRIALS = 20
 
 
 class TpeSampler:
-    """See the module's docstring.
-
-    Raises:
-        ConfigError: Optuna is not installed.
-    """
+    """See the module's docstring."""
 
     windows = 1
     window_steps = 20
     settle_steps = 2
 
     def __init__(self, *, seed: int = 0) -> None:
-        try:
-            import optuna
-        except ImportError as error:
-            raise ConfigError("policy 'tpe' needs Optuna: pip install 'pacecar[tpe]'") from error
-        self._optuna: Any = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study: Any = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
         self._spaces: list[KnobSpace] = []
@@ -50,14 +39,13 @@ class TpeSampler:
     def begin(self, spaces: Sequence[KnobSpace]) -> None:
         """Lay out the search space and enqueue the present setting."""
         self._spaces = list(spaces)
-        distributions = self._optuna.distributions
         for space in spaces:
             known = by_name.get(space.knob)
             indices = range(len(space.domain))
             self._distributions[space.knob] = (
-                distributions.CategoricalDistribution(list(indices))
+                optuna.distributions.CategoricalDistribution(list(indices))
                 if known is not None and known.kind == "choice"
-                else distributions.IntDistribution(0, indices[-1])
+                else optuna.distributions.IntDistribution(0, indices[-1])
             )
         self._study.enqueue_trial({space.knob: space.domain.index(space.value) for space in spaces})
 

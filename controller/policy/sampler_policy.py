@@ -1,4 +1,4 @@
-"""Runs a tuner that measures one setting after another on a live job: the part that all baselines share.
+"""Runs a tuner that measures one setting after another on a live job: all of it but the choice of the next one.
 
     warming -> trial, trial, trial ... -> watching           any of them -> frozen, and back where it was held only
 
@@ -19,10 +19,10 @@ from pacecar.config import TuneConfig
 from pacecar.records import Decision, TunerStatus, Verdict
 
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity, bounded
-from ..policy import phrases
-from ..policy.decision_records import Record, State
+from . import phrases
+from .decision_records import Record, State
 
-__all__ = ["SearchPolicy", "SettingSampler"]
+__all__ = ["SamplerPolicy", "SettingSampler"]
 
 WAIT_STEPS_MAX = 128
 """A switch takes 4 to 16 steps to be agreed; one that is not there after so many will not come."""
@@ -55,7 +55,7 @@ class SettingSampler(Protocol):
         ...
 
 
-class SearchPolicy(Policy):
+class SamplerPolicy(Policy):
     """A policy around a sampler.  Its records contain `name`."""
 
     def __init__(self, config: TuneConfig, sampler: SettingSampler, *, name: str) -> None:
@@ -82,11 +82,6 @@ class SearchPolicy(Policy):
         self._is_brief = False
         self._dead: str | None = None
         self._last: Observation | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the search has ended and its choice is in force: nothing will be requested any more."""
-        return self._sample is None and self._steps > self._config.warmup_steps and self._in_force == self._proven
 
     # --- the Policy protocol ---
 
