@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.formatting.ledger_headings import plural
+from pacecar.formatting.quantities import gibibytes, gigabits, plural
 
 from .document import counts, inventory
 from .facts.model import NodeFacts
@@ -66,7 +66,7 @@ def _lines(facts: NodeFacts) -> Iterator[tuple[str, str]]:
     parts = [cpu["model"] or "processor not named", _count(cpu["cpus"], "CPU")]
     parts += [_count(cpu["sockets"], "socket"), _count(cpu["numa_nodes"], "NUMA node")]
     memory = machine["memory_bytes"]
-    parts.append("" if memory is None else f"{memory / 2**30:.0f} GiB")
+    parts.append("" if memory is None else gibibytes(memory))
     yield facts.host or "host", ", ".join(filter(None, parts))
     versions = [
         "" if machine["kernel"] is None else f"Linux {machine['kernel']}",
@@ -93,7 +93,7 @@ def _gpus(gpus: list[dict[str, object]]) -> str:
             return "not answering"
         memory, links = gpu["memory_bytes"], gpu["nvlinks_up"]
         parts = [str(gpu["name"])]
-        parts += [f"{memory / 2**30:.0f} GiB"] if isinstance(memory, int) else []
+        parts += [gibibytes(memory)] if isinstance(memory, int) else []
         parts += [f"capability {gpu['compute_capability']}"] if gpu["compute_capability"] else []
         parts += [f"{links} NVLinks"] if links else []
         return ", ".join(parts)
@@ -104,7 +104,7 @@ def _gpus(gpus: list[dict[str, object]]) -> str:
 def _ports(ports: list[dict[str, object]]) -> str:
     def kind(port: dict[str, object]) -> str:
         rate = port["bits_per_second"]
-        speed = f" {rate / 1e9:g} Gbit/s" if isinstance(rate, int) else ""
+        speed = f" {gigabits(rate)}" if isinstance(rate, int) else ""
         return f"{port['link_layer'] or 'port'}{speed} {port['state'] or ''}".strip()
 
     return "; ".join(f"{len([*same])} x {name}" for name, same in groupby(sorted(map(kind, ports))))
@@ -113,7 +113,7 @@ def _ports(ports: list[dict[str, object]]) -> str:
 def _cards(cards: list[dict[str, object]]) -> str:
     def kind(card: dict[str, object]) -> str:
         speed = card["bits_per_second"]
-        return f"{card['state']}, {f'{speed / 1e9:g} Gbit/s' if isinstance(speed, int) else 'speed not told'}"
+        return f"{card['state']}, {gigabits(speed) if isinstance(speed, int) else 'speed not told'}"
 
     alike: dict[str, list[str]] = {}
     for card in cards:

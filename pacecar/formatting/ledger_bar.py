@@ -8,7 +8,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_GLYPHS, HEADING_WORDS, percent
+from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_GLYPHS, HEADING_WORDS
+from pacecar.formatting.quantities import percent
 from pacecar.records import Ledger
 
 __all__ = ["glyph", "ledger_bar", "ledger_legend"]

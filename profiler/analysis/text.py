@@ -20,13 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
-from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import bandwidth, percent, plural, size_text, unit_for
 from pacecar.records import LEDGER_HEADINGS
 
 from ..trace.columns import TraceWarning
+from .kernel_families import kernel_name
 from .report import CollectiveTotal, Family, Gap, Scenario, StepReport, TraceDocument, TraceReport
-from .units import amount, bandwidth, kernel_name, unit_for
 
 __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
 
@@ -215,7 +216,7 @@ def collectives_table(rows: Sequence[CollectiveTotal], console: Console) -> Tabl
     for row in largest[:ROWS_MAX]:
         split = [unit.text(row.wait_ns), unit.text(row.wire_ns)]
         alone = [middle.text(row.median_ns), unit.text(row.exposed_ns)]
-        cells = [amount(row.bytes), _count(row.group_size), str(row.count), unit.text(row.duration_ns)]
+        cells = [size_text(row.bytes), _count(row.group_size), str(row.count), unit.text(row.duration_ns)]
         cells += [*(split if has_split else alone), bandwidth(row.bus_bandwidth)]
         if is_wide:
             cells[4:4] = [clean(row.dtype or "-"), clean(row.group or "-")[:16]]
