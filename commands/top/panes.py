@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pacecar.formatting.ledger_bar import glyph
-from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS, UNCALIBRATED_WORDS
+from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
+from pacecar.formatting.ledger_headings import SCENARIO_WORDS, UNCALIBRATED_WORDS
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import DASH, plural, short_count, short_duration, short_percent, short_size
 from pacecar.knobs import setting
-from pacecar.records import LEDGER_HEADINGS, KnobValue
+from pacecar.records import KnobValue
 from pacecar.records.status_document import (
     GpuStatus,
     Host,
@@ -160,31 +160,14 @@ def job_line(jobs: Sequence[JobStatus], width: int, chosen: int | None) -> list[
 
 def bar(ledger: dict[str, float] | None, width: int, console: Console) -> Text:
     """Return a full bar, each heading its share; dots where no step was reported."""
-    total = sum((ledger or {}).values())
-    if ledger is None or total <= 0:
+    if ledger is None or sum(ledger.values()) <= 0:
         return Text("." * width, style="dim")
-    text, edge = Text(no_wrap=True), 0.0
-    for heading in LEDGER_HEADINGS:
-        start = round(edge / total * width)
-        edge += ledger.get(heading, 0.0)
-        text.append(glyph(heading, console) * (round(edge / total * width) - start), style=HEADING_COLOURS[heading])
-    return text
+    return ledger_bar(ledger, width, console)
 
 
 def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) -> list[Text]:
     """Return which cell means what, with shares, in lines of at most `width` cells."""
-    total = sum((ledger or {}).values())
-    lines = [Text(no_wrap=True)]
-    for heading in LEDGER_HEADINGS:
-        share = (ledger or {}).get(heading, 0.0)
-        if total <= 0 or share <= 0:
-            continue
-        entry = f" {HEADING_WORDS[heading]} {short_percent(share / total, digits=1)}"
-        if len(lines[-1]) and len(lines[-1]) + len(entry) + 3 > width:
-            lines.append(Text(no_wrap=True))
-        lines[-1].append("  " if len(lines[-1]) else "")
-        lines[-1].append(glyph(heading, console), style=HEADING_COLOURS[heading]).append(entry)
-    return [cut(line, width) for line in lines if len(line)]
+    return [cut(line, width) for line in ledger_legend(ledger or {}, width, console, is_narrow=True) if len(line)]
 
 
 def calibration_lines(job: JobStatus, width: int) -> list[Text]:
