@@ -18,7 +18,7 @@ import click
 
 from pacecar.formatting.plain_text import clean
 
-from .shared_options import config_option, fail, load
+from .shared_options import complain, config_option, fail, load
 
 if TYPE_CHECKING:
     from pacecar.records.recording import Recording
@@ -77,7 +77,7 @@ def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
     except RecordingError as error:
         fail(str(error))
     if recording.problem is not None:
-        click.echo(clean(f"pacecar: {recording.problem}; shown is what is whole"), err=True)
+        complain(f"{recording.problem}; shown is what is whole")
     if as_json:
         click.echo(json.dumps(summary, indent=2))  # which escapes all but ASCII, so that nothing reaches a terminal raw
         return
