@@ -15,23 +15,29 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
-    "DASH", "DisplayUnit", "bandwidth", "duration", "gibibytes", "gigabits", "percent", "plural", "short_count",
-    "short_duration", "short_percent", "short_size", "size_text", "unit_for",
+    "DASH", "DisplayUnit", "bandwidth", "duration", "gibibytes", "gigabits", "large_count", "percent", "plural",
+    "short_count", "short_duration", "short_percent", "short_size", "size_text", "unit_for",
 ]  # fmt: skip
 
 DASH = "-"
 
 
-def percent(ratio: float | None, *, signed: bool = False) -> str:
+def percent(ratio: float | None, *, digits: int = 1, signed: bool = False) -> str:
     """Return 0.123 as "12.3 %"."""
-    if ratio is None:
-        return DASH
-    return f"{ratio * 100:+.1f} %" if signed else f"{ratio * 100:.1f} %"
+    return DASH if ratio is None else f"{ratio * 100:{'+' if signed else ''}.{digits}f} %"
 
 
 def plural(count: int, noun: str) -> str:
     """Return "1 step", "2 steps"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def large_count(count: int) -> str:
+    """Return 42000000 as "42 M", by powers of 1000."""
+    for factor, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g} {letter}"
+    return str(count)
 
 
 def size_text(size_bytes: int | None) -> str:

@@ -13,11 +13,12 @@ from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import duration, percent, plural, unit_for
+from pacecar.formatting.tables import rich_table
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from .compare import WARNING_CODES
 from .report import Difference, TraceComparison, TraceDocument
-from .text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
+from .text import BAR_WIDTH_MAX, ROWS_MAX, warning_lines
 
 __all__ = ["comparison_text"]
 
@@ -77,7 +78,7 @@ def _way(before: float, after: float) -> str:
 def _headings(rows: dict[str, Difference], per: str) -> Table:
     wall = rows["wall"]
     unit = unit_for([wall.before_ns, wall.after_ns])
-    table = plain_table(f"Ledger, mean for each {per}{' and rank' if per == 'step' else ''}, in {unit.name}")
+    table = rich_table(f"Ledger, mean for each {per}{' and rank' if per == 'step' else ''}, in {unit.name}")
     table.add_column("", no_wrap=True)
     for column in ("before", "", "after", "", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)
@@ -103,7 +104,7 @@ def _headings(rows: dict[str, Difference], per: str) -> Table:
 
 def _changes(title: str, rows: Sequence[Difference], per: str) -> Table:
     unit = unit_for([value for row in rows for value in (row.before_ns, row.after_ns)])
-    table = plain_table(f"{title} that changed most, for each {per}, in {unit.name}")
+    table = rich_table(f"{title} that changed most, for each {per}, in {unit.name}")
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for column in ("before", "count", "after", "count", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ from pacecar.formatting.quantities import (
     duration,
     gibibytes,
     gigabits,
+    large_count,
     percent,
     plural,
     short_count,
@@ -19,7 +20,7 @@ from pacecar.formatting.quantities import (
     short_size,
     size_text,
     unit_for,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,8 @@ def test_shares_and_counts_of_things() -> None:
     assert [percent(None), percent(0.0), percent(0.1234), percent(0.1234, signed=True)] == [
         "-", "0.0 %", "12.3 %", "+12.3 %",
     ]  # fmt: skip
+    assert percent(0.00123, digits=2) == "0.12 %"
+    assert [large_count(999), large_count(1_234_567), large_count(42_000_000)] == ["999", "1.23 M", "42 M"]
     assert [plural(0, "step"), plural(1, "step"), plural(2, "step")] == ["0 steps", "1 step", "2 steps"]
 
 
