@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pacecar.knobs import setting
-from pacecar.records import Decision, HangSuspicion, JobRecord, KnobValue, StepRecord, Straggler, TunerOrder, Verdict
+from pacecar.records import Decision, HangSuspicion, JobRecord, StepRecord, Straggler, TunerOrder, Verdict
 from pacecar.records.ledger import LEDGER_HEADINGS
 
 __all__ = ["MetricEntry", "MetricLog", "event_of"]
@@ -78,7 +78,7 @@ def event_of(record: JobRecord) -> MetricEntry | None:
     """Return the line that people read of `record`; None for what is no event."""
     text: str | None = None
     if isinstance(record, Decision):
-        change = f"{record.knob} {_shown(record.knob, record.from_value)} -> {_shown(record.knob, record.to_value)}"
+        change = f"{record.knob} {setting(record.knob, record.from_value)} -> {setting(record.knob, record.to_value)}"
         expected = record.expected_gain_ratio
         hope = "" if expected is None else f", {expected:.1%} of step time expected"
         text = f"{record.kind} {record.decision}: {change}{hope} ({record.reason})"
@@ -98,7 +98,3 @@ def event_of(record: JobRecord) -> MetricEntry | None:
         return None
     step, wall_ns = record.step, record.wall_ns  # type: ignore[union-attr]  # every record with a text has both
     return MetricEntry(step, wall_ns / 1e9, {}, text)
-
-
-def _shown(knob: str, value: KnobValue) -> str:
-    return setting(knob, value) if isinstance(value, int) else value

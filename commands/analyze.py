@@ -23,6 +23,8 @@ from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.trace_files import find_traces, printable
 from pacecar.profiler.trace.columns import TraceWarning
 
+from .shared_options import complain
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -55,7 +57,8 @@ def run_analyze(options: AnalyzeOptions) -> int:
     try:
         document = _analyze(options) if options.compare is None else _compare(options, options.compare)
     except EngineError as error:
-        return _complain(str(error))
+        complain(str(error))
+        return 1
     except KeyboardInterrupt:
         return 130
     if document is None:
@@ -87,10 +90,10 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
         try:
             write(path)
         except OSError as error:
-            _complain(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}")
+            complain(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}")
             return None
         except LookupError as error:
-            _complain(str(error.args[0]))
+            complain(str(error.args[0]))
             return None
     return analysis.document
 
@@ -138,7 +141,7 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
 
 def _complain_of(warnings: Sequence[TraceWarning]) -> None:
     for warning in warnings:
-        _complain(warning.message)
+        complain(warning.message)
 
 
 def _print(document: TraceDocument) -> None:
@@ -208,8 +211,3 @@ class _NoBar:
     def update(self, *_: object, **__: object) -> None: ...
 
     def stop(self) -> None: ...
-
-
-def _complain(message: str) -> int:
-    sys.stderr.write(f"pacecar: {message}\n")
-    return 1

@@ -18,7 +18,7 @@ import click
 
 from pacecar.formatting.plain_text import clean
 
-from .shared_options import config_option, fail, load
+from .shared_options import complain, config_option, fail, load
 
 if TYPE_CHECKING:
     from pacecar.records.recording import Recording
@@ -69,6 +69,7 @@ def _ask(path: str, note: str) -> str:
 
 
 def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
+    from pacecar.formatting.tables import fact_lines
     from pacecar.records.recording import RecordingError, read_recording
 
     try:
@@ -77,12 +78,14 @@ def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
     except RecordingError as error:
         fail(str(error))
     if recording.problem is not None:
-        click.echo(clean(f"pacecar: {recording.problem}; shown is what is whole"), err=True)
+        complain(f"{recording.problem}; shown is what is whole")
     if as_json:
         click.echo(json.dumps(summary, indent=2))  # which escapes all but ASCII, so that nothing reaches a terminal raw
         return
-    for line in _lines(summary):
-        click.echo(clean(line))
+    host, version, written = summary["host"], summary["pacecar_version"], _clock(summary["written_seconds"])
+    click.echo(clean(f"{host}, pacecar {version}, written {written}"))
+    for line in fact_lines(_facts(summary)):
+        click.echo(line)
 
 
 def _summary(recording: Recording) -> dict[str, Any]:
@@ -131,27 +134,27 @@ def _summary(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _lines(summary: dict[str, Any]) -> Iterator[str]:
-    yield f"{summary['host']}, pacecar {summary['pacecar_version']}, written {_clock(summary['written_seconds'])}"
+def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for trigger in summary["triggers"]:
-        yield f"trigger   {_clock(trigger['wall_seconds'])}  {trigger['kind']}: {trigger['detail']}"
+        yield "trigger", f"{_clock(trigger['wall_seconds'])}  {trigger['kind']}: {trigger['detail']}"
     if summary["triggers_left_out"]:
-        yield f"trigger   and {summary['triggers_left_out']} more"
+        yield "trigger", f"and {summary['triggers_left_out']} more"
     covered = summary["covered_seconds"]
     yield (
-        f"covers    {'nothing' if covered is None else f'{covered:.1f} s'}: {summary['ticks']} ticks of"
+        "covers",
+        f"{'nothing' if covered is None else f'{covered:.1f} s'}: {summary['ticks']} ticks of"
         f" {summary['series']} series, {summary['glances']} glances, {summary['records']} records,"
-        f" {summary['events']} events"
+        f" {summary['events']} events",
     )
     for reason, count in summary["dropped"].items():
         if count:
-            yield f"dropped   {count} entries since the daemon started ({reason})"
+            yield "dropped", f"{count} entries since the daemon started ({reason})"
     for job, kinds in summary["records_of_jobs"].items():
         ranks = sum(rank["training_job"] == job for rank in summary["ranks"])
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        yield f"job       {job}: {ranks} ranks on the board; {said}"
+        yield "job", f"{job}: {ranks} ranks on the board; {said}"
     for event in summary["latest_events"]:
-        yield f"event     {_clock(event['wall_seconds'])}  {event['kind']}: {event['text']}"
+        yield "event", f"{_clock(event['wall_seconds'])}  {event['kind']}: {event['text']}"
 
 
 def _clock(seconds: float) -> str:

@@ -42,6 +42,8 @@ def knobs() -> None:
 @_json_option
 def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
     """List what is remembered, what was used last first."""
+    from pacecar.formatting.quantities import large_count, percent
+
     file = _file(config_file, path)
     entries = sorted(_read(file), key=lambda entry: -entry.used_wall_ns)
     if as_json:
@@ -52,13 +54,12 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
         return
     for entry in entries:
         changed = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(entry.knobs.items()))
-        saved = "stale" if entry.stale is not None else f"saves {entry.gain_ratio * 100:.1f} %"
+        saved = "stale" if entry.stale is not None else f"saves {percent(entry.gain_ratio)}"
         kind = entry.fingerprint
         click.echo(clean(f"{entry.key}  {saved:<13}  {_day(entry.used_wall_ns)}  {entry.job}"))
         click.echo(clean(f"    {changed}"))
-        click.echo(
-            clean(f"    {_elements(kind.elements)} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}")
-        )
+        count = large_count(kind.elements)
+        click.echo(clean(f"    {count} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}"))
 
 
 @knobs.command()
@@ -68,32 +69,34 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
 @click.argument("key")
 def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -> None:
     """Show the entry whose KEY begins so."""
+    from pacecar.formatting.quantities import DASH, large_count, percent
+    from pacecar.formatting.tables import TextColumn, fact_lines, table_lines
+
     entry = _one(_file(config_file, path), key)
     if as_json:
         _print_json(_document(entry))
         return
     kind = entry.fingerprint
-    rows = [
+    facts = [
         ("key", entry.key),
         ("job", entry.job),
         ("saved", f"{_day(entry.saved_wall_ns)}, last used {_day(entry.used_wall_ns)}"),
-        ("worth", f"saves {entry.gain_ratio * 100:.1f} % of the step, as measured"),
+        ("worth", f"saves {percent(entry.gain_ratio)} of the step, as measured"),
         ("pace", "unknown" if entry.pace_ns is None else f"{entry.pace_ns / 1e6:.1f} ms a step"),
         ("steps", str(entry.steps)),
-        ("model", f"{_elements(kind.elements)} parameters ({kind.parameters})"),
+        ("model", f"{large_count(kind.elements)} parameters ({kind.parameters})"),
         ("ranks", f"{kind.world_size} on {kind.device}, {kind.backend or 'no backend'} over {kind.link}"),
         ("versions", f"torch {kind.torch}, pacecar {entry.pacecar_version}"),
     ]
-    for name, value in rows:
-        click.echo(clean(f"{name:<10}{value}"))
     if entry.stale is not None:
-        click.echo(clean(f"{'stale':<10}not tried any more: {entry.stale}"))
-    click.echo()
-    click.echo(f"{'knob':<20}{'began with':>14}{'best':>14}")
+        facts.append(("stale", f"not tried any more: {entry.stale}"))
+    rows = []
     for knob in sorted(kind.began.keys() | entry.knobs.keys()):
-        began, best = kind.began.get(knob), entry.knobs.get(knob)
-        cells = ["-" if value is None else setting(knob, value) for value in (began, began if best is None else best)]
-        click.echo(clean(f"{knob:<20}{cells[0]:>14}{cells[1]:>14}"))
+        values = (kind.began.get(knob), entry.knobs.get(knob, kind.began.get(knob)))
+        rows.append((knob, *(DASH if value is None else setting(knob, value) for value in values)))
+    columns = [TextColumn("knob", 20)]
+    columns += [TextColumn(title, 12, is_number=True) for title in ("began with", "best")]
+    click.echo("\n".join((*fact_lines(facts), "", *table_lines(columns, rows))))
 
 
 @knobs.command()
@@ -169,10 +172,3 @@ def _print_json(value: object) -> None:
 
 def _day(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d")
-
-
-def _elements(count: int) -> str:
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {letter}"
-    return str(count)

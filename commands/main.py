@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
-from pacecar.formatting.plain_text import PlainFormatter
+from pacecar.formatting.plain_text import PlainFormatter, clean
 
 from .bench.command import bench
 from .dashboards import dashboards
@@ -104,7 +104,7 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
         click.echo(msgspec.json.format(msgspec.json.encode(document(snapshot)), indent=2))
         return
     for line in lines(snapshot):
-        click.echo(line)
+        click.echo(clean(line))
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""Holds what all commands share: the `--config` option, loading the configuration, and ending with an error."""
+"""Holds what all commands share: the `--config` option, loading the configuration, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pacecar.formatting.plain_text import clean
 if TYPE_CHECKING:
     from pacecar.config import Config
 
-__all__ = ["config_option", "fail", "load"]
+__all__ = ["complain", "config_option", "fail", "load"]
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
@@ -32,7 +32,12 @@ def load(file: Path | None, flags: dict[str, Any]) -> Config:
         fail(str(error), code=2)
 
 
-def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Print `message` on stderr and exit; each line is cleaned, for it may quote a file or another process."""
+def complain(message: str) -> None:
+    """Print `message` on stderr; each line is cleaned, for it may quote a file or another process."""
     click.echo("\n".join(map(clean, f"pacecar: {message}".split("\n"))), err=True)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Print `message` on stderr and exit."""
+    complain(message)
     sys.exit(code)

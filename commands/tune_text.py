@@ -7,9 +7,11 @@ what became of it, then what the trials cost.  Pure.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.plain_text import clean, clean_values
+from pacecar.formatting.quantities import DASH, percent, plural
+from pacecar.formatting.tables import TextColumn, table_lines
 from pacecar.knobs import setting
 from pacecar.records.commands import TunerChange, TunerReport
 
@@ -35,9 +37,7 @@ def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
         yield from _knobs(report, width)
     if report.changes:
         yield ""
-        yield f"{'decision':<{width - 33}}{'expected':>10}{'measured':>10}  outcome"
-        for change in report.changes[-CHANGES_SHOWN_MAX:]:
-            yield _change(change, width)
+        yield from _changes(report.changes[-CHANGES_SHOWN_MAX:], width)
     yield ""
     yield _bill(report)
     for title, sentences in (
@@ -53,7 +53,7 @@ def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
 
 
 def _knobs(report: TunerReport, width: int) -> Iterator[str]:
-    yield f"{'knob':<19}{'in force':>12}{'began with':>12}  possible"
+    rows = []
     for knob, value in sorted(report.knobs.items()):
         began = report.began.get(knob)
         domain = report.domains.get(knob)
@@ -63,32 +63,36 @@ def _knobs(report: TunerReport, width: int) -> Iterator[str]:
             possible = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} .. {shown[-1]}"
         if knob in report.by_hand:
             possible = "set by hand"
-        cells = f"{setting(knob, value):>12}{'-' if began is None else setting(knob, began):>12}"
-        yield f"{knob:<19}{cells}  {possible}"[:width]
+        rows.append((knob, setting(knob, value), DASH if began is None else setting(knob, began), possible))
+    columns = (TextColumn("knob", 19), TextColumn("in force", 10, is_number=True),
+               TextColumn("began with", 10, is_number=True), TextColumn("possible"))  # fmt: skip
+    return table_lines(columns, rows, width)
 
 
-def _change(change: TunerChange, width: int) -> str:
-    what = f"{change.step} {change.knob} {setting(change.knob, change.from_value)}"
-    what += f" -> {setting(change.knob, change.to_value)}"
-    outcome = "advised" if change.kind == "advise" else (change.outcome or "open").replace("_", " ")
-    room = width - 33
-    what = what if len(what) < room else what[: room - 2] + "…"
-    return f"{what:<{room}}{_gain(change.expected_gain_ratio):>10}{_gain(change.measured_gain_ratio):>10}  {outcome}"
+def _changes(changes: Sequence[TunerChange], width: int) -> Iterator[str]:
+    rows = []
+    for one in changes:
+        what = f"{one.step} {one.knob} {setting(one.knob, one.from_value)} -> {setting(one.knob, one.to_value)}"
+        outcome = "advised" if one.kind == "advise" else (one.outcome or "open").replace("_", " ")
+        rows.append((what, _saved(one.expected_gain_ratio), _saved(one.measured_gain_ratio), outcome))
+    columns = (TextColumn("decision", width - 33), TextColumn("expected", 8, is_number=True),
+               TextColumn("measured", 8, is_number=True), TextColumn("outcome"))  # fmt: skip
+    return table_lines(columns, rows, width)
 
 
-def _gain(ratio: float | None) -> str:
+def _saved(ratio: float | None) -> str:
     """Return the change of step time: a gain of 0.1 is -10.0 %."""
-    return "-" if ratio is None else f"{-ratio * 100:+.1f} %"
+    return percent(None if ratio is None else -ratio, signed=True)
 
 
 def _bill(report: TunerReport) -> str:
-    trials = f"{report.trials} trial" + ("" if report.trials == 1 else "s")
+    trials, allowed = plural(report.trials, "trial"), percent(report.budget_ratio)
     if report.elapsed_ns == 0:
-        return f"Exploration: {trials}, nothing measured yet; allowed {report.budget_ratio:.1%} of the run"
+        return f"Exploration: {trials}, nothing measured yet; allowed {allowed} of the run"
     spent = report.exploration_ns / report.elapsed_ns
     return (
         f"Exploration: {trials} lost {report.exploration_ns / 1e9:.2f} s of {report.elapsed_ns / 1e9:.0f} s"
-        f" ({spent:.2%}, allowed {report.budget_ratio:.1%})"
+        f" ({percent(spent, digits=2)}, allowed {allowed})"
     )
 
 

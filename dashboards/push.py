@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NoReturn
 
+from pacecar.formatting.plain_text import clean
+
 __all__ = ["Grafana", "Pushed", "Refused", "Unreachable", "push"]
 
 TIMEOUT_SECONDS = 15.0
@@ -130,8 +132,7 @@ class Grafana:
         for secret in (self.token, self.password, self._who()["Authorization"].partition(" ")[2]):
             if secret:
                 text = text.replace(secret, "***")
-        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[:WORDS_MAX]
-        return line or "no reason given"
+        return clean(" ".join(text.split()), WORDS_MAX) or "no reason given"
 
 
 def _read(answer: HTTPResponse | urllib.error.HTTPError, timeout_seconds: float) -> bytes:

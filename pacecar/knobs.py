@@ -96,8 +96,10 @@ def allows(mode: str, knob: str) -> bool:
     return ("exact" if known is None else known.knob_class) in _REACH[mode]
 
 
-def setting(knob: str, value: int) -> str:
-    """Return a value for people: the choice's name, bytes as MiB, counts as they are."""
+def setting(knob: str, value: int | str) -> str:
+    """Return a value for people: the choice's name, bytes as MiB, counts and texts as they are."""
+    if isinstance(value, str):
+        return value
     known = by_name.get(knob)
     if known is not None and known.choices:
         return known.choices[value] if 0 <= value < len(known.choices) else str(value)

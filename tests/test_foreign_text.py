@@ -175,6 +175,13 @@ def test_a_command_that_fails_says_so_as_text(capsys: pytest.CaptureFixture[str]
     assert all(line.isprintable() for line in said.split("\n")), "not ESC alone, which click leaves out here"
 
 
+def test_the_analysis_names_a_trace_as_text(tmp_path: Path) -> None:
+    (tmp_path / f"{EVIL}.json").write_text("no trace")
+    said = run("analyze", str(tmp_path), "--json").output + run("analyze", str(tmp_path / EVIL), "--json").output
+    assert said.count("vil") == 2
+    assert all(line.isprintable() for line in said.split("\n"))
+
+
 @pytest.mark.slow
 def test_the_inbox_logs_what_hooks_say_as_text_and_a_refused_hook_has_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

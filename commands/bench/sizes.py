@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["SIZES_MAX", "SIZE_BYTES_MAX", "SizeError", "parse_size", "size_text", "steps"]
+from pacecar.formatting.quantities import size_text
+
+__all__ = ["SIZES_MAX", "SIZE_BYTES_MAX", "SizeError", "parse_size", "steps"]
 
 SIZE_BYTES_MAX = 16 << 30
 """nccl-tests' tables end at 8 or 16 GiB; a rank needs two and a half times that, as it checks the result."""
@@ -48,11 +50,3 @@ def steps(low: int, high: int, factor: float) -> list[int]:
         if len(sizes) > SIZES_MAX:
             raise SizeError(f"more than {SIZES_MAX} sizes: take a larger factor")
     return sizes
-
-
-def size_text(size: int) -> str:
-    """Return 1536 as "1.5 KiB"."""
-    for unit, bytes_of in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= bytes_of:
-            return f"{size / bytes_of:.4g} {unit}"
-    return f"{size} B"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pacecar.formatting.ledger_headings import percent
+from pacecar.formatting.quantities import percent, size_text
 
 from .document import BenchPlace, LineFit, NetBench, Operation, Rated, Row
-from .sizes import size_text
 
 __all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines"]
 

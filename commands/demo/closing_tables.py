@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar
-from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
-from pacecar.formatting.units import knob_text
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
+from pacecar.formatting.quantities import percent, plural
+from pacecar.knobs import setting
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.run_statistics import WINDOW_STEPS
 
@@ -56,7 +57,7 @@ def _headline(result: Result) -> str:
         )
     ways: dict[str, list[str]] = {}
     for d in result.kept:
-        ways.setdefault(d.knob, [knob_text(d.knob, d.from_value)]).append(knob_text(d.knob, d.to_value))
+        ways.setdefault(d.knob, [setting(d.knob, d.from_value)]).append(setting(d.knob, d.to_value))
     kept = " and ".join(f"{knob} {' -> '.join(way)}" for knob, way in ways.items())
     return f"Kept: {kept}.  Throughput {percent((result.speedup or 1.0) - 1.0, signed=True)}."
 
@@ -78,7 +79,7 @@ def _comparison(result: Result) -> Table:
     table.add_section()
     for knob in sorted({*result.knobs_before, *result.knobs_after}):
         values = [knobs.get(knob) for knobs in (result.knobs_before, result.knobs_after)]
-        old, new = ("-" if value is None else knob_text(knob, value) for value in values)
+        old, new = ("-" if value is None else setting(knob, value) for value in values)
         table.add_row(knob, old, "", Text(new, style="bold green" if old != new else ""), "")
     table.add_section()
     old_rate, new_rate = result.throughput_before, result.throughput_after
@@ -144,7 +145,7 @@ def _decisions(result: Result) -> list[RenderableType]:
             bounds = f"{outcome.gain_low * 100:.1f} .. {outcome.gain_high * 100:.1f}"
         table.add_row(
             outcome.knob,
-            f"{knob_text(outcome.knob, outcome.from_value)} -> {knob_text(outcome.knob, outcome.to_value)}",
+            f"{setting(outcome.knob, outcome.from_value)} -> {setting(outcome.knob, outcome.to_value)}",
             "/".join(str(step) for step in applied) or "-",
             percent(outcome.expected_gain_ratio),
             percent(outcome.measured_gain_ratio),
@@ -246,7 +247,7 @@ def _reason(outcome: DecisionOutcome) -> str:
     """Return the reason, with the knob first; reasons of pacecar's own policy begin with it already."""
     if outcome.reason.startswith(outcome.knob):
         return outcome.reason
-    return f"{outcome.knob} -> {knob_text(outcome.knob, outcome.to_value)}: {outcome.reason}"
+    return f"{outcome.knob} -> {setting(outcome.knob, outcome.to_value)}: {outcome.reason}"
 
 
 def _pending(outcome: DecisionOutcome) -> str:

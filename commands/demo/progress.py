@@ -9,16 +9,17 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
-from pacecar.formatting.ledger_headings import HEADING_WORDS, percent
-from pacecar.formatting.units import knob_text, knobs_text
-from pacecar.records import Decision, JobHello, JobRecord, Ledger, StepRecord, TunerStatus, Verdict
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.quantities import percent
+from pacecar.knobs import setting
+from pacecar.records import Decision, JobHello, JobRecord, KnobValue, Ledger, StepRecord, TunerStatus, Verdict
 
 __all__ = ["PLAIN_CELLS_MAX", "DemoSetup", "Progress", "event_line", "plain_line", "screen"]
 
@@ -167,7 +168,7 @@ def screen(progress: Progress, around: DemoSetup, elapsed_seconds: float, consol
             _row("step", f"{progress.step}   {_pace(progress)}{_speedup(progress)}"),
             Text.assemble(_label("ledger"), ledger_bar(ledger, width, console)),
             *(Text.assemble(_label(""), line) for line in ledger_legend(ledger, width, console)),
-            _row("knobs", f"{knobs_text(last.knobs.values)}   (epoch {last.knobs.epoch})"),
+            _row("knobs", f"{_knobs(last.knobs.values)}   (epoch {last.knobs.epoch})"),
         ]
     if progress.status is not None:
         status = progress.status
@@ -232,8 +233,12 @@ def _speedup(progress: Progress) -> str:
     return f"   {now / before:.2f} x the start"
 
 
+def _knobs(values: Mapping[str, KnobValue]) -> str:
+    return "   ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(values.items())) or "-"
+
+
 def _change(decision: Decision) -> str:
-    old, new = knob_text(decision.knob, decision.from_value), knob_text(decision.knob, decision.to_value)
+    old, new = setting(decision.knob, decision.from_value), setting(decision.knob, decision.to_value)
     return f"{decision.knob} {old} -> {new}"
 
 

@@ -20,7 +20,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.formatting.ledger_headings import plural
+from pacecar.formatting.plain_text import escaped
+from pacecar.formatting.quantities import gibibytes, gigabits, plural
 
 from .document import counts, inventory
 from .facts.model import NodeFacts
@@ -34,9 +35,6 @@ EVIDENCE_MAX = 10
 
 ALIKE_MAX = 3
 """Values that are the same on more cards than that are shown once."""
-
-_STEERING = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))}
-"""Control characters of both sets -> how they are written in a text."""
 
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
@@ -56,7 +54,7 @@ def _machine(facts: NodeFacts) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _lines(facts):
-        table.add_row(name, Text(_plain(text)))
+        table.add_row(name, Text(escaped(text)))
     return table
 
 
@@ -66,7 +64,7 @@ def _lines(facts: NodeFacts) -> Iterator[tuple[str, str]]:
     parts = [cpu["model"] or "processor not named", _count(cpu["cpus"], "CPU")]
     parts += [_count(cpu["sockets"], "socket"), _count(cpu["numa_nodes"], "NUMA node")]
     memory = machine["memory_bytes"]
-    parts.append("" if memory is None else f"{memory / 2**30:.0f} GiB")
+    parts.append("" if memory is None else gibibytes(memory))
     yield facts.host or "host", ", ".join(filter(None, parts))
     versions = [
         "" if machine["kernel"] is None else f"Linux {machine['kernel']}",
@@ -93,7 +91,7 @@ def _gpus(gpus: list[dict[str, object]]) -> str:
             return "not answering"
         memory, links = gpu["memory_bytes"], gpu["nvlinks_up"]
         parts = [str(gpu["name"])]
-        parts += [f"{memory / 2**30:.0f} GiB"] if isinstance(memory, int) else []
+        parts += [gibibytes(memory)] if isinstance(memory, int) else []
         parts += [f"capability {gpu['compute_capability']}"] if gpu["compute_capability"] else []
         parts += [f"{links} NVLinks"] if links else []
         return ", ".join(parts)
@@ -104,7 +102,7 @@ def _gpus(gpus: list[dict[str, object]]) -> str:
 def _ports(ports: list[dict[str, object]]) -> str:
     def kind(port: dict[str, object]) -> str:
         rate = port["bits_per_second"]
-        speed = f" {rate / 1e9:g} Gbit/s" if isinstance(rate, int) else ""
+        speed = f" {gigabits(rate)}" if isinstance(rate, int) else ""
         return f"{port['link_layer'] or 'port'}{speed} {port['state'] or ''}".strip()
 
     return "; ".join(f"{len([*same])} x {name}" for name, same in groupby(sorted(map(kind, ports))))
@@ -113,7 +111,7 @@ def _ports(ports: list[dict[str, object]]) -> str:
 def _cards(cards: list[dict[str, object]]) -> str:
     def kind(card: dict[str, object]) -> str:
         speed = card["bits_per_second"]
-        return f"{card['state']}, {f'{speed / 1e9:g} Gbit/s' if isinstance(speed, int) else 'speed not told'}"
+        return f"{card['state']}, {gigabits(speed) if isinstance(speed, int) else 'speed not told'}"
 
     alike: dict[str, list[str]] = {}
     for card in cards:
@@ -174,14 +172,9 @@ def _finding(finding: Finding) -> Group:
         table.add_row("seen" if number == 0 else "", evidence)
     if finding.gain is not None:
         table.add_row("gain", Text(f"at most {finding.gain.at_most_ratio:.0%} of the step ({finding.gain.basis})"))
-    table.add_row("do", Text(_plain(finding.remedy), style="green"))
+    table.add_row("do", Text(escaped(finding.remedy), style="green"))
     table.add_row("source", Text(str(finding.source), style="dim"))
     return Group(head, Padding(table, (0, 0, 0, 9)))
-
-
-def _plain(text: str) -> str:
-    """Return the text in one line, without what steers a terminal."""
-    return text.translate(_STEERING)
 
 
 def _shown(evidence: tuple[FindingEvidence, ...]) -> Iterator[Text]:
@@ -191,9 +184,9 @@ def _shown(evidence: tuple[FindingEvidence, ...]) -> Iterator[Text]:
     rows = [row for same in alike.values() for row in ([same] if len(same) > ALIKE_MAX else [[item] for item in same])]
     for row in rows[:EVIDENCE_MAX]:
         more = "" if len(row) == 1 else " and so on"
-        what = _plain(_span([item.what for item in row]))
-        place = _plain(f"  [{row[0].where}{more}]")
-        yield Text.assemble(f"{what}: ", (_plain(row[0].value), "bold"), (place, "dim"))
+        what = escaped(_span([item.what for item in row]))
+        place = escaped(f"  [{row[0].where}{more}]")
+        yield Text.assemble(f"{what}: ", (escaped(row[0].value), "bold"), (place, "dim"))
     if len(rows) > EVIDENCE_MAX:
         yield Text(f"and {len(rows) - EVIDENCE_MAX} more (--json has all)", style="dim")
 
@@ -205,7 +198,7 @@ def _notes(facts: NodeFacts, judgement: Judgement) -> list[RenderableType]:
         ("could not read", unreadable, "yellow"),
         ("not shown to this user", facts.limited, "dim"),
     ):
-        parts += [Text(_plain(f"{name}: {note}"), style=style) for note in notes]
+        parts += [Text(escaped(f"{name}: {note}"), style=style) for note in notes]
     return [*parts, Text()] if parts else []
 
 

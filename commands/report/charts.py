@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
+from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS, WhatIf
 
 from .document import Piece, Report, ReportChange, RunSide

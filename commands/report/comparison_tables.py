@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pacecar.formatting.ledger_headings import HEADING_WORDS, percent
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS
 
 from .comparison import settled_side

@@ -5,7 +5,7 @@ Missing is a dash.  A figure has about three digits that count, and the digits o
 
 from __future__ import annotations
 
-from pacecar.formatting.ledger_headings import percent
+from pacecar.formatting.quantities import percent
 from pacecar.knobs import by_name, setting
 from pacecar.records import KnobValue
 

@@ -13,7 +13,8 @@ from html import escape
 from importlib import resources
 
 from pacecar import __version__
-from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
 from . import charts, tables, utilization_tables

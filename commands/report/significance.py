@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pacecar.formatting.ledger_headings import percent
+from pacecar.formatting.quantities import percent
 
 from .figures import Interval, drift_ratio
 

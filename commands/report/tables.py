@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
+from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
 from .charts import outcome_words

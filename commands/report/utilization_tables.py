@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS
+from pacecar.formatting.quantities import percent, plural
 
 from .document import Cost, CostSide, Energy, Report
 from .formatting import amount, elapsed, joules, milliseconds, money, number, reading

@@ -2,7 +2,6 @@
 
     command  the options of `pacecar top`
     fetch    gets the document from a daemon's address      thread
-    words    figures in few cells                           pure
     table    rows that fit a width, cut and aligned         pure
     panes    one part of the document -> lines              pure
     screen   which panes, how high, what is chosen          pure

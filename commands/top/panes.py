@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pacecar.formatting.ledger_bar import glyph
-from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS, UNCALIBRATED_WORDS
+from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
+from pacecar.formatting.ledger_headings import SCENARIO_WORDS, UNCALIBRATED_WORDS
 from pacecar.formatting.plain_text import clean
-from pacecar.records import LEDGER_HEADINGS
+from pacecar.formatting.quantities import DASH, plural, short_count, short_duration, short_percent, short_size
+from pacecar.knobs import setting
+from pacecar.records import KnobValue
 from pacecar.records.status_document import (
     GpuStatus,
     Host,
@@ -24,7 +26,6 @@ from pacecar.records.status_document import (
 )
 
 from .table import TableColumn, cut, gauge, rows
-from .words import amount, binary, duration, percent, setting, spoken
 
 __all__ = [
     "alarm_lines", "bar", "calibration_lines", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines",
@@ -34,19 +35,32 @@ __all__ = [
 BAD = "bold red"
 
 
+def _spoken(name: str | None) -> str:
+    """Return a name of the document as words."""
+    return DASH if name is None else name.replace("_", " ")
+
+
+def _setting(knob: str, value: KnobValue | None) -> str:
+    """Return a knob's value in few cells: bytes as other sizes of the screen."""
+    if value is None:
+        return DASH
+    return short_size(value) if isinstance(value, int) and knob.endswith("_bytes") else setting(knob, value)
+
+
 def _ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
 def host_lines(host: Host, width: int) -> list[Text]:
     """Return one line: processors, memory and, where there is room, swap."""
-    memory = f"{binary(host.memory_used_bytes)}/{binary(host.memory_size_bytes)}"
+    memory = f"{short_size(host.memory_used_bytes)}/{short_size(host.memory_size_bytes)}"
+    busy = host.cpu_utilization_ratio
     parts = [
-        ("CPU", host.cpu_utilization_ratio, f"{percent(host.cpu_utilization_ratio)} of {amount(host.cpus_online)}"),
+        ("CPU", busy, f"{short_percent(busy)} of {short_count(host.cpus_online)}"),
         ("Mem", _ratio(host.memory_used_bytes, host.memory_size_bytes), memory),
     ]
     if host.swap_size_bytes:
-        swap = f"{binary(host.swap_used_bytes)}/{binary(host.swap_size_bytes)}"
+        swap = f"{short_size(host.swap_used_bytes)}/{short_size(host.swap_size_bytes)}"
         parts.append(("Swp", _ratio(host.swap_used_bytes, host.swap_size_bytes), swap))
     size = max(8, (width - 5 * len(parts)) // len(parts))
     line = Text(no_wrap=True)
@@ -57,8 +71,8 @@ def host_lines(host: Host, width: int) -> list[Text]:
 
 def _gpu_state(gpu: GpuStatus) -> Text:
     if gpu.up == 0:
-        return Text(f"down: {spoken(gpu.down_reason)}", style=BAD)
-    said = [f"slowed: {spoken(reason)}" for reason in gpu.throttled_by or ()]
+        return Text(f"down: {_spoken(gpu.down_reason)}", style=BAD)
+    said = [f"slowed: {_spoken(reason)}" for reason in gpu.throttled_by or ()]
     if gpu.xid_errors_total:
         said.append(f"{gpu.xid_errors_total} Xid")
     return Text(", ".join(said), style=BAD) if said else Text("ok", style="green")
@@ -67,19 +81,19 @@ def _gpu_state(gpu: GpuStatus) -> Text:
 GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("GPU", 3, lambda g: g.gpu),
     TableColumn("Name", 12, lambda g: g.name or "", rank=6, is_text=True),
-    TableColumn("Util", 16, lambda g: gauge(g.utilization_ratio, 16, percent(g.utilization_ratio)), is_text=True),
+    TableColumn("Util", 16, lambda g: gauge(g.utilization_ratio, 16, short_percent(g.utilization_ratio)), is_text=True),
     TableColumn("Memory", 20, lambda g: gauge(_ratio(g.memory_used_bytes, g.memory_size_bytes), 20,
-           f"{binary(g.memory_used_bytes)}/{binary(g.memory_size_bytes)}"), rank=1, is_text=True),
-    TableColumn("Power", 9, lambda g: f"{amount(g.power_watts)}/{amount(g.power_limit_watts)}W", rank=2),
+           f"{short_size(g.memory_used_bytes)}/{short_size(g.memory_size_bytes)}"), rank=1, is_text=True),
+    TableColumn("Power", 9, lambda g: f"{short_count(g.power_watts)}/{short_count(g.power_limit_watts)}W", rank=2),
     TableColumn("Temp", 5, lambda g: "-" if g.temperature_celsius is None else f"{g.temperature_celsius:.0f}C", rank=3),
-    TableColumn("Clock", 7, lambda g: amount(g.sm_clock_hertz, "Hz"), rank=7),
-    TableColumn("SM", 4, lambda g: percent(g.sm_active_ratio), rank=4),
-    TableColumn("Tensor", 6, lambda g: percent(g.tensor_active_ratio), rank=8),
-    TableColumn("DRAM", 5, lambda g: percent(g.dram_bandwidth_ratio), rank=9),
-    TableColumn("NVLink in/out", 15, lambda g: f"{amount(g.nvlink_receive_bytes_per_second)}/"
-           f"{amount(g.nvlink_transmit_bytes_per_second)}", rank=10),
-    TableColumn("PCIe in/out", 15, lambda g: f"{amount(g.pcie_receive_bytes_per_second)}/"
-           f"{amount(g.pcie_transmit_bytes_per_second)}", rank=11),
+    TableColumn("Clock", 7, lambda g: short_count(g.sm_clock_hertz, "Hz"), rank=7),
+    TableColumn("SM", 4, lambda g: short_percent(g.sm_active_ratio), rank=4),
+    TableColumn("Tensor", 6, lambda g: short_percent(g.tensor_active_ratio), rank=8),
+    TableColumn("DRAM", 5, lambda g: short_percent(g.dram_bandwidth_ratio), rank=9),
+    TableColumn("NVLink in/out", 15, lambda g: f"{short_count(g.nvlink_receive_bytes_per_second)}/"
+           f"{short_count(g.nvlink_transmit_bytes_per_second)}", rank=10),
+    TableColumn("PCIe in/out", 15, lambda g: f"{short_count(g.pcie_receive_bytes_per_second)}/"
+           f"{short_count(g.pcie_transmit_bytes_per_second)}", rank=11),
     TableColumn("State", 10, _gpu_state, is_text=True, grows=True),
 )  # fmt: skip
 
@@ -94,18 +108,18 @@ def _link_state(link: LinkStatus) -> Text:
 
 
 def _in_use(ratio: float | None) -> Text:
-    return gauge(ratio, 14, percent(ratio))
+    return gauge(ratio, 14, short_percent(ratio))
 
 
 LINK_COLUMNS: tuple[TableColumn[LinkStatus], ...] = (
     TableColumn("Link", 16, lambda link: link.name, is_text=True),
     TableColumn("State", 5, _link_state),
-    TableColumn("Speed", 9, lambda link: amount(link.link_bytes_per_second, "B/s"), rank=2),
-    TableColumn("Received", 9, lambda link: amount(link.receive_bytes_per_second, "B/s")),
+    TableColumn("Speed", 9, lambda link: short_count(link.link_bytes_per_second, "B/s"), rank=2),
+    TableColumn("Received", 9, lambda link: short_count(link.receive_bytes_per_second, "B/s")),
     TableColumn("In use", 14, lambda link: _in_use(link.receive_utilization_ratio), rank=3),
-    TableColumn("Sent", 9, lambda link: amount(link.transmit_bytes_per_second, "B/s")),
+    TableColumn("Sent", 9, lambda link: short_count(link.transmit_bytes_per_second, "B/s")),
     TableColumn("In use", 14, lambda link: _in_use(link.transmit_utilization_ratio), rank=3),
-    TableColumn("Errors", 7, lambda link: amount(link.errors_total), rank=1),
+    TableColumn("Errors", 7, lambda link: short_count(link.errors_total), rank=1),
 )
 
 
@@ -126,13 +140,15 @@ def _job_state(job: JobStatus) -> Text:
 
 JOB_COLUMNS: tuple[TableColumn[JobStatus], ...] = (
     TableColumn("Job", 22, lambda job: job.called, is_text=True),
-    TableColumn("Step", 7, lambda job: amount(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)),
-    TableColumn("Pace", 7, lambda job: duration(job.pace_seconds)),
-    TableColumn("Samples", 8, lambda job: amount(job.samples_per_second, "/s"), rank=3),
-    TableColumn("Tokens", 8, lambda job: amount(job.tokens_per_second, "/s"), rank=2),
-    TableColumn("MFU", 5, lambda job: percent(job.mfu_ratio), rank=1),
-    TableColumn("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{amount(job.world_size)}", rank=4),
-    TableColumn("Heard", 7, lambda job: duration(job.last_record_age_seconds), rank=5),
+    TableColumn(
+        "Step", 7, lambda job: short_count(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)
+    ),
+    TableColumn("Pace", 7, lambda job: short_duration(job.pace_seconds)),
+    TableColumn("Samples", 8, lambda job: short_count(job.samples_per_second, "/s"), rank=3),
+    TableColumn("Tokens", 8, lambda job: short_count(job.tokens_per_second, "/s"), rank=2),
+    TableColumn("MFU", 5, lambda job: short_percent(job.mfu_ratio), rank=1),
+    TableColumn("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{short_count(job.world_size)}", rank=4),
+    TableColumn("Heard", 7, lambda job: short_duration(job.last_record_age_seconds), rank=5),
     TableColumn("State", 14, _job_state, is_text=True, grows=True),
 )
 
@@ -144,31 +160,14 @@ def job_line(jobs: Sequence[JobStatus], width: int, chosen: int | None) -> list[
 
 def bar(ledger: dict[str, float] | None, width: int, console: Console) -> Text:
     """Return a full bar, each heading its share; dots where no step was reported."""
-    total = sum((ledger or {}).values())
-    if ledger is None or total <= 0:
+    if ledger is None or sum(ledger.values()) <= 0:
         return Text("." * width, style="dim")
-    text, edge = Text(no_wrap=True), 0.0
-    for heading in LEDGER_HEADINGS:
-        start = round(edge / total * width)
-        edge += ledger.get(heading, 0.0)
-        text.append(glyph(heading, console) * (round(edge / total * width) - start), style=HEADING_COLOURS[heading])
-    return text
+    return ledger_bar(ledger, width, console)
 
 
 def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) -> list[Text]:
     """Return which cell means what, with shares, in lines of at most `width` cells."""
-    total = sum((ledger or {}).values())
-    lines = [Text(no_wrap=True)]
-    for heading in LEDGER_HEADINGS:
-        share = (ledger or {}).get(heading, 0.0)
-        if total <= 0 or share <= 0:
-            continue
-        entry = f" {HEADING_WORDS[heading]} {percent(share / total, digits=1)}"
-        if len(lines[-1]) and len(lines[-1]) + len(entry) + 3 > width:
-            lines.append(Text(no_wrap=True))
-        lines[-1].append("  " if len(lines[-1]) else "")
-        lines[-1].append(glyph(heading, console), style=HEADING_COLOURS[heading]).append(entry)
-    return [cut(line, width) for line in lines if len(line)]
+    return [cut(line, width) for line in ledger_legend(ledger or {}, width, console, is_narrow=True) if len(line)]
 
 
 def calibration_lines(job: JobStatus, width: int) -> list[Text]:
@@ -194,7 +193,7 @@ def alarm_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
             lines.append(cut(Text(clean(f"! {job.called}: rank {hang.rank} {what}"), style=BAD), width))
         for late in job.stragglers:
             who = "the ranks are held up" if late.rank is None else f"rank {late.rank} is late"
-            cost = f"{duration(late.excess_seconds)} a step ({spoken(late.cause)})"
+            cost = f"{short_duration(late.excess_seconds)} a step ({_spoken(late.cause)})"
             text = f"! {job.called}: {who} by {cost}: {late.evidence}"
             lines.append(cut(Text(clean(text), style="yellow"), width))
     return lines
@@ -202,17 +201,17 @@ def alarm_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
 
 def _outcome(move: Move) -> Text:
     word = move.outcome or ("advice" if move.kind == "advise" else "on trial")
-    return Text(spoken(word), style={"kept": "green", "rolled_back": "yellow", "barred": "red"}.get(word, "cyan"))
+    return Text(_spoken(word), style={"kept": "green", "rolled_back": "yellow", "barred": "red"}.get(word, "cyan"))
 
 
 MOVE_COLUMNS: tuple[TableColumn[tuple[JobStatus, Move]], ...] = (
     TableColumn("Job", 12, lambda both: both[0].called, rank=3, is_text=True),
     TableColumn("Step", 6, lambda both: str(both[1].step)),
-    TableColumn("Knob", 14, lambda both: spoken(both[1].knob), is_text=True),
-    TableColumn("Change", 13, lambda both: f"{setting(both[1].knob, both[1].from_value)}>"
-           f"{setting(both[1].knob, both[1].to_value)}", is_text=True),
-    TableColumn("Exp.", 6, lambda both: percent(both[1].expected_gain_ratio, digits=1, signed=True), rank=2),
-    TableColumn("Meas.", 6, lambda both: percent(both[1].measured_gain_ratio, digits=1, signed=True)),
+    TableColumn("Knob", 14, lambda both: _spoken(both[1].knob), is_text=True),
+    TableColumn("Change", 13, lambda both: f"{_setting(both[1].knob, both[1].from_value)}>"
+           f"{_setting(both[1].knob, both[1].to_value)}", is_text=True),
+    TableColumn("Exp.", 6, lambda both: short_percent(both[1].expected_gain_ratio, digits=1, signed=True), rank=2),
+    TableColumn("Meas.", 6, lambda both: short_percent(both[1].measured_gain_ratio, digits=1, signed=True)),
     TableColumn("Outcome", 11, lambda both: _outcome(both[1]), is_text=True),
     TableColumn("Why", 10, lambda both: both[1].outcome_reason or both[1].reason, is_text=True, grows=True),
 )  # fmt: skip
@@ -236,12 +235,12 @@ def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int 
     columns: tuple[TableColumn[Rank], ...] = (
         TableColumn("Rank", 5, lambda rank: str(rank.rank)),
         TableColumn("Step", 7, lambda rank: "-" if rank.step is None else str(rank.step), rank=3),
-        TableColumn("Last", 7, lambda rank: duration(rank.step_duration_seconds)),
+        TableColumn("Last", 7, lambda rank: short_duration(rank.step_duration_seconds)),
         TableColumn(
             "Ledger of the last step", size, lambda rank: bar(rank.ledger_seconds, size, console), is_text=True
         ),
-        TableColumn("MFU", 5, lambda rank: percent(rank.mfu_ratio), rank=1),
-        TableColumn("Mem", 6, lambda rank: binary(rank.memory_allocated_bytes), rank=2),
+        TableColumn("MFU", 5, lambda rank: short_percent(rank.mfu_ratio), rank=1),
+        TableColumn("Mem", 6, lambda rank: short_size(rank.memory_allocated_bytes), rank=2),
         TableColumn("Where", 14, where_words, is_text=True, grows=True),
     )
     return rows(columns, ranks, width, chosen=chosen)
@@ -251,22 +250,21 @@ def ladder_lines(ladder: Ladder | None, width: int) -> list[Text]:
     """Return the what-if bounds, a line for each."""
     if ladder is None:
         return [Text("what-if ladder: not known yet", style="dim")]
-    lines = [Text(f"What if, of {duration(ladder.pace_seconds)} a step ({ladder.source})", style="bold")]
+    lines = [Text(f"What if, of {short_duration(ladder.pace_seconds)} a step ({ladder.source})", style="bold")]
     for rung in ladder.rungs:
-        text = (
-            f"  {SCENARIO_WORDS.get(rung.scenario, spoken(rung.scenario)):32} at least {duration(rung.step_seconds):>7}"
-        )
-        lines.append(Text(f"{text}, saves at most {percent(rung.gain_ratio, digits=1)}"))
+        words = SCENARIO_WORDS.get(rung.scenario, _spoken(rung.scenario))
+        step, gain = short_duration(rung.step_seconds), short_percent(rung.gain_ratio, digits=1)
+        lines.append(Text(f"  {words:32} at least {step:>7}, saves at most {gain}"))
     return [cut(line, width) for line in lines]
 
 
 def job_facts(job: JobStatus, width: int) -> list[Text]:
     """Return what is known of one job in a line or two."""
     facts = [
-        f"step {job.step if job.step is not None else '-'}", f"pace {duration(job.pace_seconds)}",
-        f"median rank {duration(job.median_pace_seconds)}", f"{amount(job.samples_per_second)} samples/s",
-        f"{amount(job.tokens_per_second)} tokens/s", f"MFU {percent(job.mfu_ratio, digits=1)}",
-        f"ranks here {len(job.ranks) + job.ranks_left_out} of {amount(job.world_size)}",
+        f"step {job.step if job.step is not None else '-'}", f"pace {short_duration(job.pace_seconds)}",
+        f"median rank {short_duration(job.median_pace_seconds)}", f"{short_count(job.samples_per_second)} samples/s",
+        f"{short_count(job.tokens_per_second)} tokens/s", f"MFU {short_percent(job.mfu_ratio, digits=1)}",
+        f"ranks here {len(job.ranks) + job.ranks_left_out} of {short_count(job.world_size)}",
     ]  # fmt: skip
     if job.tuner is not None:
         facts.append(f"tuner {job.tuner.state}")
@@ -285,10 +283,10 @@ def recorder_lines(recorder: RecorderStatus | None, width: int) -> list[Text]:
     if recorder is None:
         return []
     line = Text(no_wrap=True).append("Rec ", style="cyan")
-    line.append(f"last {duration(recorder.span_seconds)} in {binary(recorder.memory_bytes)}")
-    line.append(f"  {recorder.files_total} recording{'' if recorder.files_total == 1 else 's'} written")
-    line.append(f", {binary(recorder.files_bytes)} on disk" if recorder.files_bytes else "")
-    reasons = [f"{spoken(name)} {count}" for name, count in recorder.triggers_total.items() if count]
+    line.append(f"last {short_duration(recorder.span_seconds)} in {short_size(recorder.memory_bytes)}")
+    line.append(f"  {plural(recorder.files_total, 'recording')} written")
+    line.append(f", {short_size(recorder.files_bytes)} on disk" if recorder.files_bytes else "")
+    reasons = [f"{_spoken(name)} {count}" for name, count in recorder.triggers_total.items() if count]
     line.append(f"  of {', '.join(reasons)}" if reasons else "", style="yellow")
     if recorder.lost_total or recorder.write_failures_total:
         bad = f"  {recorder.write_failures_total} writes failed, {recorder.lost_total} lost"
@@ -299,8 +297,8 @@ def recorder_lines(recorder: RecorderStatus | None, width: int) -> list[Text]:
 def daemon_words(document: StatusDocument) -> str:
     """Return what the title says of the daemon and its recorder."""
     own, recorder = document.daemon, document.daemon.recorder
-    words = f"daemon {percent(own.cpu_utilization_ratio, digits=1)} of {percent(own.cpu_budget_ratio)} CPU"
+    words = f"daemon {short_percent(own.cpu_utilization_ratio, digits=1)} of {short_percent(own.cpu_budget_ratio)} CPU"
     if recorder is None:
         return words
     wrote = f", {recorder.files_total} written" if recorder.files_total else ""
-    return f"rec {duration(recorder.span_seconds)}{wrote}  {words}"
+    return f"rec {short_duration(recorder.span_seconds)}{wrote}  {words}"

@@ -18,8 +18,6 @@ __all__ = ["TableColumn", "cut", "gauge", "rows"]
 
 T = TypeVar("T")
 
-ELLIPSIS = "…"
-
 
 class TableColumn(NamedTuple, Generic[T]):
     """One column: `rank` 0 stays at every width, higher ones go first; `grows` takes what width is left."""

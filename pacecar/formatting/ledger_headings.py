@@ -1,4 +1,4 @@
-"""Holds the words, colours and glyphs of a ledger's headings, and formats percentages and counts.
+"""Holds the words, colours and glyphs of a ledger's headings.
 
 They are in one place, so that each table, bar and picture says the same thing.
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pacecar.records import LEDGER_HEADINGS
 
-__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "percent", "plural"]
+__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "UNCALIBRATED_WORDS"]
 
 HEADING_WORDS = {
     "compute": "compute",
@@ -59,15 +59,3 @@ UNCALIBRATED_WORDS = {
     "price": "an exact window would cost more than the overhead budget has earned so far",
 }
 """Why most of a ledger is unknown."""
-
-
-def percent(ratio: float | None, *, signed: bool = False) -> str:
-    """Return 0.123 as "12.3 %", and what is missing as a dash."""
-    if ratio is None:
-        return "-"
-    return f"{ratio * 100:+.1f} %" if signed else f"{ratio * 100:.1f} %"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return "1 step", "2 steps"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -4,7 +4,7 @@ Jobs choose their names, hosts and reasons, files hold what somebody wrote, and 
 it is, such a text moves the cursor, hides lines or forges log entries.  So every text that this process did not write
 itself passes through `clean` where it reaches a terminal, a log line or a report.  What is not printable by Unicode's
 categories (C0 and C1 controls, ESC, line and paragraph separators, bidirectional marks, surrogates) becomes U+FFFD,
-which shows that something was there.
+which shows that something was there; where a person looks for the fault in it, `escaped` shows what.
 
 Left out: markup.  HTML and Markdown have escapes of their own, where they are written.
 """
@@ -16,7 +16,7 @@ import logging
 from enum import Enum
 from typing import TypeVar, cast
 
-__all__ = ["PlainFormatter", "clean", "clean_values"]
+__all__ = ["PlainFormatter", "clean", "clean_values", "escaped"]
 
 T = TypeVar("T")
 
@@ -32,6 +32,11 @@ def clean(text: object, characters_max: int | None = None) -> str:
     if characters_max is not None and len(line) > characters_max:
         return line[: characters_max - 1] + "…"
     return line
+
+
+def escaped(text: str) -> str:
+    r"""Return `text` on one line, a tab as a blank, what else `clean` replaces as python writes it: \x1b, \u202e."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text.replace("\t", " "))
 
 
 def clean_values(value: T, _depth: int = 0) -> T:

@@ -10,14 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar
-from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import duration, percent, plural, unit_for
+from pacecar.formatting.tables import rich_table
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from .compare import WARNING_CODES
 from .report import Difference, TraceComparison, TraceDocument
-from .text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
-from .units import DisplayUnit, duration, unit_for
+from .text import BAR_WIDTH_MAX, ROWS_MAX, warning_lines
 
 __all__ = ["comparison_text"]
 
@@ -77,7 +78,7 @@ def _way(before: float, after: float) -> str:
 def _headings(rows: dict[str, Difference], per: str) -> Table:
     wall = rows["wall"]
     unit = unit_for([wall.before_ns, wall.after_ns])
-    table = plain_table(f"Ledger, mean for each {per}{' and rank' if per == 'step' else ''}, in {unit.name}")
+    table = rich_table(f"Ledger, mean for each {per}{' and rank' if per == 'step' else ''}, in {unit.name}")
     table.add_column("", no_wrap=True)
     for column in ("before", "", "after", "", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)
@@ -87,7 +88,7 @@ def _headings(rows: dict[str, Difference], per: str) -> Table:
             percent(value / whole) if whole else "-"
             for value, whole in ((row.before_ns, wall.before_ns), (row.after_ns, wall.after_ns))
         ]
-        before, after, change = (_number(value, unit) for value in (row.before_ns, row.after_ns, row.change_ns))
+        before, after, change = (unit.number(value) for value in (row.before_ns, row.after_ns, row.change_ns))
         table.add_row(words, before, shares[0], after, shares[1], _signed(change), _ratio(row))
 
     for heading in LEDGER_HEADINGS:
@@ -103,19 +104,15 @@ def _headings(rows: dict[str, Difference], per: str) -> Table:
 
 def _changes(title: str, rows: Sequence[Difference], per: str) -> Table:
     unit = unit_for([value for row in rows for value in (row.before_ns, row.after_ns)])
-    table = plain_table(f"{title} that changed most, for each {per}, in {unit.name}")
+    table = rich_table(f"{title} that changed most, for each {per}, in {unit.name}")
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for column in ("before", "count", "after", "count", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        before, after, change = (_number(value, unit) for value in (row.before_ns, row.after_ns, row.change_ns))
+        before, after, change = (unit.number(value) for value in (row.before_ns, row.after_ns, row.change_ns))
         cells = (before, _count(row.before_count), after, _count(row.after_count), _signed(change), _ratio(row))
         table.add_row(clean(row.name).replace("_", " "), *cells)
     return table
-
-
-def _number(value_ns: float, unit: DisplayUnit) -> str:
-    return f"{value_ns / unit.ns:.{unit.digits}f}"
 
 
 def _signed(number: str) -> str:

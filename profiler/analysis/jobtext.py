@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
-from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import bandwidth, duration, percent, plural, size_text, unit_for
+from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
 from .report import CollectiveInstance, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
-from .text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
-from .units import amount, bandwidth, duration, unit_for
+from .text import BAR_WIDTH_MAX, collectives_table, ladder_table
 
 __all__ = ["job_text"]
 
@@ -72,7 +73,7 @@ def _ranks(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> T
     shares = {share.rank: share for share in job.shares}
     shown = _ranks_shown(reports, shares)
     title = "Ranks" if len(shown) == len(reports) else f"Ranks (the {len(shown)} that the others waited for longest)"
-    table = plain_table(title)
+    table = rich_table(title)
     has_ranks = all(report.rank is not None for report in shown)
     table.add_column("rank" if has_ranks else "trace", justify="right" if has_ranks else "left", no_wrap=True)
     for column in ("span", "compute", "exposed", "wait", "wire", "idle", "caused"):
@@ -87,9 +88,9 @@ def _ranks(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> T
         name = str(report.rank) if has_ranks else clean(Path(report.file).name)
         cells = [report.span_ns, report.compute_ns, report.exposed_communication_ns]
         cells += [share.wait_ns, share.wire_ns] if share is not None else []
-        texts = [f"{value / unit.ns:.{unit.digits}f}" for value in cells] + ["-"] * (5 - len(cells))
-        texts += [f"{report.idle_ns / unit.ns:.{unit.digits}f}"]
-        texts += [f"{share.caused_wait_ns / unit.ns:.{unit.digits}f}" if share is not None else "-"]
+        texts = [unit.number(value) for value in cells] + ["-"] * (5 - len(cells))
+        texts += [unit.number(report.idle_ns)]
+        texts += [unit.number(share.caused_wait_ns) if share is not None else "-"]
         width = round(12 * report.span_ns / longest) if longest else 0
         table.add_row(name, *texts, ledger_bar(report.ledger, width, console))
     table.caption = (
@@ -130,7 +131,7 @@ def _clocks(clocks: Sequence[RankClock]) -> Iterator[Text]:
 def _stragglers(stragglers: Sequence[LateTraceRank], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
     if not stragglers:
         return
-    table = plain_table("Who is late, and why")
+    table = rich_table("Who is late, and why")
     for column in ("rank", "last in", "others waited", "of all waiting"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("cause", no_wrap=True)
@@ -153,7 +154,7 @@ def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:
         return None
     shown = sorted(instances, key=lambda one: -one.skew_ns)[:INSTANCES_MAX]
     few = len(shown) < len(instances)
-    table = plain_table(f"Collectives, one by one (the {len(shown)} most skewed)" if few else "Collectives, one by one")
+    table = rich_table(f"Collectives, one by one (the {len(shown)} most skewed)" if few else "Collectives, one by one")
     table.add_column("operation", no_wrap=True, overflow="ellipsis")
     for column in ("#", "size", "ranks", "last came", "skew", "wire", "bus bw"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -162,5 +163,5 @@ def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:
     for one in sorted(shown, key=lambda one: min((a.start_ns for a in one.arrivals), default=0)):
         ranks = f"{one.ranks} of {one.ranks + one.ranks_missing}" if one.ranks_missing else str(one.ranks)
         cells = (f"rank {one.late_rank}", skew.text(one.skew_ns), wire.text(one.wire_ns), bandwidth(one.bus_bandwidth))
-        table.add_row(clean(one.operation), str(one.index), amount(one.bytes), ranks, *cells)
+        table.add_row(clean(one.operation), str(one.index), size_text(one.bytes), ranks, *cells)
     return table

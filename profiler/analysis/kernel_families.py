@@ -21,13 +21,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pacecar.formatting.plain_text import clean
+
 from ..ledger.attribution import Work
 from ..ledger.classification import NAMES_MAX
 from ..ledger.intervals import total
 from ..trace.columns import WORKS, Trace
 from .report import Family
 
-__all__ = ["FAMILIES", "family_of", "kernel_families"]
+__all__ = ["FAMILIES", "family_of", "kernel_families", "kernel_name"]
 
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("embedding", (
@@ -151,3 +153,8 @@ def _sums(group: NDArray[np.int64], values: NDArray[np.int64], groups: int) -> l
     values = values[np.argsort(group, kind="stable")]
     ends = np.cumsum(np.bincount(group, minlength=groups)).tolist()
     return [total(values[low:high]) for low, high in pairwise([0, *ends])]
+
+
+def kernel_name(name: str) -> str:
+    """Return a kernel's name for people: cleaned, and without the return type that C++ puts before a template's."""
+    return clean(name).removeprefix("void ")

@@ -26,18 +26,19 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS, percent
+from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import percent, unit_for
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from pacecar.safe_files import output
 
 from ..ledger.attribution import LossCause, Work
 from ..ledger.intervals import EMPTY, Intervals, clip, subtract, union
 from ..trace.columns import WORKS, DeviceRows, HostKind, HostRows, Trace
+from .kernel_families import kernel_name
 from .parallel_reading import Analysis
 from .report import TraceReport
 from .timeline import TraceTimeline, timeline
-from .units import kernel_name, unit_for
 
 __all__ = ["draw", "write_picture"]
 

@@ -14,21 +14,22 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
-from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import bandwidth, percent, plural, size_text, unit_for
+from pacecar.formatting.tables import rich_table
 from pacecar.records import LEDGER_HEADINGS
 
 from ..trace.columns import TraceWarning
+from .kernel_families import kernel_name
 from .report import CollectiveTotal, Family, Gap, Scenario, StepReport, TraceDocument, TraceReport
-from .units import amount, bandwidth, kernel_name, unit_for
 
-__all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
+__all__ = ["document_text", "ladder_table", "sum_rows", "warning_lines"]
 
 ROWS_MAX = 8
 """The most collectives and families shown: the largest, which have all but a few percent of the time."""
@@ -115,7 +116,7 @@ def _gpus(gpus: Sequence[str]) -> str:
 
 def _ledger(report: TraceReport) -> Table:
     title = {"trace": "Ledger, first to last work", "steps": "Ledger of the steps", "hta": "Ledger, HTA's window"}
-    table = plain_table(title.get(report.window, "Ledger"))
+    table = rich_table(title.get(report.window, "Ledger"))
     table.add_column("", min_width=24)
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
@@ -145,7 +146,7 @@ def sum_rows(parts: dict[str, int]) -> list[tuple[str, int]]:
 def _steps(steps: Sequence[StepReport]) -> Table | None:
     if not steps:
         return None
-    table = plain_table(plural(len(steps), "step"))
+    table = rich_table(plural(len(steps), "step"))
     table.add_column("", min_width=24)
     ledgers = []
     for step, words in _notable(steps):
@@ -182,7 +183,7 @@ def _gaps(gaps: Sequence[Gap], span_ns: int) -> Table | None:
     gaps = [gap for gap in gaps if gap.count > 0]
     if not gaps:
         return None
-    table = plain_table("Idle, by what ended it")
+    table = rich_table("Idle, by what ended it")
     table.add_column("", min_width=24)
     for column in ("time", "share", "gaps", "mean"):
         table.add_column(column, justify="right")
@@ -201,7 +202,7 @@ def collectives_table(rows: Sequence[CollectiveTotal], console: Console) -> Tabl
         return None
     largest = sorted(rows, key=lambda row: -row.duration_ns)
     has_split = any(row.wire_ns is not None for row in rows)
-    table = plain_table(_largest("Collectives", len(rows), sum(row.count for row in rows)))
+    table = rich_table(_largest("Collectives", len(rows), sum(row.count for row in rows)))
     table.add_column("operation", no_wrap=True, overflow="ellipsis")
     columns = ["size", "ranks", "count", "time", *(["wait", "wire"] if has_split else ["median", "exposed"]), "bus bw"]
     is_wide = console.width >= WIDE_COLUMNS
@@ -215,7 +216,7 @@ def collectives_table(rows: Sequence[CollectiveTotal], console: Console) -> Tabl
     for row in largest[:ROWS_MAX]:
         split = [unit.text(row.wait_ns), unit.text(row.wire_ns)]
         alone = [middle.text(row.median_ns), unit.text(row.exposed_ns)]
-        cells = [amount(row.bytes), _count(row.group_size), str(row.count), unit.text(row.duration_ns)]
+        cells = [size_text(row.bytes), _count(row.group_size), str(row.count), unit.text(row.duration_ns)]
         cells += [*(split if has_split else alone), bandwidth(row.bus_bandwidth)]
         if is_wide:
             cells[4:4] = [clean(row.dtype or "-"), clean(row.group or "-")[:16]]
@@ -235,7 +236,7 @@ def _count(value: int | None) -> str:
 def _families(families: Sequence[Family]) -> Table | None:
     if not families:
         return None
-    table = plain_table(_largest("Kernel families", len(families), sum(family.count for family in families)))
+    table = rich_table(_largest("Kernel families", len(families), sum(family.count for family in families)))
     table.add_column("family", no_wrap=True)
     for column in ("time", "share", "count"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -253,7 +254,7 @@ def ladder_table(scenarios: Sequence[Scenario]) -> Table | None:
     worth = [one for one in scenarios if one.saved_ns > SAVED_SHARE_MIN * (one.step_ns + one.saved_ns)]
     if not worth:
         return None
-    table = plain_table("What if (bounds, not promises)")
+    table = rich_table("What if (bounds, not promises)")
     table.add_column("", min_width=24)
     table.add_column("pace", justify="right", no_wrap=True)
     table.add_column("saved", justify="right", no_wrap=True)
@@ -295,16 +296,3 @@ def warning_lines(groups: Iterable[tuple[str, Sequence[TraceWarning]]], names_fi
 def _largest(noun: str, kinds: int, count: int) -> str:
     shown = f"the largest {ROWS_MAX} of {kinds}" if kinds > ROWS_MAX else ""
     return f"{noun} ({', '.join(part for part in (shown, f'{count} in all') if part)})"
-
-
-def plain_table(title: str) -> Table:
-    """Return an empty table in the style of all of pacecar's."""
-    return Table(
-        box=box.SIMPLE,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title=title,
-        title_justify="left",
-        title_style="bold",
-    )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.formatting.plain_text import PlainFormatter, clean, clean_values
+from pacecar.formatting.plain_text import PlainFormatter, clean, clean_values, escaped
 
 EVIL = "a\x1b[2Jb\nc\rd\x9b31me\u202ef\u2028g\x00h\x7fi"
 
@@ -55,6 +55,14 @@ def test_what_people_write_stays(text):
 def test_a_long_text_is_cut():
     assert clean("x" * 100, 10) == "x" * 9 + "…"
     assert clean("x" * 10, 10) == "x" * 10
+
+
+@given(st.text())
+def test_what_is_escaped_is_one_printable_line_that_shows_what_was_there(text):
+    shown = escaped(text)
+    assert shown.isprintable()
+    assert (shown == text) == (clean(text) == text)
+    assert escaped("a\x1b[2J\x9b\u202e\udc80b\n") == r"a\x1b[2J\x9b\u202e\udc80b\n"
 
 
 def test_every_text_of_a_document_is_cleaned_and_nothing_else_changes():

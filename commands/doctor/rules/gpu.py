@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from pacecar.formatting.quantities import gibibytes
 from pacecar.monitor.gpu.derived import CLOCK_REASONS
 
 from ..facts.model import NVIDIA, GpuFacts, NodeFacts
@@ -273,7 +274,7 @@ def _mixed(facts: NodeFacts) -> Hit | None:
     evidence = [
         FindingEvidence(
             f"GPU {_numbers([gpu.index for gpu in gpus])}",
-            name if memory is None else f"{name}, {memory / 2**30:.0f} GiB",
+            name if memory is None else f"{name}, {gibibytes(memory)}",
             on(gpus[0]),
         )
         for (name, memory), gpus in names.items()

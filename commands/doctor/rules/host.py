@@ -5,7 +5,7 @@ Each threshold names its source; where no document gives one, the constant says 
 
 from __future__ import annotations
 
-from pacecar.formatting.ledger_headings import plural
+from pacecar.formatting.quantities import plural
 
 from ..facts.model import NodeFacts
 from ..findings import FindingEvidence, FindingSource, Hit, Rule, Severity

@@ -34,7 +34,7 @@ def _knob(facts: NodeFacts, name: str) -> list[FindingEvidence]:
     if facts.run is None or name not in facts.run.knobs:
         return []
     value = facts.run.knobs[name]
-    return [FindingEvidence(name, setting(name, value) if isinstance(value, int) else str(value), facts.run.where)]
+    return [FindingEvidence(name, setting(name, value), facts.run.where)]
 
 
 def _over(facts: NodeFacts, heading: str, least: float) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.formatting.quantities import gigabits
 
 from ..facts.model import Interface, NodeFacts, Seen
 from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
@@ -57,7 +58,7 @@ def _needed(card: Interface, facts: NodeFacts) -> int:
 
 
 def _speed(card: Interface) -> FindingEvidence:
-    return FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
+    return FindingEvidence(card.name, gigabits(card.speed or 0), f"{card.where}/speed")
 
 
 def _product(card: Interface, facts: NodeFacts) -> FindingEvidence:

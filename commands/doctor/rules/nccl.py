@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 
+from pacecar.formatting.quantities import gigabits
+
 from ..facts.model import GpuFacts, NodeFacts, Seen
 from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
 from ..sources import NCCL_ENV
@@ -67,7 +69,7 @@ def active_ports(facts: NodeFacts) -> tuple[FindingEvidence, ...]:
     return tuple(
         FindingEvidence(
             f"{port.device} port {port.port}",
-            "ACTIVE" if port.rate is None else f"ACTIVE, {port.rate * 8 / 1e9:g} Gbit/s",
+            "ACTIVE" if port.rate is None else f"ACTIVE, {gigabits(port.rate * 8)}",
             port.where,
         )
         for port in facts.network.active_ports
@@ -248,7 +250,7 @@ def _slow_interface(facts: NodeFacts) -> Hit | None:
             continue
         evidence = [found[0].says(name)]
         evidence += [
-            FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
+            FindingEvidence(card.name, gigabits(card.speed or 0), f"{card.where}/speed")
             for card in (*(by_name[card] for card in found[1] if by_name[card].speed), best)
         ]
         return Hit(evidence, f"export {name}={reached_as(best)}", gain(facts))
@@ -316,7 +318,7 @@ def _socket_threads(facts: NodeFacts) -> Hit | None:
     if not fast:
         return None
     evidence = [
-        FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s, no RDMA port in use", f"{card.where}/speed")
+        FindingEvidence(card.name, f"{gigabits(card.speed or 0)}, no RDMA port in use", f"{card.where}/speed")
         for card in fast
     ]
     return Hit(evidence, "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", gain(facts))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from pacecar.formatting.quantities import gigabits
+
 from ..facts.model import NodeFacts, PciDevice, RdmaPort
 from ..findings import FindingEvidence, Gain, Hit, Rule, Severity
 from ..sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
@@ -165,7 +167,7 @@ def _port_slow(facts: NodeFacts) -> Hit | None:
         assert port.rate is not None, "those without a rate were left out"
         if port.rate < best:
             slow = slow or port.device
-            text = f"{port.rate * 8 / 1e9:g} Gbit/s, others of this node {best * 8 / 1e9:g}"
+            text = f"{gigabits(port.rate * 8)}, others of this node {best * 8 / 1e9:g}"
             evidence.append(FindingEvidence(f"{port.device} port {port.port}", text, f"{port.where}/rate"))
     return (
         Hit(evidence, f"sudo mlxlink -d {slow} -m -e    # what the link was trained to, and why (NVIDIA's cards)")

@@ -33,8 +33,8 @@ from pacecar.commands.demo.result import (
     Throughput,
 )
 from pacecar.formatting.ledger_bar import ledger_bar
-from pacecar.formatting.ledger_headings import percent
-from pacecar.formatting.units import knob_text
+from pacecar.formatting.quantities import percent
+from pacecar.knobs import setting
 from pacecar.records import (
     Bound,
     Decision,
@@ -166,9 +166,9 @@ def test_a_bar_of_no_time_is_empty() -> None:
 
 
 def test_bytes_are_written_as_people_write_them_and_missing_is_a_dash() -> None:
-    assert knob_text("bucket_bytes", 25 * 2**20) == "25 MiB"
-    assert knob_text("bucket_bytes", 512 * 2**10) == "512 KiB"
-    assert knob_text("micro_batch", 8) == "8"
+    assert setting("bucket_bytes", 25 * 2**20) == "25 MiB"
+    assert setting("bucket_bytes", 512 * 2**10) == "0.5 MiB"
+    assert setting("micro_batch", 8) == "8"
     assert percent(None) == "-"
     assert percent(0.0) == "0.0 %"
 

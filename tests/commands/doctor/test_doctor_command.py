@@ -189,13 +189,14 @@ def test_marks_in_what_people_wrote_are_text(tmp_path):
 
 
 def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
-    facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb",))
+    facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb", "c\u202ed\udc80"))
     evidence = (FindingEvidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
     finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, FindingSource("d", "s"))
     text = rendered(facts, Judgement((finding,), 1, {}))
     assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
     assert "\\x1b]0;title\\x07" in text
     assert "a\\x1b[2Jb" in text
+    assert "c\\u202ed\\udc80" in text, "a mark of direction, and a name on disk that is no UTF-8"
 
 
 def test_the_screen_is_the_same_however_it_is_printed(tmp_path, capsys):

@@ -22,7 +22,6 @@ from pacecar.commands.top.keys import Keys
 from pacecar.commands.top.panes import calibration_lines, recorder_lines, where_words
 from pacecar.commands.top.screen import GPU_SORTS, ScreenView, compose, everything, on_key, shown_jobs
 from pacecar.commands.top.table import TableColumn, gauge, rows
-from pacecar.commands.top.words import amount, binary, duration, percent
 from pacecar.formatting.plain_text import clean
 from pacecar.records import status_document
 from pacecar.records.job_identity import JobKey
@@ -212,15 +211,7 @@ def test_no_text_of_a_job_reaches_the_terminal_as_a_command():
     assert not any("\x1b" in line.plain for line in everything(said, 100, console(100)))
 
 
-def test_what_is_not_known_is_a_dash_and_zero_is_zero():
-    assert [f(None) for f in (amount, binary, duration, percent)] == ["-"] * 4
-    assert [f(0) for f in (amount, binary, duration, percent)] == ["0", "0B", "0us", "0%"]
-    assert (amount(1_234_567), binary(93.8 * 2**30), duration(0.0123), percent(0.256)) == (
-        "1.2M",
-        "93.8G",
-        "12.3ms",
-        "26%",
-    )
+def test_a_gauge_is_empty_where_nothing_is_known():
     assert gauge(None, 10).plain == "[        ]"
     assert gauge(0.5, 12, "50%").plain == "[|||||  50%]"
 

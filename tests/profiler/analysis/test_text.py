@@ -1,19 +1,15 @@
-"""Tables and units: one unit a column, zero is a measurement, nothing is hidden by rounding."""
+"""The tables of an analysis: what is shown, what is left out, and that they fit."""
 
 from __future__ import annotations
 
 import io
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from pacecar.formatting.plain_text import clean
+from pacecar.profiler.analysis.kernel_families import kernel_name
 from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
 from pacecar.profiler.analysis.report import Scenario, StepReport, TraceDocument
 from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, ladder_table, warning_lines
-from pacecar.profiler.analysis.units import amount, bandwidth, duration, kernel_name, unit_for
 from pacecar.profiler.trace.columns import TraceWarning
 from pacecar.records import Ledger
 from tests.profiler.analysis.tracefiles import write_trace
@@ -31,47 +27,9 @@ def text_of(document: TraceDocument, width: int = 80) -> str:
     return shown(*document_text(document, Console(width=width, color_system=None)), width=width)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0 ns"),
-        (999, "999 ns"),
-        (1_500, "1.5 us"),
-        (2_500_000, "2.50 ms"),
-        (9_999_000_000, "9999.00 ms"),
-        (12_345_000_000, "12.345 s"),
-        (None, "-"),
-        (-1_500, "-1.5 us"),
-    ],
-)
-def test_a_time_is_written_in_its_own_unit(value: int | None, text: str) -> None:
-    assert duration(value) == text
-
-
-@given(st.integers(0, 10**14), st.integers(0, 10**14))
-def test_what_is_not_nothing_never_looks_like_nothing(small: int, large: int) -> None:
-    text = unit_for([large]).text(small)
-    digits = text.split()[0].replace(".", "").strip("0")
-    assert (digits == "") == (small == 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (amount(None), "-"),
-        (amount(0), "0 B"),
-        (amount(25 * 2**20), "25 MiB"),
-        (amount(1536), "1.5 KiB"),
-        (bandwidth(None), "-"),
-        (bandwidth(0.0), "0.0 kB/s"),
-        (bandwidth(32.14e9), "32.1 GB/s"),
-        (bandwidth(0.2e9), "200.0 MB/s"),
-        (clean("a\x1b[2Jb\n"), "a\ufffd[2Jb\ufffd"),
-        (kernel_name("void at::native::f<4>()"), "at::native::f<4>()"),
-    ],
-)
-def test_quantities_are_written_as_the_field_writes_them(text: str, wanted: str) -> None:
-    assert text == wanted
+def test_a_kernel_is_named_without_its_return_type_and_steers_nothing() -> None:
+    assert kernel_name("void at::native::f<4>()") == "at::native::f<4>()"
+    assert kernel_name("a\x1b[2Jb\n") == "a\ufffd[2Jb\ufffd"
 
 
 def test_a_step_that_is_two_things_has_one_column(tmp_path) -> None:

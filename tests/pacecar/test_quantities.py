@@ -1,0 +1,87 @@
+"""Numbers for people: one unit a column, zero is a measurement, nothing is hidden by rounding."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacecar.formatting.quantities import (
+    bandwidth,
+    duration,
+    gibibytes,
+    gigabits,
+    large_count,
+    percent,
+    plural,
+    short_count,
+    short_duration,
+    short_percent,
+    short_size,
+    size_text,
+    unit_for,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_500, "1.5 us"),
+        (2_500_000, "2.50 ms"),
+        (9_999_000_000, "9999.00 ms"),
+        (12_345_000_000, "12.345 s"),
+        (None, "-"),
+        (-1_500, "-1.5 us"),
+    ],
+)
+def test_a_time_is_written_in_its_own_unit(value: int | None, text: str) -> None:
+    assert duration(value) == text
+
+
+@given(st.integers(0, 10**14), st.integers(0, 10**14))
+def test_what_is_not_nothing_never_looks_like_nothing(small: int, large: int) -> None:
+    text = unit_for([large]).text(small)
+    digits = text.split()[0].replace(".", "").strip("0")
+    assert (digits == "") == (small == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (size_text(None), "-"),
+        (size_text(0), "0 B"),
+        (size_text(25 * 2**20), "25 MiB"),
+        (size_text(1536), "1.5 KiB"),
+        (bandwidth(None), "-"),
+        (bandwidth(0.0), "0.0 kB/s"),
+        (bandwidth(32.14e9), "32.1 GB/s"),
+        (bandwidth(0.2e9), "200.0 MB/s"),
+        (gigabits(200e9), "200 Gbit/s"),
+        (gigabits(2.5e9), "2.5 Gbit/s"),
+        (gibibytes(79.65 * 2**30), "80 GiB"),
+    ],
+)
+def test_quantities_are_written_as_the_field_writes_them(text: str, wanted: str) -> None:
+    assert text == wanted
+
+
+def test_shares_and_counts_of_things() -> None:
+    assert [percent(None), percent(0.0), percent(0.1234), percent(0.1234, signed=True)] == [
+        "-", "0.0 %", "12.3 %", "+12.3 %",
+    ]  # fmt: skip
+    assert percent(0.00123, digits=2) == "0.12 %"
+    assert [large_count(999), large_count(1_234_567), large_count(42_000_000)] == ["999", "1.23 M", "42 M"]
+    assert [plural(0, "step"), plural(1, "step"), plural(2, "step")] == ["0 steps", "1 step", "2 steps"]
+
+
+def test_in_few_cells_what_is_not_known_is_a_dash_and_zero_is_zero() -> None:
+    assert [f(None) for f in (short_count, short_size, short_duration, short_percent)] == ["-"] * 4
+    assert [f(0) for f in (short_count, short_size, short_duration, short_percent)] == ["0", "0B", "0us", "0%"]
+    assert (short_count(1_234_567), short_size(93.8 * 2**30), short_duration(0.0123), short_percent(0.256)) == (
+        "1.2M",
+        "93.8G",
+        "12.3ms",
+        "26%",
+    )
