@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
-from pacecar.controller.consensus.channels import RendezvousError, meet
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
 from pacecar.controller.observation import JobFacts, Observation, Policy, TuningTurn
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.transport.store_rendezvous import RendezvousError, meet
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 from tests.kit.records import job_hello, step_record
 
