@@ -29,8 +29,9 @@ def rank() -> None:
     import torch
     import torch.distributed as dist
 
-    from pacecar.controller.consensus.channels import VoteChannel, VoteSubject, meet
+    from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
     from pacecar.profiler.transport.side_group import job_store
+    from pacecar.profiler.transport.store_rendezvous import meet
 
     torch.set_num_threads(1)
     me, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

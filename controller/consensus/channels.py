@@ -1,17 +1,17 @@
-"""Carries numbers between ranks: the two channels of `protocol`, each on a gloo group of pacecar's own, after a `meet`.
+"""Carries the votes of `protocol` between ranks, on a gloo group of pacecar's own, after a `meet`.
 
-    SideChannel   numbered asynchronous gathers, polled and never waited for
-    VoteChannel    frames: what all ranks say at the same point of the training, read a step later or at once
+A vote travels in a frame: what all ranks say at the same point of the training, read a step later or at once.  The
+other channel, of numbered gathers that nobody waits for, is a `SideGroup` as it is.
 
-Neither is the job's own group: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
+The group is not the job's own: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
 answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
 
-On the VoteChannel every frame is a gather of the same few words, so that whatever two ranks send at the same place
-in the order of frames, it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks
-are not at the same point; all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
-last frame that says so, in advance: the others read it when they send theirs, and wait for no one.
+Every frame is a gather of the same few words, so that whatever two ranks send at the same place in the order of frames,
+it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks are not at the same
+point; all of them read that in the same frame, and all of them leave.  A rank that leaves sends a last frame that says
+so, in advance: the others read it when they send theirs, and wait for no one.
 
-Both call the group's own methods: on the step path, `dist.all_reduce` and the like cost ten times as much, in checks
+It calls the group's own methods: on the step path, `dist.all_reduce` and the like cost ten times as much, in checks
 and logging (100 us, with the caches of a training loop).
 
 Left out: what the numbers mean.
@@ -27,21 +27,10 @@ from typing import Any
 
 import torch
 
-from pacecar.profiler.transport.side_group import gather, make_group
-from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, keep_for_ever, life, meet
+from pacecar.profiler.transport.side_group import gather, make_group, release
+from pacecar.profiler.transport.store_rendezvous import life
 
-__all__ = [
-    "BODY_WORDS",
-    "MEET_SECONDS",
-    "Frame",
-    "LateError",
-    "LeftError",
-    "RendezvousError",
-    "SideChannel",
-    "VoteChannel",
-    "VoteSubject",
-    "meet",
-]
+__all__ = ["BODY_WORDS", "Frame", "LateError", "LeftError", "VoteChannel", "VoteSubject"]
 
 BODY_WORDS = 30
 """64-bit words of one frame besides its head; what is longer takes several frames."""
@@ -53,63 +42,7 @@ POLL_SECONDS_MAX = 0.0005
 """Pauses between two polls for a frame: short at first, because mostly it is there already."""
 
 KEPT_FRAMES = 16
-"""A thread of the group may still hold one of its latest frames: see `keep_for_ever`."""
-
-
-class SideChannel:
-    """Gathers on a gloo group of our own.  `open` waits for all ranks; nothing else ever waits."""
-
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._group: Any = None
-        self._work: Any = None
-        self._last: Any = None
-        self._gathered: torch.Tensor | None = None
-
-    def open(self, store: Any, name: str, rank: int) -> None:  # noqa: ANN401  dist.Store
-        """Make the group; every rank of the job must do it."""
-        self._group = make_group(store, f"{name}/side", rank, self._world_size, is_lazy=True)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a gather is outstanding."""
-        return self._work is not None
-
-    def post(self, words: Sequence[int]) -> None:
-        """Send `words` to all ranks; the previous gather must have been taken."""
-        assert self._work is None, "one gather at a time"
-        mine = torch.tensor(words, dtype=torch.int64)
-        self._gathered = torch.empty(self._world_size * len(words), dtype=torch.int64)
-        self._work = gather(self._group, self._gathered, mine)
-
-    def take(self) -> list[list[int]] | None:
-        """Return every rank's words if the gather is complete, else None.
-
-        Raises:
-            RuntimeError: the gather failed.
-        """
-        if self._work is None or not self._work.is_completed():
-            return None
-        work, self._work = self._work, None
-        self._last = work  # for `close`
-        work.wait()  # complete: returns or raises at once
-        assert self._gathered is not None, "posted"
-        rows: list[list[int]] = self._gathered.view(self._world_size, -1).tolist()
-        return rows
-
-    def close(self) -> None:
-        """Free the group, which ends its threads.  An outstanding gather is abandoned and its group kept.
-
-        Freeing a group waits for its gathers: for ever, if another rank never joins one.  It waits for the group's
-        threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that frees
-        it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
-        """
-        group, self._group = self._group, None
-        work, self._work = self._work, None
-        last, self._last = self._last, None
-        keep_for_ever(*(gather for gather in (work, last) if gather is not None))
-        if work is not None and not work.is_completed():
-            keep_for_ever(group)
+"""A thread of the group may still hold one of its latest frames: see `release`."""
 
 
 class VoteSubject(IntEnum):
@@ -260,12 +193,10 @@ class VoteChannel:
             self.post(VoteSubject.LEAVE, [])
 
     def close(self) -> None:
-        """Free the group, as `SideChannel.close` does; it is kept while a frame is out that others have to join."""
+        """Free the group; it is kept while a frame is out that others have to join (`release`)."""
         group, self._group = self._group, None
         self._store = None
-        keep_for_ever(*(frame.work for frame in self._latest))
-        if not all(frame.work.is_completed() for frame in self._latest):
-            keep_for_ever(group)
+        release(group, [frame.work for frame in self._latest])
 
 
 def _point(word: int) -> str:

@@ -26,24 +26,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pacecar.profiler.ranks.hang_detector import sequence
-from pacecar.profiler.transport.side_group import failure, job_store
+from pacecar.profiler.transport.side_group import SideGroup, failure, job_store
+from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, meet
 from pacecar.torch_internals import lacking
 
 from ..observation import KnobSpace
 from .agreement import AgreementUpdate
 from .capabilities import Offer
-from .channels import (
-    BODY_WORDS,
-    MEET_SECONDS,
-    Frame,
-    LateError,
-    LeftError,
-    RendezvousError,
-    SideChannel,
-    VoteChannel,
-    VoteSubject,
-    meet,
-)
+from .channels import BODY_WORDS, Frame, LateError, LeftError, VoteChannel, VoteSubject
 from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Proposal, ProposalKind, ProtocolMember
 
 __all__ = ["VOTE_WORDS", "RankAgreement"]
@@ -98,7 +88,7 @@ class RankAgreement:
     ) -> None:
         self._meet_seconds = meet_seconds
         self._member = ProtocolMember(rank, world_size)
-        self._side = SideChannel(world_size)
+        self._side = SideGroup(rank, world_size, is_lazy=True)
         self._main = VoteChannel(rank, world_size)
         self._votes = votes
         self._collectives = collectives
@@ -173,7 +163,7 @@ class RankAgreement:
         except Exception as error:  # whatever the store raises: the ranks have not met
             raise RendezvousError(f"the job's store failed: {failure(error)}") from error
         try:
-            self._side.open(store, name, member.rank)
+            self._side.open(store, f"{name}/side")
             if self._votes:
                 self._main.open(store, name)
         except Exception as error:  # noqa: BLE001  whatever gloo raises

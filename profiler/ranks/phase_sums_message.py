@@ -177,7 +177,9 @@ def encode(
     words = [VERSION, number, len(rows), int(leaves)]
     for row in rows:
         words += _encode_row(row)
-    return [*words, *([0] * (_ROWS_END - len(words))), *encode_totals(totals)]
+    message = [*words, *([0] * (_ROWS_END - len(words))), *encode_totals(totals)]
+    assert len(message) == MESSAGE_WORDS, "messages are all of one size, so that all ranks' fit into one gather"
+    return message
 
 
 def decode(number: int, words: Sequence[int]) -> Message:

@@ -253,7 +253,7 @@ class RankMonitor:
             _log.debug("pacecar does not compare ranks: %s", self.off_because)
             return
         try:
-            self._road.open(
+            self._road.connect(
                 f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
             )
         except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on uncompared

@@ -9,14 +9,22 @@ The ranks must have met (`store_rendezvous`).  A lazy group connects when its ra
 the two neighbours that a gather needs, where torch offers that (since 2.7).  Else every rank connects with every other,
 and `make_group` waits until all ranks have called it.
 
+`SideGroup` is such a group with one gather at a time, which nobody waits for.  Who has several under way at once (the
+votes of `controller/consensus`) uses `make_group`, `gather` and `release`.
+
 Left out: what is sent.
 """
 
 from __future__ import annotations
 
+import ctypes
+import time
+from array import array
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pacecar.torch_internals import find, need, own_has
@@ -24,7 +32,17 @@ from pacecar.torch_internals import find, need, own_has
 from ..windows import recording_switch
 from .store_rendezvous import life
 
-__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "failure", "gather", "is_lost", "job_store", "make_group"]
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "OPERATION_TIMEOUT",
+    "SideGroup",
+    "failure",
+    "gather",
+    "is_lost",
+    "job_store",
+    "make_group",
+    "release",
+]
 
 _GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "Socket closed", "remote worker")
 """Texts in gloo's errors when a rank's process ended, and in torch's when the store's rank did."""
@@ -36,6 +54,8 @@ CONNECT_TIMEOUT = timedelta(seconds=60)
 
 OPERATION_TIMEOUT = timedelta(hours=6)
 """A rank may be stopped for hours while a gather is under way.  A gather that times out aborts gloo's connections."""
+
+CLOSE_POLL_SECONDS = 0.005
 
 
 def failure(error: BaseException) -> str:
@@ -85,6 +105,102 @@ def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.P
         return group._allgather_base(gathered, mine)
     finally:
         recording_switch.resume()
+
+
+def _keep_for_ever(*things: object) -> None:
+    """Keep `things` alive for ever, even at the interpreter's end.
+
+    gloo's worker thread drops its reference to a work some time after the work completed or failed.  If that is the
+    last reference it frees tensors that python knows and needs the GIL for it.  When the interpreter is ending just
+    then the process aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  The
+    worker never frees a work to which python keeps a reference for ever.
+    """
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def release(group: Any, works: Sequence[Any]) -> None:  # noqa: ANN401  dist.ProcessGroupGloo, dist.Work
+    """Give up `group` and its latest gathers: what a caller then drops is safe to drop.  Never waits.
+
+    Freeing a group waits for its gathers: for ever, if another rank never joins one.  So the group is kept for ever
+    while one of `works` is under way.  Freeing it waits for the group's threads as well, with the GIL held.  A thread
+    that still holds one of the latest gathers must not be the one that frees it: that takes the GIL, and both would
+    wait for ever.  So `works` are kept for ever, complete or not.
+    """
+    _keep_for_ever(*works)
+    if not all(work.is_completed() for work in works):
+        _keep_for_ever(group)
+
+
+class SideGroup:
+    """A group with one gather at a time, which is polled and never waited for.  All calls come from one thread.
+
+    `is_lazy` as for `make_group`.  `close_seconds`: how long `close` waits for a gather that is under way.
+    """
+
+    def __init__(self, rank: int, world_size: int, *, is_lazy: bool, close_seconds: float = 0.0) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._is_lazy = is_lazy
+        self._close_seconds = close_seconds
+        self._group: Any = None
+        self._work: Any = None
+        self._last: Any = None
+        self._words, self._heard = array("q"), array("q")
+        self._mine: Any = None
+        self._all: Any = None
+
+    def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
+        """Make the group; every rank of the job must do it, after they have met."""
+        self._group = make_group(store, name, self._rank, self._world_size, is_lazy=self._is_lazy)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a gather is under way."""
+        return self._work is not None
+
+    def post(self, words: Sequence[int]) -> None:
+        """Send `words` to all ranks, which send as many; the previous gather must have been taken."""
+        assert self._work is None, "one gather at a time"
+        if len(words) != len(self._words):
+            self._make_room(len(words))
+        self._words[:] = array("q", words)
+        self._work = gather(self._group, self._all, self._mine)
+
+    def _make_room(self, length: int) -> None:
+        """Make the tensors, once for a length: a gather that is not complete is never followed by another.
+
+        They are views of python arrays, because reading and writing through a tensor's own methods costs ten times as
+        much.
+        """
+        self._words = array("q", bytes(8 * length))
+        self._heard = array("q", bytes(8 * length * self._world_size))
+        self._mine = torch.frombuffer(self._words, dtype=torch.int64)
+        self._all = torch.frombuffer(self._heard, dtype=torch.int64)
+
+    def take(self) -> list[list[int]] | None:
+        """Return every rank's words if the gather is complete, else None.
+
+        Raises:
+            RuntimeError: the gather failed.
+        """
+        if self._work is None or not self._work.is_completed():
+            return None
+        work, self._work = self._work, None
+        self._last = work  # for `close`
+        work.wait()  # complete: returns or raises at once
+        heard, length = self._heard.tolist(), len(self._words)
+        return [heard[start : start + length] for start in range(0, len(heard), length)]
+
+    def close(self) -> None:
+        """Free the group, which ends its threads; a gather that is not complete by then is abandoned (`release`)."""
+        deadline = time.monotonic() + self._close_seconds
+        while self._work is not None and not self._work.is_completed() and time.monotonic() < deadline:
+            time.sleep(CLOSE_POLL_SECONDS)
+        group, self._group = self._group, None
+        work, self._work = self._work, None
+        last, self._last = self._last, None
+        release(group, [gather for gather in (work, last) if gather is not None])
 
 
 def _lazy_options() -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name

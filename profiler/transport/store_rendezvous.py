@@ -6,36 +6,21 @@ does not attach, must find out by other means.  A store does not block: a key is
 A store may outlive its ranks: torchrun's agent keeps its own while it restarts failed workers (torch 2.13,
 dynamic_rendezvous.py), so the keys of the life before are still there, verdict and addresses too.  Hence every key
 contains `life`.
-
-`keep_for_ever` is here too, because every side group needs it: it abandons a collective that will never complete.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MEET_SECONDS", "RendezvousError", "keep_for_ever", "life", "meet"]
+__all__ = ["MEET_SECONDS", "RendezvousError", "life", "meet"]
 
 MEET_SECONDS = 30.0
 """How long ranks wait for each other.  All attach after building the same model, so a later rank does not attach."""
 
 MEET_POLL_SECONDS = 0.02
-
-
-def keep_for_ever(*things: object) -> None:
-    """Keep `things` alive for ever, even at the interpreter's end.
-
-    gloo's worker thread drops its reference to a work some time after the work completed or failed.  If that is the
-    last reference it frees tensors that python knows and needs the GIL for it.  When the interpreter is ending just
-    then the process aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  The
-    worker never frees a work to which python keeps a reference for ever.
-    """
-    for thing in things:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def life(world_size: int) -> str:

@@ -267,12 +267,13 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.consensus.channels import SideChannel, VoteChannel, VoteSubject
+    from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
     from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.status_reporter import StatusReporter
     from pacecar.controller.tuner import Tuner
+    from pacecar.profiler.transport.side_group import SideGroup
     from pacecar.records import Knobs
 
     class Buckets(BucketActuator):
@@ -301,14 +302,14 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
                 fault("read")
             return super().take(frame, seconds)
 
-    class Side(SideChannel):
+    class Side(SideGroup):
         def post(self, words: Any) -> None:
             fault("side posts")
             super().post(words)
 
     config = TuneConfig(bucket_bytes_min=4096)
     agreement = RankAgreement(rank, world, votes=True)
-    agreement._side, agreement._main = Side(world), Votes(rank, world)
+    agreement._side, agreement._main = Side(rank, world, is_lazy=True), Votes(rank, world)
     buckets = Buckets(ddp, config)
     in_force = [Knobs()]
     tuner: Any = Tuner(

@@ -14,8 +14,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pacecar.controller.consensus.channels import SideChannel
-from pacecar.profiler.transport.side_group import job_store
+from pacecar.profiler.transport.side_group import SideGroup, job_store
 
 RANK = int(os.environ["RANK"])
 
@@ -26,8 +25,8 @@ dist.init_process_group(
     world_size=2,
     timeout=timedelta(seconds=60),
 )
-road = SideChannel(2)
-road.open(job_store(), "exit", RANK)
+road = SideGroup(RANK, 2, is_lazy=True)
+road.open(job_store(), "exit")
 if RANK == 0:
     road.post([1, 2, 3])
     atexit.register(sum, range(10**8))

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pacecar.controller.consensus.channels import LeftError, SideChannel, VoteChannel, VoteSubject
+from pacecar.controller.consensus.channels import LeftError, VoteChannel, VoteSubject
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 from pacecar.profiler.ranks.gloo_transport import GlooTransport
-from pacecar.profiler.ranks.phase_sums_message import MESSAGE_WORDS
+from pacecar.profiler.transport.side_group import SideGroup
 
 
 class Gather:
@@ -41,11 +41,11 @@ class Group:
         return gather
 
 
-def kept(road: Any, words: list[int], *, is_taken: bool) -> list[bool]:
+def kept(road: Any, *, is_taken: bool) -> list[bool]:
     """Return which of three gathers are still there after the road was closed."""
     road._group = group = Group()
     for number in range(3):
-        road.post(words)
+        road.post([1, 2, 3])
         if number < 2 or is_taken:
             assert road.take() is not None
     road.close()
@@ -56,15 +56,15 @@ def kept(road: Any, words: list[int], *, is_taken: bool) -> list[bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older(is_taken: bool) -> None:
-    assert kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[-1]
-    assert not kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[0]
+    assert kept(SideGroup(0, 1, is_lazy=True), is_taken=is_taken)[-1]
+    assert not kept(SideGroup(0, 1, is_lazy=True), is_taken=is_taken)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
-    assert kept(GlooTransport(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[-1]
-    assert not kept(GlooTransport(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[0]
+    assert kept(GlooTransport(0, 1), is_taken=is_taken)[-1]
+    assert not kept(GlooTransport(0, 1), is_taken=is_taken)[0]
 
 
 def test_so_does_the_road_of_the_votes() -> None:

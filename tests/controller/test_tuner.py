@@ -13,7 +13,6 @@ import torch.distributed as dist
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
-from pacecar.controller.consensus.channels import RendezvousError, meet
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
@@ -21,6 +20,7 @@ from pacecar.controller.observation import JobFacts, Observation, Policy, Tuning
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import OFFER_BOUNDARY, TunedJob, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.transport.store_rendezvous import RendezvousError, meet
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 from tests.kit.records import job_hello, step_record
 

@@ -8,9 +8,9 @@ longer than a gather.
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from pacecar.controller.consensus.channels import SideChannel
+from pacecar.controller.consensus.agreement import AgreementUpdate
+from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 __all__ = ["wait_for_gathers"]
 
@@ -19,13 +19,14 @@ MOMENT_SECONDS = 0.5
 
 
 def wait_for_gathers() -> None:
-    """From now on this process waits for each gather before it takes its answer."""
-    take = SideChannel.take
+    """From now on the tuner of this process waits for each gather before it takes its answer."""
+    listen = RankAgreement.listen
 
-    def taken(road: SideChannel) -> Any:
+    def patient(agreement: RankAgreement) -> AgreementUpdate:
         limit = time.monotonic() + MOMENT_SECONDS
-        while road._work is not None and not road._work.is_completed() and time.monotonic() < limit:
+        side = agreement._side
+        while not agreement.has_left and side.is_busy and not side._work.is_completed() and time.monotonic() < limit:
             time.sleep(0.0002)
-        return take(road)
+        return listen(agreement)
 
-    SideChannel.take = taken  # type: ignore[method-assign]
+    RankAgreement.listen = patient  # type: ignore[method-assign]

@@ -556,8 +556,8 @@ class Echo:
     def is_busy(self):
         return self.words is not None
 
-    def open(self, claim, name, rest):
-        if self.fails == "open":
+    def connect(self, claim, name, rest):
+        if self.fails == "connect":
             raise RuntimeError("no such port")
 
     def post(self, words):
@@ -616,7 +616,7 @@ def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", ["open", 1, 2, 3])
+@pytest.mark.parametrize("fails", ["connect", 1, 2, 3])
 def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hangs_are_still_watched(
     caplog, fails, farewell_is_short
 ):
