@@ -36,6 +36,7 @@ from pacecar.records import (
     Verdict,
 )
 from pacecar.records.commands import ORDERS, REPORTED_CHANGES_MAX, REPORTED_ORDERS_MAX
+from pacecar.records.judged_decision import by_number, pair
 
 from .memory.job_fingerprint import fingerprint
 from .memory.store_thread import JobMemory, StoreThread, store_thread_for
@@ -141,7 +142,7 @@ class CommandHandler:
             exploration_ns=0 if status is None else status.exploration_ns,
             elapsed_ns=overseer.elapsed_ns,
             budget_ratio=self._config.exploration_budget,
-            changes=tuple(self._change(decision) for decision in self._decisions),
+            changes=self._changes(),
             orders=tuple(self._orders),
             advice=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.advice()),
             node=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.node()),
@@ -239,19 +240,23 @@ class CommandHandler:
             )
         )
 
-    def _change(self, decision: Decision) -> TunerChange:
-        verdict = next((v for v in self._verdicts if v.decision == decision.decision), None)
-        return TunerChange(
-            decision=decision.decision,
-            kind=decision.kind,
-            knob=decision.knob,
-            from_value=int(decision.from_value),
-            to_value=int(decision.to_value),
-            step=decision.step,
-            expected_gain_ratio=decision.expected_gain_ratio,
-            measured_gain_ratio=None if verdict is None else verdict.measured_gain_ratio,
-            outcome=None if verdict is None else verdict.outcome,
-            reason=(decision.reason if verdict is None else verdict.reason)[:DETAIL_CHARACTERS_MAX],
+    def _changes(self) -> tuple[TunerChange, ...]:
+        judged = pair(by_number(self._decisions), by_number(self._verdicts))
+        return tuple(
+            TunerChange(
+                decision=decision.decision,
+                kind=decision.kind,
+                knob=decision.knob,
+                from_value=int(decision.from_value),
+                to_value=int(decision.to_value),
+                step=decision.step,
+                expected_gain_ratio=decision.expected_gain_ratio,
+                measured_gain_ratio=one.measured_gain_ratio,
+                outcome=one.outcome,
+                reason=one.reason[:DETAIL_CHARACTERS_MAX],
+            )
+            for one in judged.values()
+            if (decision := one.decision) is not None
         )
 
 

@@ -20,6 +20,7 @@ from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.quantities import percent
 from pacecar.knobs import setting
 from pacecar.records import Decision, JobHello, JobRecord, KnobValue, Ledger, StepRecord, TunerStatus, Verdict
+from pacecar.records.judged_decision import JudgedDecision
 
 __all__ = ["PLAIN_CELLS_MAX", "DemoSetup", "Progress", "event_line", "plain_line", "screen"]
 
@@ -65,7 +66,7 @@ class Progress:
         """Samples a second when the first trial began."""
         self.events: deque[str] = deque(maxlen=EVENTS_MAX)
         """Beginnings and ends of trials, each as a line; a display without a screen prints and removes them."""
-        self.verdicts: deque[tuple[Decision | None, Verdict]] = deque(maxlen=VERDICTS_SHOWN)
+        self.verdicts: deque[JudgedDecision] = deque(maxlen=VERDICTS_SHOWN)
         self._decisions: dict[int, Decision] = {}
         self._recent: dict[int, deque[StepRecord]] = {}
 
@@ -85,7 +86,7 @@ class Progress:
                     if record.kind == "trial":
                         self._began(record)
                 case Verdict():
-                    self._ended(self._decisions.pop(record.decision, None), record)
+                    self._ended(JudgedDecision(self._decisions.pop(record.decision, None), record))
                 case _:
                     pass
 
@@ -95,11 +96,11 @@ class Progress:
         self.trial = decision
         self.events.append(f"trial: {_change(decision)}")
 
-    def _ended(self, decision: Decision | None, verdict: Verdict) -> None:
+    def _ended(self, judged: JudgedDecision) -> None:
         self.trial = None
-        self.kept += verdict.outcome == "kept"
-        self.verdicts.append((decision, verdict))
-        self.events.append(_verdict(decision, verdict))
+        self.kept += judged.outcome == "kept"
+        self.verdicts.append(judged)
+        self.events.append(_verdict(judged))
 
     @property
     def is_watching(self) -> bool:
@@ -176,8 +177,8 @@ def screen(progress: Progress, around: DemoSetup, elapsed_seconds: float, consol
         said = status.detail if is_trial else f"{status.state}: {status.detail}"
         rows += _folded("trial" if is_trial else "tuner", said, width + 1)
     rows += [
-        _row("verdict", _verdict(*entry), style="green" if entry[1].outcome == "kept" else "yellow")
-        for entry in progress.verdicts
+        _row("verdict", _verdict(judged), style="green" if judged.outcome == "kept" else "yellow")
+        for judged in progress.verdicts
     ]
     ratio = progress.overhead_ratio()
     if ratio is not None and around.overhead_budget is not None:
@@ -242,14 +243,14 @@ def _change(decision: Decision) -> str:
     return f"{decision.knob} {old} -> {new}"
 
 
-def _verdict(decision: Decision | None, verdict: Verdict) -> str:
+def _verdict(judged: JudgedDecision) -> str:
     """Return "kept: micro_batch 2 -> 4, saves 12.0 % (4.0 .. 20.0 %)"."""
-    change = verdict.knob if decision is None else _change(decision)
+    change = judged.said.knob if judged.decision is None else _change(judged.decision)
     bounds = ""
-    if verdict.gain_low is not None and verdict.gain_high is not None:
-        bounds = f" ({verdict.gain_low * 100:.1f} .. {verdict.gain_high * 100:.1f} %)"
-    measured = f"step time saved {percent(verdict.measured_gain_ratio, signed=True)}"
-    return f"{verdict.outcome.replace('_', ' ')}: {change}, {measured}{bounds}"
+    if judged.gain_low is not None and judged.gain_high is not None:
+        bounds = f" ({judged.gain_low * 100:.1f} .. {judged.gain_high * 100:.1f} %)"
+    measured = f"step time saved {percent(judged.measured_gain_ratio, signed=True)}"
+    return f"{(judged.outcome or 'open').replace('_', ' ')}: {change}, {measured}{bounds}"
 
 
 def _row(label: str, text: str, style: str = "") -> Text:

@@ -16,63 +16,37 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pacecar.clock import Clock
 from pacecar.records import JobRecord
+from pacecar.records.rank_file import NOT_A_RECORD, RankFile, decode
 from pacecar.safe_files import FOLDER_MODE, open_folder, replacing
 
 from .result import DemoLosses
 
 __all__ = ["RecordTail", "make_run_folder", "point_latest", "read_losses", "write_json"]
 
-READ_BYTES_MAX = 4 * 1024 * 1024
-"""Read at a time: a display that was suspended for long catches up in pieces."""
-
-LINE_BYTES_MAX = 1024 * 1024
-"""No record is nearly as long; what is longer is not a record and is not kept in memory until its end."""
-
 
 class RecordTail:
-    """Follows one rank's record file."""
+    """Follows one rank's record file; `refused` counts the lines that are no record."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.refused = 0
-        self._offset = 0
-        self._rest = b""
-        self._decoder = msgspec.json.Decoder(JobRecord)
+        self._file = RankFile(path)
 
     def read(self) -> list[JobRecord]:
         """Return the records that were completed since the last call; none when there is no file yet."""
         records: list[JobRecord] = []
-        while True:
-            try:
-                with self.path.open("rb") as stream:
-                    stream.seek(self._offset)
-                    chunk = stream.read(READ_BYTES_MAX)
-            except FileNotFoundError:
-                return records
-            self._offset += len(chunk)
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > LINE_BYTES_MAX:
-                self._rest = b""
-                self.refused += 1
-            for line in lines:
-                self._take(line, records)
-            if len(chunk) < READ_BYTES_MAX:
-                return records
-
-    def _take(self, line: bytes, records: list[JobRecord]) -> None:
-        if not line.strip():
-            return
-        try:
-            records.append(self._decoder.decode(line))
-        except (msgspec.DecodeError, ValueError):
-            self.refused += 1
+        with suppress(FileNotFoundError):
+            for _, line in self._file.lines():
+                try:
+                    records.append(decode(line or b""))
+                except NOT_A_RECORD:
+                    self.refused += 1
+        return records
 
 
 def make_run_folder(parent: Path, clock: Clock) -> Path:

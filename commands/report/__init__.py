@@ -1,7 +1,7 @@
 """Makes the report of a run (`pacecar report`): what it did, what was changed in it and what that brought, on one page.
 
     command, run    the options; the files and the exit code
-    inputs          what is in a run folder or a recording        line_reader  a rank's file, in pieces
+    inputs          what is in a run folder or a recording
     run_index       first reading: who ran, what was decided      before_after  which steps count as before and after
     step_join       second reading: the steps of all ranks, joined by number
     step_sums       sums over the steps, in bounded memory        windows      rates of windows of a few steps
@@ -18,6 +18,6 @@ A run of a week is gigabytes of records, so nothing is kept that grows with it: 
 what is added up has a bounded number of bins.  Before and after can only be told apart when all verdicts are known;
 that is what the first reading is for.
 
-Pure but for `inputs`, `line_reader` and `run`, and the small files that `loss_log`, `usage` and `html` read.  No torch
+Pure but for `inputs` and `run`, and the small files that `loss_log`, `usage` and `html` read.  No torch
 and no numpy: a report is made wherever the folder lies.
 """

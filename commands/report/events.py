@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
+from pacecar.records.judged_decision import pair
 
 from .document import ReportChange, ReportHang, Slowdown, Stopped
 from .notices import TEXT_CHARACTERS_MAX
@@ -18,35 +19,34 @@ __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 def changes_of(story: RunIndex) -> tuple[ReportChange, ...]:
     """Return every decision, in the order in which they were made."""
-    changes = []
     in_force = _in_force(story)
-    for key, decision in sorted(story.decisions.items()):
-        verdict = story.verdicts.get(key)
-        changes.append(
-            ReportChange(
-                life=key[0],
-                decision=decision.decision,
-                kind=decision.kind,
-                knob=clean(decision.knob, TEXT_CHARACTERS_MAX),
-                from_value=decision.from_value,
-                to_value=decision.to_value,
-                step=decision.step,
-                applied_step=story.applied.get(key),
-                verdict_step=None if verdict is None else verdict.step,
-                wall_ns=decision.wall_ns,
-                verdict_wall_ns=None if verdict is None else verdict.wall_ns,
-                expected_gain_ratio=decision.expected_gain_ratio,
-                measured_gain_ratio=None if verdict is None else verdict.measured_gain_ratio,
-                gain_low=None if verdict is None else verdict.gain_low,
-                gain_high=None if verdict is None else verdict.gain_high,
-                outcome=None if verdict is None else verdict.outcome,
-                trial_steps=None if verdict is None else verdict.trial_steps,
-                exploration_ns=None if verdict is None else verdict.exploration_ns,
-                is_in_force=key in in_force,
-                reason=clean(decision.reason if verdict is None else verdict.reason, TEXT_CHARACTERS_MAX),
-            )
+    return tuple(
+        ReportChange(
+            life=key[0],
+            decision=decision.decision,
+            kind=decision.kind,
+            knob=clean(decision.knob, TEXT_CHARACTERS_MAX),
+            from_value=decision.from_value,
+            to_value=decision.to_value,
+            step=decision.step,
+            applied_step=story.applied.get(key),
+            verdict_step=None if verdict is None else verdict.step,
+            wall_ns=decision.wall_ns,
+            verdict_wall_ns=None if verdict is None else verdict.wall_ns,
+            expected_gain_ratio=decision.expected_gain_ratio,
+            measured_gain_ratio=judged.measured_gain_ratio,
+            gain_low=judged.gain_low,
+            gain_high=judged.gain_high,
+            outcome=judged.outcome,
+            trial_steps=None if verdict is None else verdict.trial_steps,
+            exploration_ns=None if verdict is None else verdict.exploration_ns,
+            is_in_force=key in in_force,
+            reason=clean(judged.reason, TEXT_CHARACTERS_MAX),
         )
-    return tuple(changes)
+        for key, judged in pair(story.decisions, story.verdicts).items()
+        for decision, verdict in (judged,)
+        if decision is not None
+    )
 
 
 def _in_force(story: RunIndex) -> set[Key]:

@@ -8,22 +8,26 @@ trusted: file names must match as a whole, and a link whose target is not there 
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
-
-import msgspec
+from typing import NamedTuple, get_args
 
 from pacecar.records import JobRecord
+from pacecar.records.rank_file import (
+    LINE_BYTES_MAX,
+    NOT_A_RECORD,
+    PIECE_BYTES_MAX,
+    RankFile,
+    decode,
+    rank_files,
+)
 from pacecar.records.recording import Recording, RecordingError, Tick, read_recording
 
-from .line_reader import RankFile, kind_of
 from .notices import ReportError, ReportNotices
 
 __all__ = ["Inputs", "Row", "find_inputs"]
-
-_RANK_FILE = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl")
 
 RECORDINGS_MAX = 256
 """Recordings of one run: of as many nodes, or of as many triggers."""
@@ -31,15 +35,32 @@ RECORDINGS_MAX = 256
 PIECES_BYTES = 32 << 20
 """How much of all ranks' files together is in memory at a time."""
 
+PIECE_BYTES_MIN = 16 * 1024
+"""Read at a time where there are thousands of ranks; it still holds some records."""
+
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
 LATE_KINDS = frozenset({b"step", b"vitals"})
 """Kinds of records that make up nearly all of a file; the first reading skips them, the second reads only them."""
 
-_decoder = msgspec.json.Decoder(JobRecord)
+_KIND = re.compile(rb'"type"\s*:\s*"([^"\\]{1,64})"')
 
 Row = tuple[int, int, int, JobRecord]
 """Rank, life (how often the rank's job had been attached before), line number, record."""
+
+
+class RankInput(NamedTuple):
+    """`rank<r>.jsonl` of one rank, as far as it went when the report began, so that both readings see the same."""
+
+    path: Path
+    rank: int
+    bytes_end: int
+    piece_bytes: int
+
+    @property
+    def place(self) -> str:
+        """Return how the file is named in messages."""
+        return self.path.name
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,7 @@ class Inputs:
 
     name: str
     folder: Path
-    files: tuple[RankFile, ...] = ()
+    files: tuple[RankInput, ...] = ()
     recording: Recording | None = None
     recordings: tuple[Path, ...] = ()
     metrics: Path | None = None
@@ -122,24 +143,30 @@ def _rank_of(record: JobRecord) -> int:
     return int(rank) if rank is not None else 0
 
 
-def _rows(file: RankFile, notices: ReportNotices, *, late: bool) -> Iterator[Row]:
+def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Row]:
     """Yield the records of a file; in the `late` reading those of LATE_KINDS, in the first one all others.
 
     Lives are counted in both readings, by the hellos.  Each line is judged in one of the two.
     """
     lives = 0
     has_spoken = False
+    reader = RankFile(file.path, piece_bytes=file.piece_bytes)
     try:
-        for number, line in file.lines(None if late else notices):
-            kind = kind_of(line)
+        for number, line in reader.lines(file.bytes_end):
+            if line is None:
+                if not late:
+                    text = f"line {number}: longer than {LINE_BYTES_MAX} bytes, no record"
+                    notices.add(file.place, "long", text)
+                continue
+            kind = _kind_of(line)
             has_spoken = True
             if kind == b"hello":
                 lives += 1
             if (kind in LATE_KINDS) is not late:
                 continue
             try:
-                record = _decoder.decode(line)
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                record = decode(line)
+            except NOT_A_RECORD as error:
                 _refuse(file, notices, number, kind, error)
                 continue
             told_rank = getattr(record, "rank", file.rank)
@@ -147,14 +174,25 @@ def _rows(file: RankFile, notices: ReportNotices, *, late: bool) -> Iterator[Row
                 notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}; such are left out")
                 continue
             yield file.rank, max(0, lives - 1), number, record
-    except ReportError as error:
-        notices.add(file.place, "read", str(error))
+    except OSError as error:
+        notices.add(file.place, "read", f"{file.path}: cannot be read: {error.strerror or error}")
         return
-    if not late and not has_spoken:
+    if late:
+        return
+    if reader.rest.strip():
+        text = f"line {reader.number + 1}: the last line is cut off: the job was ended, or still runs"
+        notices.add(file.place, "cut", text, is_damage=False)
+    if not has_spoken:
         notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
 
 
-def _refuse(file: RankFile, notices: ReportNotices, number: int, kind: bytes | None, error: Exception) -> None:
+def _kind_of(line: bytes) -> bytes | None:
+    """Return the tag of the record in `line`, which stands first in what we write; None: it has none."""
+    found = _KIND.search(line)
+    return None if found is None else found[1]
+
+
+def _refuse(file: RankInput, notices: ReportNotices, number: int, kind: bytes | None, error: Exception) -> None:
     if kind is not None and kind not in KNOWN_KINDS:
         name = kind.decode("utf-8", "replace")
         text = f"line {number}: records of type {name!r} are unknown here (a newer pacecar?) and left out"
@@ -194,16 +232,22 @@ def _of_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
 def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     notices = ReportNotices()
     try:
-        names = sorted(path.name for path in run.iterdir())
+        names = {path.name for path in run.iterdir()}
+        paths = rank_files(run)
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     files = []
-    matches = [(name, match) for name in names if (match := _RANK_FILE.fullmatch(name)) is not None]
-    for name, match in matches:
+    piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, PIECES_BYTES // max(1, len(paths))))
+    for rank, path in paths.items():
         try:
-            files.append(RankFile(run / name, int(match[1]), PIECES_BYTES // len(matches)))
-        except ReportError as error:
-            notices.add(name, "read", str(error))
+            status = path.stat()
+        except OSError as error:
+            notices.add(path.name, "read", f"{path}: cannot be read: {error.strerror or error}")
+            continue
+        if stat.S_ISREG(status.st_mode):
+            files.append(RankInput(path, rank, status.st_size, piece_bytes))
+        else:
+            notices.add(path.name, "read", f"{path}: not a file")
     if not files:
         said = f": {notices.list()[0].text}" if notices.list() else ""
         raise ReportError(f"{run}: no rank<r>.jsonl that can be read, so this is no run folder{said}")
@@ -216,7 +260,7 @@ def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     return Inputs(
         run.name,
         run,
-        tuple(sorted(files, key=lambda file: file.rank)),
+        tuple(files),
         recordings=(*found[-RECORDINGS_MAX:], *more),
         metrics=run / "metrics.txt" if "metrics.txt" in names else None,
         losses=run / "losses.jsonl" if "losses.jsonl" in names else None,

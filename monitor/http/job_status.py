@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Decision, JobHello, Knobs, Verdict, WhatIf
 from pacecar.records.commands import KnobValue
+from pacecar.records.judged_decision import JudgedDecision, by_number, pair
 from pacecar.records.status_document import HangStatus, JobStatus, Ladder, LateRank, Move, Rank, Saving, TunerView
 
 from ..jobs.cgroup_identity import Residence
@@ -159,43 +160,25 @@ def _tuner(job: JobView) -> TunerView | None:
 
 def _moves(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> tuple[Move, ...]:
     """Return decisions with their verdicts, newest first; a verdict whose decision is forgotten stands alone."""
-    judged = {verdict.decision: verdict for verdict in verdicts}
-    moves = [_decided(decision, judged.pop(decision.decision, None)) for decision in decisions]
-    moves += [_alone(verdict) for verdict in judged.values()]
-    return tuple(sorted(moves, key=lambda move: move.decision, reverse=True)[:MOVES_MAX])
+    judged = pair(by_number(decisions), by_number(verdicts))
+    return tuple(_move(one) for one in list(reversed(judged.values()))[:MOVES_MAX])
 
 
-def _decided(decision: Decision, verdict: Verdict | None) -> Move:
+def _move(judged: JudgedDecision) -> Move:
+    decision, verdict = judged
     return Move(
-        decision=decision.decision,
-        time_seconds=decision.wall_ns / NS_PER_SECOND,
-        kind=decision.kind,
-        knob=decision.knob,
-        from_value=decision.from_value,
-        to_value=decision.to_value,
-        step=decision.step,
-        reason=decision.reason[:TEXT_MAX],
-        expected_gain_ratio=decision.expected_gain_ratio,
-        outcome=None if verdict is None else verdict.outcome,
+        decision=judged.said.decision,
+        time_seconds=judged.said.wall_ns / NS_PER_SECOND,
+        kind=judged.kind,
+        knob=judged.said.knob,
+        from_value=judged.from_value,
+        to_value=judged.to_value,
+        step=judged.said.step,
+        reason="" if decision is None else decision.reason[:TEXT_MAX],
+        expected_gain_ratio=judged.expected_gain_ratio,
+        outcome=judged.outcome,
         outcome_reason=None if verdict is None else verdict.reason[:TEXT_MAX],
-        measured_gain_ratio=None if verdict is None else verdict.measured_gain_ratio,
-    )
-
-
-def _alone(verdict: Verdict) -> Move:
-    return Move(
-        decision=verdict.decision,
-        time_seconds=verdict.wall_ns / NS_PER_SECOND,
-        kind=None,
-        knob=verdict.knob,
-        from_value=None,
-        to_value=None,
-        step=verdict.step,
-        reason="",
-        expected_gain_ratio=None,
-        outcome=verdict.outcome,
-        outcome_reason=verdict.reason[:TEXT_MAX],
-        measured_gain_ratio=verdict.measured_gain_ratio,
+        measured_gain_ratio=judged.measured_gain_ratio,
     )
 
 

@@ -9,12 +9,10 @@ A line that is no record is counted, the others still count; a last line without
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-
-import msgspec
 
 from pacecar.records import (
     LEDGER_HEADINGS,
@@ -29,6 +27,7 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
+from pacecar.records.rank_file import NOT_A_RECORD, RankFile, decode, rank_files
 
 from .job import Run
 
@@ -89,15 +88,14 @@ def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
         RunError: there is no record of any rank in it.
     """
     try:
-        paths = sorted(path for path in folder.iterdir() if re.fullmatch(r"rank\d+\.jsonl", path.name))
+        files = rank_files(folder)
     except OSError as error:
         raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from error
     notes: list[str] = []
     ranks: dict[int, _Rank] = {}
-    decoder = msgspec.json.Decoder(JobRecord)
-    if len(paths) > RANKS_MAX:
-        notes.append(f"{folder}: {len(paths) - RANKS_MAX} ranks beyond the first {RANKS_MAX} were left out")
-    for path in paths[:RANKS_MAX]:
+    if len(files) > RANKS_MAX:
+        notes.append(f"{folder}: {len(files) - RANKS_MAX} ranks beyond the first {RANKS_MAX} were left out")
+    for number, path in islice(files.items(), RANKS_MAX):
         rank = _Rank()
         if not path.is_file():  # a pipe would be waited for
             notes.append(f"{path}: no file")
@@ -109,30 +107,23 @@ def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
             continue
         for line in lines:
             try:
-                rank.take(decoder.decode(line))
-            except (msgspec.DecodeError, ValueError):
+                rank.take(decode(line))
+            except NOT_A_RECORD:
                 rank.refused += 1
         if rank.refused:
             notes.append(f"{path}: {rank.refused} of {len(lines)} lines are no record and were left out")
         if rank.hello is not None or rank.last is not None:
-            ranks[int(path.stem[4:])] = rank
+            ranks[number] = rank
     if not ranks:
         raise RunError(f"{folder}: no record of any rank (rank0.jsonl, ...){': ' if notes else ''}{'; '.join(notes)}")
     return _run(folder, ranks), tuple(notes)
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Return the first line and those of the last READ_BYTES, whole ones only."""
-    with path.open("rb") as stream:
-        first = stream.readline(READ_BYTES)
-        size = stream.seek(0, 2)
-        start = max(len(first), size - READ_BYTES)
-        stream.seek(start)
-        rest = stream.read(READ_BYTES)
-    *lines, _ = rest.split(b"\n")  # after the last newline: not written yet, or nothing
-    if start > len(first):
-        lines = lines[1:]  # the first of them was cut
-    return [line for line in (first.rstrip(b"\n") if first.endswith(b"\n") else b"", *lines) if line.strip()]
+    """Return the first line and those of the last READ_BYTES, whole ones only; empty in place of one too long."""
+    start = max(0, path.stat().st_size - READ_BYTES)
+    head = list(islice(RankFile(path).lines(), 1)) if start else []
+    return [line or b"" for _, line in (*head, *RankFile(path, start=start).lines())]
 
 
 def _run(folder: Path, ranks: dict[int, _Rank]) -> Run:

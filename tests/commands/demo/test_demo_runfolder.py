@@ -12,7 +12,6 @@ import pytest
 from pacecar.clock import FakeClock
 from pacecar.commands.demo.result import DemoLosses
 from pacecar.commands.demo.runfolder import (
-    LINE_BYTES_MAX,
     RecordTail,
     make_run_folder,
     point_latest,
@@ -20,6 +19,7 @@ from pacecar.commands.demo.runfolder import (
     write_json,
 )
 from pacecar.records import Goodbye
+from pacecar.records.rank_file import LINE_BYTES_MAX
 
 
 def line(rank: int) -> bytes:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
 from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.line_reader import LINE_BYTES_MAX
 from pacecar.commands.report.notices import NOTICES_MAX, ReportError, ReportNotices
 from pacecar.commands.report.recorded_utilization import Hosts
 from pacecar.formatting.plain_text import clean
+from pacecar.records.rank_file import LINE_BYTES_MAX
 from pacecar.records.recording import Chunk, RecordingHeader, RecordRow, Tick, TickRow, pack, parts
 from tests.commands.report.runs import MS, START_NS, hello, lines, step, untuned
 
