@@ -96,7 +96,7 @@ class Seat:
     def __init__(self, table, rank):
         self.table, self.rank, self.taken, self.is_busy = table, rank, 0, False
 
-    def open(self, claim, name, rest):
+    def connect(self, claim, name, rest):
         pass
 
     def post(self, words):
