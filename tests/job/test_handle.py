@@ -33,6 +33,9 @@ def test_whatever_cannot_be_imported_the_pacer_is_inert_and_says_why_once(
     module: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in list(sys.modules):
+        if name.startswith("pacecar.") and name.count(".") == 1 and hasattr(pacecar, name.partition(".")[2]):
+            # Put back afterwards: importing it anew makes it the package's attribute.
+            monkeypatch.setattr(pacecar, name.partition(".")[2], sys.modules[name])
         if name.startswith("pacecar.") or name.partition(".")[0] == module:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Broken(module, error), *sys.meta_path])
