@@ -26,9 +26,10 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
+
+from pacecar.kernel_lines import lines_of
 
 __all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
 
@@ -80,16 +81,16 @@ def _mounted_by(path: str) -> int | None:
     """
     try:
         with open("/proc/self/mountinfo", "rb") as stream:
-            mounts = stream.read().decode("utf-8", "surrogateescape").splitlines()
+            mountinfo = stream.read().decode("utf-8", "surrogateescape")
     except OSError:
         return None
-    return mounted_by(path, mounts)
+    return mounted_by(path, mountinfo)
 
 
-def mounted_by(path: str, mounts: Iterable[str]) -> int | None:
-    """As `_mounted_by`, from the lines of proc_pid_mountinfo(5): the last one at `path` counts."""
+def mounted_by(path: str, mountinfo: str) -> int | None:
+    """As `_mounted_by`, from the text of proc_pid_mountinfo(5): the last line at `path` counts."""
     found: int | None = None
-    for mount in mounts:
+    for mount in lines_of(mountinfo):
         place, _, rest = mount.partition(" - ")
         if _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), place.split(" ")[4]) != path:
             continue

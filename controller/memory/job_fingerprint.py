@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from pacecar.kernel_lines import lines_of
 from pacecar.records import JobHello
 
 from .knob_store import Fingerprint
@@ -108,7 +109,7 @@ def _named(environ: Mapping[str, str], variable: str) -> str | None:
 
 def _default_interface(proc_root: Path) -> str | None:
     """Return the interface of the default route with the lowest metric (proc(5), /proc/net/route)."""
-    routes = [line.split() for line in (_text(proc_root / "net/route") or "").splitlines()[1:]]
+    routes = [line.split() for line in lines_of(_text(proc_root / "net/route") or "")[1:]]
     defaults = [(int(r[6]), r[0]) for r in routes if len(r) > 6 and r[1] == _DESTINATION_ANY and r[6].isdigit()]
     return min(defaults)[1] if defaults else None
 

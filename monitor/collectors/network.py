@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
+from pacecar.kernel_lines import lines_of
 from pacecar.records import Outcome, Sample
 
 from .rates import Rates
@@ -103,7 +104,7 @@ class NetworkCollector:
         if not self._speeds:
             return []
         found: list[Sample] = []
-        lines = self._files.read(self._dev).splitlines()[2:]
+        lines = lines_of(self._files.read(self._dev))[2:]
         now_ns = self._clock.monotonic_ns()
         for line in lines:
             if line.rpartition(":")[0].strip() in self._speeds:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from pacecar.kernel_lines import lines_of
 from pacecar.metrics.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
@@ -178,7 +179,7 @@ class SourceReading:
         if text is None:
             return []
         values: list[T] = []
-        for number, line in enumerate(text.splitlines()[skip:], start=skip + 1):
+        for number, line in enumerate(lines_of(text)[skip:], start=skip + 1):
             try:
                 value = parse(line)
             except (ValueError, IndexError) as error:

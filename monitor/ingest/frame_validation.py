@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from pacecar.kernel_lines import lines_of
 from pacecar.knobs import by_name
 from pacecar.records import (
     PHASES_OF_JOBS,
@@ -64,10 +65,10 @@ class Peer(NamedTuple):
 def own_pid(pid: int) -> int | None:
     """Return the pid that process `pid` has in its own namespace; None when the kernel does not say."""
     try:
-        status = Path("/proc", str(pid), "status").read_text("ascii", "replace")
+        status = Path("/proc", str(pid), "status").read_bytes().decode("ascii", "replace")
     except OSError:
         return None
-    for line in status.splitlines():
+    for line in lines_of(status):
         if line.startswith("NSpid:"):  # proc(5): outermost to innermost
             return int(line.split()[-1])
     return None

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pacecar.kernel_lines import lines_of
 from pacecar.records import StopCause
 
 __all__ = ["LATE_NS_MIN", "PERIOD_SECONDS", "KernelCounts", "Stop", "StopDetector", "cause_of"]
@@ -112,9 +113,7 @@ class KernelCounts:
     def open(self) -> None:
         """Find the files; a missing one is never read."""
         self._thread = self._proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
-        path = next(
-            (line[3:] for line in _read(self._proc / "self" / "cgroup").splitlines() if line[:3] == "0::"), None
-        )
+        path = next((line[3:] for line in lines_of(_read(self._proc / "self" / "cgroup")) if line[:3] == "0::"), None)
         self._group = None if path is None else self._cgroups / path.lstrip("/")
 
     def read(self) -> Counts:
@@ -136,7 +135,7 @@ class KernelCounts:
 
 def _field(text: str, name: str) -> int | None:
     """Return the number behind `name` at the beginning of a line; None where there is none."""
-    for line in text.splitlines():
+    for line in lines_of(text):
         words = line.split()
         if len(words) >= 2 and words[0] == name and words[1].isdigit():
             return int(words[1])
@@ -145,7 +144,7 @@ def _field(text: str, name: str) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_bytes().decode()
     except (OSError, ValueError):
         return ""
 

@@ -7,6 +7,7 @@ import stat
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -128,6 +129,18 @@ def test_a_hello_with_another_pid_is_refused(inbox, path, hooks, make_hello):
 def test_own_pid_is_what_the_kernel_says():
     assert own_pid(os.getpid()) == os.getpid()
     assert own_pid(2**22 + 1) is None
+
+
+@pytest.mark.parametrize("end", [b"\x0c", b"\r"])
+def test_no_process_says_its_own_pid_by_its_name(end):
+    """The kernel escapes a line feed in a name and no other character at which python ends a line."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes().removesuffix(b"\n")
+    name.write_bytes(end + b"NSpid:\t666")
+    try:
+        assert own_pid(os.getpid()) == os.getpid()
+    finally:
+        name.write_bytes(before)
 
 
 @pytest.mark.distributed

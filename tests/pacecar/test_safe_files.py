@@ -158,7 +158,7 @@ def test_the_number_of_those_whom_a_user_namespace_does_not_map(tmp_path: Path) 
 
 
 def test_who_mounted_what_lies_in_the_way() -> None:
-    """A user's FUSE is that user's, whatever owners it shows; the kernel says so."""
+    """A user's FUSE is that user's, whatever owners it shows and whatever its name; the kernel says so."""
     mounts = [
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw",
         "40 22 0:35 / /tmp rw,nosuid - tmpfs tmpfs rw,mode=1777",
@@ -167,6 +167,9 @@ def test_who_mounted_what_lies_in_the_way() -> None:
         "43 40 0:51 / /tmp/odd rw - fuse odd rw",
         "44 40 0:52 / /tmp/twice rw - fuse.x x rw,user_id=61003",
         "45 40 0:53 / /tmp/twice rw - tmpfs tmpfs rw",
+        "46 40 0:54 / /tmp/pacecar-7\x0cx rw - fuse.sshfs host: rw,user_id=61003",
+        "47 40 0:55 / /tmp/pacecar-7\x85x rw - fuse.sshfs host: rw,user_id=61003",
+        "48 40 0:56 / /tmp/pacecar-7\rx rw - fuse.sshfs host: rw,user_id=61003",
     ]
     for path, expected in (
         ("/tmp/with space", 0),
@@ -175,7 +178,7 @@ def test_who_mounted_what_lies_in_the_way() -> None:
         ("/tmp/twice", 0),
         ("/tmp/none", None),
     ):
-        assert mounted_by(path, mounts) == expected
+        assert mounted_by(path, "\n".join(mounts) + "\n") == expected
 
 
 def test_a_new_file_is_nobody_elses_while_it_is_written(tmp_path: Path) -> None:

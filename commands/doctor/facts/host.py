@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pacecar.kernel_lines import lines_of
+
 from ..host_access import FactReader, integer
 from .model import AccountedTime, Cpus, ProcessFacts, ProcessLimits, Seen
 
@@ -76,7 +78,7 @@ def _cpuinfo(looker: FactReader, path: Path) -> tuple[Seen[str] | None, int | No
     if text is None:
         return None, None, None, None
     values: dict[str, list[str]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         key, colon, value = line.partition(":")
         if colon:
             values.setdefault(key.strip(), []).append(value.strip())
@@ -136,7 +138,7 @@ def _throttling(looker: FactReader) -> Seen[AccountedTime] | None:
 
 
 def _cpu_stat(text: str) -> AccountedTime | None:
-    values = {name: value for name, _, value in (line.partition(" ") for line in text.splitlines())}
+    values = {name: value for name, _, value in (line.partition(" ") for line in lines_of(text))}
     if "nr_periods" not in values:
         return None  # a group without the cpu controller has usage only
     return AccountedTime(integer(values["nr_throttled"]), integer(values["nr_periods"]))
@@ -162,7 +164,7 @@ def limits(looker: FactReader) -> ProcessLimits:
 
 
 def _limit(looker: FactReader, path: Path, text: str, name: str) -> Seen[int | None] | None:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if line.startswith(name):
             soft = line.removeprefix(name).split()[:1]
             if soft == ["unlimited"]:
@@ -184,7 +186,7 @@ def _shared_memory(looker: FactReader, path: Path) -> tuple[Seen[int] | None, Se
     if text is None:
         return None, None
     found: Seen[int] | None = None
-    lines = [line.split() for line in text.splitlines()]
+    lines = [line.split() for line in lines_of(text)]
     if not any(len(fields) >= 4 for fields in lines):
         looker.note(f"{path}: no mount in it")
         return None, None

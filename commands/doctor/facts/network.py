@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pacecar.kernel_lines import lines_of
 from pacecar.monitor.collectors.rdma import parse_rate, parse_state
 
 from ..host_access import FactReader, integer
@@ -106,7 +107,7 @@ def _segments(looker: FactReader, path: Path) -> tuple[Seen[int] | None, Seen[in
     """Return TCP segments sent and sent again since boot, of the network namespace that we are in."""
 
     def columns(text: str) -> dict[str, int]:
-        names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+        names, values = (line.split()[1:] for line in lines_of(text) if line.startswith("Tcp:"))
         return dict(zip(names, map(integer, values), strict=True))
 
     read = looker.parsed(path, columns)
