@@ -51,15 +51,15 @@ if not TYPE_CHECKING and _unloaded is not None:
         """Takes records and drops them, in place of the one that could not be imported."""
 
         dropped = 0
-        _has_said = False
+        has_said = False
 
         def __init__(self, *_: object) -> None:
             """Take what the real one takes."""
 
         def put(self, record: object) -> None:
             """Drop `record`; say why, once for all loggers."""
-            if not RecordQueue._has_said:
-                RecordQueue._has_said = True
+            if not RecordQueue.has_said:
+                RecordQueue.has_said = True
                 _log.warning("pacecar does not write into experiment logs: %s: %s", type(_unloaded).__name__, _unloaded)
 
         def close(self, timeout_seconds: float) -> None:
