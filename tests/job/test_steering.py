@@ -152,7 +152,11 @@ def check_log(folder: Path) -> None:
 def run_until_kept(folder: Path, options: dict[str, Any]) -> None:
     """Train until a trial is kept that is worth it."""
     end = folder.with_suffix(".end")
-    arguments = ("--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "10", "--until", str(end))
+    # What many micro-batches cost is slept: two late steps on a busy machine would end the right trial as too slow.
+    arguments = (
+        "--tune", "exact", "--micro-batch", "1", "--piece-pause", "0.002", "--width", "32", "--steps", "10",
+        "--until", str(end),
+    )  # fmt: skip
     job = start_job(folder, *arguments, **options)
 
     def is_kept() -> bool:

@@ -43,6 +43,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep a step, to stretch the run")
+    parser.add_argument(
+        "--piece-pause", type=float, default=0.0, help="seconds of sleep a micro-batch, so that fewer are faster"
+    )
     parser.add_argument("--tune", default="off")
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--run-dir", default=None)
@@ -82,6 +85,7 @@ def main() -> None:
             for batch in pacer.data(batches if args.until is None else repeated(batches, args.until)):
                 loss = torch.zeros(())
                 for inputs, targets in pacer.microbatches(batch):
+                    time.sleep(args.piece_pause)
                     loss = nn.functional.cross_entropy(model(inputs), targets)
                     pacer.backward(loss)
                 step(loss)
