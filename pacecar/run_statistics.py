@@ -1,4 +1,4 @@
-"""Computes what the kept changes save together, with bounds, for the demo's closing tables and for a report.
+"""Computes what the kept changes save together, with bounds, for a report and for the demo, which ends with one.
 
 The kept changes were picked because they measured well, so the product of what they measured is too good; the product
 of their lower bounds is not.  So the lower bound is what counts as proven, and the measured value stands beside it.
@@ -6,12 +6,10 @@ of their lower bounds is not.  So the lower bound is what counts as proven, and 
 The constants say which steps of a run are compared, before with after.  To compare the first half of a run with the
 second would count warm-up, trials and switches that still settle; these bounds leave them out.
 
-`EstimateError` sums up how far the step estimate was off over a whole run, for the demo's closing tables and for a
-report.  Every training process loads `pacecar.records.estimate_check`, which therefore needs no statistics.
+`EstimateError` sums up how far the step estimate was off over a whole run.  Every training process loads
+`pacecar.records.estimate_check`, which therefore needs no statistics.
 
-`percentile` is that of both, so that the spread of the same windows is the same in both.
-
-Left out: dividing the steps, which the demo does on records in memory and the report while it reads.
+Left out: dividing the steps, which the report does while it reads.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ RECENT_STEPS = 32
 """Steps in the pace and the bar: a second or two of the default job, so a change shows soon and noise little."""
 
 VERDICTS_SHOWN = 4
-"""The newest; the closing table has them all."""
+"""The newest; the report's table has them all."""
 
 EVENTS_MAX = 64
 """Beginnings and ends of trials that wait to be shown."""
@@ -37,7 +37,7 @@ PLAIN_CELLS_MAX = 120
 """Cells of a line in a log; a longer one wraps in the reader's terminal, and is then hard to read."""
 
 TUNER_LINES = 2
-"""Lines of the screen for the tuner: its status may be long with three knobs, and the closing table has it whole."""
+"""Lines of the screen for the tuner: its status may be long with three knobs, and the report's table has it whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from .progress import Progress
 __all__ = ["REST_SECONDS", "RestDetector"]
 
 REST_SECONDS = 20.0
-"""Time at the settings that were found: some hundred steps, which the closing table compares with those before."""
+"""Time at the settings that were found: some hundred steps, which the report compares with those before."""
 
 
 class RestDetector:

@@ -1,4 +1,4 @@
-"""Defines the result of a demo: the values that the closing table and result.json show.
+"""Defines the result of a demo: its report, and what result.json holds beside that.
 
 A field is None where the run did not get that far or nothing was measured: a run that was stopped in its warm-up has
 a result too.  `pacecar.commands.demo.summary` computes them.
@@ -13,37 +13,18 @@ from typing import Any
 import msgspec
 
 from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
-from pacecar.run_statistics import WINDOW_STEPS, EstimateError, Proven, proven
+from pacecar.run_statistics import EstimateError
 
-__all__ = [
-    "METHOD",
-    "DecisionOutcome",
-    "DemoLosses",
-    "DemoOverhead",
-    "LedgerSum",
-    "RankCount",
-    "Result",
-    "Throughput",
-    "as_document",
-]
+from ..report.document import Report, ReportChange, RunSide
+
+__all__ = ["DemoLosses", "DemoOverhead", "LedgerSum", "RankCount", "Result", "as_document"]
 
 METHOD = (
-    f"median over windows of {WINDOW_STEPS} consecutive unprofiled steps, low and high their 10th and 90th percentile;"
-    " a step takes as long as its slowest rank, samples of all ranks"
+    "median over windows of {} consecutive unprofiled steps, low and high their 10th and 90th percentile;"
+    " a window takes as long as its slowest rank, samples of all ranks"
 )
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Samples a second of the whole job, from `steps` steps in `windows` windows."""
-
-    samples_per_second: float
-    low: float
-    high: float
-    steps: int
-    windows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +36,6 @@ class LedgerSum:
     estimate: int
     exact: int
     ledger: Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionOutcome:
-    """A decision and what became of it; None where there is no verdict (yet) or nothing was measured."""
-
-    decision: int
-    kind: str
-    knob: str
-    from_value: KnobValue
-    to_value: KnobValue
-    step_applied: dict[int, int]
-    expected_gain_ratio: float | None
-    measured_gain_ratio: float | None
-    gain_low: float | None
-    gain_high: float | None
-    verdict: str | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,38 +83,58 @@ class DemoLosses:
     validation_last: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The whole run.  None stands for what was not reached or not measured."""
+    """The whole run.  None stands for what was not reached or not measured.
 
-    world_size: int | None
-    steps: int
-    ledger_before: LedgerSum | None
-    ledger_after: LedgerSum | None
-    exact_before: LedgerSum | None
-    exact_after: LedgerSum | None
-    knobs_before: dict[str, KnobValue]
-    knobs_after: dict[str, KnobValue]
-    throughput_before: Throughput | None
-    throughput_after: Throughput | None
-    decisions: tuple[DecisionOutcome, ...]
-    switches: int
-    overhead: DemoOverhead | None
-    exploration_ns: int | None
-    tuner: str | None
-    losses: DemoLosses
-    ranks: tuple[RankCount, ...]
-    steps_before: tuple[int, int] | None = None
-    steps_after: tuple[int, int] | None = None
+    `report` is what `pacecar report` says of the folder, None where no step was recorded.  `applied` is (start of the
+    job, decision) -> rank -> the step of its first switch.
+    """
+
+    report: Report | None = None
+    world_size: int | None = None
+    steps: int = 0
+    ledger_before: LedgerSum | None = None
+    ledger_after: LedgerSum | None = None
+    exact_before: LedgerSum | None = None
+    exact_after: LedgerSum | None = None
+    knobs_before: dict[str, KnobValue] = field(default_factory=dict)
+    knobs_after: dict[str, KnobValue] = field(default_factory=dict)
+    changes: tuple[ReportChange, ...] = ()
+    applied: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    switches: int = 0
+    overhead: DemoOverhead | None = None
+    overhead_budget: float | None = None
+    exploration_ns: int | None = None
+    tuner: str | None = None
+    losses: DemoLosses = field(default_factory=DemoLosses)
+    ranks: tuple[RankCount, ...] = ()
     estimate_error: EstimateError | None = None
     what_if: WhatIf | None = None
-    overhead_budget: float | None = None
-    hellos: tuple[JobHello, ...] = field(default=())
+    hello: JobHello | None = None
+    refused_lines: int = 0
 
     @property
-    def kept(self) -> tuple[DecisionOutcome, ...]:
-        """The decisions that were kept."""
-        return tuple(outcome for outcome in self.decisions if outcome.verdict == "kept")
+    def before(self) -> RunSide | None:
+        """The steps before tuning; all steps where nothing was turned."""
+        return None if self.report is None else self.report.before
+
+    @property
+    def after(self) -> RunSide | None:
+        """The steps at the kept settings; where nothing was turned the same as before."""
+        if self.report is None:
+            return None
+        return self.report.after if self.report.is_tuned else self.report.before
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput after over before, or None when one of them is missing."""
+        report = self.report
+        if report is None or report.rate_unit != "samples" or self.before is None:
+            return None
+        if not report.is_tuned:
+            return 1.0
+        return None if report.change is None else 1 + report.change.change_ratio
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -165,25 +148,10 @@ class Result:
             return None
         return self.overhead.paid_by_seconds(self.overhead_budget)
 
-    @property
-    def proven(self) -> Proven:
-        """Share of step time that the kept changes save together, each as its paired trial measured it.
-
-        Unlike `speedup` it does not compare minutes that lie apart, so another load on the machine in between is
-        not in it.
-        """
-        return proven(self.kept)
-
-    @property
-    def speedup(self) -> float | None:
-        """Throughput after over before, or None when one of them is missing."""
-        if self.throughput_before is None or self.throughput_after is None:
-            return None
-        return self.throughput_after.samples_per_second / self.throughput_before.samples_per_second
-
 
 def as_document(result: Result) -> dict[str, Any]:
-    """Return `result` as plain values for result.json; see docs for its keys."""
+    """Return `result` as plain values for result.json."""
+    report, hello = result.report, result.hello
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": result.world_size,
@@ -194,30 +162,33 @@ def as_document(result: Result) -> dict[str, Any]:
         "ledger_exact_after": _ledger_document(result.exact_after),
         "knobs_before": result.knobs_before,
         "knobs_after": result.knobs_after,
-        "throughput_before": _throughput_document(result.throughput_before),
-        "throughput_after": _throughput_document(result.throughput_after),
+        "throughput_before": _throughput_document(result.report, result.before),
+        "throughput_after": _throughput_document(result.report, result.after),
         "speedup": result.speedup,
-        "proven_gain_ratio": result.proven.ratio,
-        "proven_gain_low": result.proven.low,
-        "proven_gain_high": result.proven.high,
-        "steps_before": result.steps_before,
-        "steps_after": result.steps_after,
+        "proven_gain_ratio": None if report is None else report.proven_gain_ratio,
+        "proven_gain_low": None if report is None else report.proven_gain_low,
+        "proven_gain_high": None if report is None else report.proven_gain_high,
+        "steps_before": _steps(result.before),
+        "steps_after": _steps(result.after),
         "decisions": [
             {
-                "decision": outcome.decision,
-                "kind": outcome.kind,
-                "knob": outcome.knob,
-                "from": outcome.from_value,
-                "to": outcome.to_value,
-                "step_applied": {str(rank): step for rank, step in sorted(outcome.step_applied.items())},
-                "expected_gain_ratio": outcome.expected_gain_ratio,
-                "measured_gain_ratio": outcome.measured_gain_ratio,
-                "gain_low": outcome.gain_low,
-                "gain_high": outcome.gain_high,
-                "verdict": outcome.verdict,
-                "reason": outcome.reason,
+                "decision": change.decision,
+                "kind": change.kind,
+                "knob": change.knob,
+                "from": change.from_value,
+                "to": change.to_value,
+                "step_applied": {
+                    str(rank): step
+                    for rank, step in sorted(result.applied.get((change.life, change.decision), {}).items())
+                },
+                "expected_gain_ratio": change.expected_gain_ratio,
+                "measured_gain_ratio": change.measured_gain_ratio,
+                "gain_low": change.gain_low,
+                "gain_high": change.gain_high,
+                "verdict": change.outcome,
+                "reason": change.reason,
             }
-            for outcome in result.decisions
+            for change in result.changes
         ],
         "switches": result.switches,
         "overhead_ratio": result.overhead_ratio,
@@ -230,11 +201,11 @@ def as_document(result: Result) -> dict[str, Any]:
         "tuner": result.tuner,
         "losses": {name: _finite(getattr(result.losses, name)) for name in DemoLosses.__slots__},
         "ranks": [{name: getattr(count, name) for name in RankCount.__slots__} for count in result.ranks],
-        "job": result.hellos[0].job if result.hellos else None,
-        "device": result.hellos[0].device if result.hellos else None,
-        "backend": result.hellos[0].backend if result.hellos else None,
-        "framework": result.hellos[0].framework if result.hellos else None,
-        "pacecar_version": result.hellos[0].pacecar_version if result.hellos else None,
+        "job": None if hello is None else hello.job,
+        "device": None if hello is None else hello.device,
+        "backend": None if hello is None else hello.backend,
+        "framework": None if hello is None else hello.framework,
+        "pacecar_version": None if hello is None else hello.pacecar_version,
     }
 
 
@@ -249,14 +220,23 @@ def _ledger_document(total: LedgerSum | None) -> dict[str, Any] | None:
     }
 
 
-def _throughput_document(throughput: Throughput | None) -> dict[str, Any] | None:
-    if throughput is None:
+def _throughput_document(report: Report | None, side: RunSide | None) -> dict[str, Any] | None:
+    """Return the report's rates; None where samples were not counted."""
+    if report is None or side is None or side.rate is None or report.rate_unit != "samples":
         return None
     return {
-        **{name: getattr(throughput, name) for name in Throughput.__slots__},
+        "samples_per_second": side.rate.median,
+        "low": side.rate.p10,
+        "high": side.rate.p90,
+        "steps": side.steps,
+        "windows": side.windows,
         "unit": "samples/s of the whole job",
-        "method": METHOD,
+        "method": METHOD.format(side.window_steps),
     }
+
+
+def _steps(side: RunSide | None) -> tuple[int, int] | None:
+    return None if side is None else (side.first[1], side.last[1])
 
 
 def _finite(value: float | None) -> float | None:

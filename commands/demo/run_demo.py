@@ -1,4 +1,4 @@
-"""Runs one demo from the command to its exit code: folder, daemon, job, display, result, closing table.
+"""Runs one demo from the command to its exit code: folder, daemon, job, display, result, closing tables.
 
 Whatever happens on the way (Ctrl-C, a job that dies, a terminal that closes), the processes are ended, and what was
 measured until then is written and shown all the same.
@@ -176,16 +176,14 @@ def _display(progress: Progress, around: DemoSetup, console: Console, started: f
 
 
 def _conclude(children: Children, console: Console, ending: Ending, seconds: float, budget: float) -> None:
-    """Write result.json from the records on disk and print the closing tables."""
+    """Write result.json from the records on disk and print the report's tables."""
     folder = children.folder
-    tails = [RecordTail(path) for path in sorted(folder.glob("rank*.jsonl"))]
-    records = [record for tail in tails for record in tail.read()]
-    result = summarize(records, read_losses(folder / "losses.jsonl"), overhead_budget=budget)
+    result = summarize(folder, read_losses(folder / "losses.jsonl"), overhead_budget=budget)
     document: dict[str, Any] = {
         "run": children.job,
         "status": ending,
         "duration_seconds": round(seconds, 3),
-        "refused_lines": sum(tail.refused for tail in tails),
+        "refused_lines": result.refused_lines,
         "tune": children.options.tune,
         "versions": {name: _version(name) for name in ("pacecar", "torch", "numpy", "msgspec")}
         | {"python": platform.python_version()},
@@ -198,12 +196,12 @@ def _conclude(children: Children, console: Console, ending: Ending, seconds: flo
         "records": f"{folder}/rank*.jsonl   job.log   daemon.log",
         "metrics": f"{children.metrics_url} until now; its last answer is {folder}/metrics.txt",
     }
-    if result.steps > 0:
+    if result.report is not None:
         places["report"] = f"pacecar report {folder}   makes a page of all this"
     if _keep_dashboard(folder):
         places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
-    if result.steps > 0:
-        console.print(closing(result, places, console), crop=False)
+    if result.report is not None:
+        console.print(closing(result, result.report, places, console), crop=False)
     else:
         console.print(f"no step was completed; the logs are in {folder}", soft_wrap=True, highlight=False)
     console.print(f"{ending} after {seconds:.0f} s", highlight=False)

@@ -10,7 +10,7 @@
     events, usage, recorded_utilization, costs, loss_log          parts of the document
     notices         what was wrong with the input, damaged or not
     build, document the document, which is the public face
-    html, charts, markdown                                        how it is shown, through the same tables:
+    html, charts, markdown, terminal (for the demo)               how it is shown, through the same tables:
     tables, utilization_tables, comparison_tables, formatting
     comparison      how several runs are compared
 

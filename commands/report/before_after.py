@@ -8,7 +8,7 @@ half spent in the setting that lost), and it counts steps that a profiled window
     run      all of them after warm-up, trials with them
 
 Where the run ended soon after its last switch, `after` takes the steps at the kept settings since the last change that
-was kept, then all at those settings.  `pacecar demo` divides steps in the same way (`pacecar.commands.demo.summary`).
+was kept, then all at those settings.
 """
 
 from __future__ import annotations

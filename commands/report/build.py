@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pacecar import __version__
 from pacecar.formatting.plain_text import clean_values
-from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
+from pacecar.records import LEDGER_HEADINGS, StepRecord
 from pacecar.run_statistics import estimate_error, proven
 
 from .before_after import BeforeAfterPlan, SettingStretch
@@ -31,7 +31,7 @@ from .step_sums import Bin, RankSum, StepSumPart, StepSums
 from .usage import energies_of, utilization_of
 from .windows import WindowSums, added
 
-__all__ = ["BuildOptions", "Built", "build_report"]
+__all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,8 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     Raises:
         ReportError: nothing sound is there, or records of several jobs are and none was chosen.
     """
-    story = _choose(gather(inputs.told()), inputs, options.job)
-    plan = BeforeAfterPlan.of(story)
-    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
-    tally = StepSums(plan, _ranks_with_steps(inputs, story), ranks_of)
+    story = choose_job(gather(inputs.told()), inputs, options.job)
+    tally = empty_sums(inputs, story)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
     tally.complete(story.goodbyes, story.lives)
@@ -83,8 +81,18 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     return _assemble(inputs, options, story, tally)
 
 
-def _choose(stories: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
-    """Return the index of the job that `wanted` names, or of the only one there is."""
+def empty_sums(inputs: Inputs, story: RunIndex) -> StepSums:
+    """Return the sums of the job, before its steps are read."""
+    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
+    return StepSums(BeforeAfterPlan.of(story), _ranks_with_steps(inputs, story), ranks_of)
+
+
+def choose_job(stories: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
+    """Return the index of the job that `wanted` names, or of the only one there is.
+
+    Raises:
+        ReportError: there is no such job, or there are several and none is named.
+    """
     if not stories:
         # A file may have lost its head: then its steps name the job.
         for stream in inputs.measured():
@@ -162,7 +170,7 @@ def _stretches(tally: StepSums, *, is_tuned: bool) -> Stretches:
     every: dict[tuple[str, str], list[float]] = {}
     chosen = {"whole": [run], "before": [tally.parts[SettingStretch.BEFORE]] if is_tuned else [run]}
     if is_tuned:
-        chosen["after"] = tally.after()
+        chosen["after"] = [tally.parts[stretch] for stretch in tally.stretches_after()]
     for name, several in chosen.items():
         several = [part for part in several if part.windows.steps]
         if not several:
@@ -287,8 +295,8 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: Ste
         proven_gain_high=together.high,
         changes=changes,
         orders=orders_of(story),
-        tuner=None if story.status is None else f"{story.status.state}: {story.status.detail}",
-        ladder=story.ladder or _rank_ladder(story),
+        tuner=story.tuner,
+        ladder=story.last_ladder,
         utilization=utilization,
         ranks=ranks,
         slowdowns=slowdowns_of(story),
@@ -359,10 +367,6 @@ def _rank_row(total: RankSum, story: RunIndex, tally: StepSums) -> RankRow:
     )
 
 
-def _rank_ladder(story: RunIndex) -> WhatIf | None:
-    return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
-
-
 def _overhead(story: RunIndex, tally: StepSums, budget_ratio: float) -> ReportOverhead:
     ratios: dict[int, float] = {}
     overhead_ns = wall_ns = 0
@@ -373,8 +377,7 @@ def _overhead(story: RunIndex, tally: StepSums, budget_ratio: float) -> ReportOv
         if its_wall:
             ratios[rank] = mine / its_wall
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
-    exploration_ns = sum(story.exploration_ns.values()) if story.exploration_ns else None
-    run_ns = tally.run_ns
+    exploration_ns, run_ns = story.explored_ns, tally.run_ns
     return ReportOverhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],

@@ -53,6 +53,10 @@ class ReportNotices:
             self._left_out += 1
             self._damage_left_out |= is_damage
 
+    def count(self, *kinds: str) -> int:
+        """Return how many faults there were of `kinds`, of each the first word of its name."""
+        return sum(int(found[1]) for (_, kind), found in self._found.items() if kind.split()[0] in kinds)
+
     @property
     def is_damaged(self) -> bool:
         """Whether anything that should be there is lost."""

@@ -91,6 +91,22 @@ class RunIndex:
         kept = [(life, v.step) for (life, _), v in self.verdicts.items() if v.outcome == "kept"]
         return max(kept, default=None)
 
+    @property
+    def tuner(self) -> str | None:
+        """What the tuner said last; None when it said nothing."""
+        return None if self.status is None else f"{self.status.state}: {self.status.detail}"
+
+    @property
+    def explored_ns(self) -> int | None:
+        """What trials cost in all starts of the job; None where no tuner said it."""
+        return sum(self.exploration_ns.values()) if self.exploration_ns else None
+
+    @property
+    def last_ladder(self) -> WhatIf | None:
+        """The job's last what-if bounds; where it has none those of the lowest rank that has."""
+        ranks = self.rank_ladders
+        return self.ladder or (ranks[min(ranks)] if ranks else None)
+
     def settled(self) -> dict[str, KnobValue]:
         """Return the knobs that the job was left at; empty when none was turned.
 

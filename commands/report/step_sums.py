@@ -236,7 +236,9 @@ class StepSums:
         self._ranks = ranks
         self._ranks_of = ranks_of or {}
         self._first_step: dict[int, int] = {}
-        self.parts = {stretch: StepSumPart() for stretch in SettingStretch if stretch is not SettingStretch.WARMUP}
+        self.parts: dict[SettingStretch, StepSumPart] = {
+            stretch: StepSumPart() for stretch in SettingStretch if stretch is not SettingStretch.WARMUP
+        }
         self._run_windows = WindowSums()
         self.line = TimeLine()
         self.ranks: dict[int, RankSum] = {}
@@ -279,8 +281,8 @@ class StepSums:
                 self.jumps_ns.append(jump)
         self._clock = now
 
-    def take(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
-        """Add what all ranks measured at `key`."""
+    def take(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> SettingStretch | None:
+        """Add what all ranks measured at `key`; return the stretch in whose pace it counts, None where in none."""
         records: list[StepRecord] = []
         for rank, record in measured:
             total = self.ranks.get(rank)
@@ -294,7 +296,7 @@ class StepSums:
             self.is_sampled |= record.measured_every != 1
             records.append(record)
         if not records:
-            return
+            return None
         first_step = self._first_step.setdefault(key[0], key[1])
         self._watch_clock(key[0], records[0])
         together = JoinedStep.of(records)
@@ -303,15 +305,17 @@ class StepSums:
         self.line.add(together, is_whole=is_whole)
         if not is_whole:
             self.incomplete_steps += 1
-            return
+            return None
         self.complete_steps += 1
         self.ranks[records[together.walls.index(max(together.walls))].rank].slowest_in += 1
         if any(record.disturbed or record.source == "exact" for record in records):
-            return
+            return None
         stretch = self._plan.stretch(key, first_step, records[0])
-        if stretch is not SettingStretch.WARMUP:
-            self.parts[stretch].add(key, together)
-            self._run_windows.add(together.walls, together.samples, together.tokens)
+        if stretch is SettingStretch.WARMUP:
+            return None
+        self.parts[stretch].add(key, together)
+        self._run_windows.add(together.walls, together.samples, together.tokens)
+        return stretch
 
     @property
     def run(self) -> StepSumPart:
@@ -325,14 +329,14 @@ class StepSums:
         whole.windows = self._run_windows
         return whole
 
-    def after(self) -> list[StepSumPart]:
-        """Return the parts that make up `after`: the fewest that are enough."""
-        chosen: list[StepSumPart] = []
+    def stretches_after(self) -> list[SettingStretch]:
+        """Return the stretches that make up `after`, in their order: the fewest that are enough."""
+        chosen: list[SettingStretch] = []
         for stretch in (SettingStretch.SINCE_LAST_SWITCH, SettingStretch.SINCE_LAST_KEPT, SettingStretch.AT_SETTLED):
-            chosen.insert(0, self.parts[stretch])
-            if sum(part.windows.steps for part in chosen) >= AFTER_STEPS_MIN:
+            chosen.insert(0, stretch)
+            if sum(self.parts[one].windows.steps for one in chosen) >= AFTER_STEPS_MIN:
                 break
-        return [part for part in chosen if part.windows.steps]
+        return [stretch for stretch in chosen if self.parts[stretch].windows.steps]
 
     def vital(self, name: str) -> tuple[Moments, Moments] | None:
         """Return before and after of one of VITALS; after the last switch, or where that is little the last kept."""

@@ -29,7 +29,7 @@ from ..forecast.dataloader import refill_steps
 from ..observation import Observation
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
 
-__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "AbTrial", "AbortCause", "TrialEnd"]
+__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "AbTrial", "AbortCause", "CandidatePrior", "IncumbentPace", "TrialEnd"]
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
@@ -131,43 +131,63 @@ class TrialEnd:
         return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncumbentPace:
+    """The pace under the setting in force, as log paces.
+
+    `opening` holds its last settled steps, `nulls` differences between windows of such steps, `typical` their median,
+    `slow_ratio` the share of them that are `DROP_RATIO` slower than typical.  A window has `window_steps` judged steps,
+    here and in the trial.
+    """
+
+    opening: Sequence[float]
+    nulls: Sequence[float]
+    typical: float
+    slow_ratio: float = 0.0
+    window_steps: int = WINDOW_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatePrior:
+    """What is known of a candidate before its trial: what earlier pairs saved (log pace), and whether a gain is forecast."""
+
+    savings: tuple[float, ...] = ()
+    is_promising: bool = False
+
+
+NOTHING_KNOWN = CandidatePrior()
+
+
 class AbTrial:
     """One candidate against the setting in force.
 
     It takes every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
-    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
-    `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical, `window_steps` the judged steps of
-    one window, `opening`'s and the nulls' too.  For use afterwards, `nulls_seen` are further differences, for the next
-    trials (here they would not be independent of the pairs), and `take_levels` returns the new windows under
-    `incumbent`, for the change detector.
+    `latency_steps` is the shortest delay of a switch so far, None before the first.  For use afterwards, `nulls_seen` are
+    further differences, for the next trials (here they would not be independent of the pairs), and `take_levels` returns
+    the new windows under `incumbent`, for the change detector.
     """
 
     def __init__(
         self,
-        *,
         incumbent: Mapping[str, int],
         candidate: Mapping[str, int],
-        opening: Sequence[float],
-        nulls: Sequence[float],
-        typical: float,
+        pace: IncumbentPace,
+        *,
         dead_band: float,
         false_accept_rate: float,
-        latency_steps: int | None,
-        slow_ratio: float = 0.0,
-        savings: Sequence[float] = (),
-        is_promising: bool = False,
+        latency_steps: int | None = None,
+        prior: CandidatePrior = NOTHING_KNOWN,
         pairs_max: int = PAIRS_MAX,
-        window_steps: int = WINDOW_STEPS,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
-        self._window_steps = window_steps
-        self._opening: deque[float] = deque(opening, maxlen=window_steps)
-        self._nulls = tuple(nulls)
-        self._typical = typical
+        self._window_steps = pace.window_steps
+        self._opening: deque[float] = deque(pace.opening, maxlen=pace.window_steps)
+        self._nulls = tuple(pace.nulls)
+        self._typical = pace.typical
         self._dead_band = dead_band
         self._rate = false_accept_rate
-        self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
+        self._drop_steps = DROP_STEPS if pace.slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
         self.latency_steps = latency_steps
         self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
         self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
@@ -180,9 +200,9 @@ class AbTrial:
         self._entered_step = 0
         self._stretch: list[float] = []
         self._unpaired: tuple[Arm, float] | None = None
-        self._savings: list[float] = list(savings)
+        self._savings: list[float] = list(prior.savings)
         self._new_pairs = 0
-        self._errors = HOPE_ERRORS if is_promising else DOUBT_ERRORS
+        self._errors = HOPE_ERRORS if prior.is_promising else DOUBT_ERRORS
         self._begun = False
         self.nulls_seen: list[float] = []
         self._levels: list[float] = []

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..experiment.ab_trial import QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
+from ..experiment.ab_trial import DROP_RATIO, QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS, IncumbentPace
 from ..experiment.sequential_test import location
 
 __all__ = ["NULL_PAIRS_MIN", "QUARTILE", "PaceAlarm", "PaceTracker", "TrackedPace"]
@@ -147,10 +147,14 @@ class TrackedPace:
         """Median pace; raises ValueError before the first settled step."""
         return math.exp(self.typical)
 
-    def slow_ratio(self, factor: float) -> float:
-        """Return the share of recent steps that took over `factor` times the typical; 0.0 of none is none."""
-        bound = self.typical + math.log(factor)
-        return sum(log_pace > bound for log_pace in self._recent) / len(self._recent)
+    def of_incumbent(self) -> IncumbentPace:
+        """Return what a trial is compared with; raises ValueError before the first settled step."""
+        typical = self.typical
+        slow = sum(log_pace > typical + math.log(DROP_RATIO) for log_pace in self._recent)
+        return IncumbentPace(
+            opening=self.opening, nulls=self.nulls, typical=typical, slow_ratio=slow / len(self._recent),
+            window_steps=self.window_steps,
+        )  # fmt: skip
 
     @property
     def mean_ns(self) -> float:

@@ -19,7 +19,7 @@ from typing import Literal
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..experiment.ab_trial import DROP_RATIO, PAIRS_MAX, AbortCause, AbTrial, TrialEnd
+from ..experiment.ab_trial import PAIRS_MAX, AbortCause, AbTrial, TrialEnd
 from ..experiment.exploration_budget import ExplorationBudget
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, bounded
 from . import phrases
@@ -140,16 +140,11 @@ class RememberedSettingTrial(Policy):
         if len(self._pace.nulls) < NULL_PAIRS_MIN or not is_settled or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             return
         self._trial = AbTrial(
-            incumbent=self.kept,
-            candidate={**self.kept, **self._aim},
-            opening=self._pace.opening,
-            nulls=self._pace.nulls,
-            typical=self._pace.typical,
+            self.kept,
+            {**self.kept, **self._aim},
+            self._pace.of_incumbent(),
             dead_band=self._config.dead_band,
             false_accept_rate=self._config.false_accept_rate,
-            latency_steps=None,
-            slow_ratio=self._pace.slow_ratio(DROP_RATIO),
-            window_steps=self._pace.window_steps,
         )
         self._decide(step, "trial")
         self._say("trial", self._progress(self._trial), step)

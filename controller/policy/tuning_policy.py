@@ -26,7 +26,7 @@ from typing import Literal
 
 from pacecar.config import TuneConfig
 
-from ..experiment.ab_trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTrial, TrialEnd
+from ..experiment.ab_trial import SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTrial, CandidatePrior, TrialEnd
 from ..experiment.exploration_budget import ExplorationBudget
 from ..experiment.sequential_test import is_broken
 from ..forecast.gain_model import GainModel
@@ -265,20 +265,16 @@ class TuningPolicy(Policy):
         self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
+        is_promising = (known_gain(candidate.forecast) or 0.0) > self._config.dead_band
         trial = AbTrial(
-            incumbent=self._kept,
-            candidate={**self._kept, candidate.knob: candidate.value},
-            opening=self._pace.opening,
-            nulls=self._pace.nulls,
-            typical=self._pace.typical,
+            self._kept,
+            {**self._kept, candidate.knob: candidate.value},
+            self._pace.of_incumbent(),
             dead_band=self._config.dead_band,
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
-            slow_ratio=self._pace.slow_ratio(DROP_RATIO),
-            is_promising=(known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
-            savings=self._selection.savings_of(candidate),
+            prior=CandidatePrior(self._selection.savings_of(candidate), is_promising),
             pairs_max=self._selection.pairs_max(self._steps, self._pace.window_steps),
-            window_steps=self._pace.window_steps,
         )
         old_value = self._kept[candidate.knob]
         decision = self._records.decide("trial", candidate, old_value, step)

@@ -5,7 +5,8 @@ field, `ledger` says where a step's time went, `commands` what people request of
 
 Durations are integers of nanoseconds and sizes integers of bytes; None is what was not measured.  A `Ledger` whose
 parts do not sum to its wall time cannot be made.  `status_document` is what page and terminal read, `recording` the
-flight recorder's file, `rank_file` reads a run's `rank<r>.jsonl`, `job_identity` tells two jobs of one name apart.
+flight recorder's file, `rank_file` reads a run's `rank<r>.jsonl`, `judged_decision` pairs decisions with verdicts,
+`job_identity` tells two jobs of one name apart.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from pacecar.controller.experiment.ab_trial import (
     WINDOW_STEPS,
     AbortCause,
     AbTrial,
+    CandidatePrior,
+    IncumbentPace,
     TrialEnd,
 )
 from pacecar.controller.observation import Observation
@@ -26,18 +28,15 @@ WIGGLE = (1.0, 1.02, 0.98, 1.01, 0.99, 1.03, 0.97, 1.0)
 
 
 def _trial(**changes: object) -> AbTrial:
-    arguments: dict[str, object] = {
-        "incumbent": OLD,
-        "candidate": NEW,
+    pace: dict[str, object] = {
         "opening": [math.log(BASE_NS * w) for w in WIGGLE],
         "nulls": (0.004, -0.006, 0.005, -0.003),
         "typical": math.log(BASE_NS),
-        "dead_band": 0.01,
-        "false_accept_rate": 0.05,
-        "latency_steps": 6,
-        **changes,
     }
-    return AbTrial(**arguments)  # type: ignore[arg-type]
+    rest: dict[str, object] = {"dead_band": 0.01, "false_accept_rate": 0.05, "latency_steps": 6}
+    for name, value in changes.items():
+        (pace if name in IncumbentPace.__slots__ else rest)[name] = value
+    return AbTrial(OLD, NEW, IncumbentPace(**pace), **rest)  # type: ignore[arg-type]
 
 
 def _step(step: int, values: dict[str, int], pace_ns: float, *, profiled: bool = False) -> Observation:
@@ -109,7 +108,7 @@ def test_a_burst_on_the_machine_does_not_end_a_trial_whose_pairs_speak_for_the_c
 
 
 def test_what_an_earlier_trial_measured_does_not_keep_a_bad_setting_for_a_window() -> None:
-    end, history = _play(_trial(savings=(0.03, 0.02)), 1.5)
+    end, history = _play(_trial(prior=CandidatePrior((0.03, 0.02))), 1.5)
     assert end.cause is AbortCause.DROPPED
     assert history.count(8) == SETTLE_STEPS + 2
 

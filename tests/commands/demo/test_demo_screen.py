@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -23,15 +22,13 @@ from pacecar.commands.demo.progress import (
     screen,
 )
 from pacecar.commands.demo.rest_detector import REST_SECONDS, RestDetector
-from pacecar.commands.demo.result import (
-    DecisionOutcome,
-    DemoLosses,
-    DemoOverhead,
-    LedgerSum,
-    RankCount,
-    Result,
-    Throughput,
-)
+from pacecar.commands.demo.result import DemoLosses, DemoOverhead, Result
+from pacecar.commands.report.build import BuildOptions, build_report
+from pacecar.commands.report.document import Report
+from pacecar.commands.report.inputs import find_inputs
+from pacecar.commands.report.notices import Notice
+from pacecar.commands.report.tables import changes_table, headline, ledger_table, stability_table
+from pacecar.commands.report.utilization_tables import trust_table
 from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.quantities import percent
 from pacecar.knobs import setting
@@ -48,6 +45,7 @@ from pacecar.records import (
     Verdict,
     WhatIf,
 )
+from tests.commands.report.runs import tuned, untuned
 
 AROUND = DemoSetup(
     "20261121T000000Z-abcd",
@@ -173,104 +171,96 @@ def test_bytes_are_written_as_people_write_them_and_missing_is_a_dash() -> None:
     assert percent(0.0) == "0.0 %"
 
 
-def outcome(verdict: str | None, kind: str = "trial") -> DecisionOutcome:
-    return DecisionOutcome(
-        decision=1, kind=kind, knob="micro_batch", from_value=2, to_value=4, step_applied={0: 60, 1: 60},
-        expected_gain_ratio=None, measured_gain_ratio=None if verdict is None else 0.18, gain_low=0.08, gain_high=0.27,
-        verdict=verdict, reason="a reason for people",
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def tuned_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """micro_batch 2 -> 4 was kept, and saves a fifth of the step."""
+    return build_report(find_inputs(tuned(tmp_path_factory.mktemp("runs") / "one")), BuildOptions()).report
 
 
-def a_result(*decisions: DecisionOutcome, early: bool = False) -> Result:
-    rate = None if early else Throughput(120.0, 110.0, 130.0, steps=40, windows=5)
-    ledger = None if early else LedgerSum(rank=0, steps=40, estimate=40, exact=0, ledger=LEDGER)
-    return Result(
-        world_size=2, steps=600, ledger_before=ledger, ledger_after=ledger, exact_before=None, exact_after=None,
-        knobs_before={"micro_batch": 2}, knobs_after={"micro_batch": 4}, throughput_before=rate, throughput_after=rate,
-        decisions=decisions, switches=3, overhead=DemoOverhead(0.0042, 120.0), exploration_ns=0, tuner=None,
-        losses=DemoLosses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
-    )  # fmt: skip
+def closed(report: Report, on: Console | None = None, **own: Any) -> str:
+    on = on or console()
+    result = Result(report=report, losses=DemoLosses(first=5.5, last=2.0), **own)
+    return shown(closing(result, report, {"result": "runs/x/result.json"}, on), on)
 
 
-def closed(result: Result) -> str:
-    on = console()
-    return shown(closing(result, {"result": "runs/x/result.json"}, on), on)
-
-
-def test_the_closing_fits_80_columns_and_has_every_number() -> None:
-    text = closed(a_result(outcome("kept")))
+def test_the_closing_fits_80_columns_and_has_the_reports_tables(tuned_report: Report) -> None:
+    text = closed(tuned_report)
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
-    for part in (
-        "Kept: micro_batch 2 -> 4", "compute", "60.0 %", "unknown", "120.0", "110.0 .. 130.0", "18.0 %",
-        "8.0 .. 27.0",
-        "a reason for people", "0.42 %", "5.500 -> 2.000", "runs/x/result.json",
+    words = " ".join(text.split())
+    assert " ".join(headline(tuned_report).split()) in words
+    for table in (
+        stability_table(tuned_report), ledger_table(tuned_report), changes_table(tuned_report),
+        trust_table(tuned_report),
     ):  # fmt: skip
+        assert table is not None
+        assert table.name in words
+        for row in table.rows:
+            assert all(cell in words for cell in row if " " not in cell), row
+    for part in ("+25.0 %", "micro_batch: kept", "5.500 -> 2.000", "runs/x/result.json"):
         assert part in text
 
 
-def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials_together() -> None:
-    second = dataclasses.replace(outcome("kept"), decision=2, measured_gain_ratio=0.1, gain_low=0.02)
-    text = closed(a_result(outcome("kept"), second, outcome("rolled_back")))
-    assert "at least 9.8 % of step time saved; the trials measured 26.2 %" in text  # 1 - 0.92 * 0.98, 1 - 0.82 * 0.9
-    unbounded = closed(a_result(dataclasses.replace(outcome("kept"), gain_low=None)))
-    assert "18.0 % of step time saved, as measured by trials too few to bound it" in unbounded
-    assert "at least" not in unbounded
-
-
-def test_the_widest_decision_is_not_cut() -> None:
-    wide = dataclasses.replace(
-        outcome("rolled_back"), knob="bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
-        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
-    )  # fmt: skip
-    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line]
-    for part in ("bucket_bytes", "1200", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+def test_a_change_is_one_line_of_80_cells_with_all_that_is_known_of_it(tuned_report: Report) -> None:
+    (row,) = [line for line in closed(tuned_report).splitlines() if "1 micro_batch 2 → 4" in line]
+    for part in ("kept", "59", "10.0 %", "20.0 %", "+10.0 .. +30.0 %"):
         assert part in row
 
 
-def test_where_a_knobs_name_has_no_room_it_is_folded_and_its_verdict_stays_whole() -> None:
-    wide = dataclasses.replace(
-        outcome("rolled_back"), knob="first_bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
-        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
+@pytest.mark.parametrize("knob", ["bucket_bytes", "first_bucket_bytes"])
+def test_the_widest_change_is_folded_and_not_cut(tuned_report: Report, knob: str) -> None:
+    wide = structs.replace(
+        tuned_report.changes[0], knob=knob, from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
+        expected_gain_ratio=-0.123, outcome="rolled_back", applied_step=1200,
     )  # fmt: skip
-    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line and "1200" in line]
-    for part in ("first_bu", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+    text = closed(structs.replace(tuned_report, changes=(wide,)))
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    (row,) = [line for line in text.splitlines() if "1 200" in line]
+    for part in ("-12.3 %", "20.0 %", "-30.2 .. +30.0 %"):
         assert part in row
-    assert "\N{HORIZONTAL ELLIPSIS}" not in row
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "rolled" in text
+    assert "back" in text
 
 
-def test_no_gain_is_said_plainly() -> None:
-    assert "Nothing proved better" in closed(a_result(outcome("rolled_back")))
-    assert "No knob was turned" in closed(a_result())
-    assert "No knob was turned" in closed(a_result(outcome(None, kind="advise")))
-    assert "too early to compare" in closed(a_result(early=True))
+def test_where_the_terminal_has_ascii_only_nothing_else_is_printed(tuned_report: Report) -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    on = Console(file=ascii_only, width=80, color_system=None)
+    closed(tuned_report, on).encode("ascii")
+    on.print(closing(Result(report=tuned_report), tuned_report, {}, on))
+    assert "micro_batch 2 -> 4" in closed(tuned_report, on)
 
 
-def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
-    text = closed(a_result(outcome(None)))
-    assert "still open" in text
-    assert "Kept" not in text
+def test_no_gain_and_what_was_wrong_with_the_records_are_said_plainly(tuned_report: Report, tmp_path: Path) -> None:
+    lost = structs.replace(tuned_report, notices=(Notice("rank1.jsonl", "line 5: not a record", 2, True),))
+    assert "lost: rank1.jsonl: line 5: not a record (2 such)" in closed(lost)
+    for kept, steps, words in ((False, 200, "Nothing proved better"), (True, 5, "too early to compare")):
+        folder = tuned(tmp_path / str(steps), steps=steps, kept=kept)
+        assert words in closed(build_report(find_inputs(folder), BuildOptions()).report)
+    assert "No knob was turned" in closed(build_report(find_inputs(untuned(tmp_path / "un")), BuildOptions()).report)
 
 
 @pytest.mark.parametrize(
     ("overhead", "said"),
     [
-        (DemoOverhead(0.0099, 90.0), "0.99 % of the run's wall time was pacecar's own, on all ranks"),
-        (DemoOverhead(0.0099, 90.0), "within its budget of 1.0 %"),
-        (DemoOverhead(0.013, 100.0, 0.007), "over its budget of 1.0 %"),
+        (DemoOverhead(0.0099, 90.0), None),
         (DemoOverhead(0.013, 100.0, 0.007), "start and trials are paid back after 100 s more of training"),
         (DemoOverhead(0.01003, 99.0, 0.009), "start and trials are paid back after 3.0 s more of training"),
-        (DemoOverhead(0.013, 100.0, 0.012), "it goes on like that, with 1.20 % of late"),
+        (DemoOverhead(0.013, 100.0, 0.012), "it goes on over its budget, with 1.20 % of late"),
         (DemoOverhead(0.013, 100.0), "too early to say"),
     ],
 )
-def test_what_pacecar_cost_stands_beside_its_budget_and_with_the_time_by_which_it_is_paid(
-    overhead: DemoOverhead, said: str
+def test_what_pacecar_cost_stands_beside_its_budget_and_over_it_with_the_time_by_which_it_is_paid(
+    tuned_report: Report, overhead: DemoOverhead, said: str | None
 ) -> None:
-    text = closed(replace(a_result(outcome("kept")), overhead=overhead, overhead_budget=0.01))
-    assert said in text
-    assert ("over its budget" in text) is (overhead.ratio > 0.01)
-    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
-    assert "budget" not in closed(replace(a_result(), overhead=overhead))
+    report = structs.replace(
+        tuned_report, overhead=structs.replace(tuned_report.overhead, ratio=overhead.ratio, budget_ratio=0.01)
+    )
+    text = closed(report, overhead=overhead, overhead_budget=0.01)
+    word = "within" if overhead.ratio <= 0.01 else "over"
+    assert f"{overhead.ratio * 100:.2f} % of wall time, {word} the 1.00 %" in text
+    assert said is None or said in text
+    assert ("\noverhead  " in text) is (said is not None)
+    assert "paid back" not in closed(report, overhead=overhead)
 
 
 def a_trial(number: int) -> Decision:
@@ -386,30 +376,19 @@ def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
 MS = 1_000_000
 
 
-def ladder(*rungs: Rung, of_rank: int | None = None) -> WhatIf:
-    return WhatIf(
-        job="j", of_rank=of_rank, step=9, wall_ns=1, steps=120, pace_ns=80 * MS, source="estimate",
-        calibration_age_steps=4, rungs=rungs,
-    )  # fmt: skip
-
-
-def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_promise() -> None:
+def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_promise(tuned_report: Report) -> None:
     rungs = (
         Rung("communication_hidden", 64 * MS, 0.2, Bound.REST),
-        Rung("data_free", 80 * MS, 0.0, Bound.REST),
         Rung("all", 40 * MS, 0.5, Bound.COMPUTE),
     )
-    text = closed(replace(a_result(), what_if=ladder(*rungs)))
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert "bounds, not promises" in text
+    ladder = WhatIf(
+        job="j", of_rank=None, step=9, wall_ns=1, steps=120, pace_ns=80 * MS, source="estimate",
+        calibration_age_steps=4, rungs=rungs,
+    )  # fmt: skip
+    text = closed(structs.replace(tuned_report, ladder=ladder))
+    assert "no promises" in " ".join(text.split())
     lines = [line.split() for line in text.splitlines()]
-    at = next(n for n, words in enumerate(lines) if words[:3] == ["as", "it", "is"])
-    assert lines[at + 1][-6:] == ["40.00", "ms", "50.0", "%", "2.00", "x"]
-    assert lines[at + 2][-6:] == ["64.00", "ms", "20.0", "%", "1.25", "x"]
-    assert "data for free" not in text
-
-
-def test_a_ladder_of_nothing_is_one_line_and_no_ladder_none() -> None:
-    flat = ladder(Rung("data_free", 80 * MS, 0.0, Bound.REST), of_rank=3)
-    assert "nothing on the ladder saves 0.5 %" in closed(replace(a_result(), what_if=flat))
-    assert "What would help" not in closed(a_result())
+    at = next(n for n, words in enumerate(lines) if words[:3] == ["all", "of", "these"])
+    assert lines[at][-7:] == ["40.00", "ms", "50.0", "%", "2.00", "x", "compute"]
+    assert lines[at + 1][-7:] == ["64.00", "ms", "20.0", "%", "1.25", "x", "rest"]
+    assert "What would help" not in closed(tuned_report)

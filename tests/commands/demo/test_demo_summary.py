@@ -1,9 +1,11 @@
-"""From records to the result: what counts as before, as after, and what is said when something is missing."""
+"""From records to the result: it is the report's before and after, and says what is missing."""
 
 from __future__ import annotations
 
 import json
-import random
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pacecar.commands.demo.result import DemoLosses, as_document
-from pacecar.commands.demo.summary import summarize
+from pacecar.commands.demo.result import DemoLosses, Result, as_document
+from pacecar.commands.demo.summary import summarize as summarize_folder
+from pacecar.commands.report.build import BuildOptions, build_report
+from pacecar.commands.report.inputs import find_inputs
 from pacecar.records import (
     LEDGER_HEADINGS,
     Decision,
@@ -29,10 +33,35 @@ from pacecar.records import (
     WhatIf,
 )
 from pacecar.run_statistics import WARMUP_STEPS
+from tests.commands.report import runs
 
 MS = 1_000_000
 
 Outcome = Literal["kept", "rolled_back", "abandoned"]
+
+
+def folder_of(records: Iterable[JobRecord], folder: Path) -> Path:
+    """Write `records` as the hooks of all ranks would, each in the order of steps."""
+    files: dict[int, list[JobRecord]] = {}
+    for record in records:
+        rank = record.of_rank if isinstance(record, WhatIf) else getattr(record, "rank", 0)
+        files.setdefault(0 if rank is None else rank, []).append(record)
+    for rank, its_own in files.items():
+        its_own.sort(key=lambda record: -1 if isinstance(record, JobHello) else getattr(record, "step", 1 << 60))
+        (folder / f"rank{rank}.jsonl").write_bytes(runs.lines(its_own))
+    return folder
+
+
+def summarize(
+    records: Iterable[JobRecord], losses: DemoLosses | None = None, *, overhead_budget: float | None = None
+) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        return summarize_folder(folder_of(records, Path(folder)), losses, overhead_budget=overhead_budget)
+
+
+def throughput(result: Result, phase: str = "before") -> dict[str, float] | None:
+    found: dict[str, float] | None = as_document(result)[f"throughput_{phase}"]
+    return found
 
 
 def hello(rank: int, world_size: int = 2) -> JobHello:
@@ -64,8 +93,9 @@ def step(
     )  # fmt: skip
 
 
-def switch(rank: int, number: int, decision: int, epoch: int) -> KnobSwitch:
-    return KnobSwitch(job="j", rank=rank, decision=decision, epoch=epoch, step=number, knobs=Knobs(), duration_ns=1)
+def switch(rank: int, number: int, decision: int, epoch: int, value: int = 2) -> KnobSwitch:
+    knobs = Knobs(epoch=epoch, values={"micro_batch": value})
+    return KnobSwitch(job="j", rank=rank, decision=decision, epoch=epoch, step=number, knobs=knobs, duration_ns=1)
 
 
 def decision(number: int, old: int, new: int, at: int) -> Decision:
@@ -94,48 +124,68 @@ def run_with_a_kept_trial() -> list[JobRecord]:
         # Rank 1 is the slower one by a tenth: the job's pace is its.
         records += [step(0, number, wall_ns, micro_batch=micro_batch), step(1, number, wall_ns * 11 // 10)]
     for epoch, number in enumerate((40, 50, 60), start=1):
-        records += [switch(0, number, 1, epoch), switch(1, number, 1, epoch)]
+        records += [switch(rank, number, 1, epoch, at[number + 1]) for rank in (0, 1)]
     return records
 
 
 def test_before_ends_with_the_first_switch_and_after_begins_when_the_last_has_settled() -> None:
     result = summarize(run_with_a_kept_trial())
-    assert result.steps_before == (1 + WARMUP_STEPS, 40)
-    assert result.steps_after == (63, 120)
+    document = as_document(result)
+    assert document["steps_before"] == (1 + WARMUP_STEPS, 40)
+    assert document["steps_after"] == (63, 120)
     assert result.knobs_before == {"micro_batch": 2}
     assert result.knobs_after == {"micro_batch": 4}
 
 
 def test_throughput_is_that_of_the_slowest_rank_and_of_all_samples() -> None:
     result = summarize(run_with_a_kept_trial())
-    assert result.throughput_before is not None
-    assert result.throughput_after is not None
-    assert result.throughput_before.samples_per_second == pytest.approx(32 / 0.110)
-    assert result.throughput_after.samples_per_second == pytest.approx(32 / 0.088)
+    before, after = throughput(result, "before"), throughput(result, "after")
+    assert before is not None
+    assert after is not None
+    assert before["samples_per_second"] == pytest.approx(32 / 0.110)
+    assert after["samples_per_second"] == pytest.approx(32 / 0.088)
     assert result.speedup == pytest.approx(1.25)
 
 
 def test_a_decision_carries_the_step_at_which_each_rank_first_applied_it() -> None:
-    (outcome,) = summarize(run_with_a_kept_trial()).decisions
-    assert outcome.step_applied == {0: 40, 1: 40}
-    assert (outcome.from_value, outcome.to_value, outcome.verdict) == (2, 4, "kept")
-    assert (outcome.expected_gain_ratio, outcome.measured_gain_ratio) == (0.1, 0.2)
-    assert (outcome.gain_low, outcome.gain_high, outcome.reason) == (0.1, 0.3, "because")
+    result = summarize(run_with_a_kept_trial())
+    (change,) = result.changes
+    assert result.applied == {(0, 1): {0: 40, 1: 40}}
+    assert (change.from_value, change.to_value, change.outcome) == (2, 4, "kept")
+    assert (change.expected_gain_ratio, change.measured_gain_ratio) == (0.1, 0.2)
+    assert (change.gain_low, change.gain_high, change.reason) == (0.1, 0.3, "because")
 
 
-def test_the_order_of_records_is_irrelevant() -> None:
-    records = run_with_a_kept_trial()
-    shuffled = records.copy()
-    random.Random(7).shuffle(shuffled)
-    assert summarize(shuffled) == summarize(records)
+def test_the_result_says_what_the_report_says_of_the_same_folder(tmp_path: Path) -> None:
+    folder = folder_of(run_with_a_kept_trial(), tmp_path)
+    report = build_report(find_inputs(folder), BuildOptions()).report
+    result = summarize_folder(folder)
+    assert result.report == report
+    document = as_document(result)
+    for phase, side in (("before", report.before), ("after", report.after)):
+        assert side is not None
+        assert side.rate is not None
+        rate = document[f"throughput_{phase}"]
+        assert (rate["samples_per_second"], rate["low"], rate["high"]) == (
+            side.rate.median,
+            side.rate.p10,
+            side.rate.p90,
+        )
+        assert document[f"steps_{phase}"] == (side.first[1], side.last[1])
+        assert document[f"ledger_{phase}"]["steps"] == side.steps
+        assert document[f"knobs_{phase}"] == side.knobs
+    assert report.change is not None
+    assert document["speedup"] == 1 + report.change.change_ratio
+    assert document["proven_gain_low"] == report.proven_gain_low
 
 
 def test_profiled_steps_are_not_judged_but_kept_as_exact_ledgers() -> None:
     records = [hello(0), hello(1)]
     steps = [step(rank, n, 10**10 if n == 30 else 100 * MS, exact=n == 30) for n in range(1, 60) for rank in (0, 1)]
     result = summarize([*records, *steps])
-    assert result.throughput_before is not None
-    assert result.throughput_before.low == result.throughput_before.high == pytest.approx(320.0)
+    rate = throughput(result)
+    assert rate is not None
+    assert rate["low"] == rate["high"] == pytest.approx(320.0)
     assert result.ledger_before is not None
     assert (result.ledger_before.estimate, result.ledger_before.exact) == (48, 0)
     assert result.exact_before is not None
@@ -154,7 +204,7 @@ def test_nothing_at_all_gives_a_result_that_says_so() -> None:
     result = summarize([])
     assert result.steps == 0
     assert result.world_size is None
-    assert result.throughput_before is None
+    assert throughput(result) is None
     assert result.overhead_ratio is None
     document = as_document(result)
     assert document["ledger_before"] is None
@@ -165,31 +215,36 @@ def test_nothing_at_all_gives_a_result_that_says_so() -> None:
 def test_a_run_that_ends_in_its_warm_up_has_steps_but_no_comparison() -> None:
     result = summarize([hello(0, 1), *(step(0, n) for n in range(1, WARMUP_STEPS + 1))])
     assert result.steps == WARMUP_STEPS
-    assert result.throughput_before is None
+    assert throughput(result) is None
     assert result.ledger_after is None
 
 
-def test_a_silent_rank_leaves_the_pace_unknown() -> None:
+def test_a_silent_rank_is_named_and_the_pace_is_that_of_the_others() -> None:
     result = summarize([hello(0), *(step(0, n) for n in range(1, 60))])
-    assert result.throughput_before is None
+    assert result.report is not None
+    assert "ranks 1 of 2 left no step here" in result.report.notices[0].text
+    assert throughput(result) is not None
     assert result.steps == 59
     assert [count.rank for count in result.ranks] == [0]
 
 
 def test_samples_that_were_not_counted_give_no_throughput_and_zero_is_one() -> None:
     uncounted = [hello(0, 1), *(step(0, n, samples=None) for n in range(1, 40))]
-    assert summarize(uncounted).throughput_before is None
+    assert throughput(summarize(uncounted)) is None
+    assert summarize(uncounted).speedup is None
     assert summarize(uncounted).ledger_before is not None
-    zero = summarize([hello(0, 1), *(step(0, n, samples=0) for n in range(1, 40))]).throughput_before
+    zero = throughput(summarize([hello(0, 1), *(step(0, n, samples=0) for n in range(1, 40))]))
     assert zero is not None
-    assert zero.samples_per_second == 0.0
+    assert zero["samples_per_second"] == 0.0
 
 
 def test_without_a_switch_before_and_after_are_the_same_steps() -> None:
     result = summarize([hello(0, 1), *(step(0, n) for n in range(1, 40))])
-    assert result.steps_before == result.steps_after == (11, 39)
+    document = as_document(result)
+    assert document["steps_before"] == document["steps_after"] == (11, 39)
+    assert document["ledger_before"] == document["ledger_after"]
     assert result.speedup == 1.0
-    assert result.kept == ()
+    assert result.changes == ()
 
 
 def test_a_run_that_ends_inside_a_trial_is_judged_at_the_kept_settings() -> None:
@@ -198,15 +253,16 @@ def test_a_run_that_ends_inside_a_trial_is_judged_at_the_kept_settings() -> None
     for number in range(1, 61):
         micro_batch = 4 if 21 <= number <= 30 or number > 50 else 2
         records.append(step(0, number, 300 * MS if micro_batch == 4 else 100 * MS, micro_batch=micro_batch))
-    records += [switch(0, at, 1, epoch) for epoch, at in enumerate((20, 30, 50), start=1)]
+    records += [switch(0, at, 1, epoch, value) for epoch, (at, value) in enumerate(((20, 4), (30, 2), (50, 4)), 1)]
     result = summarize(records)
     assert result.knobs_after == {"micro_batch": 2}
-    assert result.steps_after == (33, 50)
-    assert result.throughput_after is not None
-    assert result.throughput_after.samples_per_second == pytest.approx(160.0)
-    (outcome,) = result.decisions
-    assert outcome.verdict is None
-    assert outcome.measured_gain_ratio is None
+    assert as_document(result)["steps_after"] == (33, 50)
+    rate = throughput(result, "after")
+    assert rate is not None
+    assert rate["samples_per_second"] == pytest.approx(160.0)
+    (change,) = result.changes
+    assert change.outcome is None
+    assert change.measured_gain_ratio is None
 
 
 def test_what_was_rolled_back_is_not_in_the_knobs_after() -> None:
@@ -214,8 +270,7 @@ def test_what_was_rolled_back_is_not_in_the_knobs_after() -> None:
     records += [decision(2, 4, 8, 80), verdict(2, 100, "rolled_back")]
     result = summarize(records)
     assert result.knobs_after == {"micro_batch": 4}
-    assert [outcome.verdict for outcome in result.decisions] == ["kept", "rolled_back"]
-    assert [outcome.decision for outcome in result.kept] == [1]
+    assert [change.outcome for change in result.changes] == ["kept", "rolled_back"]
 
 
 def test_overhead_is_all_ranks_own_time_over_all_ranks_wall_time() -> None:
@@ -287,15 +342,15 @@ def test_whatever_was_recorded_there_is_a_result_and_its_claims_hold(
     for number, outcome in verdicts:
         records += [decision(number, 2, 4, 10), verdict(number, 20, outcome)]
     result = summarize(records)
-    for rate in (result.throughput_before, result.throughput_after):
+    for rate in (throughput(result, "before"), throughput(result, "after")):
         if rate is not None:
-            assert rate.low <= rate.samples_per_second <= rate.high
+            assert rate["low"] <= rate["samples_per_second"] <= rate["high"]
     for total in (result.ledger_before, result.ledger_after, result.exact_before, result.exact_after):
         if total is not None:
             assert sum(total.ledger.parts().values()) == total.ledger.wall_ns
             assert total.steps == total.estimate + total.exact > 0
-    if result.steps_before is not None and switches:
-        assert result.steps_before[1] <= min(n for _, n, _ in switches)
+    if result.before is not None and switches:
+        assert result.before.last[1] <= min(n for _, n, _ in switches)
     json.dumps(as_document(result), allow_nan=False)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar.commands.demo.summary import summarize
 from pacecar.commands.report.build import BuildOptions, Built, build_report
 from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.costs import Prices
@@ -134,29 +133,6 @@ def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
     assert report.after.step_mean_ns == 100 * MS
     assert report.after.knobs == {"micro_batch": 2}
     assert report.proven_gain_ratio is None
-
-
-def test_the_same_stretches_as_the_demos_own_summary(tmp_path: Path) -> None:
-    """Two programs draw the line between before and after; they draw the same one."""
-    folder = tuned(tmp_path / "run", gain=0.1)
-    decoder = msgspec.json.Decoder(JobRecord)
-    records = [
-        decoder.decode(line) for rank in (0, 1) for line in (folder / f"rank{rank}.jsonl").read_bytes().splitlines()
-    ]
-    result, report = summarize(records), report_of(folder)
-    assert report.before is not None
-    assert report.after is not None
-    assert report.before.rate is not None
-    assert report.after.rate is not None
-    assert result.throughput_before is not None
-    assert result.throughput_after is not None
-    assert result.steps_before == (report.before.first[1], report.before.last[1])
-    assert result.steps_after == (report.after.first[1], report.after.last[1])
-    assert report.before.rate.median == pytest.approx(result.throughput_before.samples_per_second)
-    assert report.after.rate.median == pytest.approx(result.throughput_after.samples_per_second)
-    assert result.knobs_after == report.after.knobs
-    assert result.proven.ratio == pytest.approx(report.proven_gain_ratio)
-    assert result.proven.low == pytest.approx(report.proven_gain_low)
 
 
 def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:

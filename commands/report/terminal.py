@@ -1,0 +1,95 @@
+"""Draws a report on a terminal with rich, through the same tables as page and markdown; `pacecar demo` ends with it.
+
+Of all tables these are what a run's end asks for: the pace, the ledger, the changes, what would help, and how far to
+trust that.  The page has the rest.  `pacecar report` does not load this module, so it needs no rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from pacecar.formatting.ledger_bar import ledger_bar
+from pacecar.formatting.tables import rich_table
+
+from . import tables
+from .document import Report, RunSide
+from .tables import Table
+from .utilization_tables import trust_table
+
+__all__ = ["terminal_report"]
+
+BAR_CELLS_MAX = 79
+
+NAME_CELLS = 9
+"""Of the names before the bars."""
+
+COLUMNS_WIDE = 7
+"""Tables with more have heads of several lines and narrow gaps: that of the changes has nine, for 80 cells."""
+
+WORD_CELLS_MAX = 14
+"""A word that is longer may be folded, so that the columns beside it are not."""
+
+
+def terminal_report(report: Report, console: Console) -> Iterator[RenderableType]:
+    """Yield the headline, what was wrong with the records, and the tables."""
+    yield _text(tables.headline(report), console, "bold")
+    for notice in report.notices:
+        word = "lost" if notice.is_damage else "note"
+        more = f" ({notice.count} such)" if notice.count > 1 else ""
+        yield _text(f"{word}: {notice.place}: {notice.text}{more}", console, "yellow")
+    yield from _drawn(tables.stability_table(report), console)
+    yield from _drawn(tables.ledger_table(report), console)
+    for name, side in tables.sides_of(report):
+        yield _bar(name, side, console)
+    yield from _drawn(tables.changes_table(report), console)
+    for place, reason in tables.reasons(report):
+        yield _note(f"{place}. {reason}", console)
+    yield from _drawn(tables.ladder_table(report), console)
+    yield from _drawn(trust_table(report), console)
+
+
+def _drawn(table: Table | None, console: Console) -> Iterator[RenderableType]:
+    if table is None or not table.rows:
+        return
+    is_wide = len(table.head) > COLUMNS_WIDE
+    drawn = rich_table("")
+    drawn.title = _text(table.name, console, "bold")
+    drawn.padding = (0, 0 if is_wide else 1, 0, 0)
+    drawn.show_header = any(table.head)
+    for place, name in enumerate(table.head):
+        is_figure = place >= table.texts
+        # Where there is no room texts are folded and nothing is cut off: half a verdict says nothing.
+        drawn.add_column(
+            _text(name.replace(" ", "\n") if is_wide else name, console),
+            justify="right" if is_figure else "left",
+            overflow="fold",
+            no_wrap=is_figure or all(len(row[place]) <= WORD_CELLS_MAX and " " not in row[place] for row in table.rows),
+        )
+    for row in table.rows:
+        drawn.add_row(*(_text(cell, console) for cell in row))
+    yield Text()
+    yield drawn
+    if table.note:
+        yield _note(table.note, console)
+
+
+def _bar(name: str, side: RunSide, console: Console) -> Text:
+    """Return a mean step as a bar."""
+    width = min(console.width - NAME_CELLS, BAR_CELLS_MAX)
+    return Text.assemble((f"{name:<{NAME_CELLS}}", "dim"), ledger_bar(side.ledger_ns, width, console))
+
+
+def _note(text: str, console: Console) -> Padding:
+    return Padding(_text(text, console, "dim"), (0, 0, 0, 2))
+
+
+def _text(text: str, console: Console, style: str = "") -> Text:
+    """Return `text` without markup, and with nothing that the terminal's encoding lacks."""
+    if not console.encoding.startswith("utf"):
+        text = text.replace("→", "->").replace("±", "+-")
+        text = text.encode(console.encoding, "replace").decode(console.encoding)
+    return Text(text, style=style)
