@@ -73,7 +73,7 @@ def assemble(
     model: nn.Module, optimizer: Optimizer, rescue: OomSafeTrial, settings: Config, loggers: Sequence[RecordSink]
 ) -> JobParts:
     """Start the hook, and unless the mode is "off" the tuner; what cannot start is an error, and the hook is closed."""
-    hello = make_hello(model, job=settings.hook.job)
+    hello = make_hello(model, job=settings.hook.job, overhead_budget=settings.hook.overhead_budget)
     hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
     throttling, node = ThrottleNews(hello), make_node(model, hello)
     listener = _Listener(hello, throttling, node, make_loss_monitor(model, hello, settings.tune))

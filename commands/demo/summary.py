@@ -60,7 +60,7 @@ def summarize(folder: Path, losses: DemoLosses | None = None, *, overhead_budget
         counts.add(record for _, record in measured)
         steps.append(_Step(key, stretch, {rank: one for rank, one in measured if isinstance(one, StepRecord)}))
     sums.complete(story.goodbyes, story.lives)
-    report = _report(folder, overhead_budget)
+    report = _report(folder)
     lead = min((rank for step in steps for rank in step.records), default=None)
     leads = [(step, step.records[lead]) for step in steps if lead in step.records] if lead is not None else []
     after = sums.stretches_after() if story.first_switch is not None else [SettingStretch.BEFORE]
@@ -92,10 +92,9 @@ def summarize(folder: Path, losses: DemoLosses | None = None, *, overhead_budget
     )
 
 
-def _report(folder: Path, overhead_budget: float | None) -> Report | None:
-    options = BuildOptions() if overhead_budget is None else BuildOptions(budget_ratio=overhead_budget)
+def _report(folder: Path) -> Report | None:
     try:
-        return build_report(find_inputs(folder), options).report
+        return build_report(find_inputs(folder), BuildOptions()).report
     except ReportError:
         return None  # not one step
 

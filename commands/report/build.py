@@ -36,7 +36,8 @@ __all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What the records do not hold.  `job` chooses among several; `budget_ratio` is what the hook was allowed."""
+    """What the records do not hold.  `job` chooses among several; `budget_ratio` is what the hook was allowed
+    where the records, which older hooks wrote, do not say it."""
 
     job: str | None = None
     prices: Prices = field(default_factory=Prices)
@@ -382,7 +383,8 @@ def _overhead(story: RunIndex, tally: StepSums, budget_ratio: float) -> ReportOv
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],
         worst_rank=worst,
-        budget_ratio=budget_ratio,
+        budget_ratio=budget_ratio if story.overhead_budget is None else story.overhead_budget,
+        is_jobs_budget=story.overhead_budget is not None,
         exploration_ns=exploration_ns,
         exploration_ratio=exploration_ns / run_ns if exploration_ns is not None and run_ns else None,
     )

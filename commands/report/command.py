@@ -87,5 +87,5 @@ def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> 
 
 
 def _hook_budget(config_file: Path | None) -> float:
-    """Return what the hook may take, by the configuration here: records do not say what theirs was."""
+    """Return what the hook may take, by the configuration here: older records do not say what theirs was."""
     return load(config_file, {}).hook.overhead_budget

@@ -183,12 +183,17 @@ class ReportHang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """pacecar's own time over the wall time of all steps and ranks, the worst rank's, and what was allowed."""
+    """pacecar's own time over the wall time of all steps and ranks, the worst rank's, and what was allowed.
+
+    `is_jobs_budget`: that is what the job allowed; else its records do not say, and it is what the configuration on the
+    reading machine allows.
+    """
 
     ratio: float | None
     worst_ratio: float | None
     worst_rank: int | None
     budget_ratio: float
+    is_jobs_budget: bool
     exploration_ns: int | None
     exploration_ratio: float | None
 

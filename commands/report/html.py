@@ -185,7 +185,7 @@ def _tiles(report: Report) -> str:
         (
             "pacecar's overhead",
             "-" if over.ratio is None else f"{over.ratio * 100:.2f} %",
-            f"allowed by the configuration here: {over.budget_ratio * 100:.2f} %",
+            f"allowed by the {'job' if over.is_jobs_budget else 'configuration here'}: {over.budget_ratio * 100:.2f} %",
         )
     )
     inner = "".join(

@@ -92,6 +92,12 @@ class RunIndex:
         return max(kept, default=None)
 
     @property
+    def overhead_budget(self) -> float | None:
+        """The share of wall time that the job allowed pacecar; None where no hello says it."""
+        said = [hello.overhead_budget for hello in self.hellos.values() if hello.overhead_budget is not None]
+        return max(said, default=None)
+
+    @property
     def tuner(self) -> str | None:
         """What the tuner said last; None when it said nothing."""
         return None if self.status is None else f"{self.status.state}: {self.status.detail}"

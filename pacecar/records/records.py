@@ -39,6 +39,7 @@ from pacecar.records.ranges import (
     Pid,
     PositiveCount,
     Rank,
+    Ratio,
     SignedNanoseconds,
     Text,
     WorldSize,
@@ -168,7 +169,8 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
     `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
     asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
-    `launch` with `job` is the job's identity (`pacecar.records.job_identity`); empty: not known.
+    `launch` with `job` is the job's identity (`pacecar.records.job_identity`); empty: not known.  `overhead_budget` is
+    the share of wall time that the job allows pacecar; None: the hook did not say.
     """
 
     job: Label
@@ -190,6 +192,7 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pod_name: Label | None = None
     pod_namespace: Label | None = None
     launch: Label = ""
+    overhead_budget: Ratio | None = None
 
 
 Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]

@@ -56,11 +56,13 @@ def make_hello(
     model: nn.Module,
     *,
     job: str | None = None,
+    overhead_budget: float | None = None,
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
 ) -> JobHello:
     """Return the identity of this process; `job` (of the configuration) takes precedence over the environment.
 
+    `overhead_budget` is what the configuration allows pacecar, as a share of wall time.
     Call it after `torch.distributed` was initialized, if it will be.
     """
     is_distributed = dist.is_available() and dist.is_initialized()
@@ -92,6 +94,7 @@ def make_hello(
         slurm_job=_label(environ, "SLURM_JOB_ID", "SLURM_JOBID"),
         pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
         pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
+        overhead_budget=overhead_budget,
     )
     sendable = FieldFilter("anybody").make(hello)
     return sendable if isinstance(sendable, JobHello) else hello

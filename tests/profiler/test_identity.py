@@ -69,3 +69,8 @@ def test_slurm_and_kubernetes_are_what_the_environment_says_or_nothing():
         nn.Identity(), environ={"SLURM_JOB_ID": "42", "POD_NAME": "p" * 999, "MY_POD_NAMESPACE": "ml", "RANK": "0"}
     )
     assert (hello.slurm_job, hello.pod_name, hello.pod_namespace) == ("42", "p" * 253, "ml")
+
+
+def test_the_overhead_budget_of_the_configuration_is_said_and_without_one_nothing():
+    assert make_hello(nn.Identity(), environ={}).overhead_budget is None
+    assert make_hello(nn.Identity(), environ={}, overhead_budget=0.0).overhead_budget == 0.0

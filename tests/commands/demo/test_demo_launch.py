@@ -164,7 +164,7 @@ def test_a_log_gets_calm_lines_and_the_trials(finished: tuple[Path, str]) -> Non
 @pytest.mark.slow
 def test_a_report_of_the_latest_run_has_what_the_daemon_saw(finished: tuple[Path, str]) -> None:
     folder, output = finished
-    report = build_report(find_inputs(folder), BuildOptions(budget_ratio=0.2)).report
+    report = build_report(find_inputs(folder), BuildOptions()).report
     assert " ".join(headline(report).split()) in " ".join(output.split()), "the demo says what its report says"
     assert f"pacecar report {folder}" in output
     assert len(list(folder.glob("recordings/*.recording"))) == 1

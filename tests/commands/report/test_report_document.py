@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from pacecar.commands.report.build import BuildOptions, Built, build_report
 from pacecar.commands.report.comparison import compare
@@ -133,6 +134,20 @@ def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
     assert report.after.step_mean_ns == 100 * MS
     assert report.after.knobs == {"micro_batch": 2}
     assert report.proven_gain_ratio is None
+
+
+@pytest.mark.parametrize(("said", "budget"), [(0.005, "over the 0.50 % that the job allows"), (None, "within the 3.00 %")])
+def test_the_overhead_stands_beside_what_the_job_allowed_and_else_what_is_allowed_here(
+    tmp_path: Path, said: float | None, budget: str
+) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    path = folder / "rank0.jsonl"
+    rest = path.read_bytes().partition(b"\n")[2]
+    path.write_bytes(lines([structs.replace(hello(0), overhead_budget=said)]) + rest)
+    report = report_of(folder, budget_ratio=0.03)
+    text = trust_table(structs.replace(report, overhead=structs.replace(report.overhead, ratio=0.0051))).rows[0][1]
+    assert budget in text
+    assert ("configuration here" in text) is (said is None)
 
 
 def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:
