@@ -149,7 +149,9 @@ def trust_table(report: Report) -> Table:
     if over.ratio is not None:
         word = "within" if over.ratio <= over.budget_ratio else "over"
         within = f"{over.ratio * 100:.2f} % of wall time, {word} the {over.budget_ratio * 100:.2f} % that the"
-        within += " job allows" if over.is_jobs_budget else " configuration here allows (the records do not say the job's)"
+        within += (
+            " job allows" if over.is_jobs_budget else " configuration here allows (the records do not say the job's)"
+        )
         if over.worst_ratio is not None:
             within += f"; worst rank {over.worst_rank}, {over.worst_ratio * 100:.2f} %"
     trials = "no trial"

@@ -29,7 +29,17 @@ from ..forecast.dataloader import refill_steps
 from ..observation import Observation
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
 
-__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "AbTrial", "AbortCause", "CandidatePrior", "IncumbentPace", "TrialEnd"]
+__all__ = [
+    "DROP_RATIO",
+    "QUIET_WINDOW_STEPS",
+    "SETTLE_STEPS",
+    "WINDOW_STEPS",
+    "AbTrial",
+    "AbortCause",
+    "CandidatePrior",
+    "IncumbentPace",
+    "TrialEnd",
+]
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""

@@ -136,7 +136,9 @@ def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
     assert report.proven_gain_ratio is None
 
 
-@pytest.mark.parametrize(("said", "budget"), [(0.005, "over the 0.50 % that the job allows"), (None, "within the 3.00 %")])
+@pytest.mark.parametrize(
+    ("said", "budget"), [(0.005, "over the 0.50 % that the job allows"), (None, "within the 3.00 %")]
+)
 def test_the_overhead_stands_beside_what_the_job_allowed_and_else_what_is_allowed_here(
     tmp_path: Path, said: float | None, budget: str
 ) -> None:
