@@ -36,8 +36,10 @@ __all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What the records do not hold.  `job` chooses among several; `budget_ratio` is what the hook was allowed
-    where the records, which older hooks wrote, do not say it."""
+    """What the records do not hold.
+
+    `job` chooses among several; `budget_ratio` is what the hook was allowed where older records do not say it.
+    """
 
     job: str | None = None
     prices: Prices = field(default_factory=Prices)

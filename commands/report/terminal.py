@@ -35,12 +35,7 @@ WORD_CELLS_MAX = 14
 
 
 def terminal_report(report: Report, console: Console) -> Iterator[RenderableType]:
-    """Yield the headline, what was wrong with the records, and the tables."""
-    yield _text(tables.headline(report), console, "bold")
-    for notice in report.notices:
-        word = "lost" if notice.is_damage else "note"
-        more = f" ({notice.count} such)" if notice.count > 1 else ""
-        yield _text(f"{word}: {notice.place}: {notice.text}{more}", console, "yellow")
+    """Yield the tables, what was wrong with the records, and last, where it is on the screen, what the run showed."""
     yield from _drawn(tables.stability_table(report), console)
     yield from _drawn(tables.ledger_table(report), console)
     for name, side in tables.sides_of(report):
@@ -50,6 +45,12 @@ def terminal_report(report: Report, console: Console) -> Iterator[RenderableType
         yield _note(f"{place}. {reason}", console)
     yield from _drawn(tables.ladder_table(report), console)
     yield from _drawn(trust_table(report), console)
+    yield Text()
+    for notice in report.notices:
+        word = "lost" if notice.is_damage else "note"
+        more = f" ({notice.count} such)" if notice.count > 1 else ""
+        yield _text(f"{word}: {notice.place}: {notice.text}{more}", console, "yellow")
+    yield _text(tables.headline(report), console, "bold")
 
 
 def _drawn(table: Table | None, console: Console) -> Iterator[RenderableType]:

@@ -159,7 +159,7 @@ class IncumbentPace:
 
 @dataclass(frozen=True, slots=True)
 class CandidatePrior:
-    """What is known of a candidate before its trial: what earlier pairs saved (log pace), and whether a gain is forecast."""
+    """What is known of a candidate before its trial: what earlier pairs saved (log pace), and is a gain forecast?"""
 
     savings: tuple[float, ...] = ()
     is_promising: bool = False
@@ -172,9 +172,9 @@ class AbTrial:
     """One candidate against the setting in force.
 
     It takes every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
-    `latency_steps` is the shortest delay of a switch so far, None before the first.  For use afterwards, `nulls_seen` are
-    further differences, for the next trials (here they would not be independent of the pairs), and `take_levels` returns
-    the new windows under `incumbent`, for the change detector.
+    `latency_steps` is the shortest delay of a switch so far, None before the first.  For use afterwards, `nulls_seen`
+    are further differences, for the next trials (here they would not be independent of the pairs), and `take_levels`
+    returns the new windows under `incumbent`, for the change detector.
     """
 
     def __init__(
