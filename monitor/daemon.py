@@ -22,12 +22,13 @@ from typing import TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Sample, Snapshot, Throttling
 from pacecar.records.status_document import StatusDocument
 
 from .collectors.cgroup import CgroupMember
 from .collectors.identity import IdentityCollector, gpu_processes
-from .collectors.source_reader import Collector, Files
+from .collectors.source_reader import Collector
 from .export.otlp import Otlp, OtlpError, OtlpReading
 from .export.prometheus import Exporter
 from .export.samples import DaemonFigures, daemon_samples, job_samples
@@ -91,7 +92,7 @@ class Daemon:
         self._faults = FaultContainment()
         self._watch = ThreadWatch()
         self._identity = IdentityCollector(
-            Files(config.proc_root, config.sys_root),
+            KernelFiles(config.proc_root, config.sys_root),
             self._clock,
             lambda: self._socket_server.members(),
             lambda: self._on_gpus,

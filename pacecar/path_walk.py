@@ -29,7 +29,7 @@ from collections import deque
 from types import TracebackType
 from typing import NamedTuple
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.reader import lines_of
 
 __all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
 
@@ -81,10 +81,10 @@ def _mounted_by(path: str) -> int | None:
     """
     try:
         with open("/proc/self/mountinfo", "rb") as stream:
-            mountinfo = stream.read().decode("utf-8", "surrogateescape")
+            mounts = stream.read().decode("utf-8", "surrogateescape")
     except OSError:
         return None
-    return mounted_by(path, mountinfo)
+    return mounted_by(path, mounts)
 
 
 def mounted_by(path: str, mountinfo: str) -> int | None:

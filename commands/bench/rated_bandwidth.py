@@ -9,8 +9,7 @@ interface for its speed.  Ranks in one network namespace of one machine talk ove
     any other backend, several      the interface, or what GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names
 
 Several machines are as fast as the slowest of them.  A virtual interface (veth, a bridge) says 10 Gbit/s whatever it
-can do, so only what has a device or a bond behind it is believed (as in monitor/collectors/network.py).  Unknown is
-unknown.
+can do, so only what has a device or a bond behind it is believed.  Unknown is unknown.
 
 Left out: PCIe between GPUs without NVLink, several interfaces of one rank, and what a switch allows.
 Source: Documentation/ABI/testing/sysfs-class-net; NCCL's environment variables (docs.nvidia.com/deeplearning/nccl).
@@ -23,6 +22,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from pacecar.kernel_files.network import active_rdma_ports, is_link, nominal_speed
+from pacecar.kernel_files.reader import KernelFiles
 
 from .document import Rated
 
@@ -79,15 +81,12 @@ def rate(backend: str, sites: Sequence[RatedLinks]) -> Rated:
 
 def interface_speed(interface: str, sys_root: Path) -> int | None:
     """Return bytes per second of a real interface, None where it does not say or is virtual."""
-    from pacecar.monitor.collectors.network import parse_speed
-
-    folder = sys_root / "class" / "net" / interface
-    if not (folder / "device").exists() and not (folder / "bonding").exists():
-        return None
+    files = KernelFiles(sys=sys_root)
     try:
-        return parse_speed((folder / "speed").read_text().strip()) or None
-    except (OSError, ValueError):  # a link that is down answers EINVAL
+        names = files.names(sys_root / "class" / "net" / interface)
+    except OSError:
         return None
+    return nominal_speed(files, interface) or None if is_link(names) else None
 
 
 def nvlink_speed() -> int | None:
@@ -125,7 +124,7 @@ def _slowest(speeds: Sequence[int | None], what: str, unknown: str) -> Rated:
 def _network() -> str:
     """Name machine and network namespace: a container has its own, and its loopback leads nowhere else."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = KernelFiles().read(Path("/proc/sys/kernel/random/boot_id")).strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return socket.gethostname()
@@ -160,13 +159,4 @@ def _named_interface(backend: str, environ: Mapping[str, str]) -> str | None:
 
 def _rdma_speed(sys_root: Path) -> int | None:
     """Return bytes per second of all active ports together."""
-    from pacecar.monitor.collectors.rdma import parse_rate, parse_state
-
-    total = 0
-    for port in sorted(sys_root.glob("class/infiniband/*/ports/*")):
-        try:
-            if parse_state((port / "state").read_text().strip()) == "ACTIVE":
-                total += parse_rate((port / "rate").read_text().strip())
-        except (OSError, ValueError, IndexError):  # one port that cannot be read is not counted
-            continue
-    return total or None
+    return sum(port.bytes_per_second for port in active_rdma_ports(KernelFiles(sys=sys_root))) or None

@@ -7,29 +7,22 @@ kernel writes, is noted by name, and everything else still counts.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from pacecar.monitor.collectors.source_reader import Files
+from pacecar.kernel_files.network import INTERFACE_HAS_NONE
+from pacecar.kernel_files.reader import KernelFiles, integer
 from pacecar.monitor.gpu.driver import Nvml
 
 from .facts.model import Seen
 
-__all__ = ["UNREADABLE_MAX", "FactReader", "HostAccess", "integer"]
+__all__ = ["UNREADABLE_MAX", "FactReader", "HostAccess"]
 
 UNREADABLE_MAX = 64
 """Notes that are kept; the rest are counted."""
-
-DIGITS_MAX = 20
-"""Digits of a number of 64 bits."""
-
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP, errno.EINVAL})
-"""How a kernel says that it has no such thing; EINVAL: the speed of an interface that is down
-(Documentation/ABI/testing/sysfs-class-net)."""
 
 T = TypeVar("T")
 
@@ -45,15 +38,7 @@ class HostAccess:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     nvml: Nvml | None = None
     pid: int | None = None
-    files: Files | None = None
-
-
-def integer(text: str) -> int:
-    """Return the number that a kernel writes; raises ValueError for everything else that int() takes."""
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
-        raise ValueError("not a number")
-    return int(text)
+    files: KernelFiles | None = None
 
 
 class FactReader:
@@ -61,7 +46,7 @@ class FactReader:
 
     def __init__(self, places: HostAccess) -> None:
         self.places = places
-        self.files = places.files or Files(places.proc, places.sys)
+        self.files = places.files or KernelFiles(places.proc, places.sys)
         self._notes: list[str] = []
         self._count = 0
         self._limited: dict[str, None] = {}
@@ -92,7 +77,7 @@ class FactReader:
         try:
             return self.files.read(path)
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in INTERFACE_HAS_NONE:
                 self.note(f"{path}: {error.strerror or error}")
             return None
 
@@ -101,7 +86,7 @@ class FactReader:
         try:
             return self.files.names(path)
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in INTERFACE_HAS_NONE:
                 self.note(f"{path}: {error.strerror or error}")
             return []
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+from pacecar.kernel_files.reader import KernelFiles
+
 __all__ = ["MemoryForecast", "predict", "unused_bytes"]
 
 SIZES_MAX = 16
@@ -99,10 +101,8 @@ class MemoryForecast:
 
     def _held_bytes(self) -> int | None:
         """Return what this process holds in memory (proc(5), /proc/PID/statm, the second number)."""
-        try:
-            return int(self._statm.read_text().split()[1]) * resource.getpagesize()
-        except (OSError, ValueError, IndexError):
-            return None
+        pages = (KernelFiles().text(self._statm) or "").split()[1:2]
+        return int(pages[0]) * resource.getpagesize() if pages and pages[0].isdigit() else None
 
     def _learn(self, size: int, peak: int) -> None:
         if peak > max(self._peaks.values(), default=-1) and (size in self._peaks or len(self._peaks) < SIZES_MAX):

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.network import active_rdma_ports, nominal_speed
+from pacecar.kernel_files.reader import KernelFiles, lines_of
 from pacecar.records import JobHello
 
 from .knob_store import Fingerprint
@@ -71,15 +71,15 @@ def link(
         return "none"
     if environ.get("LOCAL_WORLD_SIZE") == str(world_size):
         return "local"
+    files = KernelFiles(proc_root, sys_root)
     if backend is not None and "nccl" in backend and environ.get("NCCL_IB_DISABLE", "0") in {"", "0"}:
-        fabric = _fabric(Path(sys_root))
+        fabric = _fabric(files)
         if fabric is not None:
             return fabric
     name = _named(environ, "NCCL_SOCKET_IFNAME" if backend is not None and "nccl" in backend else "GLOO_SOCKET_IFNAME")
-    name = name or _default_interface(Path(proc_root))
-    megabits = None if name is None else _number(Path(sys_root, "class/net", name, "speed"))
-    # The kernel says -1 where a device does not know its speed (Documentation/ABI/testing/sysfs-class-net).
-    return "ethernet" if megabits is None or megabits <= 0 else f"ethernet {megabits / 1000:g} Gb/s"
+    name = name or _default_interface(files)
+    speed = None if name is None else nominal_speed(files, name)
+    return "ethernet" if not speed else f"ethernet {_gigabits(speed)} Gb/s"
 
 
 def _device(device: str) -> str:
@@ -88,17 +88,17 @@ def _device(device: str) -> str:
     return f"{device}, {os.cpu_count()} processors" if device == "cpu" else device.split(":", maxsplit=1)[0]
 
 
-def _fabric(sys_root: Path) -> str | None:
-    """Return the fastest active RDMA port (Documentation/ABI/stable/sysfs-class-infiniband)."""
-    found: list[tuple[float, str]] = []
-    for port in sorted(Path(sys_root, "class/infiniband").glob("*/ports/*")):
-        rate = _text(port / "rate") or ""  # "200 Gb/sec (4X HDR)"
-        if "ACTIVE" in (_text(port / "state") or "") and rate.split(" ")[0].replace(".", "", 1).isdigit():
-            found.append((float(rate.split(" ")[0]), _text(port / "link_layer") or "RDMA"))
+def _fabric(files: KernelFiles) -> str | None:
+    """Return the fastest active RDMA port."""
+    found = [(port.bytes_per_second, port.link_layer or "RDMA") for port in active_rdma_ports(files)]
     if not found:
         return None
     speed, layer = max(found)
-    return f"{'RoCE' if layer == 'Ethernet' else layer} {speed:g} Gb/s"
+    return f"{'RoCE' if layer == 'Ethernet' else layer} {_gigabits(speed)} Gb/s"
+
+
+def _gigabits(bytes_per_second: int) -> str:
+    return f"{bytes_per_second * 8 / 1e9:g}"
 
 
 def _named(environ: Mapping[str, str], variable: str) -> str | None:
@@ -107,20 +107,8 @@ def _named(environ: Mapping[str, str], variable: str) -> str | None:
     return first if first and not first.startswith("^") else None
 
 
-def _default_interface(proc_root: Path) -> str | None:
+def _default_interface(files: KernelFiles) -> str | None:
     """Return the interface of the default route with the lowest metric (proc(5), /proc/net/route)."""
-    routes = [line.split() for line in lines_of(_text(proc_root / "net/route") or "")[1:]]
+    routes = [line.split() for line in lines_of(files.text(files.proc / "net/route") or "")[1:]]
     defaults = [(int(r[6]), r[0]) for r in routes if len(r) > 6 and r[1] == _DESTINATION_ANY and r[6].isdigit()]
     return min(defaults)[1] if defaults else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text is not None and text.lstrip("-").isdigit() else None

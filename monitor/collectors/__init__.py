@@ -1,7 +1,8 @@
 """The collectors, one file per source: processors, memory, NUMA, disks, network, TCP, RDMA, control groups, GPUs.
 
 In come files of the kernel and answers of the driver, out go samples.  The parser is apart from the reader, and the
-roots of /proc and /sys are passed in.  An outcome is ok, absent (healthy) or failed, and one bad line costs one sample.
+roots of /proc and /sys are passed in; `pacecar.kernel_files` reads, and parses what other rooms read as well.  An
+outcome is ok, absent (healthy) or failed, and one bad line costs one sample.
 Start with `source_reader`, the types that all share, and `cpu`, a typical collector.
 
 `identity` finds the container, pod and Slurm job of ranks and GPU processes (by `jobs.cgroup_identity`, which is pure);

@@ -27,27 +27,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pacecar.kernel_files.cgroups import (
+    V2,
+    Levels,
+    levels_of,
+    parse_cgroup_line,
+    parse_cpu_max,
+    parse_flat_line,
+    parse_memory_limit,
+)
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
 from .cgroup_mounts import CgroupMounts
-from .source_reader import Files, SourceReading, whole
+from .source_reader import SourceReading
 
 __all__ = ["CgroupCollector", "CgroupMember"]
 
 GROUPS_MAX = 64
 """Groups that are read; each is some ten files.  A node has as many as it has containers with ranks in them."""
-
-LEVELS_MAX = 32
-"""Levels from a group to the root; Kubernetes has five."""
-
-NO_LIMIT_BYTES = 1 << 62
-"""v1 writes `no limit` as the largest multiple of the page size in 63 bits; no machine has half of that."""
-
-V2 = ""
-"""The name of the v2 hierarchy in /proc/PID/cgroup; those of v1 are called by their controllers."""
-
-Levels = Sequence[Path]
-"""The folders of a group and of its parents up to what is mounted."""
 
 
 class CgroupMember(NamedTuple):
@@ -82,7 +80,7 @@ class CgroupCollector:
 
     name = "cgroup"
 
-    def __init__(self, files: Files, members: Callable[[], Sequence[CgroupMember]]) -> None:
+    def __init__(self, files: KernelFiles, members: Callable[[], Sequence[CgroupMember]]) -> None:
         self._files = files
         self._members = members
         self._view = CgroupMounts(files.proc / "self" / "root")
@@ -203,31 +201,12 @@ def _limit_v1(reading: SourceReading, level: Path) -> CgroupLimit | None:
     return CgroupLimit(quota / period, stat.get("nr_periods"), stat.get("nr_throttled"), stat.get("throttled_time"))
 
 
-def levels_of(top: Path, root: str, path: str) -> Levels:
-    """Return the folders of the group `path` and its parents below `top`, where the part `root` is mounted.
-
-    Empty when the group is outside of that part, or outside of our cgroup namespace (`/../..`).
-    """
-    root = root.rstrip("/")
-    if ".." in path.split("/") or (path != root and not path.startswith(f"{root}/")):
-        return ()
-    parts = [part for part in path.removeprefix(root).split("/") if part]
-    return tuple(top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))[:LEVELS_MAX]
-
-
 def group_name(paths: dict[str, str]) -> str:
     """Return the path by which people know the group: that of v2, or of memory where v1 has the controllers."""
     for hierarchy in ("memory", "cpu", V2):
         if hierarchy in paths:
             return paths[hierarchy]
     return next(iter(paths.values()))
-
-
-def parse_cgroup_line(line: str) -> list[tuple[str, str]]:
-    """Return (hierarchy, path) for each controller of a line of /proc/PID/cgroup; raises ValueError."""
-    number, controllers, path = line.split(":", 2)
-    whole(number)
-    return [(name, path) for name in controllers.split(",")]
 
 
 def parse_cgroup_mount(line: str) -> list[Mounted] | None:
@@ -243,28 +222,6 @@ def parse_cgroup_mount(line: str) -> list[Mounted] | None:
     return None
 
 
-def parse_flat_line(line: str) -> tuple[str, int]:
-    """Return (key, count) of a flat keyed file; raises ValueError."""
-    key, _, count = line.partition(" ")
-    return key, whole(count)
-
-
-def parse_cpu_max(line: str) -> float | None:
-    """Return processors of `quota period`, None for `max period`; raises ValueError or IndexError."""
-    quota, period = line.split()
-    if whole(period) == 0:
-        raise ValueError("a period of 0")
-    return None if quota == "max" else whole(quota) / whole(period)
-
-
 def parse_quota(line: str) -> int | None:
     """Return microseconds of a period, None for -1, which is no limit; raises ValueError."""
     return None if line.strip() == "-1" else whole(line.strip())
-
-
-def parse_memory_limit(line: str) -> int | None:
-    """Return bytes, None for no limit; raises ValueError."""
-    if line.strip() == "max":
-        return None
-    limit = whole(line.strip())
-    return None if limit >= NO_LIMIT_BYTES else limit

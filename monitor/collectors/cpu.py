@@ -19,9 +19,11 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
-from .source_reader import Files, Seldom, SourceReading, sample, whole
+from .source_reader import Seldom, SourceReading, sample
 
 __all__ = ["CpuCollector"]
 
@@ -33,7 +35,6 @@ WINDOWS = ("1m", "5m", "15m")
 SELDOM_TICKS = 10
 """Frequencies cost a file for each processor, and processors move between NUMA nodes only by hot-plug."""
 
-CPUS_MAX = 8192
 NODES_MAX = 256
 
 COUNTS = {
@@ -53,7 +54,7 @@ class CpuCollector:
 
     name = "cpu"
 
-    def __init__(self, files: Files, *, ticks_per_second: int | None = None) -> None:
+    def __init__(self, files: KernelFiles, *, ticks_per_second: int | None = None) -> None:
         self._files = files
         self._stat_path = files.proc / "stat"
         self._tick_ns = 1_000_000_000 // (ticks_per_second or os.sysconf("SC_CLK_TCK"))
@@ -123,10 +124,9 @@ class CpuCollector:
 
     def _read_nodes(self, reading: SourceReading) -> dict[str, frozenset[str]]:
         folder = self._files.sys / "devices" / "system" / "node"
-        names = [n for n in reading.names(folder) or [] if re.fullmatch(r"node\d+", n)]
         nodes = {}
-        for name in reading.first(names, NODES_MAX, "NUMA nodes"):
-            cpus = reading.parsed(folder / name / "cpulist", parse_cpulist)
+        for name in reading.first(numa_nodes(reading.names(folder) or []), NODES_MAX, "NUMA nodes"):
+            cpus = reading.parsed(folder / name / "cpulist", parse_cpu_list)
             if cpus:  # a node of memory alone has an empty list
                 nodes[name.removeprefix("node")] = frozenset(f"cpu{cpu}" for cpu in cpus)
         return nodes
@@ -170,18 +170,6 @@ def parse_loadavg(line: str) -> tuple[float, float, float]:
     """Return the three averages; raises ValueError or IndexError."""
     fields = line.split()
     return float(fields[0]), float(fields[1]), float(fields[2])
-
-
-def parse_cpulist(line: str) -> list[int]:
-    """Return the processors of a list such as `0-3,8`; raises ValueError."""
-    cpus: list[int] = []
-    for part in filter(None, line.strip().split(",")):
-        first, _, last = part.partition("-")
-        low, high = whole(first), whole(last or first)
-        if not low <= high < CPUS_MAX:
-            raise ValueError(f"{part!r} is no range of processors")
-        cpus.extend(range(low, high + 1))
-    return cpus
 
 
 def added_up(rows: Iterable[Modes]) -> Modes:

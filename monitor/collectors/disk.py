@@ -19,9 +19,10 @@ import re
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
-from .source_reader import Files, SourceReading, whole
+from .source_reader import SourceReading
 
 __all__ = ["DiskCollector", "MountCollector"]
 
@@ -65,7 +66,7 @@ class DiskCollector:
 
     name = "disk"
 
-    def __init__(self, files: Files, *, named: Collection[str] = (), statvfs: Statvfs = os.statvfs) -> None:
+    def __init__(self, files: KernelFiles, *, named: Collection[str] = (), statvfs: Statvfs = os.statvfs) -> None:
         self._files = files
         self._named = frozenset(named)
         self._statvfs = statvfs
@@ -109,7 +110,7 @@ class DiskCollector:
 class MountCollector:
     """The free space of one file system that the user named, whatever kind it is."""
 
-    def __init__(self, mountpoint: str, files: Files, *, statvfs: Statvfs = os.statvfs) -> None:
+    def __init__(self, mountpoint: str, files: KernelFiles, *, statvfs: Statvfs = os.statvfs) -> None:
         self.name = f"mount {mountpoint}"
         self._mountpoint = mountpoint
         self._files = files

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.kernel_files.cgroups import parse_cgroup_line
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import JobHello, Outcome, Sample
 
 from ..jobs.cgroup_identity import CgroupIdentity, PodName, Residence, membership_of, parse_pod_folder, reside
-from .cgroup import parse_cgroup_line
-from .source_reader import Files, SourceReading
+from .source_reader import SourceReading
 
 __all__ = ["IdentityCollector", "gpu_processes"]
 
@@ -62,7 +63,7 @@ class IdentityCollector:
 
     def __init__(
         self,
-        files: Files,
+        files: KernelFiles,
         clock: Clock,
         members: Callable[[], Sequence[tuple[int, JobHello]]],
         others: Callable[[], Iterable[int]],

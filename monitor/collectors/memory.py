@@ -17,9 +17,12 @@ from __future__ import annotations
 import os
 import re
 
+from pacecar.kernel_files.memory import parse_meminfo_line
+from pacecar.kernel_files.processors import parse_pressure_line
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
-from .source_reader import Files, SourceReading, whole
+from .source_reader import SourceReading
 
 __all__ = ["MemoryCollector"]
 
@@ -48,7 +51,7 @@ class MemoryCollector:
 
     name = "memory"
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
@@ -93,17 +96,6 @@ class MemoryCollector:
                     reading.add(metric, pages * page_bytes, page)
 
 
-def parse_meminfo_line(line: str) -> tuple[str, int] | None:
-    """Return (key, bytes); None for rows that are not an amount of memory; raises ValueError or IndexError."""
-    key, _, rest = line.partition(":")
-    fields = rest.split()
-    if len(fields) == 2 and fields[1] == "kB":
-        return key, whole(fields[0]) * 1024
-    if len(fields) == 1 and key.startswith("HugePages_"):  # pages, not bytes; /sys has them by size
-        return None
-    raise ValueError("not `key: amount kB`")
-
-
 def parse_vmstat_line(line: str) -> tuple[str, int] | None:
     """Return (key, count) of the rows that we serve, None for the others; raises ValueError."""
     key, _, count = line.partition(" ")
@@ -117,14 +109,3 @@ def used_bytes(meminfo: dict[str, int]) -> int | None:
         return meminfo["MemTotal"] - meminfo["MemFree"] - meminfo["Buffers"] - cache
     except KeyError:
         return None
-
-
-def parse_pressure_line(line: str) -> tuple[str, int]:
-    """Return (kind, nanoseconds stalled since boot); raises ValueError or IndexError."""
-    kind, *fields = line.split()
-    if kind not in ("some", "full"):
-        raise ValueError(f"unknown kind {kind!r}")
-    totals = dict(field.split("=", 1) for field in fields)
-    if "total" not in totals:
-        raise ValueError("no total")
-    return kind, whole(totals["total"]) * 1000

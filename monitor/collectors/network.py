@@ -18,17 +18,17 @@ Source: net/core/net-procfs.c; Documentation/ABI/testing/sysfs-class-net.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.network import INTERFACE_HAS_NONE, is_link, parse_speed
+from pacecar.kernel_files.reader import KernelFiles, lines_of, whole
 from pacecar.records import Outcome, Sample
 
 from .rates import Rates
-from .source_reader import Files, Seldom, SourceReading, sample, whole
+from .source_reader import Seldom, SourceReading, sample
 
 __all__ = ["NetworkCollector"]
 
@@ -37,12 +37,9 @@ INTERFACES_MAX = 256
 SELDOM_TICKS = 10
 """Ticks between two readings of what rarely changes about a link: four files for each interface."""
 
-BYTES_PER_SECOND_PER_MBIT = 1_000_000 // 8
-
 Parse = Callable[[str], int | None]
 
 _COLUMNS = 16
-_UNKNOWN_SPEEDS = frozenset({"-1", "4294967295"})  # SPEED_UNKNOWN, as a signed and as an unsigned number
 
 _UP = {"up": 1, "unknown": 1, "down": 0, "lowerlayerdown": 0, "dormant": 0, "notpresent": 0, "testing": 0}
 """RFC 2863 states; loopback and tunnels say `unknown` and pass packets."""
@@ -74,7 +71,7 @@ class NetworkCollector:
 
     name = "network"
 
-    def __init__(self, files: Files, clock: Clock) -> None:
+    def __init__(self, files: KernelFiles, clock: Clock) -> None:
         self._files = files
         self._clock = clock
         self._dev = files.proc / "net" / "dev"
@@ -147,14 +144,13 @@ class NetworkCollector:
             value = self._read(reading, folder / name, parse)
             if value is not None:
                 samples.append(sample(metric, value, interface))
-        is_link = not {"device", "bonding"}.isdisjoint(reading.names(folder) or [])
-        return NetworkLink(samples, speed if is_link else None)
+        return NetworkLink(samples, speed if is_link(reading.names(folder) or []) else None)
 
     def _read(self, reading: SourceReading, path: Path, parse: Parse) -> int | None:
         try:
             text = self._files.read(path).strip()
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP):  # has no such thing
+            if error.errno not in INTERFACE_HAS_NONE:
                 reading.fail(f"{path}: {error.strerror or error}")
             return None
         try:
@@ -162,11 +158,6 @@ class NetworkCollector:
         except ValueError as error:
             reading.fail(f"{path}:1: {error}")
             return None
-
-
-def parse_speed(text: str) -> int | None:
-    """Return bytes a second of a speed in Mbit/s, None when the link does not know it; raises ValueError."""
-    return None if text in _UNKNOWN_SPEEDS else whole(text) * BYTES_PER_SECOND_PER_MBIT
 
 
 def parse_operstate(text: str) -> int:

@@ -15,11 +15,11 @@ Source: Documentation/admin-guide/numastat.rst; drivers/base/node.c for the form
 
 from __future__ import annotations
 
-import re
-
+from pacecar.kernel_files.processors import numa_nodes
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
-from .source_reader import Files, SourceReading, whole
+from .source_reader import SourceReading
 
 __all__ = ["NumaCollector"]
 
@@ -41,15 +41,14 @@ class NumaCollector:
 
     name = "numa"
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: KernelFiles) -> None:
         self._files = files
 
     def collect(self) -> Outcome:
         """Read meminfo and numastat of each node once."""
         reading = SourceReading(self._files)
         folder = self._files.sys / "devices" / "system" / "node"
-        names = [n for n in reading.names(folder) or [] if re.fullmatch(r"node\d+", n)]
-        for name in reading.first(names, NODES_MAX, "NUMA nodes"):
+        for name in reading.first(numa_nodes(reading.names(folder) or []), NODES_MAX, "NUMA nodes"):
             node = name.removeprefix("node")
             for metric, amount in reading.lines(folder / name / "meminfo", parse_node_meminfo_line):
                 reading.add(metric, amount, node)

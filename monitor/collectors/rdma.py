@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
+from pacecar.kernel_files.network import parse_port_rate, parse_port_state
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
 from .rates import Rates
-from .source_reader import Files, SourceReading, sample, whole
+from .source_reader import SourceReading, sample
 
 __all__ = ["RdmaCollector"]
 
@@ -110,7 +112,7 @@ class RdmaCollector:
 
     name = "rdma"
 
-    def __init__(self, files: Files, clock: Clock) -> None:
+    def __init__(self, files: KernelFiles, clock: Clock) -> None:
         self._files = files
         self._clock = clock
         self._root = files.sys / "class" / "infiniband"
@@ -166,10 +168,10 @@ class RdmaCollector:
             ("state", "pacecar_rdma_port_active", "ACTIVE"),
             ("phys_state", "pacecar_rdma_port_link_up", "LinkUp"),
         ):
-            state = reading.parsed(port.folder / name, parse_state)
+            state = reading.parsed(port.folder / name, parse_port_state)
             if state is not None:
                 reading.add(metric, int(state == good), *labels)
-        speed = reading.parsed(port.folder / "rate", parse_rate)
+        speed = reading.parsed(port.folder / "rate", parse_port_rate)
         if speed is not None:
             reading.add("pacecar_rdma_port_link_bytes_per_second", speed, *labels)
             self._speeds[labels] = speed
@@ -234,23 +236,3 @@ def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[RdmaCou
 def parse_counter(line: str) -> int | None:
     """Return the count, None where the port has no such counter; raises ValueError."""
     return None if line.startswith("N/A") else whole(line.strip())
-
-
-def parse_state(line: str) -> str:
-    """Return `ACTIVE` of `4: ACTIVE`; raises ValueError."""
-    number, colon, word = line.partition(":")
-    if colon == "":
-        raise ValueError("not `number: STATE`")
-    whole(number.strip())
-    return word.strip()
-
-
-def parse_rate(line: str) -> int:
-    """Return bytes a second of `400 Gb/sec (4X NDR)`; raises ValueError or IndexError."""
-    amount, unit = line.split()[:2]
-    if unit != "Gb/sec":
-        raise ValueError(f"unknown unit {unit!r}")
-    gigabits = float(amount)
-    if not 0 <= gigabits < 1_000_000:
-        raise ValueError(f"{amount!r} is no rate")
-    return round(gigabits * 1_000_000_000 / 8)

@@ -9,27 +9,18 @@ Left out on purpose: what the numbers mean.  Each collector knows that.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, lines_of
 from pacecar.metrics.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
-__all__ = ["Collector", "Files", "Glancer", "Seldom", "SourceReading", "sample", "whole"]
-
-SOURCE_BYTES_MAX = 4 * 1024 * 1024
-"""No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
+__all__ = ["Collector", "Glancer", "Seldom", "SourceReading", "sample"]
 
 FAILURES_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
-
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP})
-"""Errors by which a kernel says that it has no such thing (EOPNOTSUPP: PSI compiled in and switched off; ESRCH: the
-process ended between open and read)."""
 
 T = TypeVar("T")
 
@@ -63,44 +54,11 @@ class Glancer(Collector, Protocol):
         ...
 
 
-class Files:
-    """The part of the file system that collectors read; tests pass another root or a reader that fails."""
-
-    def __init__(self, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] = "/sys") -> None:
-        self.proc = Path(proc)
-        self.sys = Path(sys)
-
-    def read(self, path: Path) -> str:
-        """Return the text of `path`, at most SOURCE_BYTES_MAX of it; raises OSError."""
-        # One unbuffered read: /proc files are built per read() and a buffered reader would stat and seek them too.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts: list[bytes] = []
-            room = SOURCE_BYTES_MAX
-            while room > 0 and (part := os.read(descriptor, min(room, 65536))):
-                parts.append(part)
-                room -= len(part)
-        finally:
-            os.close(descriptor)
-        return b"".join(parts).decode("utf-8", "replace")
-
-    def names(self, path: Path) -> list[str]:
-        """Return the sorted names in the folder `path`; raises OSError."""
-        return sorted(os.listdir(path))
-
-
 def sample(metric: str, value: int | float, *labels: str) -> Sample:
     """Return a sample of a metric of the catalog; a name or a label count that is not the catalog's is a bug."""
     expected = by_name(metric).labels
     assert len(labels) == len(expected), f"{metric} has labels {expected}, got {labels}"
     return Sample(metric, labels, value)
-
-
-def whole(text: str) -> int:
-    """Return the decimal number in `text`, zero or more; raises ValueError for everything else that int() takes."""
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(text)
 
 
 class Seldom(Generic[T]):
@@ -128,7 +86,7 @@ class Seldom(Generic[T]):
 class SourceReading:
     """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._samples: list[Sample] = []
         self._missing: list[str] = []
@@ -212,7 +170,7 @@ class SourceReading:
 
     def _note(self, path: Path, error: OSError) -> None:
         reason = f"{path}: {error.strerror or error}"
-        if error.errno in _NOT_THERE:
+        if error.errno in NOT_THERE:
             self.lack(reason)
         else:
             self.fail(reason)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
-from .source_reader import Files, SourceReading, whole
+from .source_reader import SourceReading
 
 __all__ = ["TcpCollector"]
 
@@ -48,7 +49,7 @@ class TcpCollector:
 
     name = "tcp"
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._net = files.proc / "net"
 

@@ -14,10 +14,9 @@ namespace (a job in a container knows itself as 17 where the kernel tells us 402
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.reader import KernelFiles, row
 from pacecar.knobs import by_name
 from pacecar.records import (
     PHASES_OF_JOBS,
@@ -64,14 +63,9 @@ class Peer(NamedTuple):
 
 def own_pid(pid: int) -> int | None:
     """Return the pid that process `pid` has in its own namespace; None when the kernel does not say."""
-    try:
-        status = Path("/proc", str(pid), "status").read_bytes().decode("ascii", "replace")
-    except OSError:
-        return None
-    for line in lines_of(status):
-        if line.startswith("NSpid:"):  # proc(5): outermost to innermost
-            return int(line.split()[-1])
-    return None
+    files = KernelFiles()
+    pids = row(files.text(files.proc / str(pid) / "status") or "", "NSpid:")
+    return int(pids[-1]) if pids else None  # proc(5): outermost to innermost
 
 
 class FrameValidation:

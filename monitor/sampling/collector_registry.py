@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import DaemonConfig
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Snapshot
 
 from ..collectors.cgroup import CgroupCollector, CgroupMember
@@ -19,7 +20,7 @@ from ..collectors.memory import MemoryCollector
 from ..collectors.network import NetworkCollector
 from ..collectors.numa import NumaCollector
 from ..collectors.rdma import RdmaCollector
-from ..collectors.source_reader import Collector, Files
+from ..collectors.source_reader import Collector
 from ..collectors.tcp import TcpCollector
 from ..gpu.nvml import PyNvml
 from .sampler import Sampler
@@ -49,7 +50,7 @@ def default_collectors(
     `members` gives the processes whose control groups are read beside the daemon's own; `identity` is the daemon's, who
     asks it where ranks run.
     """
-    files = Files(config.proc_root, config.sys_root)
+    files = KernelFiles(config.proc_root, config.sys_root)
     identity = identity or IdentityCollector(files, clock, tuple, tuple)
     collectors: list[Collector] = [
         CpuCollector(files),

@@ -33,6 +33,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.kernel_files.processors import parse_pressure_line, run_delay_ns
 
 from .phase_sums_message import HostPressure
 
@@ -44,7 +45,6 @@ __all__ = [
     "HostPressureReader",
     "find_descriptors",
     "parse_pressure",
-    "parse_schedstat",
     "read_tcp_times",
 ]
 
@@ -54,28 +54,12 @@ _TEXT_BYTES = 256
 """Both files are one or two short lines."""
 
 
-def parse_schedstat(text: bytes) -> int:
-    """Return the ns that a task waited for a processor: the second of three numbers (proc(5)).
-
-    Raises:
-        ValueError: it is not that.
-    """
-    fields = text.split()
-    if len(fields) != 3:
-        raise ValueError(f"schedstat has {len(fields)} numbers: {text!r}")
-    return int(fields[1])
-
-
-def parse_pressure(text: bytes) -> int:
-    """Return the ns in which some task waited: `total`, in us, of the line "some" (Documentation/accounting/psi.rst).
-
-    Raises:
-        ValueError: it is not that.
-    """
-    line = text.partition(b"\n")[0]
-    if not line.startswith(b"some ") or b" total=" not in line:
-        raise ValueError(f"no total of some: {line!r}")
-    return int(line.rpartition(b" total=")[2]) * 1000
+def parse_pressure(text: bytes) -> int | None:
+    """Return the ns in which some task waited; None where the file does not begin so, ValueError for no number."""
+    line = text.partition(b"\n")[0].decode("ascii", "replace")
+    if not line.startswith("some "):
+        return None
+    return parse_pressure_line(line)[1]
 
 
 class HostPressureReader:
@@ -102,7 +86,7 @@ class HostPressureReader:
         now = self._now_ns()
         if self._last is not None and now - self._last_ns < seconds * NS_PER_SECOND:
             return self._latest
-        totals = self._sockets.total_ns(), _read(self._turn, parse_schedstat), _read(self._pressure, parse_pressure)
+        totals = self._sockets.total_ns(), _read(self._turn, run_delay_ns), _read(self._pressure, parse_pressure)
         if self._last is not None:
             ratios = [
                 None if new is None or old is None else max(0, new - old) / (now - self._last_ns)
@@ -127,7 +111,7 @@ def _open(path: str) -> int | None:
         return None
 
 
-def _read(descriptor: int | None, parse: Callable[[bytes], int]) -> int | None:
+def _read(descriptor: int | None, parse: Callable[[bytes], int | None]) -> int | None:
     if descriptor is None:
         return None
     try:

@@ -24,18 +24,14 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["SCHEDSTAT", "Preemption", "run_delay_ns"]
+from pacecar.kernel_files.processors import run_delay_ns
+
+__all__ = ["SCHEDSTAT", "Preemption"]
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 STAT_BYTES_MAX = 128
 """The file holds three numbers of at most twenty digits."""
-
-
-def run_delay_ns(stat: bytes) -> int | None:
-    """Return the nanoseconds in which the thread was ready and had no processor; None for any other format."""
-    words = stat.split()
-    return int(words[1]) if len(words) == 3 and words[1].isdigit() else None
 
 
 class Preemption:

@@ -28,7 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.cgroups import v2_group
+from pacecar.kernel_files.processors import run_delay_ns
+from pacecar.kernel_files.reader import KernelFiles, row
 from pacecar.records import StopCause
 
 __all__ = ["LATE_NS_MIN", "PERIOD_SECONDS", "KernelCounts", "Stop", "StopDetector", "cause_of"]
@@ -105,48 +107,39 @@ class KernelCounts:
     """
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._proc = proc
+        self._files = KernelFiles(proc)
         self._cgroups = cgroups
         self._group: Path | None = None
         self._thread: Path | None = None
 
     def open(self) -> None:
         """Find the files; a missing one is never read."""
-        self._thread = self._proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
-        path = next((line[3:] for line in lines_of(_read(self._proc / "self" / "cgroup")) if line[:3] == "0::"), None)
+        self._thread = self._files.proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
+        path = v2_group(self._text(self._files.proc / "self" / "cgroup"))
         self._group = None if path is None else self._cgroups / path.lstrip("/")
 
     def read(self) -> Counts:
         """Return the kernel's totals now."""
-        delay = "" if self._thread is None else _read(self._thread)
-        fields = delay.split()
-        tracer = _field(_read(self._proc / "self" / "status"), "TracerPid:")
+        tracer = _count(self._text(self._files.proc / "self" / "status"), "TracerPid:")
         return Counts(
             throttled_ns=self._microseconds("cpu.stat", "throttled_usec"),
             frozen_ns=self._microseconds("cgroup.stat.local", "frozen_usec"),
-            run_delay_ns=int(fields[1]) if len(fields) == 3 and fields[1].isdigit() else None,
+            run_delay_ns=None if self._thread is None else run_delay_ns(self._text(self._thread)),
             is_traced=bool(tracer),
         )
 
     def _microseconds(self, name: str, field: str) -> int | None:
-        found = None if self._group is None else _field(_read(self._group / name), field)
+        found = None if self._group is None else _count(self._text(self._group / name), field)
         return None if found is None else found * 1000
 
-
-def _field(text: str, name: str) -> int | None:
-    """Return the number behind `name` at the beginning of a line; None where there is none."""
-    for line in lines_of(text):
-        words = line.split()
-        if len(words) >= 2 and words[0] == name and words[1].isdigit():
-            return int(words[1])
-    return None
+    def _text(self, path: Path) -> str:
+        return self._files.text(path) or ""
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except (OSError, ValueError):
-        return ""
+def _count(text: str, key: str) -> int | None:
+    """Return the number behind `key` at the beginning of a line; None where there is none."""
+    words = row(text, key)
+    return int(words[0]) if words and words[0].isdigit() else None
 
 
 class StopDetector:

@@ -10,15 +10,15 @@ import pynvml
 import pytest
 
 from pacecar.clock import FakeClock
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import by_name
-from pacecar.monitor.collectors.source_reader import Files
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
 from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import Control, build, compiler
 
 
-class FailingFiles(Files):
+class FailingFiles(KernelFiles):
     """Reads a recorded machine and fails at the n-th read (1 is the first)."""
 
     def __init__(self, root, fail_at):
@@ -41,7 +41,7 @@ def machine(tmp_path):
 
 @pytest.fixture
 def files(machine):
-    return Files(machine / "proc", machine / "sys")
+    return KernelFiles(machine / "proc", machine / "sys")
 
 
 @pytest.fixture

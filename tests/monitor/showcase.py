@@ -17,10 +17,10 @@ import time
 
 from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
-from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import (
     Bound,
@@ -231,7 +231,7 @@ class ShowJob:
 
 def show_daemon(path, port=0, period_seconds=1.0):
     """Return a daemon, not started, that shows the made-up node; `path` is its socket."""
-    files = Files()
+    files = KernelFiles()
     collectors = [CpuCollector(files), MemoryCollector(files), ShowCollector(), DaemonProcessCollector()]
     config = DaemonConfig(port=port, socket=str(path), period_seconds=period_seconds, recordings=f"{path}.recordings")
     return Daemon(config, clock=SystemClock(), collectors=collectors)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
-from pacecar.monitor.collectors.source_reader import Files
 
 PODS = "kubepods.slice/kubepods-burstable.slice"
 DAEMON = f"{PODS}/kubepods-burstable-pod1.slice/cri-containerd-d.scope"
@@ -45,10 +45,10 @@ def container(tmp_path):
                       ("43", "/../../../kubepods-pod3.slice/cri-containerd-g.scope")):  # fmt: skip
         (proc / pid).mkdir(exist_ok=True)
         (proc / pid / "cgroup").write_text(f"0::{path}\n")
-    return Files(proc, seen / "host/sys")
+    return KernelFiles(proc, seen / "host/sys")
 
 
-def read(files: Files) -> dict[tuple[str, str], float]:
+def read(files: KernelFiles) -> dict[tuple[str, str], float]:
     ranks = [CgroupMember("42", "rank", "job", "0"), CgroupMember("43", "rank", "job", "1")]
     outcome = CgroupCollector(files, lambda: ranks).collect()
     return {(sample.metric, sample.labels[0]): sample.value for sample in getattr(outcome, "samples", ())}
@@ -73,7 +73,7 @@ def test_where_our_own_place_is_not_found_nothing_is_guessed(container):
 def test_without_the_hosts_mount_there_is_our_own_group_alone(container):
     file = container.proc / "self/mountinfo"
     file.write_text(file.read_text().splitlines(keepends=True)[0])
-    own = Files(container.proc, container.proc / "self/root/sys")
+    own = KernelFiles(container.proc, container.proc / "self/root/sys")
     values = read(own)
     assert values["pacecar_cgroup_cpu_limit_cpus", "/"] == 1
     assert {name for metric, name in values if metric != "pacecar_cgroup_member_info"} == {"/"}

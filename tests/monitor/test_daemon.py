@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import CATALOG, MetricSubject, MetricUnit, by_name
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
-from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.prometheus import outside
 from pacecar.monitor.http.server import WEB_CONNECTIONS_MAX
@@ -238,7 +238,7 @@ def test_a_scrape_reads_nothing(start, machine):
     """Between two ticks the same numbers are served however often one asks."""
     reads = []
 
-    class Counting(Files):
+    class Counting(KernelFiles):
         def read(self, path):
             reads.append(path)
             return super().read(path)
@@ -255,7 +255,7 @@ def test_a_scrape_reads_nothing(start, machine):
 @pytest.mark.slow
 def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
     caplog.set_level(logging.INFO)
-    daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
+    daemon = start([CpuCollector(KernelFiles())], cpu_budget=0.0, window_seconds=1.0)
 
     def value(name):
         return families(daemon.port)[name][0].value
@@ -271,7 +271,7 @@ def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
 @pytest.mark.slow
 def test_scrapes_do_not_change_the_window(start):
     """Two scrapers read the same extremes: nobody's reading resets them."""
-    daemon = start([CpuCollector(Files())], glances_per_second=0.0)
+    daemon = start([CpuCollector(KernelFiles())], glances_per_second=0.0)
     name = "pacecar_host_cpu_utilization_window_max_ratio"
     until(lambda: name in families(daemon.port), "a window")
     # On a busy machine two ticks may be so close that no processor time has passed: there is no utilization then.
@@ -297,7 +297,7 @@ def test_the_control_group_of_a_rank_is_served_under_its_name(start, job):
 
 def test_when_the_wall_clock_jumps_only_the_time_of_day_changes(machine):
     clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
-    files = Files(machine / "proc", machine / "sys")
+    files = KernelFiles(machine / "proc", machine / "sys")
     collector = NetworkCollector(files, clock)
     sampler = Sampler([collector], clock, deadline_seconds=5.0)
     sampler.start()

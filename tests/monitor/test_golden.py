@@ -137,7 +137,7 @@ def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, mak
         speak(hooks(daemon.socket), make_hello, make_step)
         limit = time.monotonic() + 10
         page = ""
-        due = ("pacecar_job_hangs_total", "pacecar_cgroup", "pacecar_recorder_files_bytes", "pacecar_collector_outcome{")
+        due = ("pacecar_job_hangs_total", "pacecar_cgroup", "pacecar_recorder_files_bytes", "collector_outcome{")
         while not all(name in page for name in due):
             assert time.monotonic() < limit, "the tick and the job's last record"
             with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:

@@ -7,9 +7,10 @@ import psutil
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import CATALOG, MetricSubject
-from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember, levels_of, parse_memory_limit
-from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, parse_cpulist, utilization
+from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember
+from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, utilization
 from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
@@ -17,7 +18,6 @@ from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
-from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
 
@@ -126,14 +126,6 @@ def test_cpu_frequencies_are_read_seldom_and_served_always(machine, failing_file
         assert ("host_cpu_frequency_mean_hertz",) in values(collector.collect())
         reads.append(files.reads - before)
     assert [n for n, count in enumerate(reads) if count > min(reads)] == [0, SELDOM_TICKS]
-
-
-def test_cpulist_forms():
-    assert parse_cpulist("0-2,7\n") == [0, 1, 2, 7]
-    assert parse_cpulist("\n") == []
-    for bad in ("3-1", "x", "1-a", "-1", "0-999999999"):
-        with pytest.raises(ValueError, match=r"range|whole"):
-            parse_cpulist(bad)
 
 
 def test_cpu_utilization_of_no_time_is_absent_and_of_idle_time_is_zero():
@@ -429,9 +421,9 @@ def test_own_figures_of_a_process_that_cannot_be_read_are_failed():
 def test_this_machine_itself_can_be_read():
     """The recorded machine is only as good as our idea of /proc; the kernel under this test is real."""
     for make in (CpuCollector, MemoryCollector, network, TcpCollector, cgroup):
-        assert isinstance(make(Files()).collect(), Ok)
+        assert isinstance(make(KernelFiles()).collect(), Ok)
     for make in (NumaCollector, rdma, lambda files: DiskCollector(files)):
-        assert not isinstance(make(Files()).collect(), Failed)
+        assert not isinstance(make(KernelFiles()).collect(), Failed)
 
 
 def test_numa_values(files, values):
@@ -605,7 +597,7 @@ def test_cgroup_v1_values_and_groups_of_which_we_see_no_folder(tmp_path, values)
     for path, text in V1.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    outcome = cgroup(Files(tmp_path / "proc", tmp_path / "sys")).collect()
+    outcome = cgroup(KernelFiles(tmp_path / "proc", tmp_path / "sys")).collect()
     assert isinstance(outcome, Ok)
     read = values(outcome)
     own, job = ("/docker/ab",), ("/docker/ab/job",)
@@ -647,16 +639,6 @@ def test_cgroups_are_bounded_and_those_left_out_are_said(files, machine):
     outcome = CgroupCollector(files, lambda: ranks).collect()
     assert isinstance(outcome, Failed)
     assert f"groups beyond the first {GROUPS_MAX} left out" in outcome.reason
-
-
-def test_cgroup_levels_stop_at_what_is_mounted(tmp_path):
-    assert levels_of(tmp_path, "/", "/a/b") == (tmp_path / "a/b", tmp_path / "a", tmp_path)
-    assert levels_of(tmp_path, "/a", "/a/b") == (tmp_path / "b", tmp_path)
-    assert levels_of(tmp_path, "/", "/") == (tmp_path,)
-    assert levels_of(tmp_path, "/a", "/ab") == ()
-    assert levels_of(tmp_path, "/", "/../elsewhere") == ()
-    assert parse_memory_limit("max") is None
-    assert parse_memory_limit("0") == 0
 
 
 def test_rates_span_at_least_their_span_and_start_anew_after_a_reset():

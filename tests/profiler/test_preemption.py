@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pacecar.config import HookConfig
-from pacecar.profiler.timing.preemption import SCHEDSTAT, Preemption, run_delay_ns
+from pacecar.profiler.timing.preemption import SCHEDSTAT, Preemption
 from pacecar.records import StepRecord
 
 MS = 1_000_000
@@ -21,13 +21,6 @@ def stat(tmp_path):
     path = tmp_path / "schedstat"
     delayed(path, 0)
     return path
-
-
-@pytest.mark.parametrize(
-    ("line", "delay_ns"), [(b"11 22 33\n", 22), (b"0 0 0\n", 0), (b"", None), (b"1 2\n", None), (b"1 x 3\n", None)]
-)
-def test_the_second_number_of_three_is_the_run_delay_and_zero_is_a_measurement(line, delay_ns):
-    assert run_delay_ns(line) == delay_ns
 
 
 def test_what_passed_in_line_is_taken_off_once(stat):

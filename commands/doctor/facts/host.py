@@ -8,33 +8,22 @@ version 1.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from pacecar.kernel_lines import lines_of
+from pacecar.kernel_files.cgroups import levels_of, parse_cpu_max, parse_flat_line, v2_group
+from pacecar.kernel_files.memory import rows_bytes
+from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
+from pacecar.kernel_files.reader import lines_of, row
 
-from ..host_access import FactReader, integer
+from ..host_access import FactReader
 from .model import AccountedTime, Cpus, ProcessFacts, ProcessLimits, Seen
 
-__all__ = ["cpu_list", "cpus", "limits", "process"]
-
-CPUS_MAX = 4096
-"""More than any machine has; bounds the files that are opened."""
+__all__ = ["cpus", "limits", "process"]
 
 _CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
 
 _TMPFS_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-def cpu_list(text: str) -> frozenset[int]:
-    """Return the CPUs in `0-3,8`; raises ValueError."""
-    cpus: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, dash, last = part.partition("-")
-        low, high = integer(first), integer(last if dash else first)
-        if not 0 <= low <= high < 1 << 20:
-            raise ValueError(f"{part!r} is no range of CPUs")
-        cpus.update(range(low, high + 1))
-    return frozenset(cpus)
 
 
 def cpus(looker: FactReader) -> Cpus:
@@ -49,11 +38,10 @@ def cpus(looker: FactReader) -> Cpus:
             if governor is not None:
                 governors.setdefault(governor.value, []).append(int(name[3:]))
     nodes: dict[int, frozenset[int]] = {}
-    for name in looker.names(system / "node"):
-        if re.fullmatch(r"node\d+", name):
-            listed = looker.parsed(system / "node" / name / "cpulist", cpu_list)
-            if listed is not None and listed.value:  # a node of memory only has no CPUs
-                nodes[int(name[4:])] = listed.value
+    for name in numa_nodes(looker.names(system / "node")):
+        listed = looker.parsed(system / "node" / name / "cpulist", parse_cpu_list)
+        if listed is not None and listed.value:  # a node of memory only has no CPUs
+            nodes[int(name[4:])] = listed.value
     return Cpus(
         model=model,
         sockets=sockets,
@@ -93,34 +81,27 @@ def _cpuinfo(looker: FactReader, path: Path) -> tuple[Seen[str] | None, int | No
 
 def _memory(looker: FactReader, path: Path) -> Seen[int] | None:
     def total(text: str) -> int:
-        found = re.search(r"^MemTotal:\s+(\d+) kB$", text, re.MULTILINE)
+        found = rows_bytes(text, "MemTotal")
         if found is None:
             raise ValueError("no line `MemTotal: ... kB`")
-        return int(found[1]) * 1024
+        return found
 
     return looker.parsed(path, total)
 
 
-def _groups(looker: FactReader) -> tuple[Path, ...]:
+def _groups(looker: FactReader) -> Sequence[Path]:
     """Return the folders of the process' control group (version 2) and of those above it."""
     places = looker.places
     text = looker.text(places.proc / _who(looker) / "cgroup")
-    found = None if text is None else re.search(r"^0::(/.*)$", text, re.MULTILINE)
-    if found is None or ".." in found[1].split("/"):
-        return ()
-    group = places.sys / "fs/cgroup" / found[1].lstrip("/")
-    return (group, *(parent for parent in group.parents if (places.sys / "fs") in parent.parents))
+    group = None if text is None else v2_group(text)
+    return () if group is None else levels_of(places.sys / "fs/cgroup", "/", group)
 
 
 def _quota(looker: FactReader) -> int | None:
     """Return the CPUs of the tightest `cpu.max` on the way up, at least one; None where none limits."""
-
-    def limit(text: str) -> int | None:
-        allowed, _, period = text.partition(" ")
-        return None if allowed == "max" else max(integer(allowed) // max(integer(period), 1), 1)
-
-    found = [looker.parsed(folder / "cpu.max", limit) for folder in _groups(looker)]
-    return min((seen.value for seen in found if seen is not None and seen.value is not None), default=None)
+    found = [looker.parsed(folder / "cpu.max", parse_cpu_max) for folder in _groups(looker)]
+    limits = [seen.value for seen in found if seen is not None and seen.value is not None]
+    return max(int(min(limits)), 1) if limits else None
 
 
 def _throttling(looker: FactReader) -> Seen[AccountedTime] | None:
@@ -138,10 +119,10 @@ def _throttling(looker: FactReader) -> Seen[AccountedTime] | None:
 
 
 def _cpu_stat(text: str) -> AccountedTime | None:
-    values = {name: value for name, _, value in (line.partition(" ") for line in lines_of(text))}
+    values = dict(map(parse_flat_line, lines_of(text)))
     if "nr_periods" not in values:
         return None  # a group without the cpu controller has usage only
-    return AccountedTime(integer(values["nr_throttled"]), integer(values["nr_periods"]))
+    return AccountedTime(values["nr_throttled"], values["nr_periods"])
 
 
 def _who(looker: FactReader) -> str:
@@ -215,9 +196,9 @@ def process(looker: FactReader) -> ProcessFacts | None:
         return None
 
     def allowed(text: str) -> frozenset[int]:
-        found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", text, re.MULTILINE)
-        if found is None:
+        found = row(text, "Cpus_allowed_list:")
+        if not found:
             raise ValueError("no line Cpus_allowed_list")
-        return cpu_list(found[1])
+        return parse_cpu_list(found[0])
 
     return ProcessFacts(pid, cpus=looker.parsed(looker.places.proc / str(pid) / "status", allowed))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pacecar.kernel_lines import lines_of
-from pacecar.monitor.collectors.rdma import parse_rate, parse_state
+from pacecar.kernel_files.network import parse_port_rate, parse_port_state, parse_speed
+from pacecar.kernel_files.reader import integer, lines_of
 
-from ..host_access import FactReader, integer
+from ..host_access import FactReader
 from .model import Interface, Network, RdmaPort, Seen
 from .pci import address_of
 
@@ -30,8 +30,6 @@ SYSCTLS = (
     "net.ipv4.tcp_available_congestion_control",
     "net.ipv4.tcp_slow_start_after_idle",
 )
-
-_MEGABIT = 1_000_000
 
 
 def read_network(looker: FactReader) -> Network:
@@ -55,7 +53,7 @@ def _interfaces(looker: FactReader) -> tuple[Interface, ...]:
             continue  # bonding_masters is a file among the interfaces
         state = looker.word(place / "operstate")
         speed, mtu, duplex = (
-            looker.number(place / "speed"), looker.number(place / "mtu"), looker.word(place / "duplex")
+            looker.parsed(place / "speed", parse_speed), looker.number(place / "mtu"), looker.word(place / "duplex")
         )  # fmt: skip
         found.append(
             Interface(
@@ -63,7 +61,7 @@ def _interfaces(looker: FactReader) -> tuple[Interface, ...]:
                 where=str(place),
                 is_physical=(place / "device").exists(),
                 state=None if state is None else state.value,
-                speed=speed.value * _MEGABIT if speed is not None and speed.value > 0 else None,  # -1: not known
+                speed=8 * speed.value if speed is not None and speed.value else None,
                 duplex=None if duplex is None else duplex.value,
                 mtu=None if mtu is None else mtu.value,
                 address=address_of(place / "device"),
@@ -87,7 +85,8 @@ def _ports(looker: FactReader) -> tuple[RdmaPort, ...]:
     for device in looker.names(folder):
         for port in looker.names(folder / device / "ports"):
             place = folder / device / "ports" / port
-            state, rate = looker.parsed(place / "state", parse_state), looker.parsed(place / "rate", parse_rate)
+            state = looker.parsed(place / "state", parse_port_state)
+            rate = looker.parsed(place / "rate", parse_port_rate)
             layer = looker.word(place / "link_layer")
             found.append(
                 RdmaPort(

@@ -16,8 +16,9 @@ import os
 import re
 from pathlib import Path
 
+from pacecar.kernel_files.processors import parse_cpu_list
+
 from ..host_access import FactReader
-from .host import cpu_list
 from .model import ACCELERATOR, DISPLAY, NETWORK, PciDevice, Seen
 
 __all__ = ["address_of", "pci_devices", "pci_key"]
@@ -66,7 +67,7 @@ def _device(looker: FactReader, folder: Path, address: str, vendor: int, kind: i
     speeds = [looker.parsed(end / "max_link_speed", _speed) for end in ends]
     widths = [looker.number(end / "max_link_width") for end in ends]
     node = looker.number(place / "numa_node")
-    cpus = looker.parsed(place / "local_cpulist", cpu_list)
+    cpus = looker.parsed(place / "local_cpulist", parse_cpu_list)
     width = looker.number(place / "current_link_width")
     speed = looker.parsed(place / "current_link_speed", _speed)
     known_speeds = [seen.value for seen in speeds if seen is not None and seen.value is not None]

@@ -17,12 +17,17 @@ from __future__ import annotations
 import os
 import pickle
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+
+from pacecar.kernel_files.cgroups import parse_memory_limit
+from pacecar.kernel_files.memory import rows_bytes
+from pacecar.kernel_files.reader import KernelFiles, whole
 
 __all__ = ["WorkerRoom", "entangled", "read_room", "workers_max"]
 
@@ -65,8 +70,10 @@ def read_room(
         shared: int | None = stat.f_bavail * stat.f_frsize
     except OSError:
         shared = None
-    own = [size for pid in pids if (size := _private_bytes(root / f"proc/{pid}/smaps_rollup")) is not None]
-    free = [size for size in (_available_bytes(root / "proc/meminfo"), _cgroup_bytes(root)) if size is not None]
+    files = KernelFiles(root / "proc", root / "sys")
+    own = [size for pid in pids if (size := _private_bytes(files, pid)) is not None]
+    available = _rows_bytes(files, files.proc / "meminfo", "MemAvailable")
+    free = [size for size in (available, _cgroup_bytes(files)) if size is not None]
     return WorkerRoom(
         cores=len(os.sched_getaffinity(0)),
         shared_bytes=shared,
@@ -165,28 +172,23 @@ def _refuse(obj: object) -> NoReturn:
     raise _Found(f"it holds a {kind.__module__}.{kind.__qualname__}, which processes must not share")
 
 
-def _private_bytes(path: Path) -> int | None:
-    return _sum_kib(path, ("Private_Clean:", "Private_Dirty:"))
+def _private_bytes(files: KernelFiles, pid: int) -> int | None:
+    return _rows_bytes(files, files.proc / str(pid) / "smaps_rollup", "Private_Clean", "Private_Dirty")
 
 
-def _available_bytes(path: Path) -> int | None:
-    return _sum_kib(path, ("MemAvailable:",))
+def _rows_bytes(files: KernelFiles, path: Path, *keys: str) -> int | None:
+    text = files.text(path)
+    with suppress(ValueError):
+        return None if text is None else rows_bytes(text, *keys)
+    return None
 
 
-def _sum_kib(path: Path, keys: tuple[str, ...]) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-        found = [int(line.split()[1]) for line in lines if line.startswith(keys)]
-    except (OSError, ValueError, IndexError):
-        return None
-    return sum(found) * 1024 if found else None
-
-
-def _cgroup_bytes(root: Path) -> int | None:
+def _cgroup_bytes(files: KernelFiles) -> int | None:
     """Return what this process's cgroup (v2, as a container sees its own) may still take; None without a limit."""
-    read: Callable[[str], str] = lambda name: (root / "sys/fs/cgroup" / name).read_text().strip()  # noqa: E731
+    group = files.sys / "fs" / "cgroup"
     try:
-        limit, used = read("memory.max"), read("memory.current")
-        return None if limit == "max" else max(0, int(limit) - int(used))
+        limit, used = files.read(group / "memory.max").strip(), files.read(group / "memory.current").strip()
+        allowed = parse_memory_limit(limit)
+        return None if allowed is None else max(0, allowed - whole(used))
     except (OSError, ValueError):
         return None

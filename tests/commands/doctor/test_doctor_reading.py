@@ -8,7 +8,6 @@ import os
 import pytest
 
 from pacecar.commands.doctor.collect_facts import examine
-from pacecar.commands.doctor.facts.host import cpu_list
 from pacecar.commands.doctor.facts.log import LogError, read_log
 from pacecar.commands.doctor.facts.model import Seen
 from pacecar.commands.doctor.facts.pci import pci_key
@@ -16,11 +15,11 @@ from pacecar.commands.doctor.facts.run import READ_BYTES, RunError, read_run
 from pacecar.commands.doctor.facts.script import ScriptError, read_script
 from pacecar.commands.doctor.rules.registry import judge
 from pacecar.commands.doctor.topology import distance, nearest, offers
-from pacecar.monitor.collectors.source_reader import Files
+from pacecar.kernel_files.reader import KernelFiles
 from tests.commands.doctor.machine import HOST, LOG, PID, SCRIPT, h100_node, records, workstation
 
 
-class FailingFiles(Files):
+class FailingFiles(KernelFiles):
     """Fails at the n-th read (1 is the first)."""
 
     def __init__(self, places, fail_at):
@@ -198,12 +197,7 @@ def test_dma_buf_needs_the_open_module_and_its_kernel(tmp_path):
         assert ("rdma-no-gpudirect" in [f.id for f in judge(facts).findings]) == (expected is None)
 
 
-def test_lists_of_cpus_and_addresses_are_the_kernels():
-    assert cpu_list("0-2,8") == {0, 1, 2, 8}
-    assert cpu_list("") == frozenset()
-    for wrong in ("3-1", "a", "1-", "-1", "0-99999999"):
-        with pytest.raises(ValueError, match=r"not a number|no range"):
-            cpu_list(wrong)
+def test_addresses_are_the_kernels():
     assert pci_key("00000000:1B:00.0") == "0000:1b:00.0"
     assert pci_key("00010001:00:00.0") == "10001:00:00.0"
 

@@ -35,7 +35,6 @@ from pacecar.profiler.ranks.host_pressure import (
     HostPressureReader,
     find_descriptors,
     parse_pressure,
-    parse_schedstat,
     read_tcp_times,
 )
 from pacecar.profiler.ranks.phase_sums_message import (
@@ -407,12 +406,12 @@ def test_between_two_searches_only_known_sockets_are_asked():
     assert asked == [[1, 2, 3], [2], [1, 2, 3]]
 
 
-def test_the_kernels_files_are_read_and_what_they_never_say_is_refused():
-    assert parse_schedstat(b"4025 6007 31\n") == 6007
+def test_the_machines_pressure_is_the_total_of_some_and_nothing_else():
     assert parse_pressure(b"some avg10=0.00 avg60=1.20 avg300=0.10 total=123\nfull avg10=0.00 total=9\n") == 123_000
-    for parse, wrong in ((parse_schedstat, b"1 2"), (parse_pressure, b"full total=1"), (parse_pressure, b"")):
-        with pytest.raises(ValueError, match=r"schedstat|some"):
-            parse(wrong)
+    assert parse_pressure(b"full total=1") is None
+    assert parse_pressure(b"") is None
+    with pytest.raises(ValueError, match="no total"):
+        parse_pressure(b"some avg10=0.00")
 
 
 def test_surroundings_are_ratios_over_the_time_between_two_readings_and_none_where_nobody_tells(tmp_path):

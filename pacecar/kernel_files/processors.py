@@ -1,0 +1,51 @@
+"""Parses what the kernel says of processors: lists of CPUs, NUMA nodes, waits for a processor.
+
+Source: Documentation/admin-guide/cputopology.rst (lists), ABI/stable/sysfs-devices-node, scheduler/sched-stats.rst and
+accounting/psi.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .reader import whole
+
+__all__ = ["CPUS_MAX", "numa_nodes", "parse_cpu_list", "parse_pressure_line", "run_delay_ns"]
+
+CPUS_MAX = 8192
+"""The most processors that a kernel can be built for (CONFIG_NR_CPUS); bounds the files that are opened."""
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the processors of a list such as `0-3,8`; raises ValueError."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, dash, last = part.partition("-")
+        low, high = whole(first), whole(last if dash else first)
+        if not low <= high < CPUS_MAX:
+            raise ValueError(f"{part!r} is no range of processors")
+        cpus.update(range(low, high + 1))
+    return frozenset(cpus)
+
+
+def numa_nodes(names: Iterable[str]) -> list[str]:
+    """Return the folders of NUMA nodes among the `names` in /sys/devices/system/node."""
+    return [name for name in names if re.fullmatch(r"node\d+", name)]
+
+
+def run_delay_ns(stat: str | bytes) -> int | None:
+    """Return the ns in which a task was ready and had no processor, of its schedstat; None for any other format."""
+    words = stat.split()
+    return int(words[1]) if len(words) == 3 and words[1].isdigit() else None
+
+
+def parse_pressure_line(line: str) -> tuple[str, int]:
+    """Return (kind, nanoseconds stalled since boot) of a file in /proc/pressure; raises ValueError or IndexError."""
+    kind, *fields = line.split()
+    if kind not in ("some", "full"):
+        raise ValueError(f"unknown kind {kind!r}")
+    totals = dict(field.split("=", 1) for field in fields)
+    if "total" not in totals:
+        raise ValueError("no total")
+    return kind, whole(totals["total"]) * 1000
