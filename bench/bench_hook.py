@@ -22,12 +22,27 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.profiler.hook.hook import Hook, StepListener, make_hello
+from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 
 BLOCKS = 5
 BLOCK_STEPS = 25
 TIMEOUT_SECONDS = 120
+
+
+class Noted(StepListener):
+    """Keeps the steps that were measured."""
+
+    def __init__(self, steps: list[FinishedStep]) -> None:
+        self._steps = steps
+
+    def wants_boundary(self) -> bool:
+        return True
+
+    def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
+        if isinstance(step, FinishedStep):
+            self._steps.append(step)
 
 
 def train(model: nn.Module, batch: torch.Tensor, *, micro_batches: int, windows: bool) -> str:
@@ -36,16 +51,12 @@ def train(model: nn.Module, batch: torch.Tensor, *, micro_batches: int, windows:
     paces: dict[bool, list[float]] = {False: [], True: []}
     steps: list[FinishedStep] = []
 
-    def note(step: FinishedStep | None) -> None:
-        if step is not None:
-            steps.append(step)
-
     for block in range(2 * BLOCKS + 1):  # the first block warms up and is not counted
         is_hooked = block % 2 == 1
         config = HookConfig(windows=windows, overhead_budget=1.0, window_interval_steps=10)
-        hook = Hook(model, optimizer, hello=make_hello(model), config=config, on_boundary=note)
+        hook = Hook(model, optimizer, hello=make_hello(model), config=config)
         if is_hooked:
-            hook.start()
+            hook.start(Noted(steps))
         for _ in range(BLOCK_STEPS):
             begun = time.perf_counter_ns()
             for _ in range(micro_batches):

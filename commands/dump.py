@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pacecar.clock import NS_PER_SECOND
+from pacecar.formatting.dates import second_text
 from pacecar.formatting.plain_text import clean
 
 from .shared_options import complain, config_option, fail, load
@@ -158,4 +159,4 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return second_text(int(seconds * NS_PER_SECOND))

@@ -6,15 +6,16 @@ file that cannot be read is named and left as it is: only a job that wants to wr
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pacecar.formatting.dates import day_text
 from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
 
+from .json_output import print_json
 from .shared_options import config_option, fail, load
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
     file = _file(config_file, path)
     entries = sorted(_read(file), key=lambda entry: -entry.used_wall_ns)
     if as_json:
-        _print_json([_document(entry) for entry in entries])
+        print_json([_document(entry) for entry in entries])
         return
     if not entries:
         click.echo(f"Nothing is remembered in {file.path}.")
@@ -56,7 +57,7 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
         changed = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(entry.knobs.items()))
         saved = "stale" if entry.stale is not None else f"saves {percent(entry.gain_ratio)}"
         kind = entry.fingerprint
-        click.echo(clean(f"{entry.key}  {saved:<13}  {_day(entry.used_wall_ns)}  {entry.job}"))
+        click.echo(clean(f"{entry.key}  {saved:<13}  {day_text(entry.used_wall_ns)}  {entry.job}"))
         click.echo(clean(f"    {changed}"))
         count = large_count(kind.elements)
         click.echo(clean(f"    {count} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}"))
@@ -74,13 +75,13 @@ def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -
 
     entry = _one(_file(config_file, path), key)
     if as_json:
-        _print_json(_document(entry))
+        print_json(_document(entry))
         return
     kind = entry.fingerprint
     facts = [
         ("key", entry.key),
         ("job", entry.job),
-        ("saved", f"{_day(entry.saved_wall_ns)}, last used {_day(entry.used_wall_ns)}"),
+        ("saved", f"{day_text(entry.saved_wall_ns)}, last used {day_text(entry.used_wall_ns)}"),
         ("worth", f"saves {percent(entry.gain_ratio)} of the step, as measured"),
         ("pace", "unknown" if entry.pace_ns is None else f"{entry.pace_ns / 1e6:.1f} ms a step"),
         ("steps", str(entry.steps)),
@@ -162,13 +163,3 @@ def _document(entry: StoredKnobs) -> dict[str, Any]:
 
     document: dict[str, Any] = msgspec.to_builtins(entry)
     return document
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
-
-
-def _day(wall_ns: int) -> str:
-    return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d")

@@ -16,6 +16,7 @@ import click
 
 from pacecar.formatting.plain_text import clean
 
+from .json_output import print_json
 from .shared_options import config_option, fail, load
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def status(job: str, **options: Any) -> None:  # noqa: ANN401  click's values
     if reply.state != "done" or reply.report is None:
         fail(reply.detail)
     if options["as_json"]:
-        _print_json(reply.report)
+        print_json(reply.report)
         return
     from .tune_text import lines
 
@@ -102,7 +103,7 @@ def rollback(job: str, **options: Any) -> None:  # noqa: ANN401
 def _order(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -> None:
     reply = _ask(job, arguments, options)
     if options["as_json"]:
-        _print_json({"state": reply.state, "detail": reply.detail})
+        print_json({"state": reply.state, "detail": reply.detail})
     else:
         click.echo(clean(f"{reply.state}: {reply.detail}"), err=reply.state != "done")
     sys.exit(0 if reply.state == "done" else 1)
@@ -128,9 +129,3 @@ def _ask(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -> 
     if replies[0].state == "silent":
         fail(f"rank 0 of {job}: {replies[0].detail}; it answers between two steps, so is the job still training?")
     return replies[0]
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))

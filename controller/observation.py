@@ -15,7 +15,17 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["JobFacts", "KnobSpace", "NodeView", "Observation", "Policy", "TuningTurn", "absurdity", "bounded"]
+__all__ = [
+    "JobFacts",
+    "KnobSpace",
+    "NodeView",
+    "Observation",
+    "Policy",
+    "PolicyLayer",
+    "TuningTurn",
+    "absurdity",
+    "bounded",
+]
 
 PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 """A step longer than a day is a broken timer."""
@@ -178,3 +188,50 @@ class Policy(Protocol):
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """End, for `reason`: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
         ...
+
+    @property
+    def spent_ns(self) -> float | None:
+        """Time lost to exploring so far; None: its statuses alone say that."""
+        return None
+
+
+class PolicyLayer(Policy):
+    """Passes everything on to `policy`: what stands around a policy overrides what it changes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Pass on."""
+        self._policy.begin(facts, spaces, mode=mode)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Pass on."""
+        self._policy.hold(reason, is_brief=is_brief)
+
+    def advance(
+        self, observations: Sequence[Observation]
+    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
+        """Pass on."""
+        return self._policy.advance(observations)
+
+    def is_calm(self) -> bool:
+        """Pass on."""
+        return self._policy.is_calm()
+
+    def is_urgent(self) -> bool:
+        """Pass on."""
+        return self._policy.is_urgent()
+
+    def wants_window(self) -> bool:
+        """Pass on."""
+        return self._policy.wants_window()
+
+    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
+        """Pass on."""
+        return self._policy.finish(reason)
+
+    @property
+    def spent_ns(self) -> float | None:
+        """Pass on."""
+        return self._policy.spent_ns

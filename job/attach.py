@@ -35,7 +35,7 @@ from pacecar.profiler.hook.hook import AlreadyAttachedError
 from pacecar.profiler.transport.record_queue import RecordSink
 
 from .handle import Pacer, inert
-from .wiring import assemble
+from .wiring import JobRun
 
 __all__ = [
     "Pacer",
@@ -110,7 +110,7 @@ def attach(
     if not settings.hook.enabled:
         return inert("[hook] enabled is false", rescue, level=logging.INFO)
     try:
-        pacer = Pacer(rescue, assemble(model, optimizer, rescue, settings, loggers))
+        pacer = Pacer(rescue, JobRun(model, optimizer, rescue, settings, loggers))
         atexit.register(pacer._end_at_exit)
         return pacer
     except AlreadyAttachedError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace, TracebackType
@@ -24,14 +23,11 @@ if TYPE_CHECKING:
     from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
     from pacecar.records import Knobs
 
-    from .wiring import JobParts
+    from .wiring import JobRun
 
 __all__ = ["Pacer", "inert", "inert_attach"]
 
 logger = logging.getLogger("pacecar")
-
-CLOSE_SECONDS_MAX = 2.0
-"""How long closing may wait for queued records: the end of a job is on nobody's step path, but it is waited for."""
 
 T = TypeVar("T")
 
@@ -45,29 +41,23 @@ class Pacer:
     def __init__(
         self,
         rescue: OomSafeTrial | None,
-        parts: JobParts | None = None,
+        run: JobRun | None = None,
         *,
         inert_because: str | None = None,
         scaler: Any = None,  # noqa: ANN401
     ) -> None:
-        """Make an active pacer of `parts`, or an inert one without them; without `rescue` batches are not cut.
+        """Make an active pacer of `run`, or an inert one without it; without `rescue` batches are not cut.
 
         `scaler` scales losses where there is no `rescue` to do it.
         """
         self._batcher: MicroBatcher | None = None if rescue is None else rescue.batcher
         self._rescue = rescue
         self._scaler = scaler
-        self._hook = None if parts is None else parts.hook
-        self._sinks = () if parts is None else parts.sinks
-        self._tuner = None if parts is None else parts.tuner
-        self._command_handler = None if parts is None else parts.desk
-        self._boundaries = None if parts is None else parts.boundaries
-        self._loaders = None if parts is None else parts.loaders
-        self._global_batch = None if parts is None else parts.global_batch
-        self._loss_monitor = None if parts is None else parts.vigil
-        self._crew = None if parts is None else parts.crew
-        self._daemon_messages = None if parts is None else parts.orders
-        self._tracing = None if parts is None else parts.tracing
+        self._run = run
+        self._hook = None if run is None else run.hook
+        self._tuner = None if run is None else run.tuner
+        self._knobs = None if run is None else run.knobs
+        self._loss_monitor = None if self._knobs is None else self._knobs.loss_monitor
         self.inert_because = inert_because
         self._untuned = _no_knobs()
         self._pid = os.getpid()
@@ -101,7 +91,7 @@ class Pacer:
     @property
     def advice(self) -> tuple[str, ...]:
         """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
-        return self._command_handler.advice() if self._command_handler is not None else ()
+        return () if self._run is None or self._run.commands is None else self._run.commands.advice()
 
     def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
         """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
@@ -111,8 +101,8 @@ class Pacer:
 
         The workers of the first loader are tuned, if it is torch's; `tune=True` names another, False rules one out.
         """
-        if self._loaders is not None:
-            loader = self._loaders.take(loader, tune)
+        if self._knobs is not None:
+            loader = self._knobs.loaders.take(loader, tune)
         return self._hook.data(loader) if self._hook is not None else loader
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
@@ -124,7 +114,8 @@ class Pacer:
         Raises:
             ValueError: batches that are to be put together differ in more than dimension 0.
         """
-        return iter(loader) if self._global_batch is None else self._global_batch.grouper.batches(loader)
+        batch = None if self._knobs is None else self._knobs.global_batch
+        return iter(loader) if batch is None else batch.grouper.batches(loader)
 
     def microbatches(
         self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
@@ -229,19 +220,8 @@ class Pacer:
     def _end(self, reason: str, *, is_exit: bool) -> None:
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
             return
-        _close(self._boundaries)
-        _close(self._tuner, is_exit=is_exit)
-        _close(self._global_batch)
-        _close(self._loaders, CLOSE_SECONDS_MAX)
-        parts: tuple[Any, ...] = (self._command_handler, self._crew, self._tracing, self._daemon_messages)
-        for part in parts:
-            _close(part)
-        _close(self._hook, reason)
-        deadline = time.monotonic() + CLOSE_SECONDS_MAX
-        # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
-        # an absent daemon uses up all of it.
-        for sink in reversed(self._sinks):
-            _close(sink, max(0.0, deadline - time.monotonic()))
+        if self._run is not None:
+            self._run.close(reason, is_exit=is_exit)
         atexit.unregister(self._end_at_exit)
 
     # A script may copy or pickle an object of its own that holds a pacer: what is attached belongs to this process.
@@ -255,16 +235,6 @@ class Pacer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("finished" if kind is None else f"failed: {kind.__name__}")
-
-
-def _close(part: Any, *arguments: object, **named: object) -> None:  # noqa: ANN401  of what a pacer is made, or a logger of the user's
-    """Close `part`, if there is one; never raises: training is over, and its end must be its own."""
-    if part is None:
-        return
-    try:
-        part.close(*arguments, **named)
-    except Exception as error:  # noqa: BLE001  as above
-        logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
 
 
 def _no_knobs() -> Knobs:

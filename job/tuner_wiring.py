@@ -1,17 +1,15 @@
-"""Builds the tuner of one rank: its knobs, its policy with the guards around it, and its connections to other parts.
+"""Builds what a tuner consists of: the job as it sees it, the knobs that may be turned, the guards around its policy.
 
-Left out: when it is built, started and closed (`wiring`, `handle`).
+Left out: when it is built, started and closed (`wiring`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
+from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.command_handler import CommandHandler
 from pacecar.controller.consensus.agreement import Agreement
 from pacecar.controller.consensus.channels import VoteSubject
 from pacecar.controller.consensus.step_boundaries import RankDeparture
@@ -20,28 +18,28 @@ from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
+from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs, find_ddp
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
-from pacecar.controller.knobs.global_batch import GlobalBatchActuator
+from pacecar.controller.knobs.global_batch import open_global_batch
 from pacecar.controller.knobs.memory_forecast import unused_bytes
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial, TrialPeers
 from pacecar.controller.knobs.statistical_pace import StatisticalPace
 from pacecar.controller.observation import JobFacts, Policy
-from pacecar.controller.status_reporter import StatusReporter
-from pacecar.controller.tuner import TunedJob, Tuner, choose_agreement
+from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.knobs import allows
 from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
-from pacecar.records import JobHello, JobRecord, Knobs
+from pacecar.records import JobHello, Knobs
 
-__all__ = ["make_loss_monitor", "make_node", "make_tuner"]
+__all__ = ["HookedJob", "JobKnobs", "TunedPeers", "guarded", "make_node"]
 
 DECIDE_NS = 150_000
 """What the tuner takes to receive a step and to decide, rounded up; 1 % of a step of 15 ms pays for it."""
@@ -58,12 +56,6 @@ def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
         gradient_bytes=sum(sizes) or None,
         spare_bytes=(lambda: unused_bytes(device)) if is_cuda else int,
     )
-
-
-def make_loss_monitor(model: nn.Module, hello: JobHello, config: TuneConfig) -> LossMonitor | None:
-    """Return the monitor of loss and gradients: on rank 0, which decides, and where compression may be tried."""
-    is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
-    return LossMonitor(model) if is_wanted and find_ddp(model) is not None else None
 
 
 class HookedJob(TunedJob):
@@ -126,62 +118,68 @@ class HookedJob(TunedJob):
             self._hook.preemption.begin()
 
 
-def make_tuner(
-    model: nn.Module,
-    hook: Hook,
-    rescue: OomSafeTrial,
-    loaders: LoaderKnobs,
-    global_batch: GlobalBatchActuator | None,
-    hello: JobHello,
-    config: TuneConfig,
-    emit: Callable[[JobRecord], None],
-    vigil: LossMonitor | None,
-    desk: CommandHandler | None,
-    holds: TuningPause,
-) -> Tuner:
-    """Return the tuner of this rank with every knob that the mode allows.
+class JobKnobs:
+    """The knobs of one job: what its mode, its model and its loop allow to be turned."""
 
-    `desk`, the handler of people's commands, is on rank 0 only; `vigil` is the loss monitor, `holds` pauses tuning.
-    """
-    batcher = rescue.batcher
-    ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
-    if vigil is not None:
-        vigil.choice = ddp.choice
-    micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        rescue: OomSafeTrial,
+        hello: JobHello,
+        config: TuneConfig,
+        agreement: Agreement,
+    ) -> None:
+        batcher = rescue.batcher
+        self._config = config
+        self.ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
+        self.micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+        self.loaders = LoaderKnobs(config)
+        self.global_batch = open_global_batch(
+            optimizer, batcher, config, hello.world_size, lambda numbers: agreement.tell(VoteSubject.NOISE, numbers)
+        )
+        self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
+        self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
+        """On rank 0, which decides, and where compression may be tried; else None."""
 
-    beside = [*loaders.actuators, *fsdp_knobs(model, config), *zero_knobs(model, config)]
-    beside += [] if global_batch is None else [global_batch]
+    def _make_loss_monitor(self, model: nn.Module, *, is_first: bool) -> LossMonitor | None:
+        is_wanted = self._config.mode in ("lossy", "adaptive") and "compression" in self._config.knobs and is_first
+        return LossMonitor(model, self.ddp.choice) if is_wanted and find_ddp(model) is not None else None
 
-    policy: Policy | None = None if desk is None else PausedPolicy(desk.overseer, holds)
-    if policy is not None and global_batch is not None:
-        policy = StatisticalPace(policy, global_batch.noise_scale)
-    if policy is not None and vigil is not None:
-        policy = CompressionRollback(policy, vigil.take)
-    tuner = Tuner(
-        HookedJob(model, hook, ddp.reducer, batcher, hello, at_forward=config.at_forward),
-        config,
-        StatusReporter(hello, emit if desk is None else desk.emit, SystemClock()),
-        policy=policy,
-        actuators=[
-            a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
-        ],
-        agreement=choose_agreement(config),
-        gradients=ddp.gradient_check(),
-        node=holds.node,
-    )
-    if holds.node is not None:
-        rescue.room = holds.node.room_bytes
-    rescue.reverted = tuner.reverted
-    rescue.any_rank = lambda is_so: _any_rank(tuner.agreement, is_so)
-    if global_batch is not None:
-        global_batch.tell = lambda numbers: tuner.agreement.tell(VoteSubject.NOISE, numbers)
-    if desk is not None:
-        desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
-        desk.node = tuple if holds.node is None else holds.node.describe
-    return tuner
+    def actuators(self) -> list[Actuator]:
+        """Return those that the mode and the user allow."""
+        found: list[Actuator] = [*self.micro, *self.ddp.actuators, *self.loaders.actuators, *self._engines]
+        found += [] if self.global_batch is None else [self.global_batch]
+        return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]
 
 
-def _any_rank(agreement: Agreement, is_so: bool) -> bool:
-    """Return whether `is_so` on any rank, which all ranks ask at the same point; without an answer, on this rank."""
-    answers = agreement.ask(VoteSubject.MEMORY, [float(is_so)])
-    return is_so if answers is None else any(answer[0] for answer in answers)
+def guarded(policy: Policy, knobs: JobKnobs, pause: TuningPause) -> Policy:
+    """Return `policy` as it is where the job is tuned: paused by `pause`, and inside what `knobs` need around it."""
+    policy = PausedPolicy(policy, pause)
+    if knobs.global_batch is not None:
+        policy = StatisticalPace(policy, knobs.global_batch.noise_scale)
+    if knobs.loss_monitor is not None:
+        policy = CompressionRollback(policy, knobs.loss_monitor.take)
+    return policy
+
+
+class TunedPeers(TrialPeers):
+    """The other ranks, this rank's tuner and its node, where a larger micro-batch is tried."""
+
+    def __init__(self, agreement: Agreement, tuner: Tuner, node: NodeMonitor) -> None:
+        self._agreement = agreement
+        self._tuner = tuner
+        self._node = node
+
+    def any_rank(self, is_so: bool) -> bool:
+        """Ask all ranks; without an answer it is this rank's."""
+        answers = self._agreement.ask(VoteSubject.MEMORY, [float(is_so)])
+        return is_so if answers is None else any(answer[0] for answer in answers)
+
+    def reverted(self, reason: str) -> None:
+        """Tell the tuner."""
+        self._tuner.reverted(reason)
+
+    def room_bytes(self) -> int | None:
+        """Return what the daemon says of this rank's node."""
+        return self._node.room_bytes()

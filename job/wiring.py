@@ -1,16 +1,24 @@
-"""Builds the parts of an active pacer in one training process, connects them and starts them.
+"""Builds the parts of an active pacer in one training process, starts them, calls them at each step, and closes them.
 
-The parts call each other in a circle: the hook tells the tuner of steps, the tuner sets the hook's knobs, and the
-daemon's messages come through the socket that carries the hook's records.  So one object, `_Listener`, stands between
-them and gets each part when it is made.
+    script -> hook -> records -> queues -> daemon, run folder, loggers
+               |                    ^
+               |  boundary          | records
+               v                    |
+              JobRun -> tuner, loss monitor, trace requests, commands of the daemon; rank monitor on its own thread
+
+A part gets what it needs when it is made.  Two things run against the order in which they are made, and are handed over
+when they start: the hook gets its listener, a queue the hook whose late records it asks for.
 
 Left out: what the script calls (`handle`), and which knobs there are (`tuner_wiring`).
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from msgspec import structs
 from torch import nn
@@ -18,220 +26,232 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, HookConfig, TuneConfig
-from pacecar.controller.command_handler import CommandHandler, make_command_handler, tune_is_off
+from pacecar.controller.command_handler import CommandHandler, make_ordered_policy, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
-from pacecar.controller.guards.loss_monitor import LossMonitor
-from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.buckets import find_ddp
-from pacecar.controller.knobs.global_batch import GlobalBatchActuator, open_global_batch
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
-from pacecar.controller.tuner import Tuner
+from pacecar.controller.memory.store_thread import StoreThread
+from pacecar.controller.status_reporter import StatusReporter
+from pacecar.controller.tuner import Tuner, choose_agreement
+from pacecar.controller.tuner_history import TunerHistory
 from pacecar.profiler.hook.daemon_messages import DaemonMessages, ThrottleNews
-from pacecar.profiler.hook.hook import Hook
+from pacecar.profiler.hook.hook import Hook, StepListener
 from pacecar.profiler.hook.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.hook.trace_request import TraceRequests
-from pacecar.profiler.ranks.rank_monitor import RankMonitor, sees_waits_in_forward
+from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.what_if import RankWhatIf
-from pacecar.profiler.transport.daemon_socket import DaemonSocket, News
+from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.profiler.transport.daemon_socket import DaemonInbox, DaemonSocket, News
 from pacecar.profiler.transport.record_queue import RecordQueue, RecordSink
 from pacecar.profiler.transport.run_log import RunLog
-from pacecar.records import Command, JobHello, JobRecord, Throttling
-from pacecar.records.commands import Answer
+from pacecar.records import Answer, Command, JobRecord, StepRecord, Throttling
 from pacecar.records.host_signals import HostSignals
 
-from .tuner_wiring import make_loss_monitor, make_node, make_tuner
+from .tuner_wiring import HookedJob, JobKnobs, TunedPeers, guarded, make_node
 
-__all__ = ["JobParts", "assemble"]
+__all__ = ["JobRun"]
 
+logger = logging.getLogger("pacecar")
 
-@dataclass
-class JobParts:
-    """What an active pacer is made of; an inert one has none of it.
-
-    `desk` handles people's commands to the tuner, `vigil` monitors the loss, `crew` monitors the ranks, `orders` holds
-    the daemon's messages, `tracing` takes traces on request.
-    """
-
-    hook: Hook | None = None
-    sinks: tuple[RecordSink, ...] = ()
-    tuner: Tuner | None = None
-    desk: CommandHandler | None = None
-    boundaries: ForwardBoundaries | None = None
-    loaders: LoaderKnobs | None = None
-    global_batch: GlobalBatchActuator | None = None
-    vigil: LossMonitor | None = None
-    crew: RankMonitor | None = None
-    orders: DaemonMessages | None = None
-    tracing: TraceRequests | None = None
-
-
-def assemble(
-    model: nn.Module, optimizer: Optimizer, rescue: OomSafeTrial, settings: Config, loggers: Sequence[RecordSink]
-) -> JobParts:
-    """Start the hook, and unless the mode is "off" the tuner; what cannot start is an error, and the hook is closed."""
-    hello = make_hello(model, job=settings.hook.job, overhead_budget=settings.hook.overhead_budget)
-    hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
-    throttling, node = ThrottleNews(hello), make_node(model, hello)
-    listener = _Listener(hello, throttling, node, make_loss_monitor(model, hello, settings.tune))
-    outbox = DaemonSocket(settings.hook.socket, hello, obey=listener.obey, heed=listener.heed)
-    listener.reply = outbox.put
-    couriers: list[RecordQueue] = [outbox]
-    if settings.hook.run_dir is not None:
-        couriers.append(RunLog(settings.hook.run_dir, hello))
-    sinks: list[RecordSink] = [*couriers, *loggers, RankWhatIf(_emitter(couriers), is_job=hello.world_size == 1)]
-    hook = Hook(
-        model,
-        optimizer,
-        hello=hello,
-        config=settings.hook,
-        sinks=sinks,
-        on_boundary=listener.on_boundary,
-        clock=SystemClock(),
-    )
-    listener.hear(hook, model, directory=settings.hook.run_dir)
-    for courier in couriers:
-        courier.before_look = hook.look
-    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, RecordQueue))]:
-        courier.charge = hook.charge_records
-    parts = JobParts(hook, tuple(sinks), vigil=listener.vigil, orders=listener.orders, tracing=listener.tracing)
-    hook.start()
-    holds = TuningPause(node)
-    try:
-        if settings.tune.mode != "off":
-            _start_tuner(parts, hook, model, optimizer, rescue, hello, settings.tune, outbox, listener, holds)
-        if settings.hook.crew:
-            parts.crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling, parts)
-    except BaseException:
-        if parts.desk is not None:
-            parts.desk.close()
-        hook.close("could not start")
-        raise
-    listener.orders.register("tune", tune_is_off if parts.desk is None else parts.desk.act)
-    return parts
-
+CLOSE_SECONDS_MAX = 2.0
+"""How long closing may wait for queued records: the end of a job is on nobody's step path, but it is waited for."""
 
 HOOK_IS_OFF = "pacecar's hook has turned itself off in this rank; its log says why"
 
 
-class _Listener:
-    """Receives the ends of steps, and messages of people and of the daemon; passes them on to the parts there are."""
+class JobRun(StepListener, DaemonInbox):
+    """What an active pacer is made of.  Of what is None there is none in this job, or on this rank."""
 
-    def __init__(self, hello: JobHello, throttling: ThrottleNews, node: NodeMonitor, vigil: LossMonitor | None) -> None:
-        self._hello = hello
-        self._throttling = throttling
-        self._node = node
-        self.vigil = vigil
-        self.reply: Callable[[Answer], None] = _drop
-        self.orders = DaemonMessages(hello.job, hello.rank, reply=lambda answer: self.reply(answer))
-        self.tuner: Tuner | None = None
-        self.boundaries: ForwardBoundaries | None = None
-        self.hook: Hook
-        self.tracing: TraceRequests
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        rescue: OomSafeTrial,
+        settings: Config,
+        loggers: Sequence[RecordSink],
+    ) -> None:
+        """Make and start all parts.
 
-    def hear(self, hook: Hook, model: nn.Module, *, directory: str | None) -> None:
-        """Connect to `hook`: make the trace requests, and have boundaries reported only where a part wants them."""
-        self.hook = hook
+        Raises:
+            AlreadyAttachedError: another hook is active in this process.
+            Exception: whatever keeps a part from starting; those before it are closed then, `loggers` are not.
+        """
+        config = settings.hook
+        hello = make_hello(model, job=config.job, overhead_budget=config.overhead_budget)
+        self._hello = hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
+        self._throttling = ThrottleNews(hello)
+        self._node = make_node(model, hello)
+        self.messages = DaemonMessages(hello.job, hello.rank)
+        """The daemon's commands to this rank."""
+        self._outbox = DaemonSocket(config.socket, hello, inbox=self)
+        self._queues: list[RecordQueue] = [self._outbox]
+        if config.run_dir is not None:
+            self._queues.append(RunLog(config.run_dir, hello))
+        what_if = RankWhatIf(_emitter(self._queues), is_job=hello.world_size == 1)
+        self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, what_if)
+        self._emit = _emitter(self.sinks)
+        self._pause = TuningPause(self._node)
+        self.hook = Hook(model, optimizer, hello=hello, config=config, sinks=self.sinks, clock=SystemClock())
+        on_device = model_device(model).type == "cuda"
         self.tracing = TraceRequests(
-            self._hello.job,
-            self._hello.rank,
-            on_device=model_device(model).type == "cuda",
-            directory=directory,
-            step=lambda: hook.step,
-            mark=self._mark,
-            windows=hook.windows,
+            hello.job, hello.rank, hook=self.hook, on_device=on_device, directory=config.run_dir
         )
-        # At a plain boundary a call costs microseconds, also one that finds nothing to do.
-        hook.wants_boundary = self.wants_boundary
-        hook.windows.is_held = lambda: bool(self.orders.waiting)
-        self.orders.register("trace", self.tracing.trace)
+        self.knobs: JobKnobs | None = None
+        self.tuner: Tuner | None = None
+        self.commands: CommandHandler | None = None
+        """What executes people's commands to the tuner."""
+        self.rank_monitor: RankMonitor | None = None
+        self._forward_boundaries: ForwardBoundaries | None = None
+        self._store: StoreThread | None = None
 
-    def wants_boundary(self) -> bool:
-        """Whether any part wants the next step boundary."""
-        return self.tuner is not None or self.vigil is not None or self.tracing.is_tracing or bool(self.orders.waiting)
+        self.hook.start(self)
+        try:
+            for sink in self.sinks:
+                if isinstance(sink, RecordQueue):
+                    sink.serve(self.hook, has_late_records=sink in self._queues)
+            if settings.tune.mode != "off":
+                self._start_tuner(model, optimizer, rescue, settings.tune)
+            if config.crew:
+                self._start_rank_monitor(config)
+        except BaseException:
+            self._close_parts("could not start", is_exit=False)
+            raise
+        self.messages.register("trace", self.tracing.trace)
+        self.messages.register("tune", self._tune)
+
+    def _start_tuner(self, model: nn.Module, optimizer: Optimizer, rescue: OomSafeTrial, config: TuneConfig) -> None:
+        hello, clock = self._hello, SystemClock()
+        agreement = choose_agreement(config)
+        self.knobs = knobs = JobKnobs(model, optimizer, rescue, hello, config, agreement)
+        history = TunerHistory(self._emit)
+        ordered = None
+        if hello.rank == 0:
+            ordered, self._store = make_ordered_policy(model, hello, config)
+        self.tuner = tuner = Tuner(
+            HookedJob(model, self.hook, knobs.ddp.reducer, rescue.batcher, hello, at_forward=config.at_forward),
+            config,
+            StatusReporter(hello, history.emit, clock),
+            policy=None if ordered is None else guarded(ordered, knobs, self._pause),
+            actuators=knobs.actuators(),
+            agreement=agreement,
+            gradients=knobs.ddp.gradient_check(),
+            node=self._node,
+        )
+        rescue.join(TunedPeers(agreement, tuner, self._node))
+        if ordered is not None:
+            self.commands = CommandHandler(
+                hello, config, ordered, tuner, history, reply=self._outbox.put, node=self._node
+            )
+        tuner.start()
+        if config.at_forward and find_ddp(model) is not None:
+            self._forward_boundaries = ForwardBoundaries(
+                model, tuner.on_boundary, now_ns=clock.monotonic_ns, charge=self.hook.charge
+            )
+            self._forward_boundaries.open()
+
+    def _start_rank_monitor(self, config: HookConfig) -> None:
+        self.rank_monitor = RankMonitor(
+            self._hello,
+            config,
+            self.hook,
+            emit=_emitter([*self.sinks, self._pause]),
+            throttled=self._throttling.is_throttled,
+            is_told=lambda: self.tuner is not None and self.tuner.agreement.has_left,
+        )
+        self.rank_monitor.start()
+
+    def _tune(self, command: Command, reply: Callable[[Literal["accepted", "done", "refused"], str], None]) -> None:
+        (tune_is_off if self.commands is None else self.commands.act)(command, reply)
+
+    # --- each step ------------------------------------------------------------------------------
 
     def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
-        """A step ended."""
+        """Call the parts in their order: a step is over."""
         if not self.hook.is_alive and self.tuner is not None:  # the others would wait for its paces for ever
             self.tuner.freeze(HOOK_IS_OFF)
-        if self.vigil is not None:
-            self.vigil.boundary(None if step is None else step.step)
-        if self.boundaries is not None:
-            self.boundaries.step_ended(step)
+        if self.knobs is not None and self.knobs.loss_monitor is not None:
+            self.knobs.loss_monitor.boundary(None if step is None else step.step)
+        if self._forward_boundaries is not None:
+            self._forward_boundaries.step_ended(step)
         elif self.tuner is not None:
             self.tuner.on_boundary(step)
         if self.tracing.is_tracing:
             self.tracing.boundary()
-        if self.orders.waiting:
+        if self.messages.waiting:
             if self.hook.is_alive:
-                self.orders.boundary(self.hook.step)
+                self.messages.boundary(self.hook.step, self._outbox.put)
             else:  # it counts no steps any more, so theirs would never come
-                self.orders.close(HOOK_IS_OFF)
+                self.messages.close(self._outbox.put, HOOK_IS_OFF)
 
-    def obey(self, command: Command) -> None:
-        """Queue a command of the daemon; called from another thread."""
-        self.orders.obey(command)
-        self.hook.wake()
+    def wants_boundary(self) -> bool:
+        """Return whether any part wants the next one: a call costs microseconds, also one that finds nothing to do."""
+        return self.tuner is not None or self.tracing.is_tracing or bool(self.messages.waiting)
 
-    def heed(self, news: News | None) -> None:
-        """Record what the daemon says of device and node; called from another thread."""
+    def holds_windows(self) -> bool:
+        """Return whether a command waits: it may ask for a trace."""
+        return bool(self.messages.waiting)
+
+    def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
+        """Pass a measured step on to the rank monitor."""
+        if self.rank_monitor is not None:
+            self.rank_monitor.note(timed, record)
+
+    # --- the daemon's frames, on another thread ------------------------------------------------------
+
+    def receive_command(self, command: Command) -> Answer | None:
+        """Keep a command of the daemon for the next boundary."""
+        return self.messages.receive(command)
+
+    def receive_news(self, news: News | None) -> None:
+        """Record what the daemon says of device and node."""
         if not isinstance(news, HostSignals):
-            self._throttling.heed(news)
+            self._throttling.record(news)
         if not isinstance(news, Throttling):
-            self._node.heed(news)
+            self._node.record(news)
 
-    def _mark(self, is_traced: bool) -> None:
-        self.hook.is_traced = is_traced
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self, reason: str, *, is_exit: bool) -> None:
+        """End every part, then deliver what is queued; never raises.  Harmless when repeated.
+
+        `is_exit`: the process ends, so that nothing is trained with what stays.
+        """
+        self._close_parts(reason, is_exit=is_exit)
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
+        # an absent daemon uses up all of it.
+        for sink in reversed(self.sinks):
+            _guard(sink, partial(sink.close, max(0.0, deadline - time.monotonic())))
+
+    def _close_parts(self, reason: str, *, is_exit: bool) -> None:
+        if (boundaries := self._forward_boundaries) is not None:
+            _guard(boundaries, boundaries.close)
+        if (tuner := self.tuner) is not None:
+            _guard(tuner, lambda: tuner.close(is_exit=is_exit))
+        if (knobs := self.knobs) is not None:
+            if (batch := knobs.global_batch) is not None:
+                _guard(batch, batch.close)
+            _guard(knobs.loaders, lambda: knobs.loaders.close(CLOSE_SECONDS_MAX))
+        if (store := self._store) is not None:
+            _guard(store, store.close)
+        if (commands := self.commands) is not None:
+            _guard(commands, commands.close)
+        if (monitor := self.rank_monitor) is not None:
+            _guard(monitor, monitor.close)
+        _guard(self.tracing, self.tracing.close)
+        _guard(self.messages, lambda: self.messages.close(self._outbox.put))
+        _guard(self.hook, lambda: self.hook.close(reason))
 
 
-def _start_tuner(
-    parts: JobParts,
-    hook: Hook,
-    model: nn.Module,
-    optimizer: Optimizer,
-    rescue: OomSafeTrial,
-    hello: JobHello,
-    config: TuneConfig,
-    outbox: DaemonSocket,
-    listener: _Listener,
-    holds: TuningPause,
-) -> None:
-    emit = _emitter(parts.sinks)
-    if hello.rank == 0:
-        parts.desk = make_command_handler(model, hello, config, reply=outbox.put, emit=emit)
-    parts.loaders = LoaderKnobs(config)
-    parts.global_batch = open_global_batch(optimizer, rescue.batcher, config, hello.world_size)
-    tuner = make_tuner(
-        model, hook, rescue, parts.loaders, parts.global_batch, hello, config, emit, parts.vigil, parts.desk, holds
-    )
-    parts.tuner = listener.tuner = tuner
-    tuner.start()
-    if config.at_forward and find_ddp(model) is not None:
-        parts.boundaries = listener.boundaries = ForwardBoundaries(
-            model, tuner.on_boundary, now_ns=SystemClock().monotonic_ns, charge=hook.charge
-        )
-        parts.boundaries.open()
-
-
-def _start_crew(
-    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews, parts: JobParts
-) -> RankMonitor:
-    crew = RankMonitor(
-        hello,
-        config,
-        hook,
-        emit=_emitter(sinks),
-        throttled=throttling.is_throttled,
-        charge=hook.charge,
-        waits_in_forward=lambda: sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
-        is_told=lambda: parts.tuner is not None and parts.tuner.agreement.has_left,
-    )
-    hook.on_timed = crew.note
-    crew.start()
-    return crew
+def _guard(part: object, close: Callable[[], None]) -> None:
+    """Close a part, or a logger of the user's; never raises: training is over, and its end must be its own."""
+    try:
+        close()
+    except Exception as error:  # noqa: BLE001  as above
+        logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
 
 
 def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
@@ -240,7 +260,3 @@ def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
             sink.put(record)
 
     return emit
-
-
-def _drop(answer: Answer) -> None:
-    """Drop the answer: the socket to the daemon is not made yet, so nobody can have asked."""

@@ -123,8 +123,7 @@ class Daemon:
             UnixSocket(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
             self._state,
             self._clock,
-            overhear=None if self._recorder is None else self._recorder.record_rank,
-            dump=None if self._recorder is None else self._recorder.ask,
+            recorder=self._recorder,
             faults=self._faults,
         )
         self._throttles = Throttles()

@@ -19,6 +19,7 @@ from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import Command, DumpRequest, Goodbye
 from pacecar.wire import decode_frame, encode_frame
+from tests.kit.listeners import HeardInbox
 from tests.kit.records import job_hello
 from tests.kit.users import (  # fmt: skip
     DAEMON,
@@ -82,12 +83,13 @@ def hears():
 
 def hook(path):
     """Run the hook's side against `path` until it has said what it thinks; return (obeyed, what was logged)."""
-    obeyed, said = [], []
+    inbox, said = HeardInbox(), []
+    obeyed = inbox.commands
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.getLogger("pacecar.profiler")
     logger.addHandler(handler)
-    outbox = DaemonSocket(str(path), job_hello(), obey=obeyed.append)
+    outbox = DaemonSocket(str(path), job_hello(), inbox=inbox)
     try:
         outbox.put(Goodbye(job="j", rank=0, reason="secret", wall_ns=1))
         until(lambda: said or obeyed, "neither connected nor complained", seconds=30)

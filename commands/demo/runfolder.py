@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pacecar.clock import Clock
+from pacecar.formatting.dates import file_stamp
 from pacecar.records import JobRecord
 from pacecar.records.rank_file import NOT_A_RECORD, RankFile, decode
 from pacecar.safe_files import FOLDER_MODE, open_folder, replacing
@@ -51,8 +51,7 @@ class RecordTail:
 
 def make_run_folder(parent: Path, clock: Clock) -> Path:
     """Make and return a new folder in `parent`, named by the UTC time and a few random digits."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall_ns() / 1e9))
-    folder = parent / f"{stamp}-{secrets.token_hex(2)}"
+    folder = parent / f"{file_stamp(clock.wall_ns())}-{secrets.token_hex(2)}"
     os.close(open_folder(folder.parent, make_mode=FOLDER_MODE))
     folder.mkdir(mode=0o700)
     return folder

@@ -12,8 +12,9 @@ Pure: a document in, sentences out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
+
+from pacecar.formatting.dates import second_text
 
 from .document import Report, ReportHang, Stopped
 from .formatting import elapsed
@@ -102,7 +103,8 @@ def _of_stops(group: Sequence[Stopped], report: Report) -> _Standstill:
     ranks = {stop.rank for stop in group}
     was = "was" if len(ranks) == 1 else "were"
     who = ranks_word(ranks, report.world_size)
-    text = f"{who} {was} {CAUSE_WORDS[longest.cause]} from {_clock(began)} on, in step {longest.step} ({longest.phase})"
+    where = f"in step {longest.step} ({longest.phase})"
+    text = f"{who} {was} {CAUSE_WORDS[longest.cause]} from {second_text(began)} on, {where}"
     return _Standstill(ended - began, text)
 
 
@@ -111,7 +113,7 @@ def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
     first = min(hangs, key=lambda one: one.wall_ns)
     heard = {hang.rank for hang in hangs}
     gone = [row.rank for row in report.ranks if row.rank not in heard and row.last_words is None]
-    where = f"from {_clock(first.wall_ns)} on, in step {first.step}"
+    where = f"from {second_text(first.wall_ns)} on, in step {first.step}"
     phases = "/".join(sorted({hang.phase for hang in own}))
     if gone and all(hang.phase == WAITING for hang in hangs):
         text = f"{ranks_word(heard)} waited {where}, and {ranks_word(gone)} said no more"
@@ -120,7 +122,3 @@ def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
     if not any(hang.is_over for hang in hangs):
         text += ", and was not seen to go on"
     return _Standstill(max(hang.silent_ns for hang in hangs), text)
-
-
-def _clock(wall_ns: int) -> str:
-    return f"{datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -8,11 +8,11 @@ reach.  What comes from records (names, reasons) is escaped here, in one place, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 
 from pacecar import __version__
+from pacecar.formatting.dates import second_text
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
@@ -134,11 +134,9 @@ def _spreads(report: Report) -> list[tuple[str, Spread]]:
 def _when(report: Report) -> str:
     if report.began_wall_ns is None:
         return f"pacecar report, {plural(report.ranks_seen, 'rank')}"
-    try:
-        day = datetime.fromtimestamp(report.began_wall_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        day = "an unknown time"
-    return f"began {day}, {elapsed(report.duration_ns)}, {plural(report.ranks_seen, 'rank')}"
+    return (
+        f"began {second_text(report.began_wall_ns)}, {elapsed(report.duration_ns)}, {plural(report.ranks_seen, 'rank')}"
+    )
 
 
 def _notices(notices: tuple[Notice, ...]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from msgspec.structs import replace as replace_fields
 from pacecar.records import Decision, Verdict
 
 from ..knobs.ddp.compression import NONE, choice_of
-from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from ..observation import JobFacts, KnobSpace, Observation, Policy, PolicyLayer, TuningTurn
 from ..policy.decision_records import Record
 from .divergence_detector import DivergenceAlarm, DivergenceDetector, DivergenceSignals
 
@@ -32,11 +32,11 @@ __all__ = ["KNOB", "CompressionRollback"]
 KNOB = "compression"
 
 
-class CompressionRollback(Policy):
+class CompressionRollback(PolicyLayer):
     """Runs `policy` and takes compression back when `signals` leave their band; see the module's docstring."""
 
     def __init__(self, policy: Policy, signals: Callable[[], Sequence[DivergenceSignals]]) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._signals = signals
         self._divergence = DivergenceDetector()
         self._alarm: DivergenceAlarm | None = None
@@ -67,10 +67,6 @@ class CompressionRollback(Policy):
     def is_calm(self) -> bool:
         """Pass on; False while compression is in force: a step that diverges costs more than a vote."""
         return not self._is_in_force and self._policy.is_calm()
-
-    def wants_window(self) -> bool:
-        """Pass on."""
-        return self._policy.wants_window()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """Pass on, without a second verdict on compression."""

@@ -78,13 +78,13 @@ class LossMonitor:
     `choice` returns which compression is in force on this rank; it is called at the end of a step, before any switch.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, choice: Callable[[], str] = lambda: "none") -> None:
         self._slices = _sample([p for p in model.parameters() if p.requires_grad])
         self._loss: Tensor | float | None = None
         self._late: deque[_PendingSignals] = deque(maxlen=PENDING_MAX)
         self._is_broken = False
         self._step = 0
-        self.choice: Callable[[], str] = lambda: "none"
+        self._choice = choice
 
     def loss(self, value: Tensor | float, *, weight: float = 1.0) -> None:
         """Take a loss of this step, or a micro-batch's with its weight; those of a step add up.
@@ -107,7 +107,7 @@ class LossMonitor:
         if self._is_broken:
             return
         try:
-            self._late.append(_PendingSignals(self._step, loss, self._norm(), self.choice()))
+            self._late.append(_PendingSignals(self._step, loss, self._norm(), self._choice()))
         except Exception as error:  # noqa: BLE001
             self._break(f"a gradient ({type(error).__name__}: {error})")
 

@@ -84,7 +84,7 @@ class DisturbanceGate:
         self._hold_left_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
         self._asked_ns: int | None = None
 
-    def heed(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
+    def record(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
         """Take the daemon's signal; None: there is no daemon.  What the job sends is None if unknown."""
         if self.fresh(now_ns) is None:
             self._busy = self._quiet = 0

@@ -1,6 +1,6 @@
 """Keeps what one rank knows of its own node's and other ranks' disturbances: the `DisturbanceGate` with its inputs.
 
-    at any moment           daemon -> record queue's thread -> heed -> queue
+    at any moment           daemon -> record queue's thread -> record -> queue
     at a vote's boundary    queue -> look -> DisturbanceGate -> kind of disturbance -> side channel -> rank 0's policy
 
 A rank gets signals of its own node's daemon only, and a trial measures the slowest rank of all.  So each rank judges
@@ -48,7 +48,7 @@ def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> i
 
 
 class NodeMonitor:
-    """One rank's view of its node.  `heed` may be called from any thread, all else from the training thread.
+    """One rank's view of its node.  `record` may be called from any thread, all else from the training thread.
 
     `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` returns the
     device memory that this process holds and never used, which the daemon takes for used.
@@ -76,7 +76,7 @@ class NodeMonitor:
         self.others: Mapping[int, int] = {}
         """Rank -> the number of its disturbance, as received last; this rank's own does not count."""
 
-    def heed(self, news: HostSignals | None) -> None:
+    def record(self, news: HostSignals | None) -> None:
         """Queue the daemon's signal; None: the connection broke."""
         self._waiting.append(news)
 
@@ -92,7 +92,7 @@ class NodeMonitor:
         now_ns = self._clock.monotonic_ns()
         own = self._own_bytes_per_second() if has_news else None
         while self._waiting:
-            self._gate.heed(self._waiting.popleft(), now_ns, own_bytes_per_second=own)
+            self._gate.record(self._waiting.popleft(), now_ns, own_bytes_per_second=own)
         self._held = self._gate.reason(now_ns)
         if has_news or self._gate.fresh(now_ns) is None:
             self._view = self._see(now_ns)

@@ -18,11 +18,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from pacecar.records import Decision, HangSuspicion, JobRecord, Straggler, TunerStatus, Verdict
 
-from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from ..observation import Observation, Policy, PolicyLayer, TuningTurn
 from .node_monitor import NodeMonitor
 
 __all__ = ["PausedPolicy", "TuningPause"]
@@ -89,21 +88,13 @@ class TuningPause:
         return None if self.node is None else self.node.reason()
 
 
-class PausedPolicy(Policy):
+class PausedPolicy(PolicyLayer):
     """A policy that pauses while `holds` gives a reason, and gets with each step what is known of the node."""
 
     def __init__(self, policy: Policy, holds: TuningPause) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._holds = holds
         self._held: str | None = None
-
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Pass on."""
-        self._policy.begin(facts, spaces, mode=mode)
-
-    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Pass on."""
-        self._policy.hold(reason, is_brief=is_brief)
 
     def advance(
         self, observations: Sequence[Observation]
@@ -117,15 +108,3 @@ class PausedPolicy(Policy):
             view = self._holds.node.view
             observations = [replace(step, node=view) for step in observations]
         return self._policy.advance(observations)
-
-    def is_calm(self) -> bool:
-        """Pass on."""
-        return self._policy.is_calm()
-
-    def wants_window(self) -> bool:
-        """Pass on."""
-        return self._policy.wants_window()
-
-    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
-        """Pass on."""
-        return self._policy.finish(reason)

@@ -179,7 +179,10 @@ def _is_inside(frame: FrameType | None, outer: FrameType) -> bool:
 
 
 class GlobalBatchActuator:
-    """The knob "batch_samples": samples of one update over all ranks, in multiples of the loader's batch."""
+    """The knob "batch_samples": samples of one update over all ranks, in multiples of the loader's batch.
+
+    `tell` sends numbers to all ranks, for the measurement of the noise scale, which `noise_scale` returns.
+    """
 
     def __init__(
         self,
@@ -188,11 +191,12 @@ class GlobalBatchActuator:
         batcher: MicroBatcher,
         config: TuneConfig,
         world_size: int,
+        *,
+        tell: Tell,
         noise_scale: Callable[[], float | None],
     ) -> None:
         self.noise_scale = noise_scale
-        self.tell: Tell = lambda numbers: lambda: None
-        """Sends numbers to all ranks, for the measurement of the noise scale."""
+        self._tell = tell
         self._optimizer = optimizer
         self.grouper = grouper
         self._rate = LearningRate(optimizer, self.factor)
@@ -272,7 +276,7 @@ class GlobalBatchActuator:
         """
         ddp = self._batcher.ddp
         if self._batcher.meter is None and ddp is not None and self._world_size > 1:
-            self._batcher.meter = GradientNoiseMeter(ddp, self.tell)
+            self._batcher.meter = GradientNoiseMeter(ddp, self._tell)
         if value < self.base or value % self.base:
             raise ActuatorError(f"{value} samples are no multiple of the loader's batch over all ranks, {self.base}")
         self.grouper.multiplier = value // self.base
@@ -290,7 +294,7 @@ class GlobalBatchActuator:
 
 
 def open_global_batch(
-    optimizer: Optimizer, batcher: MicroBatcher, config: TuneConfig, world_size: int
+    optimizer: Optimizer, batcher: MicroBatcher, config: TuneConfig, world_size: int, tell: Tell
 ) -> GlobalBatchActuator | None:
     """Return the knob; None where the user did not ask for it."""
     if not (allows(config.mode, "batch_samples") and "batch_samples" in config.knobs):
@@ -299,7 +303,8 @@ def open_global_batch(
     def noise_scale() -> float | None:
         return None if batcher.meter is None else batcher.meter.noise_scale
 
-    return GlobalBatchActuator(optimizer, BatchGrouper(batcher), batcher, config, world_size, noise_scale)
+    grouper = BatchGrouper(batcher)
+    return GlobalBatchActuator(optimizer, grouper, batcher, config, world_size, tell=tell, noise_scale=noise_scale)
 
 
 def _scheduled_step() -> object:

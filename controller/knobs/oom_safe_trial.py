@@ -36,7 +36,7 @@ from .memory_forecast import MemoryForecast
 from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
 
-__all__ = ["OomSafeTrial", "is_out_of_memory"]
+__all__ = ["OomSafeTrial", "TrialPeers", "is_out_of_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
+class TrialPeers:
+    """Those who are concerned when a larger size is tried: here nobody, as in a job that is not tuned."""
+
+    def any_rank(self, is_so: bool) -> bool:
+        """Return whether `is_so` on any rank; all ranks ask, as all of them turned at the same boundary."""
+        return is_so
+
+    def reverted(self, reason: str) -> None:
+        """Take why a size was barred, on all ranks in the same step."""
+
+    def room_bytes(self) -> int | None:
+        """Return what this rank could still take of its memory; None: unknown."""
+        return None
+
+
 class OomSafeTrial:
-    """Runs a batch's micro-batches.  `reverted` is called with why a size was barred, on all ranks in the same step."""
+    """Runs a batch's micro-batches."""
 
     def __init__(self, model: nn.Module, batcher: MicroBatcher) -> None:
         self._model = model
@@ -74,11 +89,11 @@ class OomSafeTrial:
         self._running = 0
         self._was_last = False
         self.is_used = False
-        self.reverted: Callable[[str], None] = lambda reason: None
-        self.any_rank: Callable[[bool], bool] = bool
-        """Whether the argument is True on any rank; all ranks ask, as all of them turned at the same boundary."""
-        self.room: Callable[[], int | None] = lambda: None
-        """What this rank could still take of its memory, in bytes; None: unknown."""
+        self._peers = TrialPeers()
+
+    def join(self, peers: TrialPeers) -> None:
+        """Ask and tell `peers` from now on: the job is tuned."""
+        self._peers = peers
 
     def train_batch(
         self,
@@ -113,20 +128,20 @@ class OomSafeTrial:
         """Find out whether what is in force fits on all ranks; else go back on all of them."""
         assert limit.value is not None, "the whole batch is no unproven size"
         headroom, size = self._forecasts[name], limit.value
-        failure = headroom.refuse(limit.fallback or size, size, self.room())
+        failure = headroom.refuse(limit.fallback or size, size, self._peers.room_bytes())
         if failure is None:
             failure = self._scratch(largest, loss_fn)
             if failure is None and headroom.is_strained(size):
                 failure = "the allocator had to flush its cache"
             if failure is not None:
                 self._free()
-        if not self.any_rank(failure is not None):
+        if not self._peers.any_rank(failure is not None):
             limit.prove()
             return
         barred, back = limit.retreat()
         reason = f"{name} {barred} is barred and {back} in force again: {failure or 'another rank could not run it'}"
         logger.warning("pacecar: %s; the step is not lost", reason)
-        self.reverted(reason)
+        self._peers.reverted(reason)
 
     def _scratch(self, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> str | None:
         """Run forward and backward for nothing but their memory; return why they failed."""

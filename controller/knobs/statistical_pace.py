@@ -17,7 +17,7 @@ from typing import Literal
 
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from ..observation import JobFacts, KnobSpace, Observation, Policy, PolicyLayer, TuningTurn
 from .gradient_noise_scale import progress
 
 __all__ = ["StatisticalPace"]
@@ -25,11 +25,11 @@ __all__ = ["StatisticalPace"]
 KNOB = "batch_samples"
 
 
-class StatisticalPace(Policy):
+class StatisticalPace(PolicyLayer):
     """A policy around another, which it lets judge by time over progress."""
 
     def __init__(self, policy: Policy, noise_scale: Callable[[], float | None]) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._noise_scale = noise_scale
         self._base: int | None = None
 
@@ -38,27 +38,11 @@ class StatisticalPace(Policy):
         self._base = next((space.value for space in spaces if space.knob == KNOB), None)
         self._policy.begin(facts, spaces, mode=mode)
 
-    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Pass on."""
-        self._policy.hold(reason, is_brief=is_brief)
-
     def advance(
         self, observations: Sequence[Observation]
     ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
         """Pass on the steps, the pace of each divided by its progress."""
         return self._policy.advance([self._weighed(step) for step in observations])
-
-    def is_calm(self) -> bool:
-        """Pass on."""
-        return self._policy.is_calm()
-
-    def wants_window(self) -> bool:
-        """Pass on."""
-        return self._policy.wants_window()
-
-    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
-        """Pass on."""
-        return self._policy.finish(reason)
 
     def _weighed(self, step: Observation) -> Observation:
         batch = step.values.get(KNOB)

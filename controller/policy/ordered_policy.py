@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from statistics import median
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
+from pacecar.formatting.dates import day_text
 from pacecar.knobs import setting
 from pacecar.records import Ledger, Verdict
 
@@ -343,5 +343,5 @@ class OrderedPolicy(Policy):
 
 
 def _told(entry: StoredKnobs) -> str:
-    day = datetime.fromtimestamp(entry.saved_wall_ns / 1e9, UTC).strftime("%Y-%m-%d")
+    day = day_text(entry.saved_wall_ns)
     return f"it saved {entry.gain_ratio * 100:.1f} % in {entry.job} on {day}, after {entry.steps} steps"

@@ -72,7 +72,7 @@ class PolicySequence:
         if policy is None:
             return
         self._records += self._shift(policy.finish(reason))
-        spent = getattr(policy, "spent_ns", None)  # a status may be some steps old; a `SamplerPolicy` does not count
+        spent = policy.spent_ns  # a status may be some steps old
         self._spent_before_ns += self._spent_ns if spent is None else round(spent)
         self._trials_before += self._trials
         self._trials = self._spent_ns = 0

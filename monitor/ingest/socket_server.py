@@ -17,7 +17,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, Protocol
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.plain_text import clean
@@ -65,11 +65,18 @@ ACCEPT_PAUSE_SECONDS = 1.0
 LIMIT_COST_BYTES = 16 * 1024
 """Added cost of a frame for which there was no room: to find that out takes a look at the whole job table."""
 
-Overhear = Callable[[JobRecord, bytes, JobHello, int], None]
-"""Called with each record that was accepted, its encoding, its hello and the uid; must not wait."""
 
-Dump = Callable[[int, str, Callable[[bool, str], None]], None]
-"""Writes a recording for a user who may have one, and reports later whether it did; must not wait."""
+class RankRecorder(Protocol):
+    """What keeps the records of ranks; its calls must not wait."""
+
+    def record_rank(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int) -> None:
+        """Keep a record that was accepted: its encoding, its hello and who sent it."""
+        ...
+
+    def ask(self, uid: int, note: str, answer: Callable[[bool, str], None]) -> None:
+        """Write a recording for a user who may have one; `answer` is called later with whether it was, or why not."""
+        ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +93,7 @@ class SocketServer:
         connections_max: int = CONNECTIONS_MAX,
         connections_per_uid_max: int = CONNECTIONS_PER_UID_MAX,
         own_pid: Callable[[int], int | None] = own_pid,
-        overhear: Overhear | None = None,
-        dump: Dump | None = None,
+        recorder: RankRecorder | None = None,
         faults: FaultContainment | None = None,
     ) -> None:
         self._unix_socket = meeting
@@ -100,7 +106,7 @@ class SocketServer:
         self._displaced = 0
         self._notices = LogLimiter(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
-        self._overhear, self._dump = overhear, dump
+        self._recorder = recorder
         self._faults = faults or FaultContainment()
         self._connections: dict[int, Connection] = {}
         self._requests = CommandRouting(self._send)
@@ -365,8 +371,8 @@ class SocketServer:
                 for other in self._connections.values():
                     other.lose(displaced.place)
             connection.is_admitted = True
-            if self._overhear is not None:
-                self._overhear(record, payload_of(frame), hello, uid)
+            if self._recorder is not None:
+                self._recorder.record_rank(record, payload_of(frame), hello, uid)
         self._frames += 1
         if isinstance(record, JobHello):
             said = "%s: hello from %s on %s"
@@ -397,10 +403,10 @@ class SocketServer:
             answer(
                 False, "a recording holds what all users' jobs did: only root and the daemon's own user may have one"
             )
-        elif self._dump is None:
+        elif self._recorder is None:
             answer(False, "this daemon has no recorder: see [daemon] recorder_seconds")
         else:
-            self._dump(uid, request.note, answer)
+            self._recorder.ask(uid, request.note, answer)
 
     def _send(self, number: int, message: Message) -> bool:
         for connection in list(self._connections.values()):

@@ -31,11 +31,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.formatting.dates import file_stamp
 from pacecar.records.recording import RecordingHeader, parts
 from pacecar.safe_files import create_in, own_folder, sync_folder
 
@@ -230,8 +230,7 @@ class RecordingFolder:
     def _put(self, folder: int, pieces: Iterable[bytes], size: int, label: str, wall_ns: int) -> Path:
         self._make_room(folder, size, _owner(label))
         self._number += 1
-        day = datetime.fromtimestamp(wall_ns // NS_PER_SECOND, UTC).strftime("%Y%m%dT%H%M%SZ")
-        path = self.folder / f"{_PREFIX}{day}-{os.getpid()}-{self._number}-{label}{SUFFIX}"
+        path = self.folder / f"{_PREFIX}{file_stamp(wall_ns)}-{os.getpid()}-{self._number}-{label}{SUFFIX}"
         temporary = path.with_suffix(_TEMPORARY).name
         descriptor = create_in(folder, temporary)
         try:

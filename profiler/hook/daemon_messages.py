@@ -41,13 +41,16 @@ class NotYet(Exception):  # noqa: N818  not a failure
     """Raised by an action to be called again at the next boundary."""
 
 
-class DaemonMessages:
-    """The waiting commands of one rank.  `obey` may be called from any thread, all else from the training thread."""
+Reply = Callable[[Answer], None]
+"""Sends an answer without waiting."""
 
-    def __init__(self, job: str, rank: int, *, reply: Callable[[Answer], None]) -> None:
+
+class DaemonMessages:
+    """The waiting commands of one rank.  `receive` may be called from any thread, all else from the training thread."""
+
+    def __init__(self, job: str, rank: int) -> None:
         self._job = job
         self._rank = rank
-        self._reply = reply
         self._actions: dict[str, Action] = {}
         self.waiting: deque[Command] = deque()
         """The commands that `boundary` looks at."""
@@ -56,18 +59,18 @@ class DaemonMessages:
         """Execute commands called `name` by `action`."""
         self._actions[name] = action
 
-    def obey(self, command: Command) -> None:
-        """Queue `command` for the boundary before its step, or refuse it."""
+    def receive(self, command: Command) -> Answer | None:
+        """Queue `command` for the boundary before its step; return the answer where it is refused."""
         if command.action not in self._actions:
             known = ", ".join(sorted(self._actions)) or "nothing"
-            self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
-        elif len(self.waiting) >= ORDERS_MAX:
-            self._answer(command, "refused", f"{ORDERS_MAX} commands are waiting already")
-        else:
-            self.waiting.append(command)
+            return self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
+        if len(self.waiting) >= ORDERS_MAX:
+            return self._answer(command, "refused", f"{ORDERS_MAX} commands are waiting already")
+        self.waiting.append(command)
+        return None
 
-    def boundary(self, step: int) -> None:
-        """Execute the commands for `step`, the step that begins now."""
+    def boundary(self, step: int, reply: Reply) -> None:
+        """Execute the commands for `step`, the step that begins now; `reply` sends their answers, now and later."""
         if not self.waiting:
             return
         for _ in range(len(self.waiting)):
@@ -75,16 +78,16 @@ class DaemonMessages:
             if command.at_step > step:
                 self.waiting.append(command)
             else:
-                self._carry_out(command)
+                self._execute(command, reply)
 
-    def close(self, reason: str = "the job ended first") -> None:
+    def close(self, reply: Reply, reason: str = "the job ended first") -> None:
         """Refuse what still waits."""
         while self.waiting:
-            self._answer(self.waiting.popleft(), "refused", reason)
+            reply(self._answer(self.waiting.popleft(), "refused", reason))
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command, reply: Reply) -> None:
         def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:
-            self._answer(command, state, detail)
+            reply(self._answer(command, state, detail))
 
         try:
             self._actions[command.action](command, answer)
@@ -96,18 +99,18 @@ class DaemonMessages:
             _log.warning("pacecar could not carry out %r", command.action, exc_info=True)
             answer("refused", f"{type(error).__name__}: {error}")
 
-    def _answer(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str) -> None:
-        self._reply(Answer(job=self._job, rank=self._rank, number=command.number, state=state, detail=detail))
+    def _answer(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str) -> Answer:
+        return Answer(job=self._job, rank=self._rank, number=command.number, state=state, detail=detail)
 
 
 class ThrottleNews:
-    """The daemon's last news of the device of `hello`; `heed` is called on the queue's thread and is one assignment."""
+    """The daemon's last news of the device of `hello`; `record` is called on the queue's thread: one assignment."""
 
     def __init__(self, hello: JobHello) -> None:
         self._device_uuid = hello.device_uuid
         self._latest: Throttling | None = None
 
-    def heed(self, news: Throttling | None) -> None:
+    def record(self, news: Throttling | None) -> None:
         """Record news of the daemon; None: there is no connection."""
         if news is None or news.device_uuid == self._device_uuid:
             self._latest = news

@@ -4,15 +4,11 @@ It ties the parts together and holds no rule of its own.  `phase_hooks` notes wh
 up, `window_reader` profiles a step exactly now and then within the `overhead_budget`, and `step_records` makes ledgers
 and StepRecords of it for the sinks, a fraction of a second later and not on the step path.
 
-    boundary(N)   step N is over: its record is queued, then on_boundary, then perhaps a window for step N+1
-                  all of that lies inside step N+1's wall time, and is charged there as overhead
-
-`on_boundary` is called at every boundary until `close`: with a CountedStep where the step was counted and not measured,
-and with None where the hook could do neither or has turned itself off.  The listener may have promised other ranks to
-be there, so it must be called every time.  Asking a step for its record writes the record.
+    boundary(N)   step N is over: its record is queued, then the listener's on_boundary, then perhaps a window for
+                  step N+1; all of that lies inside step N+1's wall time, and is charged there as overhead
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
-first drain.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
+first drain.  Left out: how records travel (sinks, which belong to the caller), what is tuned (the listener).
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -52,12 +48,38 @@ from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
 from .step_boundary import UNUSUAL, CountedStep, Passed, StepBoundary, take_inputs
 from .step_hooks import after_step
-from .step_records import FinishedStep, StepRecords
+from .step_records import FinishedStep, MeasuringLimits, StepRecords
 from .window_schedule import WindowSchedule
 
-__all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
+__all__ = ["AlreadyAttachedError", "Hook", "StepListener", "make_hello"]
 
 _log = logging.getLogger(__name__)
+
+
+class StepListener(Protocol):
+    """What a hook tells of steps, and asks.  All but `on_timed` is called on the training thread.
+
+    A class that derives from this one wants nothing but what it overrides.
+    """
+
+    def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
+        """Take the step that is over; what this raises counts as a failure of the hook.
+
+        Called at every wanted boundary until the hook is closed: with a CountedStep where the step was counted and not
+        measured, with None where the hook could do neither or has turned itself off: the listener may have promised
+        other ranks to be there.  Asking a step for its record writes the record.
+        """
+
+    def wants_boundary(self) -> bool:
+        """Return whether `on_boundary` must be called next; `Hook.wake` when that changes before the next call."""
+        return False
+
+    def holds_windows(self) -> bool:
+        """Return whether somebody else is about to profile the job, so that no window may open."""
+        return False
+
+    def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
+        """Take a measured step and its timers, on any thread; must return in a microsecond."""
 
 
 class Hook:
@@ -65,9 +87,7 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` is called on the training thread with every step that is over, with None where
-    nothing is known of it; what it raises counts as a failure of the hook.
-    The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
+    tokens are unknown.  The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
         TypeError: `optimizer` has no step hooks.
@@ -81,7 +101,6 @@ class Hook:
         hello: JobHello,
         config: HookConfig | None = None,
         sinks: Sequence[RecordSink] = (),
-        on_boundary: Callable[[FinishedStep | CountedStep | None], None] | None = None,
         clock: Clock | None = None,
         batch_samples: Callable[[Any], int | None] | None = None,
         batch_tokens: Callable[[Any], int | None] | None = None,
@@ -89,7 +108,7 @@ class Hook:
         self._config = config or HookConfig()
         self._hello = hello
         self._sinks = tuple(sinks)
-        self._on_boundary = on_boundary
+        self._listener: StepListener | None = None
         self._clock = clock or SystemClock()
         # The real clock's method would be a second python frame around this function, in every callback.
         is_real = isinstance(self._clock, SystemClock)
@@ -97,8 +116,6 @@ class Hook:
         self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
         self.is_traced = False
         """Whether the steps that follow are traced and their pace says nothing about the job; set at a boundary."""
-        self.wants_boundary: Callable[[], bool] = lambda: True
-        """Whether the listener must be called at the next boundary; call `wake` when the answer changes before that."""
 
         self._timer = StepTimer()
         self._guard = FailureGuard(self._now_ns, self._charge)
@@ -112,7 +129,7 @@ class Hook:
             model, optimizer, self._timer, self._guard,
             now_ns=self._now_ns, retire=self._retire, forward_begins=self._utilization.forward_begins,
         )  # fmt: skip
-        self._meter = self.windows = WindowReader(self._clock, on_device=is_cuda)
+        self._meter = self.windows = WindowReader(self._clock, on_device=is_cuda, is_held=self._is_held)
         self._budget = OverheadBudget(
             self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
@@ -145,8 +162,8 @@ class Hook:
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._step_records = StepRecords(
-            hello, self._sinks, self._budget, self._calibrations, self._utilization, self._guard, self._sampling,
-            self._boundary, self._stops, on_device=is_cuda,
+            hello, self._sinks, MeasuringLimits(self._budget, self._sampling, self._guard), self._calibrations,
+            self._utilization, self._boundary, self._stops, on_timed=self._on_timed,
         )  # fmt: skip
         self.look, self.flush, self.charge = self._step_records.look, self._step_records.settle, self._budget.charge
         """Write the waiting records from another thread; write them now, on the training thread; add a cost."""
@@ -194,14 +211,10 @@ class Hook:
         """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
         return self._budget.ratio
 
-    @property
-    def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
-        """Called with every measured step and its timers, on any thread; must return in a microsecond."""
-        return self._step_records.on_timed
-
-    @on_timed.setter
-    def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
-        self._step_records.on_timed = listener
+    def waits_in_forward(self) -> bool:
+        """Return whether windows of the setting in force saw this rank wait for others in its forward."""
+        calibration = self._calibrations.find(self.knobs)
+        return calibration is not None and calibration.waits_in_forward
 
     @property
     def phase(self) -> str:
@@ -216,14 +229,17 @@ class Hook:
         self._stops.look()
         return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
 
-    def start(self) -> None:
+    def start(self, listener: StepListener | None = None) -> None:
         """Attach to model and optimizer; the first step counts from the job's first event after this.
+
+        `listener` hears of steps from the first one on.
 
         Raises:
             AlreadyAttachedError: another hook is active in this process.
         """
         single_instance.take(self)
         self._is_started = True
+        self._listener = listener
         self._phases.tells_inputs = self._utilization.tells_inputs
         self._phases.install()
         keep_out(StepBoundary.beat)
@@ -294,9 +310,9 @@ class Hook:
                     finished = end_step(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
                     self._guard.failed(end_step)
-            if self._on_boundary is not None:
+            if self._listener is not None:
                 begun = self._now_ns()
-                self._tell(self._on_boundary, finished)
+                self._tell(self._listener, finished)
                 self._told_ns = self._now_ns() - begun
                 if self._preemption.is_begun:
                     self._told_ns = max(0, self._told_ns - self._preemption.end())
@@ -316,27 +332,32 @@ class Hook:
 
     def _is_pending(self) -> bool:
         """Return whether the next boundary has more to do than note that a step ended."""
-        is_heard = self._on_boundary is not None and self.wants_boundary()
+        is_heard = self._listener is not None and self._listener.wants_boundary()
         is_looked_at = self._window_schedule.may_be_open or self._window_schedule.has_aftermath or self.is_traced
         is_odd = self._sampling.every is None or self._boundary.passed is not None or self._boundary.step <= 1
         is_counted = self._phases.tells_inputs or self._utilization.wants_count or self._utilization.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
-    def _tell(
-        self, listener: Callable[[FinishedStep | CountedStep | None], None], finished: FinishedStep | CountedStep | None
-    ) -> None:
+    def _tell(self, listener: StepListener, finished: FinishedStep | CountedStep | None) -> None:
         try:
-            listener(finished)
+            listener.on_boundary(finished)
         except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
-            self._guard.failed(listener)
+            self._guard.failed(listener.on_boundary)
             if not self._guard.is_alive:
-                self._on_boundary = None
+                self._listener = None
+
+    def _is_held(self) -> bool:
+        return self._listener is not None and self._listener.holds_windows()
+
+    def _on_timed(self, timed: TimedStep, record: StepRecord) -> None:
+        if self._listener is not None:
+            self._listener.on_timed(timed, record)
 
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the step that is over; return it where there is a listener."""
         pulse, start_ns = self._boundary, self._timer.start_ns
         pulse.count_step(now_ns)
-        if self._on_boundary is None or start_ns is None:
+        if self._listener is None or start_ns is None:
             return None
         return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
 
@@ -407,7 +428,7 @@ class Hook:
             # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
             if step >= self._boundary.full_boundary_step:
                 self._boundary.full_boundary_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
-            is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
+            is_wanted = self.is_traced or (self._listener is not None and self._listener.wants_boundary())
             self._boundary.counted_until = 0 if is_wanted else min(measured, self._boundary.full_boundary_step)
             if self._phases.is_resting:
                 passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)

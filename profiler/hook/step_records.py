@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -53,7 +53,7 @@ from ..windows.window_reader import Measurement
 from .counted_steps import CountedSteps, Like
 from .step_boundary import WAITING_MAX, Passed, PlainStep, StepBoundary, raw_step
 
-__all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "StepRecords"]
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "MeasuringLimits", "StepRecords"]
 
 LOOK_SECONDS = 1.0
 """How often waiting steps are settled: soon enough for a person who watches, rarely enough to be cheap."""
@@ -150,37 +150,47 @@ class FinishedStep(msgspec.Struct, eq=False):
         return self.record
 
 
+class MeasuringLimits(NamedTuple):
+    """What bounds measuring: the overhead budget, how many steps are measured, and when the hook gives up."""
+
+    budget: OverheadBudget
+    sampling: StepSampling
+    failure_guard: FailureGuard
+
+
 class StepRecords:
-    """The steps of one rank: queued by the training thread, settled in order by whichever thread comes first."""
+    """The steps of one rank: queued by the training thread, settled in order by whichever thread comes first.
+
+    `on_timed` is called with every measured step and its timers, on any thread.
+    """
 
     def __init__(
         self,
         hello: JobHello,
         sinks: Sequence[RecordSink],
-        budget: OverheadBudget,
+        limits: MeasuringLimits,
         calibrations: Calibrations,
-        vitals: UtilizationMeter,
-        guard: FailureGuard,
-        cadence: StepSampling,
-        pulse: StepBoundary,
+        utilization: UtilizationMeter,
+        boundary: StepBoundary,
         stops: StopDetector,
         *,
-        on_device: bool,
+        on_timed: Callable[[TimedStep, StepRecord], None],
     ) -> None:
-        self._sampling = cadence
+        budget = limits.budget
+        self._sampling = limits.sampling
         self._stop_detector = stops
-        self._on_device = on_device
+        self._on_device = utilization.on_device
         self._hello = hello
         self._sinks = tuple(sinks)
         self._budget = budget
         self._calibrations = calibrations
         self._checker = EstimateChecker(hello, calibrations)
-        self._utilization = vitals
-        self._guard = guard
+        self._utilization = utilization
+        self._guard = limits.failure_guard
         self._totals = Totals()
         self._counted = CountedSteps(self._totals, budget, calibrations, stops)
-        self._boundary = pulse
-        self._waiting = pulse.waiting
+        self._boundary = boundary
+        self._waiting = boundary.waiting
         self._lock = threading.Lock()
         self._looked = 0.0
         self._window_price_ns = 0
@@ -190,7 +200,7 @@ class StepRecords:
         """Why there is no exact window yet, while there is none."""
         self.window_price_ns: int | None = None
         """What the first exact window is expected to cost; None: not predicted yet."""
-        self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+        self._on_timed = on_timed
 
     def learn_prices(self) -> None:
         """Measure what torch takes around the hooks; in some 5 ms, on the training thread, before the first step."""
@@ -362,8 +372,7 @@ class StepRecords:
             self._window_price_ns = 0
         record = self._write(step, timed, overhead_ns)
         step.record = record
-        if self.on_timed is not None:
-            self.on_timed(timed, record)
+        self._on_timed(timed, record)
         self._utilization.add(record, step.flops)
         if self._sampling.every != every or self._utilization.is_due:
             self._boundary.is_plain = False

@@ -34,7 +34,7 @@ from pacecar.torch_internals import lacking, need
 from .daemon_messages import MessageRefusal, NotYet
 from .trace_file import TraceFile
 
-__all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows"]
+__all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows", "TracedHook"]
 
 STEPS_MAX = 100
 """The most steps in one trace: of a large model it has 10 MB and 50 000 events a step."""
@@ -67,30 +67,41 @@ class TraceWindows(Protocol):
         ...
 
 
-class TraceRequests:
-    """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder).
+class TracedHook(Protocol):
+    """What a trace must know of the hook, and tells it."""
 
-    `step` returns the number of the step that begins; `mark` is called when steps begin and cease to be traced.
-    """
+    is_traced: bool
+    """Whether the steps that follow are traced."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that begins."""
+        ...
+
+    @property
+    def windows(self) -> TraceWindows:
+        """The hook's own windows."""
+        ...
+
+
+class TraceRequests:
+    """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder)."""
 
     def __init__(
         self,
         job: str,
         rank: int,
         *,
+        hook: TracedHook,
         on_device: bool,
         directory: str | None,
-        step: Callable[[], int],
-        mark: Callable[[bool], None],
-        windows: TraceWindows,
     ) -> None:
         self._name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)[:80]
         self._rank = rank
         self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
         self._directory = directory
-        self._step = step
-        self._mark = mark
-        self._windows = windows
+        self._hook = hook
+        self._windows = hook.windows
         self._profile: Any = None
         self._answer: Answer | None = None
         self._end = 0
@@ -104,7 +115,7 @@ class TraceRequests:
             NotYet: a window of ours has only just been closed.
             MessageRefusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
         """
-        arguments, now = command.arguments, self._step()
+        arguments, now = command.arguments, self._hook.step
         steps = arguments.get("steps", 5)
         if not isinstance(steps, int) or not 1 <= steps <= STEPS_MAX:
             raise MessageRefusal(f"steps must be 1 to {STEPS_MAX}, not {steps!r}")
@@ -141,13 +152,13 @@ class TraceRequests:
         self._profile = session
         self._profile.step_num = now  # so the marks in the file have the job's own step numbers
         self._answer = answer
-        self._mark(True)
+        self._hook.is_traced = True
         try:
             self._profile.start()
         except BaseException:
             self._profile = self._answer = None
             self._forget_file()
-            self._mark(False)
+            self._hook.is_traced = False
             raise
         late = f" of {first} to {end - 1}: the order came late" if now > first else ""
         answer("accepted", f"tracing steps {now} to {end - 1}{late}, into {file.path}")
@@ -161,7 +172,7 @@ class TraceRequests:
         """Note the end of a step; ends the trace when it was the last."""
         if self._profile is None:
             return
-        if self._step() < self._end:
+        if self._hook.step < self._end:
             try:
                 self._profile.step()
             except Exception as error:  # noqa: BLE001  errors of CUPTI: the job goes on, without a trace
@@ -183,7 +194,7 @@ class TraceRequests:
         self._forget_file()
         with contextlib.suppress(Exception):
             taken.stop()
-        self._mark(False)
+        self._hook.is_traced = False
         answer("refused", f"the profiler failed: {type(error).__name__}: {error}")
 
     def _forget_file(self) -> None:
@@ -208,7 +219,7 @@ class TraceRequests:
             self._writer = threading.Thread(target=_compress, args=(file, answer), name="pacecar-trace", daemon=True)
             self._writer.start()
         finally:
-            self._mark(False)
+            self._hook.is_traced = False
 
     def _place(self, wanted: object, first: int) -> TraceFile:
         directory = str(wanted) if wanted else self._directory

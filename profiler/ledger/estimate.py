@@ -49,6 +49,9 @@ WINDOWS_MAX = 5
 """Windows whose median is one setting's mix.  Replayed on the demo's windows (docs/ledger.md), the error with five is a
 sixth lower than with one in the median and a third lower at the 90th percentile; with eight it is no lower."""
 
+FORWARD_WAITS_RATIO = 0.1
+"""A forward with at least this ratio of exposed communication may hide a rank's wait; BatchNorm's buffers take less."""
+
 CHANGE_RATIO = 0.1
 """The error that counts as a change of the job: twice the error that an estimate should stay under."""
 
@@ -118,6 +121,12 @@ class Calibration:
     def windows(self) -> int:
         """How many exact windows this is made of."""
         return 1 + len(self.earlier)
+
+    @property
+    def waits_in_forward(self) -> bool:
+        """Whether windows saw so much exposed communication in forward that a rank may wait for others there."""
+        ratio = self.exposed_ratio("forward")
+        return ratio is not None and ratio >= FORWARD_WAITS_RATIO
 
     def exposed_ratio(self, phase: str) -> float | None:
         """Return what part of `phase` was exposed communication (0..1); None where no window saw the phase."""

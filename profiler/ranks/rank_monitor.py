@@ -33,7 +33,6 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, JobRecord, StepRecord
 
-from ..ledger.estimate import Calibration
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.side_group import failure, is_lost
@@ -49,10 +48,7 @@ from .step_ranges import RangeCut, RangesError, StepRanges, gather_seconds, glan
 from .straggler_detector import StragglerDetector
 from .totals import totals_of
 
-__all__ = ["FORWARD_WAITS_RATIO", "MonitoredHook", "RankMonitor", "sees_waits_in_forward"]
-
-FORWARD_WAITS_RATIO = 0.1
-"""A forward with at least this ratio of exposed communication may hide a rank's wait; BatchNorm's buffers take less."""
+__all__ = ["MonitoredHook", "RankMonitor"]
 
 NOTES_MAX = 4096
 """The most steps that wait for the monitor thread."""
@@ -96,6 +92,14 @@ _crews = itertools.count()
 class MonitoredHook(Protocol):
     """What the monitor reads from the hook, on the monitor's own thread."""
 
+    def charge(self, duration_ns: int) -> None:
+        """Take the processor time that the monitor's thread took."""
+        ...
+
+    def waits_in_forward(self) -> bool:
+        """Return whether windows saw this rank wait for others in its forward."""
+        ...
+
     @property
     def phase(self) -> str:
         """The phase that the training thread is in."""
@@ -132,10 +136,9 @@ class MonitoredHook(Protocol):
 class RankMonitor:
     """One rank's part in the comparison.
 
-    `emit` takes records; `throttled` says whether the device throttles its clocks; `charge` is called with the
-    processor time in ns that the thread took.  `waits_in_forward` says whether windows saw the rank wait for others in
-    its forward, `is_told` whether it was logged already that a rank has gone.  `road` is the transport; None: gloo
-    if there is a process group of several ranks.  Construct and start it on the training thread.
+    `emit` takes records; `throttled` says whether the device throttles its clocks, `is_told` whether it was logged
+    already that a rank has gone.  `road` is the transport; None: gloo if there is a process group of several ranks.
+    Construct and start it on the training thread.
     """
 
     def __init__(
@@ -148,8 +151,6 @@ class RankMonitor:
         clock: Clock | None = None,
         road: RankTransport | None = None,
         throttled: Callable[[], bool | None] = lambda: None,
-        charge: Callable[[int], None] = lambda duration_ns: None,
-        waits_in_forward: Callable[[], bool] = lambda: False,
         is_told: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hello = hello
@@ -158,8 +159,6 @@ class RankMonitor:
         self._clock = clock or SystemClock()
         self._road = road
         self._throttled = throttled
-        self._charge = charge
-        self._waits_in_forward = waits_in_forward
         self._is_told = is_told
         self._report = RankReports(hello, emit, self._clock)
         self._diagnosis = StragglerDetector(hello.world_size)
@@ -332,7 +331,7 @@ class RankMonitor:
         self._look()
         spent = time.thread_time_ns() - begun
         self.cpu_ns += spent
-        self._charge(spent)
+        self._watched.charge(spent)
 
     def _has_news(self) -> bool:
         """Return whether records should be made of finished steps now: one by one costs three times as much as many."""
@@ -390,7 +389,7 @@ class RankMonitor:
             epoch=cut.latest.epoch,
             every=cut.latest.every,
             on_device=self._hello.device.startswith("cuda"),
-            waits_in_forward=self._waits_in_forward(),
+            waits_in_forward=self._watched.waits_in_forward(),
         )
 
     # --- hangs --------------------------------------------------------------------------------------
@@ -415,9 +414,3 @@ class RankMonitor:
 
 def _words(error: Exception) -> str:
     return str(error) if isinstance(error, RangesError) else failure(error)
-
-
-def sees_waits_in_forward(calibration: Calibration | None) -> bool:
-    """Return whether exact windows saw so much exposed communication in forward that a rank may wait there."""
-    ratio = calibration.exposed_ratio("forward") if calibration is not None else None
-    return ratio is not None and ratio >= FORWARD_WAITS_RATIO

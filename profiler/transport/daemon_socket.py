@@ -16,6 +16,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 from pacecar.daemon_peer import connect
 from pacecar.formatting.plain_text import clean
@@ -25,7 +26,7 @@ from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused
 
-__all__ = ["DaemonSocket", "News"]
+__all__ = ["DaemonInbox", "DaemonSocket", "News"]
 
 News = Throttling | HostSignals
 """What the daemon sends without being asked."""
@@ -36,12 +37,20 @@ COMMANDS_PER_LOOK = 16
 _log = logging.getLogger(__name__)
 
 
-class DaemonSocket(RecordQueue):
-    """A `RecordSink` towards the daemon that listens at `path`.
+class DaemonInbox(Protocol):
+    """What receives the daemon's frames.  Both calls run on the queue's thread and must not wait."""
 
-    `obey` is called with each command, and `heed` with the news of device and node, with None when the connection
-    broke.  Both run on the queue's thread and must not wait.
-    """
+    def receive_command(self, command: Command) -> Answer | None:
+        """Keep `command` for the training thread; return the answer where it is refused at once."""
+        ...
+
+    def receive_news(self, news: News | None) -> None:
+        """Record news of device and node; None: the connection broke."""
+        ...
+
+
+class DaemonSocket(RecordQueue):
+    """A `RecordSink` towards the daemon that listens at `path`; what the daemon sends goes to `inbox`."""
 
     def __init__(
         self,
@@ -49,23 +58,27 @@ class DaemonSocket(RecordQueue):
         hello: JobHello,
         *,
         queue_length_max: int = QUEUE_LENGTH_MAX,
-        obey: Callable[[Command], None] | None = None,
-        heed: Callable[[News | None], None] | None = None,
+        inbox: DaemonInbox | None = None,
     ) -> None:
-        super().__init__(_SocketCarrier(path, hello, obey, heed), queue_length_max=queue_length_max)
+        super().__init__(_SocketCarrier(path, hello, inbox, self._received), queue_length_max=queue_length_max)
+
+    def _received(self, refusal: Answer | None) -> None:
+        """Answer a command that was refused; have the training thread look at one that was kept."""
+        if refusal is not None:
+            self.put(refusal)
+        elif self._source is not None:
+            self._source.wake()
 
 
 class _SocketCarrier:
+    """`received` is called after each command with the refusal, if it was refused."""
+
     def __init__(
-        self,
-        path: str,
-        hello: JobHello,
-        obey: Callable[[Command], None] | None,
-        heed: Callable[[News | None], None] | None,
+        self, path: str, hello: JobHello, inbox: DaemonInbox | None, received: Callable[[Answer | None], None]
     ) -> None:
         self._path = path
-        self._obey = obey
-        self._heed = heed
+        self._inbox = inbox
+        self._received = received
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
         self._has_complained = False
@@ -112,18 +125,18 @@ class _SocketCarrier:
                 self._has_complained = True
                 _log.log(level, "pacecar does not understand what the daemon at %s says: %s", self._path, error)
                 continue
-            if isinstance(message, Command) and self._obey is not None:
-                self._obey(message)
-            elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
-                self._heed(message)
+            if isinstance(message, Command) and self._inbox is not None:
+                self._received(self._inbox.receive_command(message))
+            elif isinstance(message, Throttling | HostSignals) and self._inbox is not None:
+                self._inbox.receive_news(message)
             elif isinstance(message, HelloRefused) and message.reason != self._refusal:
                 self._refusal = message.reason  # once: the daemon says so on each connection
                 _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, clean(message.reason))
 
     def close(self) -> None:
         if self._socket is not None:
-            if self._heed is not None:
-                self._heed(None)
+            if self._inbox is not None:
+                self._inbox.receive_news(None)
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None

@@ -24,7 +24,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 from pacecar.daemon_peer import UntrustedDaemonError
@@ -40,6 +39,7 @@ __all__ = [
     "RecordQueue",
     "RecordRefused",
     "RecordSink",
+    "RecordSource",
 ]
 
 QUEUE_LENGTH_MAX = 1024
@@ -85,6 +85,22 @@ class Carrier(Protocol):
         ...
 
 
+class RecordSource(Protocol):
+    """Whoever makes the records of a queue, as the queue's thread sees it."""
+
+    def look(self) -> None:
+        """Put the records that are made late."""
+        ...
+
+    def charge_records(self, duration_ns: int) -> None:
+        """Take what delivering took of the processor, without `look`."""
+        ...
+
+    def wake(self) -> None:
+        """Look at once, at the next step boundary, at what has come in."""
+        ...
+
+
 class RecordQueue:
     """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`."""
 
@@ -102,10 +118,12 @@ class RecordQueue:
         self._is_complaining = False
         self._has_delivered = False
         self._is_absent = False
-        self.before_look: Callable[[], None] | None = None
-        """Called by the queue's thread before it looks at its queue: records that are made late are made now."""
-        self.charge: Callable[[int], None] | None = None
-        """Called after each look with the processor time of delivering, without that of `before_look`."""
+        self._source: RecordSource | None = None
+        self._has_late_records = False
+
+    def serve(self, source: RecordSource, *, has_late_records: bool = True) -> None:
+        """Charge `source` for the thread from now on; before each look have it put its late records, if it has any."""
+        self._source, self._has_late_records = source, has_late_records
 
     @property
     def dropped(self) -> int:
@@ -149,8 +167,9 @@ class RecordQueue:
         try:
             while True:
                 self._closing.wait(LOOK_SECONDS)
-                if self.before_look is not None:
-                    self.before_look()
+                source = self._source
+                if source is not None and self._has_late_records:
+                    source.look()
                 begun = time.thread_time_ns()
                 while self._queue and time.monotonic() < self._deadline:
                     record = self._queue.popleft()
@@ -167,8 +186,8 @@ class RecordQueue:
                 if self._closing.is_set():
                     return
                 self._carrier.listen()
-                if self.charge is not None:
-                    self.charge(time.thread_time_ns() - begun)
+                if source is not None:
+                    source.charge_records(time.thread_time_ns() - begun)
         except Exception:  # noqa: BLE001  a thread's own outer boundary: the job cannot act on its traceback
             _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
         finally:

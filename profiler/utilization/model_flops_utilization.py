@@ -97,6 +97,11 @@ class UtilizationMeter:
         self._is_refused = False
 
     @property
+    def on_device(self) -> bool:
+        """Whether the model is on a GPU."""
+        return self._device.type == "cuda"
+
+    @property
     def tells_inputs(self) -> bool:
         """Whether `forward_begins` must be called before each forward of the step that begins."""
         if self._counter is None:

@@ -62,9 +62,19 @@ class Measurement:
 
 
 class WindowReader:
-    """Takes exact windows; every call comes from the training thread."""
+    """Takes exact windows; every call comes from the training thread.
 
-    def __init__(self, clock: Clock, *, on_device: bool, profiler: WindowProfiler | None = None) -> None:
+    `is_held` says whether somebody else is about to profile the job, so that no window may open.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        on_device: bool,
+        is_held: Callable[[], bool] = lambda: False,
+        profiler: WindowProfiler | None = None,
+    ) -> None:
         self._clock = clock
         self._on_device = on_device
         self._profiler = profiler or WindowProfiler(on_device=on_device)
@@ -75,8 +85,7 @@ class WindowReader:
         self._observed_from_ns: int | None = None
         self.row_count: int | None = None
         """Rows of the window that was closed last; None where it was cut off."""
-        self.is_held: Callable[[], bool] = lambda: False
-        """Whether somebody else is about to profile the job, so that no window may open."""
+        self._is_held = is_held
 
     @property
     def is_open(self) -> bool:
@@ -131,7 +140,7 @@ class WindowReader:
 
     def may_open(self) -> bool:
         """Return whether a window can open: this torch has them, and no other profiler is on."""
-        return self._is_installed and not self.is_held() and self._profiler.may_open()
+        return self._is_installed and not self._is_held() and self._profiler.may_open()
 
     def open(self) -> None:
         """Open a window over the step that begins."""

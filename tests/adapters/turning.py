@@ -71,9 +71,9 @@ class Ear:
 
     def follow(self, pacer: Pacer, *, turns: bool = True) -> None:
         self.pacer = pacer
-        if not pacer._sinks:
+        if not pacer._run.sinks:
             raise RuntimeError(pacer.inert_because)
-        sink = pacer._sinks[0]  # each of them gets every record
+        sink = pacer._run.sinks[0]  # each of them gets every record
         put = sink.put
         sink.put = lambda record: (self.records.append(record), put(record))[1]  # type: ignore[method-assign]
         if turns and RANK == 0 and pacer._tuner is not None:

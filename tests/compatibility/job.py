@@ -157,13 +157,13 @@ def traced_by(pacer: Any) -> str:
 
     answers: list[str] = []
     try:
-        pacer._tracing.trace(
+        pacer._run.tracing.trace(
             Command(number=1, action="trace", at_step=0, arguments={"steps": 1, "directory": tempfile.mkdtemp()}),
             lambda state, detail: answers.append(f"{state}: {detail}"),
         )
     except Exception as refused:  # noqa: BLE001  a refusal is an answer
         return f"refused: {refused}"
-    pacer._tracing.close()
+    pacer._run.tracing.close()
     return answers[-1]
 
 
@@ -207,7 +207,7 @@ def ddp(
     from pacecar.profiler.ranks.hang_detector import sequence
 
     tuner = pacer._tuner
-    crew = pacer._crew
+    crew = pacer._run.rank_monitor
     answer = {
         "losses": hexes(losses),
         "inert": pacer.inert_because,

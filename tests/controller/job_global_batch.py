@@ -75,7 +75,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         socket="/nonexistent/pacecar.sock", exploration_budget=0.5, batch_samples_max=256, windows=False, crew=False,
     )  # fmt: skip
     records: list[Any] = []
-    for sink in pacer._sinks:
+    for sink in pacer._run.sinks:
         put = sink.put
         sink.put = lambda record, put=put: (records.append(record), put(record))[1]
     generator = torch.Generator().manual_seed(RANK)
@@ -97,7 +97,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         pacer.train_batch(update, lambda z: model(z).mean())
         optimizer.step()
         optimizer.rates[-1][0] = len(update) * WORLD
-        scales.append(pacer._global_batch.noise_scale())
+        scales.append(pacer._run.knobs.global_batch.noise_scale())
     value, state = pacer.knobs.values["batch_samples"], pacer._tuner.state
     pacer.close()
     weights = model.module.w.detach()

@@ -26,10 +26,10 @@ from pacecar.controller import command_handler
 from pacecar.controller.knobs.ddp import comm_hook
 from pacecar.controller.knobs.ddp.compression import CHOICES
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
-from pacecar.job import handle as attaching
+from pacecar.job import wiring
 from tests.kit.patient_gathers import wait_for_gathers
 
-attaching.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
+wiring.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

@@ -36,7 +36,7 @@ class Ear:
 
     def __init__(self, pacer: Any) -> None:
         self.records: list[Any] = []
-        sink = pacer._sinks[0]
+        sink = pacer._run.sinks[0]
         put = sink.put
         sink.put = lambda record: (self.records.append(record), put(record))[1]
 

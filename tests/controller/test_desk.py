@@ -16,6 +16,7 @@ from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.ordered_policy import OrderedPolicy
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.restart_advice import advise
+from pacecar.controller.tuner_history import TunerHistory
 from pacecar.profiler.hook.daemon_messages import MessageRefusal
 from pacecar.records import (
     Answer,
@@ -38,7 +39,7 @@ HELLO = job_hello(job="job")
 
 
 class Office:
-    """A desk, and what left it."""
+    """A desk, what left it, and the tuner as it sees it."""
 
     def __init__(self, **settings: Any) -> None:
         self.config = TuneConfig(**settings)
@@ -46,15 +47,17 @@ class Office:
         self.records: list[JobRecord] = []
         self.said: list[tuple[str, str]] = []
         self.overseer = OrderedPolicy(self.config, lambda: TuningPolicy(self.config))
+        self.knobs = Knobs(0, {"bucket_bytes": 4 * MIB})
+        self.refused: dict[str, str] = {}
+        self.history = TunerHistory(self.records.append)
         self.desk = CommandHandler(
-            HELLO, self.config, self.overseer, reply=self.sent.append, emit=self.records.append, clock=FakeClock()
+            HELLO, self.config, self.overseer, self, self.history, reply=self.sent.append, clock=FakeClock()
         )
 
     def begin(self) -> Office:
         space = KnobSpace("bucket_bytes", 4 * MIB, (MIB, 2 * MIB, 4 * MIB))
         self.overseer.begin(JobFacts("job", 2), [space], mode="advise" if self.config.mode == "advise" else "exact")
-        self.desk.knobs = lambda: Knobs(0, {"bucket_bytes": 4 * MIB})
-        self.desk.refused = lambda: {"micro_batch": "the batch size is not known"}
+        self.refused = {"micro_batch": "the batch size is not known"}
         self.step(1, 4 * MIB)
         return self
 
@@ -118,7 +121,7 @@ def test_a_tuner_that_never_began_says_why() -> None:
         exploration_ns=0,
         trials=0,
     )
-    office.desk.emit(off)
+    office.history.emit(off)
     office.act("freeze")
     assert office.said[-1] == ("refused", "off: nothing to tune: no knobs")
 
@@ -159,9 +162,9 @@ def asked(office: Office) -> TunerReport:
 def test_a_report_has_what_is_in_force_what_was_tried_and_the_bill_and_fits_its_frame() -> None:
     office = Office().begin()
     for number in range(1, 40):
-        office.desk.emit(decision(number))
-        office.desk.emit(verdict(number))
-    office.desk.emit(decision(40))
+        office.history.emit(decision(number))
+        office.history.emit(verdict(number))
+    office.history.emit(decision(40))
     office.act("set", knob="bucket_bytes", value="3MiB")
     report = asked(office)
     assert (report.knobs, report.began) == ({"bucket_bytes": 4 * MIB}, {"bucket_bytes": 4 * MIB})
@@ -177,9 +180,9 @@ def test_a_report_has_what_is_in_force_what_was_tried_and_the_bill_and_fits_its_
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_a_report_is_read_in_a_terminal_of_any_width(width: int) -> None:
     office = Office().begin()
-    office.desk.emit(decision(1))
-    office.desk.emit(verdict(1))
-    office.desk.emit(decision(2, kind="advise"))
+    office.history.emit(decision(1))
+    office.history.emit(verdict(1))
+    office.history.emit(decision(2, kind="advise"))
     text = list(lines("job", asked(office), width=width))
     assert max(map(len, text)) <= max(WIDTH_MIN, min(width, 100))
     assert any("+2.0 %" in line and "-5.0 %" in line and line.endswith("rolled back") for line in text)
@@ -188,8 +191,8 @@ def test_a_report_is_read_in_a_terminal_of_any_width(width: int) -> None:
 
 def test_zero_is_told_and_what_is_not_known_is_a_dash() -> None:
     office = Office().begin()
-    office.desk.emit(decision(1, expected_gain_ratio=None))
-    office.desk.emit(verdict(1, measured_gain_ratio=0.0))
+    office.history.emit(decision(1, expected_gain_ratio=None))
+    office.history.emit(verdict(1, measured_gain_ratio=0.0))
     (line,) = [line for line in lines("job", asked(office)) if "rolled back" in line]
     assert line.split()[-4:] == ["+0.0", "%", "rolled", "back"] or "-0.0 %" in line
     assert " - " in line
@@ -235,10 +238,10 @@ def test_advice_comes_first_and_the_last_one_of_a_knob_counts() -> None:
 
 def test_the_end_of_an_advised_run_is_a_status_that_lists_the_advice_once() -> None:
     office = Office(mode="advise").begin()
-    office.desk.emit(
+    office.history.emit(
         TunerStatus(job="job", rank=0, state="advising", detail="x", step=9, wall_ns=0, exploration_ns=0, trials=0)
     )
-    office.desk.emit(decision(1, kind="advise", reason="bucket_bytes 4 MiB -> 2 MiB"))
+    office.history.emit(decision(1, kind="advise", reason="bucket_bytes 4 MiB -> 2 MiB"))
     office.desk.close()
     office.desk.close()
     statuses = [record for record in office.records if isinstance(record, TunerStatus)]

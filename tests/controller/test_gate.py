@@ -40,7 +40,7 @@ class Daemon:
         for _ in range(times):
             self.now_ns += PERIOD
             now = None if told is None else msgspec.structs.replace(told, taken_ns=self.now_ns)
-            self.gate.heed(now, self.now_ns, own_bytes_per_second=1e6)
+            self.gate.record(now, self.now_ns, own_bytes_per_second=1e6)
             bad = self.gate.reason(self.now_ns)
         return None if bad is None else bad[1]
 
@@ -68,7 +68,7 @@ def test_a_signal_is_believed_for_three_periods_and_not_longer(periods: int) -> 
 
 def test_a_daemon_that_promises_to_be_silent_for_hours_is_not_believed_for_hours() -> None:
     gate = DisturbanceGate()
-    gate.heed(signal(period_ns=10**15, throttled_by=("x",)), 0, own_bytes_per_second=None)
+    gate.record(signal(period_ns=10**15, throttled_by=("x",)), 0, own_bytes_per_second=None)
     assert gate.reason(AGE_PERIODS * PERIOD_NS_MAX) is not None
     assert gate.reason(AGE_PERIODS * PERIOD_NS_MAX + 1) is None
 
@@ -119,7 +119,7 @@ def test_zero_is_a_measurement() -> None:
 
 def test_a_signal_that_lay_in_a_socket_while_the_job_was_stopped_is_as_old_as_its_tick() -> None:
     gate = DisturbanceGate()
-    gate.heed(signal(throttled_by=("x",), taken_ns=PERIOD), 30 * PERIOD, own_bytes_per_second=None)
+    gate.record(signal(throttled_by=("x",), taken_ns=PERIOD), 30 * PERIOD, own_bytes_per_second=None)
     assert gate.reason(30 * PERIOD) is None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,17 @@ def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
         yield DistributedDataParallel(nn.Linear(2, 1))
 
 
+def nobody(numbers: Sequence[float]) -> Callable[[], None]:
+    """Tell no rank, and hear of none."""
+    return lambda: None
+
+
 def knob(ddp: Any, **options: Any) -> tuple[GlobalBatchActuator, MicroBatcher, Any]:
     batcher = MicroBatcher(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     config = TuneConfig(mode="adaptive", **options)
-    actuator = GlobalBatchActuator(optimizer, BatchGrouper(batcher), batcher, config, 2, lambda: 64.0)
+    grouper = BatchGrouper(batcher)
+    actuator = GlobalBatchActuator(optimizer, grouper, batcher, config, 2, tell=nobody, noise_scale=lambda: 64.0)
     return actuator, batcher, optimizer
 
 
@@ -156,7 +162,7 @@ def test_what_it_cannot_work_with_is_refused_with_the_reason(ddp: DistributedDat
 def test_off_unless_asked_for(ddp: DistributedDataParallel) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for config in (TuneConfig(), TuneConfig(mode="lossy"), TuneConfig(mode="adaptive", knobs=("micro_batch",))):
-        assert open_global_batch(optimizer, MicroBatcher(ddp), config, 2) is None
+        assert open_global_batch(optimizer, MicroBatcher(ddp), config, 2, nobody) is None
     with pacecar.attach(ddp, optimizer, tune="off") as pacer:
         assert [len(b) for b in pacer.batches([torch.ones(2), torch.ones(3)])] == [2, 3]
 

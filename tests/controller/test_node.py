@@ -39,7 +39,7 @@ class Bench:
     def say(self, **changes: Any) -> Disturbance | None:
         self.clock.advance(3 * S)
         told: dict[str, Any] = {"period_ns": 3 * S, "taken_ns": self.clock.monotonic_ns()}
-        self.node.heed(HostSignals(**(told | changes)))
+        self.node.record(HostSignals(**(told | changes)))
         return self.node.look()
 
 
@@ -86,7 +86,7 @@ def test_a_daemon_that_falls_silent_is_not_believed_and_one_that_hangs_up_at_onc
     assert (bench.node.room_bytes(), bench.node.view) == (None, NodeView())
     assert bench.node.describe() == ("nothing is known of it: the daemon's last word is 9.0 s old",)
     assert bench.say(throttled_by=("hw_slowdown",)) is not None
-    bench.node.heed(None)
+    bench.node.record(None)
     assert bench.node.look() is None
 
 
@@ -94,7 +94,7 @@ def test_signals_that_wait_are_bounded_and_the_newest_counts() -> None:
     bench = Bench()
     for number in range(3 * SIGNALS_MAX):
         told = HostSignals(period_ns=3 * S, taken_ns=bench.clock.monotonic_ns(), host_available_bytes=number)
-        bench.node.heed(told)
+        bench.node.record(told)
     assert len(bench.node._waiting) == SIGNALS_MAX
     bench.node.look()
     assert bench.node.room_bytes() == 3 * SIGNALS_MAX - 1

@@ -19,7 +19,7 @@ from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.memory_forecast import MemoryForecast, predict
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial, is_out_of_memory
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial, TrialPeers, is_out_of_memory
 from tests.kit.forking_python import forking_python
 from tests.kit.lone_rank import lone_rank
 
@@ -53,6 +53,16 @@ class Breaking(torch.autograd.Function):
         raise torch.OutOfMemoryError("planted in backward")
 
 
+class Reasons(TrialPeers):
+    """Keeps why sizes were barred."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        self.reasons = reasons
+
+    def reverted(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
 class Job:
     """A model, its batch, and a loss that runs out of memory above `cap` samples."""
 
@@ -61,7 +71,7 @@ class Job:
         self.batcher = MicroBatcher(how.get("ddp"), micro_batch, scaler=how.get("scaler"))
         self.rescue = OomSafeTrial(self.net, self.batcher)
         self.reasons: list[str] = []
-        self.rescue.reverted = self.reasons.append
+        self.rescue.join(Reasons(self.reasons))
         self.knob = MicroBatchActuator(self.net, self.batcher, TuneConfig(), self.rescue)
         self.cap, self.where = cap, where
         self.sizes: list[int] = []
@@ -323,7 +333,7 @@ from torch import nn
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
-from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial, TrialPeers
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -332,7 +342,10 @@ batcher = MicroBatcher(None, 16)
 rescue = OomSafeTrial(net, batcher)
 knob = MicroBatchActuator(net, batcher, TuneConfig(), rescue)
 reasons, losses = [], []
-rescue.reverted = reasons.append
+class Reasons(TrialPeers):
+    def reverted(self, reason):
+        reasons.append(reason)
+rescue.join(Reasons())
 batch = torch.randn(4096, 64)
 
 def step(size):

@@ -27,7 +27,7 @@ def bench() -> Bench:
 
 def say(bench: Bench, signal: HostSignals | None) -> None:
     assert bench.tuner._node is not None
-    bench.tuner._node.heed(signal)
+    bench.tuner._node.record(signal)
 
 
 def test_no_trial_is_turned_while_the_rank_s_node_is_disturbed(bench: Bench) -> None:

@@ -134,7 +134,7 @@ class RankJob:
             self.pacer = getattr(getattr(heard, "__self__", None), "_pacer", None)
         if self.pacer is None:
             return
-        tuner, crew = self.pacer._tuner, self.pacer._crew
+        tuner, crew = self.pacer._tuner, self.pacer._run.rank_monitor
         if not self.is_followed:
             self.is_followed = True
             if self.rank == 0:

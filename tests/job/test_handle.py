@@ -59,7 +59,7 @@ def test_what_breaks_while_the_parts_are_made_is_said_and_not_raised(
     def breaks(*_: object) -> None:
         raise AttributeError("DistributedDataParallel has no such thing any more")
 
-    for name in ("find_ddp", "load_config", "assemble"):
+    for name in ("find_ddp", "load_config", "JobRun"):
         caplog.clear()
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="pacecar"):
             patch.setattr(attaching, name, breaks)

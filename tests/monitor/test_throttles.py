@@ -16,6 +16,7 @@ from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
+from tests.kit.listeners import HeardInbox
 from tests.kit.waiting import until
 
 S = 1_000_000_000
@@ -78,15 +79,15 @@ def hello(rank, uuid):
 def test_news_of_another_device_and_of_a_broken_connection_leave_nothing_known():
     news = ThrottleNews(hello(0, "GPU-1"))
     assert news.is_throttled() is None
-    news.heed(Throttling(device_uuid="GPU-2", reasons=("hw_slowdown",)))
+    news.record(Throttling(device_uuid="GPU-2", reasons=("hw_slowdown",)))
     assert news.is_throttled() is None
-    news.heed(Throttling(device_uuid="GPU-1", reasons=()))
+    news.record(Throttling(device_uuid="GPU-1", reasons=()))
     assert news.is_throttled() is False
-    news.heed(None)
+    news.record(None)
     assert news.is_throttled() is None
-    news.heed(Throttling(device_uuid="GPU-1", reasons=("hw_slowdown",)))
+    news.record(Throttling(device_uuid="GPU-1", reasons=("hw_slowdown",)))
     assert news.is_throttled() is True
-    news.heed(Throttling(device_uuid="GPU-1", reasons=None))
+    news.record(Throttling(device_uuid="GPU-1", reasons=None))
     assert news.is_throttled() is None
 
 
@@ -112,6 +113,11 @@ class Seat:
         pass
 
 
+class Recorded(HeardInbox):
+    def __init__(self, news):
+        self.receive_news = news.record
+
+
 class Training:
     phase, evaluated_ns, is_alive = "forward", None, True
 
@@ -125,6 +131,12 @@ class Training:
         return False
 
     def look(self, after_seconds):
+        pass
+
+    def waits_in_forward(self):
+        return False
+
+    def charge(self, duration_ns):
         pass
 
 
@@ -160,7 +172,7 @@ def test_a_rank_that_computes_late_on_a_throttled_gpu_is_named_with_that_cause_e
     daemon.start()
     hellos = [hello(rank, f"GPU-{rank}") for rank in range(3)]
     news = [ThrottleNews(one) for one in hellos]
-    outboxes = [DaemonSocket(daemon.socket, one, heed=mine.heed) for one, mine in zip(hellos, news, strict=True)]
+    outboxes = [DaemonSocket(daemon.socket, one, inbox=Recorded(mine)) for one, mine in zip(hellos, news, strict=True)]
     heard, table = [], [[] for _ in hellos]
     crews = [
         RankMonitor(

@@ -7,6 +7,7 @@ from torch import nn
 from pacecar.config import HookConfig
 from pacecar.profiler.hook import single_instance
 from pacecar.profiler.hook.hook import Hook, make_hello
+from tests.kit.listeners import HeardSteps
 
 
 class Sink:
@@ -80,13 +81,13 @@ def attach(sink):
     """Return a function that starts a hook on a job; whatever it started is closed at the end."""
     started = []
 
-    def start(job, *, config=GENEROUS, **arguments):
+    def start(job, *, config=GENEROUS, on_boundary=None, on_timed=None, **arguments):
         hook = Hook(
             job.model, job.optimizer, hello=make_hello(job.model, environ={}), config=config, sinks=[sink], **arguments
         )
         started.append(hook)
         sink.hooks.append(hook)
-        hook.start()
+        hook.start(HeardSteps(on_boundary, on_timed) if on_boundary or on_timed else None)
         return hook
 
     yield start

@@ -304,11 +304,12 @@ class Now:
 
 
 def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
-    hook = attach(job, config=HookConfig(windows=False))
+    told = []
+    hook = attach(
+        job, config=HookConfig(windows=False), on_timed=lambda timed, record: told.append((timed, record.ledger))
+    )
     timer = hook._timer.device = DeviceTimer(Now)
     hook._phases._enter = timer.enter
-    told = []
-    hook.on_timed = lambda timed, record: told.append((timed, record.ledger))
     steps = []
     finish = timer.finish
     timer.finish = lambda: steps.append(finish()) or steps[-1]

@@ -17,6 +17,7 @@ from pacecar.profiler.timing.failure_guard import FAILURES_MAX
 from pacecar.profiler.windows.kineto_window import KINETO_LOG_VARIABLE
 from pacecar.records import StepRecord
 from tests.kit.forking_python import forking_python
+from tests.kit.listeners import HeardSteps
 from tests.kit.ranks import run_ranks
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -58,15 +59,9 @@ def train(kind, hooked, steps=200):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     records = []
     config = HookConfig(overhead_budget=1.0, window_interval_steps=10)
-    hook = Hook(
-        model,
-        optimizer,
-        hello=make_hello(model),
-        config=config,
-        on_boundary=lambda step: records.append(step.settled()),
-    )
+    hook = Hook(model, optimizer, hello=make_hello(model), config=config)
     if hooked:
-        hook.start()
+        hook.start(HeardSteps(lambda step: records.append(step.settled())))
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -266,11 +261,13 @@ def test_the_jobs_stderr_stays_clean_and_its_environment_as_it_was(tmp_path):
     script.write_text(
         "import os, torch\n"
         "from pacecar.config import HookConfig\n"
-        "from pacecar.profiler.hook.hook import Hook, make_hello\n"
+        "from pacecar.profiler.hook.hook import Hook, StepListener, make_hello\n"
         "m = torch.nn.Linear(4, 4); o = torch.optim.SGD(m.parameters(), lr=.1); seen = []\n"
-        "h = Hook(m, o, hello=make_hello(m), config=HookConfig(overhead_budget=1.0, window_interval_steps=5),\n"
-        "         on_boundary=lambda r: seen.append(r.source))\n"
-        "before = dict(os.environ); h.start()\n"
+        "class Heard(StepListener):\n"
+        "    def wants_boundary(self): return True\n"
+        "    def on_boundary(self, step): seen.append(step.source)\n"
+        "h = Hook(m, o, hello=make_hello(m), config=HookConfig(overhead_budget=1.0, window_interval_steps=5))\n"
+        "before = dict(os.environ); h.start(Heard())\n"
         "for _ in range(20): m(torch.ones(2, 4)).sum().backward(); o.step()\n"
         "h.close(); assert dict(os.environ) == before; print(seen.count('exact'))\n"
     )
@@ -328,9 +325,9 @@ for step in range(steps):
     optimizer.step()
     losses.append(loss.detach())
     if pacer is not None and step == steps // 2:  # as the daemon passes it on
-        pacer._daemon_messages.obey(Command(number=1, action="trace", at_step=steps // 2 + 50, arguments={"steps": 4}))
+        pacer._run.messages.receive(Command(number=1, action="trace", at_step=steps // 2 + 50, arguments={"steps": 4}))
 if pacer is not None:
-    crew, windows, gathers = pacer._crew, pacer._hook._budget.windows, pacer._crew.gathers
+    crew, windows, gathers = pacer._run.rank_monitor, pacer._hook._budget.windows, pacer._run.rank_monitor.gathers
     assert pacer.is_active and crew.off_because is None, crew.off_because
     assert pacer._hook._guard.failures == 0
     pacer.close()

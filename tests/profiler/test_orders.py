@@ -16,8 +16,8 @@ def answers():
 
 
 @pytest.fixture
-def orders(answers):
-    return DaemonMessages("job", 3, reply=answers.append)
+def orders():
+    return DaemonMessages("job", 3)
 
 
 def said(answers):
@@ -27,12 +27,12 @@ def said(answers):
 def test_a_command_is_carried_out_at_its_step_or_at_once_if_that_has_gone_by(orders, answers):
     done = []
     orders.register("act", lambda command, answer: done.append(command.number))
-    orders.obey(command(1, at_step=10))
-    orders.obey(command(2, at_step=3))
-    orders.boundary(9)
+    assert orders.receive(command(1, at_step=10)) is None
+    assert orders.receive(command(2, at_step=3)) is None
+    orders.boundary(9, answers.append)
     assert done == [2]
-    orders.boundary(10)
-    orders.boundary(11)
+    orders.boundary(10, answers.append)
+    orders.boundary(11, answers.append)
     assert done == [2, 1]
     assert answers == []
 
@@ -46,10 +46,10 @@ def test_what_cannot_be_done_is_answered_with_a_reason(orders, answers):
 
     orders.register("unwilling", unwilling)
     orders.register("broken", broken)
-    orders.obey(command(1, action="fly"))
-    orders.obey(command(2, action="unwilling", at_step=0))
-    orders.obey(command(3, action="broken", at_step=0))
-    orders.boundary(0)
+    answers.append(orders.receive(command(1, action="fly")))
+    assert orders.receive(command(2, action="unwilling", at_step=0)) is None
+    assert orders.receive(command(3, action="broken", at_step=0)) is None
+    orders.boundary(0, answers.append)
     assert said(answers) == [(1, "refused"), (2, "refused"), (3, "refused")]
     assert "broken, unwilling" in answers[0].detail
     assert [answer.detail for answer in answers[1:]] == ["not now", "OSError: boom"]
@@ -58,12 +58,11 @@ def test_what_cannot_be_done_is_answered_with_a_reason(orders, answers):
 
 def test_commands_are_bounded_and_refused_when_the_job_ends(orders, answers):
     orders.register("act", lambda command, answer: answer("done", ""))
-    for number in range(ORDERS_MAX + 1):
-        orders.obey(command(number))
+    answers.extend(filter(None, map(orders.receive, map(command, range(ORDERS_MAX + 1)))))
     assert said(answers) == [(ORDERS_MAX, "refused")]
-    orders.close()
+    orders.close(answers.append)
     assert len(answers) == ORDERS_MAX + 1
-    orders.boundary(100)
+    orders.boundary(100, answers.append)
     assert {answer.state for answer in answers} == {"refused"}
 
 
@@ -77,8 +76,8 @@ def test_what_cannot_be_done_yet_is_asked_again_at_the_next_boundary(orders, ans
         answer("done", "")
 
     orders.register("act", hesitant)
-    orders.obey(command(1, at_step=5))
+    assert orders.receive(command(1, at_step=5)) is None
     for step in range(4, 10):
-        orders.boundary(step)
+        orders.boundary(step, answers.append)
     assert tries == [1, 1, 1]
     assert said(answers) == [(1, "done")]

@@ -8,6 +8,7 @@ from pacecar.profiler.transport.daemon_socket import COMMANDS_PER_LOOK, DaemonSo
 from pacecar.records import Command, Goodbye, Throttling
 from pacecar.records.host_signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
+from tests.kit.listeners import HeardInbox
 from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
@@ -23,8 +24,9 @@ class Line:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(path))
         self.listener.listen(1)
-        self.heard, self.obeyed = [], []
-        self.outbox = DaemonSocket(str(path), HELLO, obey=self.obeyed.append, heed=self.heard.append)
+        inbox = HeardInbox()
+        self.heard, self.obeyed = inbox.news, inbox.commands
+        self.outbox = DaemonSocket(str(path), HELLO, inbox=inbox)
         self.outbox.put(Goodbye(job="j", rank=0, reason="r", wall_ns=1))
         self.peer, _ = self.listener.accept()
 

@@ -44,12 +44,18 @@ class Job:
         self.tracing = TraceRequests(
             "a job/1",
             2,
+            hook=self,
             on_device=False,
             directory=None if directory is None else str(directory),
-            step=lambda: self.step,
-            mark=lambda is_traced: self.marks.append((self.step, is_traced)),
-            windows=self.windows,
         )
+
+    @property
+    def is_traced(self):
+        return self.marks[-1][1]
+
+    @is_traced.setter
+    def is_traced(self, is_traced):
+        self.marks.append((self.step, is_traced))
 
     def ask(self, at_step=0, **arguments):
         command = Command(number=1, action="trace", at_step=at_step, arguments=arguments)
@@ -231,7 +237,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
 
 CROWDED = """
 import torch, pacecar
-from pacecar.records import Command
+from pacecar.records import Answer, Command
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pacer = pacecar.attach(
@@ -239,10 +245,10 @@ pacer = pacecar.attach(
     socket={folder!r} + "/none",
 )
 said = []
-pacer._daemon_messages._reply = lambda answer: said.append(answer)
+pacer._run._outbox.put = lambda record: isinstance(record, Answer) and said.append(record)
 for step in range(120):
     if step % 6 == 5:
-        pacer._daemon_messages.obey(Command(number=step, action="trace", at_step=step, arguments={{"steps": 3}}))
+        pacer._run.messages.receive(Command(number=step, action="trace", at_step=step, arguments={{"steps": 3}}))
     optimizer.zero_grad()
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
@@ -266,7 +272,7 @@ def test_traces_and_windows_in_turn_crash_nothing_and_all_are_taken(tmp_path):
 
 OUTLIVES = """
 import time, torch, pacecar
-from pacecar.records import Command
+from pacecar.records import Answer, Command
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pacer = pacecar.attach(
@@ -274,11 +280,11 @@ pacer = pacecar.attach(
     run_dir={folder!r}, socket={folder!r} + "/none", windows={windows},
 )
 said, record = [], None
-pacer._daemon_messages._reply = lambda answer: said.append(answer)
+pacer._run._outbox.put = lambda record: isinstance(record, Answer) and said.append(record)
 for step in range(24):
     if step in (2, 12):
         time.sleep(0.5)  # the trace before is compressed
-        pacer._daemon_messages.obey(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
+        pacer._run.messages.receive(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
     if step == 6 and {how!r} == "trace" or step == 10 and {how!r} == "own":
         if {how!r} == "own":
             own = torch.profiler.profile()

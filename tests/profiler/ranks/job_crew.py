@@ -29,9 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.hook import Hook, make_hello
-from pacecar.profiler.ranks.rank_monitor import RankMonitor, sees_waits_in_forward
+from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
+from tests.kit.listeners import HeardSteps
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
 CLONE_NEWNET = 0x40000000
@@ -208,17 +209,9 @@ def main() -> None:
     hook = Hook(model, optimizer, hello=hello, config=config, sinks=outboxes)
     for outbox in outboxes:
         outbox.put(hello)
-        outbox.before_look = hook.look
-    crew = RankMonitor(
-        hello,
-        config,
-        hook,
-        emit=emit,
-        charge=hook.charge,
-        waits_in_forward=lambda: sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
-    )
-    hook.on_timed = crew.note
-    hook.start()
+        outbox.serve(hook)
+    crew = RankMonitor(hello, config, hook, emit=emit)
+    hook.start(HeardSteps(on_timed=crew.note))
     crew.start()
     draw = torch.Generator().manual_seed(rank)
 
@@ -248,7 +241,7 @@ def main() -> None:
     summary = {
         "type": "summary", "off": crew.off_because, "cpu_ratio": crew.cpu_ns / 1e9 / took,
         "gathers": crew.gathers, "step_ms": 1000 * took / part.step, "closed": True, "is_alive": was_alive,
-        "forward_waits": sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
+        "forward_waits": hook.waits_in_forward(),
         "acts": play.acts, "steps": part.step, "arrivals": extra.arrivals,
     }  # fmt: skip
     sys.stdout.write(json.dumps(summary) + "\n")

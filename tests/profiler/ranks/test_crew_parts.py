@@ -537,6 +537,12 @@ class Training:
     def look(self, after_seconds):
         self.looks += 1
 
+    def waits_in_forward(self):
+        return False
+
+    def charge(self, duration_ns):
+        pass
+
 
 class Echo:
     """A road on which all ranks are this one; `fails` says at which post it breaks."""

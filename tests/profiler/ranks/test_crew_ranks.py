@@ -169,6 +169,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar.config import HookConfig
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.hook.hook import Hook, make_hello
+from tests.kit.listeners import HeardSteps
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 rank, attaches, destroys_first = int(os.environ["RANK"]), True, False
 config = HookConfig(windows=False)
@@ -180,8 +181,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 hook = Hook(model, optimizer, hello=make_hello(model, environ={{}}, job="two"), config=config)
 crew = RankMonitor(make_hello(model, environ={{}}, job="two"), config, hook, emit=lambda record: None)
 if attaches:
-    hook.on_timed = crew.note
-    hook.start()
+    hook.start(HeardSteps(on_timed=crew.note))
     crew.start()
 longest, begun = 0.0, time.monotonic()
 for step in range(60):
