@@ -331,7 +331,7 @@ class Daemon:
         self._watch.add(lambda: self._web.checker, lambda: self._routes.viewers.thread, is_vital=False)
         recorder, otlp = self._recorder, self._otlp
         if recorder is not None:
-            self._watch.add(lambda: recorder.thread, lambda: recorder.scrivener.thread, is_vital=False)
+            self._watch.add(lambda: recorder.thread, lambda: recorder.writer.thread, is_vital=False)
         if otlp is not None:
             self._watch.add(lambda: otlp.thread, is_vital=False)
 

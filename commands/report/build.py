@@ -73,15 +73,15 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
         ReportError: nothing sound is there, or records of several jobs are and none was chosen.
     """
     story = choose_job(gather(inputs.told()), inputs, options.job)
-    tally = empty_sums(inputs, story)
+    sums = empty_sums(inputs, story)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
-        tally.take(key, measured)
-    tally.complete(story.goodbyes, story.lives)
-    if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
+        sums.take(key, measured)
+    sums.complete(story.goodbyes, story.lives)
+    if not sums.ranks or not any(total.lives for total in sums.ranks.values()):
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
         raise ReportError(f"{inputs.name}: no step of job {story.job!r} can be read" + (f" ({said})" if said else ""))
-    _check_ranks(inputs, story, tally)
-    return _assemble(inputs, options, story, tally)
+    _check_ranks(inputs, story, sums)
+    return _assemble(inputs, options, story, sums)
 
 
 def empty_sums(inputs: Inputs, story: RunIndex) -> StepSums:
@@ -125,10 +125,10 @@ def _ranks_with_steps(inputs: Inputs, story: RunIndex) -> int:
     return max(1, found)
 
 
-def _check_ranks(inputs: Inputs, story: RunIndex, tally: StepSums) -> None:
+def _check_ranks(inputs: Inputs, story: RunIndex, sums: StepSums) -> None:
     """Add notices of ranks that are missing or have no step, of restarts, clock changes and unknown parallelism."""
     notices, world = inputs.notices, story.world_size
-    seen = {rank for rank, total in tally.ranks.items() if total.lives}
+    seen = {rank for rank, total in sums.ranks.items() if total.lives}
     if world is None:
         notices.add(inputs.name, "hello", "no rank introduced itself: world size, hosts and devices are unknown")
     elif missing := sorted(set(range(world)) - seen):
@@ -138,8 +138,8 @@ def _check_ranks(inputs: Inputs, story: RunIndex, tally: StepSums) -> None:
     if len(story.lives) > 1:
         text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
         notices.add(inputs.name, "lives", text, is_damage=False)
-    if tally.jumps_ns:
-        text = f"the clock was set by {elapsed(sum(tally.jumps_ns))}: the time line is wrong there, sums are without it"
+    if sums.jumps_ns:
+        text = f"the clock was set by {elapsed(sum(sums.jumps_ns))}: the time line is wrong there, sums are without it"
         notices.add(inputs.name, "clock", text, is_damage=False)
     if len(worlds := {world for _, world in story.worlds.values()}) > 1:
         text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
@@ -165,15 +165,15 @@ def _is_data_parallel(story: RunIndex) -> bool:
     return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in story.hellos.values())
 
 
-def _stretches(tally: StepSums, *, is_tuned: bool) -> Stretches:
+def _stretches(sums: StepSums, *, is_tuned: bool) -> Stretches:
     """Return before, after and the whole run, with their windows' rates in the unit that all of them know."""
-    run = tally.run
+    run = sums.run
     unit = "samples" if run.windows.samples is not None else "steps"
     parts: dict[str, StepSumPart] = {}
     every: dict[tuple[str, str], list[float]] = {}
-    chosen = {"whole": [run], "before": [tally.parts[SettingStretch.BEFORE]] if is_tuned else [run]}
+    chosen = {"whole": [run], "before": [sums.parts[SettingStretch.BEFORE]] if is_tuned else [run]}
     if is_tuned:
-        chosen["after"] = [tally.parts[stretch] for stretch in tally.stretches_after()]
+        chosen["after"] = [sums.parts[stretch] for stretch in sums.stretches_after()]
     for name, several in chosen.items():
         several = [part for part in several if part.windows.steps]
         if not several:
@@ -243,23 +243,23 @@ def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
     return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
 
 
-def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: StepSums) -> Built:
+def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: StepSums) -> Built:
     is_tuned = story.first_switch is not None
-    stretches = _stretches(tally, is_tuned=is_tuned)
+    stretches = _stretches(sums, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
     before, after = sides.get("before"), sides.get("after")
-    hosts, utilization = utilization_of(inputs, story, tally, stretches.parts, sides)
+    hosts, utilization = utilization_of(inputs, story, sums, stretches.parts, sides)
     launches = frozenset({hello.launch for hello in story.hellos.values()} | {""})  # older hooks know of none
     energy_before, energy_after = energies_of(inputs, story.job, launches, hosts, before, after)
     if before is None:
         text = "the run ended in its warm-up, or no step was measured by all ranks: there is nothing to compare"
         inputs.notices.add(inputs.name, "short", text, is_damage=False)
     hello = story.hellos.get(min(story.hellos, default=0))
-    ranks = tuple(_rank_row(total, story, tally) for _, total in sorted(tally.ranks.items()))
-    lives = max((len(total.lives) for total in tally.ranks.values()), default=1)
-    counts = [_total(total, "total_samples") for total in tally.ranks.values()]
-    tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
-    began = tally.line.start_ns
+    ranks = tuple(_rank_row(total, story, sums) for _, total in sorted(sums.ranks.items()))
+    lives = max((len(total.lives) for total in sums.ranks.values()), default=1)
+    counts = [_total(total, "total_samples") for total in sums.ranks.values()]
+    tokens = [_total(total, "total_tokens") for total in sums.ranks.values()]
+    began = sums.line.start_ns
     changes = changes_of(story)
     together = proven(change for change in changes if change.is_in_force)
     change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
@@ -268,7 +268,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: Ste
         run=inputs.name,
         job=story.job,
         world_size=story.world_size,
-        ranks_seen=sum(bool(total.lives) for total in tally.ranks.values()),
+        ranks_seen=sum(bool(total.lives) for total in sums.ranks.values()),
         lives=lives,
         hosts=tuple(sorted({one.host for one in story.hellos.values()})),
         device=hello.device if hello is not None else None,
@@ -277,13 +277,13 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: Ste
         recorded_by=hello.pacecar_version if hello is not None else None,
         is_data_parallel=_is_data_parallel(story),
         began_wall_ns=began,
-        duration_ns=tally.run_ns,
+        duration_ns=sums.run_ns,
         steps=max((row.steps for row in ranks), default=0),
         samples=_all(counts),
         tokens=_all(tokens),
-        compared_steps=tally.complete_steps,
-        incomplete_steps=tally.incomplete_steps,
-        is_sampled=tally.is_sampled,
+        compared_steps=sums.complete_steps,
+        incomplete_steps=sums.incomplete_steps,
+        is_sampled=sums.is_sampled,
         rate_unit=stretches.unit,
         is_tuned=is_tuned,
         before=before,
@@ -306,14 +306,14 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, tally: Ste
         hangs=hangs_of(story),
         stops=stops_of(story),
         estimate_error=estimate_error(story.checks),
-        overhead=_overhead(story, tally, options.budget_ratio),
+        overhead=_overhead(story, sums, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
-        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, tally.run_ns),
+        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, sums.run_ns),
         losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
         line_start_wall_ns=began,
-        line_width_ns=tally.line.width_ns,
-        line=tuple(_piece(place * tally.line.width_ns, one) for place, one in sorted(tally.line.bins.items())),
+        line_width_ns=sums.line.width_ns,
+        line=tuple(_piece(place * sums.line.width_ns, one) for place, one in sorted(sums.line.bins.items())),
         notices=inputs.notices.list(),
     )
     return Built(clean_values(report), stretches.every)  # names, reasons and hosts come from files
@@ -348,7 +348,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     )
 
 
-def _rank_row(total: RankSum, story: RunIndex, tally: StepSums) -> RankRow:
+def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
     hello, ledger = story.hellos.get(total.rank), total.totals
     steps = sum(last.total_steps for last in total.lives.values())
     overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
@@ -361,7 +361,7 @@ def _rank_row(total: RankSum, story: RunIndex, tally: StepSums) -> RankRow:
         records=total.records,
         step_mean_ns=ledger.wall_ns // steps if steps else None,
         ledger_ns=_mean_ledger(list(ledger.parts().values()), steps),
-        slowest_ratio=total.slowest_in / tally.complete_steps if tally.complete_steps else None,
+        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps else None,
         overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),
@@ -370,17 +370,17 @@ def _rank_row(total: RankSum, story: RunIndex, tally: StepSums) -> RankRow:
     )
 
 
-def _overhead(story: RunIndex, tally: StepSums, budget_ratio: float) -> ReportOverhead:
+def _overhead(story: RunIndex, sums: StepSums, budget_ratio: float) -> ReportOverhead:
     ratios: dict[int, float] = {}
     overhead_ns = wall_ns = 0
-    for rank, total in tally.ranks.items():
+    for rank, total in sums.ranks.items():
         mine = sum(last.total_overhead_ns for last in total.lives.values())
         its_wall = total.totals.wall_ns
         overhead_ns, wall_ns = overhead_ns + mine, wall_ns + its_wall
         if its_wall:
             ratios[rank] = mine / its_wall
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
-    exploration_ns, run_ns = story.explored_ns, tally.run_ns
+    exploration_ns, run_ns = story.explored_ns, sums.run_ns
     return ReportOverhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],

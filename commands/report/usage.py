@@ -38,7 +38,7 @@ _VITAL_ROWS = (
 
 
 def utilization_of(
-    inputs: Inputs, story: RunIndex, tally: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
+    inputs: Inputs, story: RunIndex, sums: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
 ) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
     """Return what the recordings hold, and all rows that there are figures for."""
     names = ("before", "after")
@@ -51,7 +51,7 @@ def utilization_of(
         found = [_stat(getattr(parts[side], name)) if side in parts else None for side in names]
         rows.append(_row(name, label, "ratio", "ledger", found[0], found[1]))
     for name, label, unit in _VITAL_ROWS:
-        measured = tally.vital(name)
+        measured = sums.vital(name)
         if measured is not None:
             rows.append(_row(name, label, unit, "torch", _stat(measured[0]), _stat(measured[1])))
     for name in (*GAUGES, *QUOTIENTS, *COUNTERS):

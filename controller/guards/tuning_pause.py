@@ -89,22 +89,22 @@ class TuningPause:
 
 
 class PausedPolicy(PolicyLayer):
-    """A policy that pauses while `holds` gives a reason, and gets with each step what is known of the node."""
+    """A policy that pauses while `pause` gives a reason, and gets with each step what is known of the node."""
 
-    def __init__(self, policy: Policy, holds: TuningPause) -> None:
+    def __init__(self, policy: Policy, pause: TuningPause) -> None:
         super().__init__(policy)
-        self._holds = holds
+        self._pause = pause
         self._held: str | None = None
 
     def advance(
         self, observations: Sequence[Observation]
     ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
         """Hold or release the policy by the present reason, then pass on."""
-        reason = self._holds.reason(observations[-1].step) if observations else self._held
+        reason = self._pause.reason(observations[-1].step) if observations else self._held
         if reason != self._held:
             self._held = reason
             self._policy.hold(reason)
-        if self._holds.node is not None:
-            view = self._holds.node.view
+        if self._pause.node is not None:
+            view = self._pause.node.view
             observations = [replace(step, node=view) for step in observations]
         return self._policy.advance(observations)

@@ -53,7 +53,7 @@ class StoreThread:
         self._entries: dict[str, StoredKnobs] | None = None
         self._has_complained = False
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="pacecar-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pacecar-knob-store", daemon=True)
 
     def start(self) -> None:
         """Begin to read."""
@@ -135,8 +135,8 @@ def store_thread_for(knobs_file: str | None) -> StoreThread | None:
 class JobMemory:
     """The store as one job uses it: by its own fingerprint, and with its own name on what it writes."""
 
-    def __init__(self, keeper: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
-        self._store_thread = keeper
+    def __init__(self, store_thread: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
+        self._store_thread = store_thread
         self._fingerprint = fingerprint
         self._hello = hello
         self._clock = clock

@@ -85,10 +85,10 @@ class CommandRouting:
         if twice:
             return self._refuse(request, asker, _several(request.job, twice[0], mine))
         key = JobKey.of(mine[0].hello)
-        meeting = meet(key)
-        at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else meeting.ahead)
-        if not isinstance(at_step, int) or at_step < (meeting.ahead if "at_step" in request.arguments else 0):
-            return self._refuse(request, asker, _passed(request, at_step, meeting))
+        rendezvous = meet(key)
+        at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else rendezvous.ahead)
+        if not isinstance(at_step, int) or at_step < (rendezvous.ahead if "at_step" in request.arguments else 0):
+            return self._refuse(request, asker, _passed(request, at_step, rendezvous))
         number = next(self._numbers)
         command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments, uid=uid)
         reached = {target.connection: target.hello.rank for target in mine if self._send(target.connection, command)}
@@ -96,7 +96,7 @@ class CommandRouting:
             return self._refuse(request, asker, f"no rank of job {request.job!r} reads what the daemon sends")
         self._make_room(uid)
         self._out[number] = _Out(uid, asker, request.serial, key.job, reached)
-        self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, meeting))
+        self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, rendezvous))
         return None
 
     def _make_room(self, uid: int) -> None:
@@ -136,15 +136,17 @@ class CommandRouting:
         self._send(asker, Answer(job=request.job, rank=None, number=request.serial, state="refused", detail=why))
 
 
-def _accepted(request: Request, command: Command, ranks: Sequence[int], world_size: int, meeting: Rendezvous) -> Answer:
+def _accepted(
+    request: Request, command: Command, ranks: Sequence[int], world_size: int, rendezvous: Rendezvous
+) -> Answer:
     detail = f"{request.action} from step {command.at_step}"
     if not command.at_step and len(request.ranks) == 1:
         detail = f"{request.action} at its next step"
     elif not command.at_step:
         detail = f"{request.action} as soon as each hears of it, perhaps not at the same step: none was reported yet"
     expected_ns = None
-    if meeting.pace_ns is not None and meeting.at is not None:
-        expected_ns = min(INT64_MAX, (command.at_step - meeting.at if command.at_step else 1) * meeting.pace_ns)
+    if rendezvous.pace_ns is not None and rendezvous.at is not None:
+        expected_ns = min(INT64_MAX, (command.at_step - rendezvous.at if command.at_step else 1) * rendezvous.pace_ns)
         detail += f", in about {expected_ns / 1e9:.1f} s"
     detail += f", on {len(ranks)} of {world_size} ranks"
     reached = set(ranks)
@@ -162,7 +164,7 @@ def _accepted(request: Request, command: Command, ranks: Sequence[int], world_si
         detail=detail,
         ranks=tuple(ranks),
         expected_ns=expected_ns,
-        pace_ns=meeting.pace_ns,
+        pace_ns=rendezvous.pace_ns,
     )
 
 
@@ -174,10 +176,10 @@ def _several(job: str, rank: int, mine: Sequence[Target]) -> str:
     )
 
 
-def _passed(request: Request, at_step: object, meeting: Rendezvous) -> str:
+def _passed(request: Request, at_step: object, rendezvous: Rendezvous) -> str:
     if not isinstance(at_step, int):
         return f"at_step must be a number, not {at_step!r}"
     return (
-        f"step {at_step} is too near: job {request.job!r} is at {meeting.at}, and its ranks hear in time of"
-        f" steps from {meeting.ahead} on"
+        f"step {at_step} is too near: job {request.job!r} is at {rendezvous.at}, and its ranks hear in time of"
+        f" steps from {rendezvous.ahead} on"
     )

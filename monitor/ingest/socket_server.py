@@ -86,8 +86,8 @@ class SocketServer:
 
     def __init__(
         self,
-        meeting: UnixSocket,
-        board: DaemonState,
+        unix_socket: UnixSocket,
+        state: DaemonState,
         clock: Clock,
         *,
         connections_max: int = CONNECTIONS_MAX,
@@ -96,8 +96,8 @@ class SocketServer:
         recorder: RankRecorder | None = None,
         faults: FaultContainment | None = None,
     ) -> None:
-        self._unix_socket = meeting
-        self._state = board
+        self._unix_socket = unix_socket
+        self._state = state
         self._clock = clock
         self._connections_max = connections_max
         self._per_uid_max = connections_per_uid_max

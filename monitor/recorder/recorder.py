@@ -142,7 +142,7 @@ class FlightRecorder:
         offset = clock.wall_ns() - clock.monotonic_ns()
         self._buffers = UserBuffers(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
         self._triggers = Triggers(stall_ns=limits.stall_ns)
-        self.scrivener = RecordingWriter(clock, RecordingFolder(limits.folder, bytes_max=limits.folder_bytes))
+        self.writer = RecordingWriter(clock, RecordingFolder(limits.folder, bytes_max=limits.folder_bytes))
         self._queue: RecordQueue[_Entry] = RecordQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
         self._counts: Counter[str] = Counter()
         self._pending = PendingTriggers()
@@ -156,7 +156,7 @@ class FlightRecorder:
 
     def start(self) -> None:
         """Start the threads, and begin to record what pacecar logs as a warning or worse."""
-        self.scrivener.start()
+        self.writer.start()
         self.thread = WatchedThread("recorder", self._run, self._clock)
         self.thread.start()
         logging.getLogger("pacecar").addHandler(self._tap)
@@ -170,7 +170,7 @@ class FlightRecorder:
         self._wake.set()
         self.thread.join(CLOSE_SECONDS)
         self.thread = None
-        self.scrivener.close(CLOSE_SECONDS)
+        self.writer.close(CLOSE_SECONDS)
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -210,17 +210,17 @@ class FlightRecorder:
 
     def figures(self) -> Figures:
         """Return the recorder's own numbers."""
-        tape, scrivener = self._buffers, self.scrivener
+        buffers, writer = self._buffers, self.writer
         return Figures(
-            memory_bytes=tape.memory_bytes,
-            span_ns=tape.span_ns(self._clock.monotonic_ns()),
-            entries=tape.entries,
+            memory_bytes=buffers.memory_bytes,
+            span_ns=buffers.span_ns(self._clock.monotonic_ns()),
+            entries=buffers.entries,
             dropped=self._dropped(),
             triggers={kind: self._counts[kind] for kind in _KINDS},
-            files=scrivener.files,
-            failures=scrivener.failures,
-            lost=scrivener.lost,
-            files_bytes=scrivener.files_bytes,
+            files=writer.files,
+            failures=writer.failures,
+            lost=writer.lost,
+            files_bytes=writer.files_bytes,
         )
 
     def _dropped(self) -> dict[str, int]:
@@ -249,7 +249,7 @@ class FlightRecorder:
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
         now = self._clock.monotonic_ns()
         self._buffers.expire(now)
-        due = None if self.scrivener.is_busy else self._pending.due(now)
+        due = None if self.writer.is_busy else self._pending.due(now)
         if due is not None:
             self._capture(due)
 
@@ -312,7 +312,7 @@ class FlightRecorder:
         askers: list[Answerer] = []
         if due.label == "request":
             askers, self._askers = self._askers, askers
-        self.scrivener.write(Capture(header, self._buffers.seal(now), tuple(askers), due.label))
+        self.writer.write(Capture(header, self._buffers.seal(now), tuple(askers), due.label))
 
 
 class _LogTap(logging.Handler):

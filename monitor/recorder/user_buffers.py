@@ -36,17 +36,17 @@ class UserBuffers:
 
     @property
     def _of_users(self) -> int:
-        return sum(tape.memory_bytes for tape in list(self._users.values()))
+        return sum(buffer.memory_bytes for buffer in list(self._users.values()))
 
     @property
     def entries(self) -> int:
         """How many entries were taken since the start."""
-        return self._host.entries + self._entries_gone + sum(tape.entries for tape in list(self._users.values()))
+        return self._host.entries + self._entries_gone + sum(buffer.entries for buffer in list(self._users.values()))
 
     @property
     def dropped(self) -> int:
         """How many of them left before their time, for want of bytes."""
-        return self._host.dropped + self._dropped_gone + sum(tape.dropped for tape in list(self._users.values()))
+        return self._host.dropped + self._dropped_gone + sum(buffer.dropped for buffer in list(self._users.values()))
 
     def span_ns(self, now_ns: int) -> int:
         """Return how far back the host's buffer goes."""
@@ -79,27 +79,27 @@ class UserBuffers:
 
     def expire(self, now_ns: int) -> None:
         """Drop what is older than the window, of users whose jobs send nothing any more."""
-        for uid, tape in list(self._users.items()):
-            if tape.expire(now_ns):
-                self._entries_gone += tape.entries
-                self._dropped_gone += tape.dropped
+        for uid, buffer in list(self._users.items()):
+            if buffer.expire(now_ns):
+                self._entries_gone += buffer.entries
+                self._dropped_gone += buffer.dropped
                 del self._users[uid]
 
     def seal(self, now_ns: int) -> tuple[bytes, ...]:
         """Pack what is open and return all chunks, by the time at which they begin."""
-        chunks = [chunk for tape in (self._host, *self._users.values()) for chunk in tape.sealed(now_ns)]
+        chunks = [chunk for buffer in (self._host, *self._users.values()) for chunk in buffer.sealed(now_ns)]
         return tuple(chunk.body for chunk in sorted(chunks, key=lambda chunk: chunk.first_ns))
 
     def _user(self, uid: int | None) -> RingBuffer:
-        tape = self._users.get(uid)
-        if tape is None:
-            tape = self._users[uid] = RingBuffer(window_ns=self._window_ns, bytes_max=self._bytes_max)
-        tape.wall_offset_ns = self._host.wall_offset_ns
-        return tape
+        buffer = self._users.get(uid)
+        if buffer is None:
+            buffer = self._users[uid] = RingBuffer(window_ns=self._window_ns, bytes_max=self._bytes_max)
+        buffer.wall_offset_ns = self._host.wall_offset_ns
+        return buffer
 
     def _fit(self) -> None:
         while self.memory_bytes > self._bytes_max:
-            longest = max(self._users.values(), key=lambda tape: tape.memory_bytes, default=None)
+            longest = max(self._users.values(), key=lambda buffer: buffer.memory_bytes, default=None)
             if longest is None or self._host.memory_bytes > max(self._bytes_max // 2, self._of_users):
                 longest = self._host
             if not longest.drop_oldest():

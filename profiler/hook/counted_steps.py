@@ -33,7 +33,7 @@ class Like(NamedTuple):
 
 
 class CountedSteps:
-    """Adds counted steps to `totals` and what they cost to `budget`; whoever calls holds the books' lock."""
+    """Adds counted steps to `totals` and what they cost to `budget`; whoever calls holds the records' lock."""
 
     def __init__(self, totals: Totals, budget: OverheadBudget, calibrations: Calibrations, stops: StopDetector) -> None:
         self._totals = totals
@@ -66,10 +66,10 @@ class CountedSteps:
         self._totals.add(ledger, samples, tokens, steps=passed.steps)
         return stops
 
-    def add_rest(self, pulse: StepBoundary, price_ns: int) -> None:
+    def add_rest(self, boundary: StepBoundary, price_ns: int) -> None:
         """Add the steps that no measured one follows: the job ends."""
-        passed, pulse.passed = pulse.passed, None
-        _, end_ns = pulse.begun()
+        passed, boundary.passed = boundary.passed, None
+        _, end_ns = boundary.begun()
         if passed is not None and passed.steps and self.last is not None and end_ns is not None:
             self.add(passed, self.last, end_ns, price_ns)
 

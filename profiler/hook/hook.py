@@ -175,7 +175,7 @@ class Hook:
         self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
         self._boundary.full_boundary_step = self._budget.next_look(0)
-        self._beat_handle: RemovableHandle | None = None
+        self._boundary_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = self._is_started = self._is_closed = False
 
@@ -242,8 +242,8 @@ class Hook:
         self._listener = listener
         self._phases.tells_inputs = self._utilization.tells_inputs
         self._phases.install()
-        keep_out(StepBoundary.beat)
-        self._beat_handle = after_step(self._optimizer, self._boundary.beat)
+        keep_out(StepBoundary.optimizer_stepped)
+        self._boundary_handle = after_step(self._optimizer, self._boundary.optimizer_stepped)
         begun = self._now_ns()
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
@@ -355,49 +355,49 @@ class Hook:
 
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the step that is over; return it where there is a listener."""
-        pulse, start_ns = self._boundary, self._timer.start_ns
-        pulse.count_step(now_ns)
+        boundary, start_ns = self._boundary, self._timer.start_ns
+        boundary.count_step(now_ns)
         if self._listener is None or start_ns is None:
             return None
-        return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
+        return CountedStep(boundary.step - 1, start_ns, now_ns, self._wall_ns(), boundary.knobs, self.is_traced)
 
     def _finish(self, now_ns: int) -> FinishedStep:
         """Queue the step that is over for its record; this already takes the next step's time."""
-        timer, phases, pulse, opening = self._timer, self._phases, self._boundary, self._window_schedule
+        timer, phases, boundary, schedule = self._timer, self._phases, self._boundary, self._window_schedule
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
         phases.own_ns = 0
         was_counted = False
-        if phases.inputs == pulse.usual.inputs and not phases.has_looked:
+        if phases.inputs == boundary.usual.inputs and not phases.has_looked:
             phases.inputs.clear()
         else:
-            pulse.usual, was_counted = take_inputs(phases, self._utilization)
-        samples, tokens = pulse.usual.samples, None
+            boundary.usual, was_counted = take_inputs(phases, self._utilization)
+        samples, tokens = boundary.usual.samples, None
         if self._counts.has_news:
             samples, tokens = self._counts.take(samples)
         phases.guesses_samples = True
-        raw = opening.last_raw = timer.finish(now_ns)
+        raw = schedule.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(
-            self._step_records, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops
+            self._step_records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops
         )
-        if was_counted or opening.has_aftermath or self.is_traced:
+        if was_counted or schedule.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
-            finished.thread_time, finished.slowed_max_ns = opening.thread_time(), opening.count_max_ns
-            opening.has_aftermath = self.is_traced
+            finished.thread_time, finished.slowed_max_ns = schedule.thread_time(), schedule.count_max_ns
+            schedule.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
-        if pulse.passed is not None:
-            finished.passed, pulse.passed = pulse.passed, None
-        if opening.may_be_open:
-            opening.end(finished)
-        elif opening.is_probing:
-            opening.end_slice(finished)
-        pulse.step += 1
+        if boundary.passed is not None:
+            finished.passed, boundary.passed = boundary.passed, None
+        if schedule.may_be_open:
+            schedule.end(finished)
+        elif schedule.is_probing:
+            schedule.end_slice(finished)
+        boundary.step += 1
         self._step_records.enter(finished)
         if self._utilization.is_due:
             self._step_records.report_vitals()
-            pulse.usual = UNUSUAL  # the report has checked which parameters are trained
+            boundary.usual = UNUSUAL  # the report has checked which parameters are trained
         return finished
 
     def _turn_off(self) -> None:
@@ -417,17 +417,17 @@ class Hook:
         if every is None:
             self._turn_off()
             return
-        step, opening = self._boundary.step, self._window_schedule
+        step, schedule = self._boundary.step, self._window_schedule
         is_turn = (
             self._config.windows and step == self._boundary.full_boundary_step and self._window_schedule.wants(step)
         )
         # A window's turn takes precedence over step sampling.
         measured = next_measured(step, every)
-        if step < measured and not is_turn and not opening.may_be_open:
+        if step < measured and not is_turn and not schedule.may_be_open:
             passed = self._boundary.passed = self._boundary.passed or Passed()
             # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
             if step >= self._boundary.full_boundary_step:
-                self._boundary.full_boundary_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+                self._boundary.full_boundary_step = self._next_look(step)
             is_wanted = self.is_traced or (self._listener is not None and self._listener.wants_boundary())
             self._boundary.counted_until = 0 if is_wanted else min(measured, self._boundary.full_boundary_step)
             if self._phases.is_resting:
@@ -438,34 +438,38 @@ class Hook:
             return
         if self._phases.is_resting:
             self._phases.resume()
-        is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
+        is_watched = schedule.may_be_open or schedule.has_aftermath or step == 1  # `install` has taken one too
         if step == 1:
-            opening.mark(step)
+            schedule.mark(step)
         if step >= self._boundary.full_boundary_step:
             if self._config.windows:
-                opening.try_to_open(step)
-            self._boundary.full_boundary_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+                schedule.try_to_open(step)
+            self._boundary.full_boundary_step = self._next_look(step)
             is_watched = True
-        elif opening.may_be_open:
+        elif schedule.may_be_open:
             self._timer.keep_marks()
         if every > 1:
             self._boundary.full_boundary_step = min(self._boundary.full_boundary_step, burst_end(step, every))
-        vitals = self._utilization
-        if vitals.wants_count and not (
-            opening.may_be_open or opening.is_probing or self.is_traced
+        utilization = self._utilization
+        if utilization.wants_count and not (
+            schedule.may_be_open or schedule.is_probing or self.is_traced
         ):  # a window or trace would contain the dispatch mode's time
             self._step_records.settle()
-            vitals.prepare(self._boundary.step, opening.may_count)
-            self._phases.tells_inputs = vitals.tells_inputs
+            utilization.prepare(self._boundary.step, schedule.may_count)
+            self._phases.tells_inputs = utilization.tells_inputs
             if self._phases.tells_inputs:
-                opening.slows(step)
+                schedule.slows(step)
         elif self._phases.tells_inputs:
-            self._phases.tells_inputs = vitals.tells_inputs
+            self._phases.tells_inputs = utilization.tells_inputs
         ended = self._now_ns()
         self._timer.events.append(("overhead", now_ns, ended))
         self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
         if is_watched:
             self._meter.observed_from(ended)
+
+    def _next_look(self, step: int) -> int:
+        """Return the next step before which a window may be due."""
+        return self._window_schedule.next_look(step + 1) if self._config.windows else sys.maxsize
 
     def _retire(self) -> None:
         """Remove all hooks and patches from torch; not from inside an optimizer hook."""
@@ -473,6 +477,6 @@ class Hook:
         self._meter.uninstall()
         self._utilization.retire()
         self._phases.remove()
-        if self._is_closed and self._beat_handle is not None:
-            self._beat_handle.remove()
-            self._beat_handle = None
+        if self._is_closed and self._boundary_handle is not None:
+            self._boundary_handle.remove()
+            self._boundary_handle = None

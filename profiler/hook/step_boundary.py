@@ -3,8 +3,9 @@
 Between two boundaries the job evicts everything of ours from the processor's caches.  So a boundary costs by the number
 of objects that it touches and not by the work done there: a call is a microsecond or two, an attribute of one more
 object another half.  Most steps are *plain*: their inputs are those of the last step, and there is no listener, window,
-trace, count or record due.  For these `beat` appends one tuple and does a few stores; whoever writes the records
-(`step_records`) evaluates them.  All other steps, and all doubtful ones, go through `care`, the hook's full boundary.
+trace, count or record due.  For these `optimizer_stepped` appends one tuple and does a few stores; whoever writes the
+records (`step_records`) evaluates them.  All other steps, and all doubtful ones, go through `care`, the hook's full
+boundary.
 
     is_plain      set by `care` when it finds nothing pending, cleared by whatever becomes pending, on any thread
     full_boundary_step     a step that `care` must see before it begins: a window may be due
@@ -148,7 +149,7 @@ class StepBoundary:
         self.waiting: deque[Any] = deque()
         """Finished steps without a record, each a PlainStep or what `care` appended: WAITING_MAX, plus one."""
 
-    def beat(self, *_: object) -> None:
+    def optimizer_stepped(self, *_: object) -> None:
         """End a step."""
         if is_tracing():
             step_out_of_graph()

@@ -89,7 +89,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     A Struct, because its constructor runs no python frame: one is made on the step path, by position.
     """
 
-    books: StepRecords
+    step_records: StepRecords
     step: int
     raw: RawStep
     ended_wall_ns: int
@@ -122,7 +122,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     @property
     def pace_ns(self) -> int:
         """Its wall time; where other steps are only counted, without the cost of measuring, which those do not have."""
-        if self.books.measures_all:
+        if self.step_records.measures_all:
             return self.wall_ns
         return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
 
@@ -144,7 +144,7 @@ class FinishedStep(msgspec.Struct, eq=False):
         """
         if self.record is None:
             self.is_held = False
-            self.books.settle()
+            self.step_records.settle()
         if self.record is None:
             raise RuntimeError(f"step {self.step} has no record")
         return self.record

@@ -67,7 +67,7 @@ class WindowSchedule:
         self,
         meter: WindowReader,
         budget: OverheadBudget,
-        books: StepRecords,
+        step_records: StepRecords,
         timer: StepTimer,
         phases: PhaseHooks,
         now_ns: Callable[[], int],
@@ -77,7 +77,7 @@ class WindowSchedule:
     ) -> None:
         self._meter = meter
         self._budget = budget
-        self._step_records = books
+        self._step_records = step_records
         self._timer = timer
         self._phases = phases
         self._now_ns = now_ns

@@ -58,11 +58,11 @@ POLLS_SECONDS = (0.008, 0.03)
 
 
 class GatherSchedule:
-    """One rank's side of the gathers over the transport `road`, on average `gather_seconds` apart."""
+    """One rank's side of the gathers over `transport`, on average `gather_seconds` apart."""
 
     def __init__(
         self,
-        road: RankTransport,
+        transport: RankTransport,
         world_size: int,
         now_ns: Callable[[], int],
         *,
@@ -73,7 +73,7 @@ class GatherSchedule:
         self._tokens = float(self._tokens_max)
         self._added = 0
         self._tokens_ns = now_ns()
-        self._road = road
+        self._transport = transport
         self._now_ns = now_ns
         self._pending: deque[RankRange] = deque()  # at most step_ranges.LAG, all that may be cut
         self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
@@ -144,7 +144,7 @@ class GatherSchedule:
             RangeMessageError: a rank's message cannot be decoded or is not the one that was due.
             RuntimeError: the gather failed.
         """
-        words = self._road.take() if self.is_out else None
+        words = self._transport.take() if self.is_out else None
         if words is None:
             return
         number, self.is_out = self.gathers, False
@@ -196,5 +196,5 @@ class GatherSchedule:
         if not self._is_batch:
             self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._is_batch = self._is_batch and bool(self._pending)
-        self._road.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
+        self._transport.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
         self.is_out, self._posted_ns, self._polls = True, self._now_ns(), 0

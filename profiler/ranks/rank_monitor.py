@@ -137,8 +137,8 @@ class RankMonitor:
     """One rank's part in the comparison.
 
     `emit` takes records; `throttled` says whether the device throttles its clocks, `is_told` whether it was logged
-    already that a rank has gone.  `road` is the transport; None: gloo if there is a process group of several ranks.
-    Construct and start it on the training thread.
+    already that a rank has gone.  `transport` None: gloo if there is a process group of several ranks.  Construct and
+    start it on the training thread.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RankMonitor:
         *,
         emit: Callable[[JobRecord], None],
         clock: Clock | None = None,
-        road: RankTransport | None = None,
+        transport: RankTransport | None = None,
         throttled: Callable[[], bool | None] = lambda: None,
         is_told: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -157,19 +157,19 @@ class RankMonitor:
         self._period = config.crew_period_steps
         self._watched = watched
         self._clock = clock or SystemClock()
-        self._road = road
+        self._transport = transport
         self._throttled = throttled
         self._is_told = is_told
         self._report = RankReports(hello, emit, self._clock)
-        self._diagnosis = StragglerDetector(hello.world_size)
+        self._straggler_detector = StragglerDetector(hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
-        self._watch = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
+        self._hang_detector = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
         self._host_pressure = HostPressureReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
         self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
         self._glance_seconds = glance_seconds(config.overhead_budget)
         self._ranges = StepRanges(self._period, self._gather_seconds)
-        self._exchange: GatherSchedule | None = None
+        self._gathers: GatherSchedule | None = None
         self._newest: StepRecord | None = None
         self._every = 1
         self._begun: tuple[int, int | None] = (0, None)
@@ -185,17 +185,17 @@ class RankMonitor:
     @property
     def gathers(self) -> int:
         """How many gathers were complete so far."""
-        return 0 if self._exchange is None else self._exchange.gathers
+        return 0 if self._gathers is None else self._gathers.gathers
 
     # --- the training thread --------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread; returns at once, as the ranks rendezvous on that thread."""
         self._training = (threading.get_ident(), threading.get_native_id())
-        if self._road is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
-            self._road = GlooTransport(self._hello.rank, self._hello.world_size)
+        if self._transport is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
+            self._transport = GlooTransport(self._hello.rank, self._hello.world_size)
         self._name = f"crew/{next(_crews)}"
-        self._thread = threading.Thread(target=self._run, name="pacecar-crew", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pacecar-rank-monitor", daemon=True)
         self._thread.start()
 
     def note(self, step: TimedStep, record: StepRecord) -> None:
@@ -229,8 +229,8 @@ class RankMonitor:
             _log.debug("the error was", exc_info=True)
         finally:
             self._host_pressure.close()
-            if self._road is not None:
-                self._road.close()
+            if self._transport is not None:
+                self._transport.close()
 
     def _take_last(self) -> None:
         """Receive the gather that all ranks post when they close, if they close together.
@@ -239,20 +239,20 @@ class RankMonitor:
         """
         deadline = time.monotonic() + LAST_SECONDS
         try:
-            while self._exchange is not None and self._exchange.is_out and time.monotonic() < deadline:
+            while self._gathers is not None and self._gathers.is_out and time.monotonic() < deadline:
                 time.sleep(LAST_POLL_SECONDS)
-                self._hear(self._exchange)
+                self._hear(self._gathers)
         except RuntimeError:
             _log.debug("the last gather was not heard", exc_info=True)
         self._report.finish()
 
     def _open(self) -> None:
-        if self._road is None:
+        if self._transport is None:
             self.off_because = "there is one process, or no process group"
             _log.debug("pacecar does not compare ranks: %s", self.off_because)
             return
         try:
-            self._road.connect(
+            self._transport.connect(
                 f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
             )
         except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on uncompared
@@ -260,8 +260,8 @@ class RankMonitor:
                 self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
         self._host_pressure.open(self._training[1])
-        self._exchange = GatherSchedule(
-            self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
+        self._gathers = GatherSchedule(
+            self._transport, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
 
     def _rest(self, seconds: float) -> None:
@@ -270,28 +270,28 @@ class RankMonitor:
         self._look()
 
     def _off(self, reason: str, level: int = logging.WARNING) -> None:
-        road, self._road, self._exchange = self._road, None, None
+        transport, self._transport, self._gathers = self._transport, None, None
         self.off_because = reason
         _log.log(level, "pacecar does not compare the ranks of this job: %s", reason)
-        if road is not None:
-            road.close()
+        if transport is not None:
+            transport.close()
 
     def _tick_seconds(self) -> float:
         """Return in how many seconds there is something to do: rows may have come, or a range should be over."""
         longest = self._tick_seconds_max
-        if self._exchange is None:
+        if self._gathers is None:
             return longest
-        poll_seconds = self._exchange.poll_seconds
+        poll_seconds = self._gathers.poll_seconds
         if poll_seconds is not None:
             return min(longest, poll_seconds)
-        median, end = self._watch.median_ns, self._told_after
+        median, end = self._hang_detector.median_ns, self._told_after
         step, begun_ns = self._watched.begun()
         if median is None or end is None or begun_ns is None:
             return min(longest, FIRST_LOOK_SECONDS)
         over_ns = begun_ns + max(1, end - step) * median
         seconds = (over_ns - self._clock.monotonic_ns()) / 1e9 + RANGE_OVER_SECONDS
         glance_seconds = max(self._glance_seconds * self._rarity, self._period * median / 1e9)
-        return min(longest, max(median / 1e9, self._exchange.pause_seconds, min(seconds, glance_seconds)))
+        return min(longest, max(median / 1e9, self._gathers.pause_seconds, min(seconds, glance_seconds)))
 
     @property
     def _rarity(self) -> int:
@@ -300,7 +300,7 @@ class RankMonitor:
     @property
     def _told_after(self) -> int | None:
         """The step at whose beginning there is something to send; None when that is not known."""
-        is_hurried = self._exchange is not None and self._exchange.hurries
+        is_hurried = self._gathers is not None and self._gathers.hurries
         end = self._ranges.end if is_hurried else self._ranges.batch_end
         # A range is known to be over once a measured step has ended that is its last one or a later one.
         return None if end is None else next_measured(end - 1, self._every) + 1
@@ -336,22 +336,22 @@ class RankMonitor:
     def _has_news(self) -> bool:
         """Return whether records should be made of finished steps now: one by one costs three times as much as many."""
         is_unusual = self._is_pace_unusual()
-        if self._exchange is None or self._closing.is_set():
+        if self._gathers is None or self._closing.is_set():
             return self._closing.is_set()
         end = self._told_after
-        return end is None or self._watched.begun()[0] >= end or (is_unusual and self._exchange.alarm())
+        return end is None or self._watched.begun()[0] >= end or (is_unusual and self._gathers.alarm())
 
     def _take_notes(self) -> None:
         while self._notes:
             note, ended_ns = self._notes.popleft()
-            self._watch.stepped(note.step, note.wall_ns, ended_ns)
-            if self._exchange is not None:
+            self._hang_detector.stepped(note.step, note.wall_ns, ended_ns)
+            if self._gathers is not None:
                 self._ranges.add(note)
-        self._watch.seen(self._watched.step, self._clock.monotonic_ns())
+        self._hang_detector.seen(self._watched.step, self._clock.monotonic_ns())
 
     def _gather(self) -> None:
         """Receive what came, cut the ranges that may be cut, post them."""
-        exchange = self._exchange
+        exchange = self._gathers
         if exchange is None:
             return
         self._hear(exchange)
@@ -376,7 +376,7 @@ class RankMonitor:
             self._ranges.hear(rows)
             if self._hello.rank == 0 and len(rows) > 1:
                 self._report.ledger(rows)
-                for finding in self._diagnosis.hear(rows):
+                for finding in self._straggler_detector.hear(rows):
                     self._report.straggler(finding)
                 self._report.ladder(exchange.totals)
 
@@ -398,7 +398,7 @@ class RankMonitor:
         if not self._watched.is_alive:
             return  # nobody counts steps any more
         now = self._clock.monotonic_ns()
-        suspicion = self._watch.check(now, self._watched.phase, self._watched.evaluated_ns)
+        suspicion = self._hang_detector.check(now, self._watched.phase, self._watched.evaluated_ns)
         if suspicion is None:
             return
         # Only now: another thread's stack is read once a hang, not at every tick.

@@ -159,7 +159,7 @@ class RecordQueue:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="pacecar-records", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:

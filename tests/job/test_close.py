@@ -22,7 +22,7 @@ def test_close_writes_the_last_record_and_leaves_no_thread_also_without_a_daemon
     ]
     assert [r.step for r in records if isinstance(r, StepRecord)] == [0, 1, 2, 3, 4]
     assert isinstance(records[-1], Goodbye)
-    assert "pacecar-courier" not in {thread.name for thread in threading.enumerate()}
+    assert "pacecar-records" not in {thread.name for thread in threading.enumerate()}
 
 
 class CannotClose:

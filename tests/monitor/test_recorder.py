@@ -92,12 +92,12 @@ def make(clock, tmp_path, make_hello):
         )._replace(**changes)  # fmt: skip
         around = Around((make_hello(),), ())
         made.append(FlightRecorder(clock, limits, host="node-a", version="0.1.0", around=lambda: around))
-        made[-1].scrivener.start()
+        made[-1].writer.start()
         return made[-1]
 
     yield make_recorder
     for one in made:
-        one.scrivener.close(5)
+        one.writer.close(5)
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_the_file_has_what_triggered_what_was_before_and_what_followed(make, run
     run(recorder, 1, gpu(xids=1))
     recorder.record_rank(hang(), payload_of(encode_frame(hang())), make_hello())
     run(recorder, AFTER_SECONDS, gpu(xids=1))
-    assert recorder.scrivener.files == 0
+    assert recorder.writer.files == 0
     run(recorder, 2, gpu(xids=1))
-    until(lambda: recorder.scrivener.files == 1, "the file")
+    until(lambda: recorder.writer.files == 1, "the file")
     (path,) = files(tmp_path)
     assert path.name.endswith("-xid.recording")
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -148,8 +148,8 @@ def test_a_storm_is_one_file_and_the_next(make, run, tmp_path):
     recorder = make()
     for second in range(AFTER_SECONDS + INTERVAL_SECONDS + 2 * AFTER_SECONDS):
         run(recorder, 1, gpu(xids=second))
-        until(lambda: not recorder.scrivener.is_busy, "the writer")
-    until(lambda: recorder.scrivener.files == 2, "two files")
+        until(lambda: not recorder.writer.is_busy, "the writer")
+    until(lambda: recorder.writer.files == 2, "two files")
     first, second = (read_recording(path) for path in files(tmp_path))
     assert len(first.header.triggers) == AFTER_SECONDS + 1
     assert len(second.header.triggers) + second.header.triggers_left_out >= INTERVAL_SECONDS
@@ -199,13 +199,13 @@ def test_a_disk_that_hangs_costs_nobody_anything_and_no_entry(make, run, tmp_pat
     monkeypatch.setattr(RecordingFolder, "put", slow)
     run(recorder, 1, gpu(xids=0))
     run(recorder, AFTER_SECONDS + 2, gpu(xids=1))
-    assert recorder.scrivener.is_busy
+    assert recorder.writer.is_busy
     run(recorder, INTERVAL_SECONDS + AFTER_SECONDS, gpu(xids=2))  # goes on, and wants another file
-    assert recorder.scrivener.is_busy
+    assert recorder.writer.is_busy
     free.set()
-    until(lambda: not recorder.scrivener.is_busy, "the first file")
+    until(lambda: not recorder.writer.is_busy, "the first file")
     run(recorder, 1, gpu(xids=2))
-    until(lambda: recorder.scrivener.files == 2, "the second")
+    until(lambda: recorder.writer.files == 2, "the second")
     later = list(read_recording(files(tmp_path)[1]).ticks())
     assert [tick.tick for tick in later] == list(range(later[0].tick, later[-1].tick + 1)), "no gap while it hung"
     assert recorder.figures().dropped == {"queue": 0, "memory": 0}
@@ -230,11 +230,11 @@ def test_a_full_disk_is_named_once_counted_and_tried_again_with_the_same_chunks(
     run(recorder, 5)
     with caplog.at_level(logging.WARNING, logger="pacecar"):
         run(recorder, AFTER_SECONDS + 2, gpu(xids=1))
-        until(lambda: recorder.scrivener.failures > 5, "several attempts")
+        until(lambda: recorder.writer.failures > 5, "several attempts")
     assert sum("No space left" in record.message for record in caplog.records) == 1
     run(recorder, 200, gpu(xids=1))  # what triggered has left the window meanwhile
     full[0] = False
-    until(lambda: recorder.scrivener.files == 1, "the file")
+    until(lambda: recorder.writer.files == 1, "the file")
     (path,) = files(tmp_path)
     assert [tick.values["pacecar_gpu_xid_errors_total", ("0", "79")] for tick in read_recording(path).ticks()][:6] == [
         0, 0, 0, 0, 0, 1,
@@ -254,12 +254,12 @@ def test_who_asks_is_told_of_a_folder_that_cannot_be_and_it_is_given_up_in_time(
     until(lambda: said, "an answer")
     assert not said[0][0]
     assert "Not a directory" in said[0][1]
-    until(lambda: not recorder.scrivener.is_busy, "a request is not tried again")
+    until(lambda: not recorder.writer.is_busy, "a request is not tried again")
     run(recorder, AFTER_SECONDS + 2, gpu(xids=1))
-    until(lambda: recorder.scrivener.failures >= 3, "attempts")
+    until(lambda: recorder.writer.failures >= 3, "attempts")
     clock.advance(601 * NS_PER_SECOND)
-    until(lambda: recorder.scrivener.lost == 1, "given up")
-    until(lambda: not recorder.scrivener.is_busy, "ready for the next")
+    until(lambda: recorder.writer.lost == 1, "given up")
+    until(lambda: not recorder.writer.is_busy, "ready for the next")
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -313,4 +313,4 @@ def test_stopping_writes_what_a_trigger_still_wants_and_warnings_are_events(cloc
     assert len(list(read.ticks())) == 2
     assert "pacecar.monitor.test: the fan is odd" in [event.text for _, event in read.events()]
     names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"pacecar-recorder", "pacecar-scrivener"}
+    assert not names & {"pacecar-recorder", "pacecar-writer"}

@@ -176,7 +176,12 @@ def test_a_rank_that_computes_late_on_a_throttled_gpu_is_named_with_that_cause_e
     heard, table = [], [[] for _ in hellos]
     crews = [
         RankMonitor(
-            one, HookConfig(), Training(), emit=heard.append, road=Seat(table, rank), throttled=news[rank].is_throttled
+            one,
+            HookConfig(),
+            Training(),
+            emit=heard.append,
+            transport=Seat(table, rank),
+            throttled=news[rank].is_throttled,
         )
         for rank, one in enumerate(hellos)
     ]

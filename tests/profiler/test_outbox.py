@@ -195,7 +195,7 @@ def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_i
     assert time.monotonic() - begun < WAIT_SECONDS
     outbox.put(record(6))
     assert outbox.dropped == 6
-    assert "pacecar-courier" not in {t.name for t in threading.enumerate()}
+    assert "pacecar-records" not in {t.name for t in threading.enumerate()}
 
 
 @pytest.mark.slow

@@ -584,7 +584,7 @@ class Echo:
 def make_crew(road, *, rank=0, world=2, config=None, clock=None):
     records = []
     hello = job_hello(rank, world)
-    crew = RankMonitor(hello, config or HookConfig(), Training(), emit=records.append, road=road, clock=clock)
+    crew = RankMonitor(hello, config or HookConfig(), Training(), emit=records.append, transport=road, clock=clock)
     return crew, records
 
 
@@ -736,7 +736,7 @@ def test_steps_that_are_only_counted_are_signs_of_life():
     until(lambda: not crew._notes)
     for step in range(10, 16):
         crew._watched.step = step
-        until(lambda step=step: crew._watch._step == step)
+        until(lambda step=step: crew._hang_detector._step == step)
         clock.advance(S * 9 // 10)
     assert records == []
     clock.advance(2 * S)
