@@ -22,7 +22,7 @@ from pacecar.profiler.analysis.svg_timeline import write_picture
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Goodbye
 from tests.commands.report.runs import tuned
-from tests.controller.test_memory import entry
+from tests.controller.test_knob_store import entry
 from tests.kit.records import job_hello
 from tests.kit.users import OWNER, STRANGER, as_user, commons, needs_root
 from tests.profiler.analysis.tracefiles import write_trace

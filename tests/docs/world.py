@@ -238,7 +238,7 @@ class World:
     def remembered(self) -> str:
         """Put an entry into the file of best knobs and return the key's first digits."""
         from pacecar.controller.memory.knob_store import KnobStore
-        from tests.controller.test_memory import entry, put
+        from tests.controller.test_knob_store import entry, put
 
         one = entry(1)
         put(KnobStore(self.folder / "state/pacecar/knobs.json", is_ours=True), one)

@@ -17,7 +17,7 @@ from pacecar.config import HookConfig
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
 from pacecar.records import StepRecord
 from tests.profiler.test_device_windows import MS, Session, timed
-from tests.profiler.test_reading import Row
+from tests.profiler.test_trace_spans import Row
 
 STEPS = 18
 PROFILED = (3, 8, 13)

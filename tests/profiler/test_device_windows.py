@@ -13,7 +13,7 @@ from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, OverheadBud
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
-from tests.profiler.test_reading import Row
+from tests.profiler.test_trace_spans import Row
 
 MS = 1_000_000
 STEP_NS = 10 * MS

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.kit.ranks import finish, start_ranks
 
-JOB = Path(__file__).parent / "job_crew.py"
+JOB = Path(__file__).parent / "job_rank_monitor.py"
 
 CAUSES = {"data": "data_wait"}
 """What a rank is said to be late in that plays something, where it has another name."""

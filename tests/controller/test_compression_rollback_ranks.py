@@ -27,7 +27,7 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def ran(run_ranks: Callable[..., list[list[Rank]]]) -> dict[str, list[Rank]]:
     jobs = [{**options, "name": name.replace(" ", "-")} for name, options in JOBS.items()]
-    return dict(zip(JOBS, run_ranks("job_safeguard.py", 2, jobs), strict=True))
+    return dict(zip(JOBS, run_ranks("job_compression_rollback.py", 2, jobs), strict=True))
 
 
 @pytest.mark.parametrize("name", ["diverges", "diverges unsaid in a trial"])

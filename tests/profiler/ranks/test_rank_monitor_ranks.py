@@ -1,7 +1,7 @@
 """Real gloo jobs of several ranks: the rank that is slowed is named with its cause, and nobody else ever is.
 
 The jobs go on until what they wait for has been said; how soon it is said has a test that needs a quiet machine, and is
-a matter of counting ranges in `test_crew_diagnosis.py`.
+a matter of counting ranges in `test_straggler_detector.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from pacecar.profiler.ranks.straggler_detector import ABSOLUTE_NS
 from tests.kit.ranks import run_ranks
 from tests.kit.shaping import UNLIMITED, shaped
-from tests.profiler.ranks.job_crew import AHEAD, SLOW_SECONDS
+from tests.profiler.ranks.job_rank_monitor import AHEAD, SLOW_SECONDS
 from tests.profiler.ranks.ranks import lateness_ns, named, played, run_job, stragglers
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -11,7 +11,7 @@ from pacecar.commands.top.fetch import fetch
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from tests.kit.waiting import until
-from tests.profiler.ranks.job_crew import SLOW_SECONDS
+from tests.profiler.ranks.job_rank_monitor import SLOW_SECONDS
 from tests.profiler.ranks.ranks import run_job
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -30,7 +30,7 @@ def test_a_rank_that_hangs_says_where_and_the_others_say_that_they_wait(tmp_path
         assert S < began["silent_ns"] <= ended["silent_ns"]
         assert ended["ended"]
         assert ended["silent_ns"] > (SLOW_SECONDS["hang"] - 0.5) * S
-        assert "job_crew.py" in began["stack"] or rank == 0
+        assert "job_rank_monitor.py" in began["stack"] or rank == 0
         assert "gloo:all_reduce" in began["last_collective"]
     counts = [next(row["collectives"] for row in rank if row["type"] == "hang") for rank in heard]
     assert counts[0] > counts[1], "the rank that waits has begun a collective that the other has not"

@@ -89,7 +89,7 @@ WRITER = """
     import sys
     from pathlib import Path
     from pacecar.controller.memory.knob_store import KnobStore, remembered
-    from tests.controller.test_memory import entry
+    from tests.controller.test_knob_store import entry
     file = KnobStore(Path(sys.argv[1]), is_ours=True)
     sys.stdin.readline()
     for number in range(int(sys.argv[2]), int(sys.argv[2]) + 40):

@@ -494,7 +494,7 @@ def test_a_thread_is_found_where_it_stands_and_in_the_loader_only_while_it_waits
     loaded.wait(10)
     thread.join()
     assert where(thread.ident) is None
-    assert "test_crew_parts.py" in (where(threading.get_ident()) or "")
+    assert "test_rank_monitor.py" in (where(threading.get_ident()) or "")
     assert not is_in_loader(threading.get_ident())
 
 

@@ -26,7 +26,7 @@ JOBS: dict[str, dict[str, Any]] = {
 def jobs(run_ranks: Callable[..., list[list[Rank]]]) -> dict[tuple[str, str | None], list[Rank]]:
     """All jobs, each alone and tuned, in the same two processes."""
     keys = [(name, tune) for name in JOBS for tune in (None, "exact")]
-    heard = run_ranks("job_parting.py", 2, [JOBS[name] | {"tune": tune} for name, tune in keys])
+    heard = run_ranks("job_step_boundaries.py", 2, [JOBS[name] | {"tune": tune} for name, tune in keys])
     return dict(zip(keys, heard, strict=True))
 
 
