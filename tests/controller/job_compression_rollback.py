@@ -1,7 +1,7 @@
 """One rank of a DDP job under pacecar.attach(tune="lossy") with a scripted policy that wants compression at once.
 
-Run by test_compression_rollback_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as
-the argument; the jobs run one after the other.
+Run by test_compression_rollback_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options
+as the argument; the jobs run one after the other.
 """
 
 from __future__ import annotations

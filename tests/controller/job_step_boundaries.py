@@ -4,8 +4,8 @@
     anew     the process group is destroyed, the job goes on alone, meets anew, attaches anew
     again    the same, but the pacer of before stays
 
-Run by test_step_boundaries.py:  RANK, WORLD_SIZE and STORE in the environment, a list of jobs' options as the argument; the
-jobs run one after the other, each with process groups of its own.
+Run by test_step_boundaries.py:  RANK, WORLD_SIZE and STORE in the environment, a list of jobs' options as the argument;
+the jobs run one after the other, each with process groups of its own.
 """
 
 from __future__ import annotations

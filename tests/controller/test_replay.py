@@ -97,5 +97,5 @@ def test_few_steps_are_over_twenty_percent_slower(seeds: int) -> None:
 def test_false_accepts_stay_under_the_stated_rate(levels: dict[float, int], judged_min: int) -> None:
     runs = [one for case in CASES for level, seeds in levels.items() for one in _runs(case, "pacecar", seeds, level)]
     judged = sum(one.null_judged for one in runs)
-    assert judged > judged_min, "few trials of what is no better are begun; test_evidence_e_process has thousands"
+    assert judged > judged_min, "few trials of what is no better are begun; test_sequential_test has thousands"
     assert sum(one.null_kept for one in runs) / judged <= 0.05
