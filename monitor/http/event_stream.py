@@ -17,7 +17,6 @@ plain HTTP.  A viewer that sends something all the same is disconnected too.  Le
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import socket
 import ssl
@@ -29,6 +28,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND, Clock
 
 from ..fair_share import yielding_holder
+from ..wakeable_selector import WakeableSelector
 from ..watched_threads import CLOSE_SECONDS, WatchedThread
 
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream", "ViewerFigures"]
@@ -98,9 +98,7 @@ class EventStream:
         self.thread: WatchedThread | None = None
         """The thread that sends; None before `start` and after `close`."""
         self._is_closing = False
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector = WakeableSelector()
         self._said_ns = 0
         self.displaced = 0
         self.dropped = 0
@@ -125,7 +123,7 @@ class EventStream:
         """Disconnect all viewers."""
         with self._lock:
             self._is_closing = True
-        self._wake_up()
+        self._selector.wake()
         has_ended = self.thread is None or self.thread.join(CLOSE_SECONDS)
         self.thread = None
         if not has_ended:  # it keeps what it works with
@@ -135,9 +133,6 @@ class EventStream:
         self._viewers.clear()
         self._waiting.clear()
         self._selector.close()
-        for descriptor in (self._woken, self._wake):
-            with suppress(OSError):
-                os.close(descriptor)
 
     def admit(self, connection: socket.socket, *, source: str = "") -> None:
         """Take over `connection`, whose request is answered, for a client of `source`; another may have to leave."""
@@ -150,7 +145,7 @@ class EventStream:
                 self._make_room(source)
                 self._waiting.append(_Viewer(connection, source, self._clock.monotonic_ns()))
         if is_open:
-            self._wake_up()
+            self._selector.wake()
         else:
             _hang_up(connection)
 
@@ -176,21 +171,14 @@ class EventStream:
             if self._is_closing or not self.count:
                 return
             self._frame = frame
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        with suppress(OSError):  # full: it is awake; closed: it is over
-            os.write(self._wake, b"x")
+        self._selector.wake()
 
     def _run(self) -> None:
         while not self._is_closing:
             now_ns = self._clock.monotonic_ns()
             wait = 1.0 if any(viewer.rest for viewer in self._viewers.values()) else KEEP_ALIVE_SECONDS
             for key, mask in self._selector.select(wait if self._viewers else None):
-                if key.fd == self._woken:
-                    with suppress(OSError):
-                        os.read(self._woken, 4096)
-                elif isinstance(key.fileobj, socket.socket):
+                if isinstance(key.fileobj, socket.socket):
                     self._answer(self._viewers.get(key.fileobj), mask)
             for viewer in [viewer for viewer in self._viewers.values() if viewer.is_leaving]:
                 self._forget(viewer)

@@ -19,7 +19,6 @@ Left out: persistent connections, HTTP/2, and a limit on TLS handshakes (a milli
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import socket
 import ssl
@@ -36,6 +35,7 @@ from pacecar.clock import SystemClock
 from ..fair_share import yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.log_limiter import LogLimiter
+from ..wakeable_selector import WakeableSelector
 from ..watched_threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from .basic_auth import AuthVerdict, BasicAuth
 from .client_source import LoopbackUsers, source_of
@@ -176,10 +176,8 @@ class WebServer:
         """Serve `app` on threads of our own."""
         assert self._listener is not None, "bind comes first"
         self._app = app
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
+        self._selector = WakeableSelector()
         self._selector.register(self._listener, _READ)
-        self._selector.register(self._woken, _READ)
         self._server = WatchedThread("web-serve", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
         self._checker = WatchedThread("web-check", self._check, self._clock)
         self._server.start()
@@ -191,7 +189,7 @@ class WebServer:
             return
         self._closing = True
         if self._server is not None and self._checker is not None:
-            self._wake_up()
+            self._selector.wake()
             self._checks.close()
             # One that is still at work keeps what it works with: the number of a closed file is soon another's.
             have_ended = [thread.join(CLOSE_SECONDS) for thread in (self._server, self._checker)]
@@ -199,8 +197,6 @@ class WebServer:
                 for client in list(self._clients.values()):
                     self._drop(client)
                 self._selector.close()
-                os.close(self._woken)
-                os.close(self._wake)
                 self._users.close()
         self._server = self._checker = None
         self._listener.close()
@@ -217,8 +213,7 @@ class WebServer:
                     self._accept(self._listener)
                 elif isinstance(key.data, _Client):
                     self._safely(key.data, self._go_on)
-                else:
-                    self._take_verdicts()
+            self._take_verdicts()
             self._expire(time.monotonic())
 
     def _pause(self) -> float:
@@ -360,16 +355,9 @@ class WebServer:
                 took_ns = time.perf_counter_ns() - begun
                 self._checks.checked(client.source, is_right=verdict is AuthVerdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
-            if not self._closing:
-                self._wake_up()
-
-    def _wake_up(self) -> None:
-        with suppress(OSError):  # full: then it will wake anyway
-            os.write(self._wake, b"x")
+            self._selector.wake()
 
     def _take_verdicts(self) -> None:
-        with suppress(OSError):
-            os.read(self._woken, 4096)
         while not self._checked.empty():
             self._tell(*self._checked.get())
 

@@ -30,6 +30,7 @@ from ..fair_share import round_robin, yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.node_signals import NodeSignals
 from ..jobs.state import DaemonState
+from ..wakeable_selector import WakeableSelector
 from ..watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from .authorization import Target, may_dump
 from .command_routing import CommandRouting
@@ -184,10 +185,8 @@ class SocketServer:
     def start(self) -> None:
         """Open the socket and start the thread; raises UnixSocketError."""
         self._listener = self._unix_socket.open()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
+        self._selector = WakeableSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread = WatchedThread("inbox", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
         self._thread.start()
 
@@ -196,7 +195,7 @@ class SocketServer:
         if self._thread is None:
             return
         self._is_stopping = True
-        os.write(self._wake_write, b"x")
+        self._selector.wake()
         has_ended = self._thread.join(CLOSE_SECONDS)
         self._thread = None
         self._unix_socket.close()
@@ -209,8 +208,6 @@ class SocketServer:
         self._connections.clear()
         self._by_uid.clear()
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
     def _serve(self) -> None:
         thread = self._thread
