@@ -7,7 +7,7 @@ and records.  Start with `tuner` (one rank's part) and `policy.tuning_policy` (t
     experiment/       one trial, its test, its budget       command_handler   executes people's commands
     forecast/         what a change should gain             status_reporter   what one rank's tuner says
     guards/           pause, or take a change back          restart_advice    what the tuner may not do, in words
-    consensus/        all ranks, or none
+    consensus/        all ranks, or none                    tuner_history     the last of what it recorded
     knobs/            how a knob is turned
     memory/           what earlier runs found
 

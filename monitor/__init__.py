@@ -13,6 +13,7 @@ the jobs.  Start with `daemon`, which builds all parts; `service` is the process
     service, reload, systemd, activation    signals, changed files, readiness, a socket that systemd opened
     watched_threads, fault_containment      every thread goes on; a bug costs one job, collector or step of a tick
     fair_share, heap_trimming               bounds that users share; memory that does not grow
+    wakeable_selector                       how the socket server, the web server and the event stream wait
 
 It sets nothing on any device, starts no program, and a scrape never waits for a driver.
 """
