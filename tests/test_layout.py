@@ -139,7 +139,7 @@ def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_editable_insta
     train_beside_own_modules(user, ROOT)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_installed_wheel(tmp_path: Path) -> None:
     source = tmp_path / "source"
     # Built from a copy: setuptools leaves build/ behind, and a stale one would go into the wheel.

@@ -257,14 +257,13 @@ def test_in_advice_nothing_is_watched(guarded: Any) -> None:
 # --- what the guard sees with -----------------------------------------------------------------------
 
 
-def stepped() -> tuple[nn.Module, LossMonitor]:
+def stepped(choice: str = "none") -> tuple[nn.Module, LossMonitor]:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    return model, LossMonitor(model)
+    return model, LossMonitor(model, lambda: choice)
 
 
 def test_losses_of_micro_batches_add_up_by_their_weights_and_the_norm_is_the_gradients() -> None:
-    model, vigil = stepped()
-    vigil.choice = lambda: "bf16"
+    model, vigil = stepped("bf16")
     for p in model.parameters():
         p.grad = torch.full_like(p, 2.0)
     vigil.loss(torch.tensor(1.0), weight=0.25)

@@ -72,7 +72,7 @@ def test_another_shape_samples_said_and_a_wake_are_cared_for_and_the_next_like_i
 def test_a_listener_that_wants_no_boundary_is_left_alone_until_it_is_woken(job, attach):
     heard = []
     hook = attach(job, config=QUIET, on_boundary=heard.append)
-    hook.wants_boundary = lambda: False
+    hook._listener.wants_boundary = lambda: False
     job.run(10)
     before = len(heard)
     job.run(10)

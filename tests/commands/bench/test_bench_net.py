@@ -277,7 +277,7 @@ def measured(link: str, *arguments: str) -> dict:
 
 
 @pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("_can_shape")
 def test_no_figure_is_better_than_the_link():
     """A ring of two is two messages of 5 ms one after the other; 200 Mbit/s are 25 MB/s.  A busy host only adds."""
