@@ -118,6 +118,7 @@ class JobRun(StepListener, DaemonInbox):
                 self._start_rank_monitor(config)
         except BaseException:
             self._close_parts("could not start", is_exit=False)
+            self._close_sinks(self._queues)
             raise
         self.messages.register("trace", self.tracing.trace)
         self.messages.register("tune", self._tune)
@@ -220,10 +221,12 @@ class JobRun(StepListener, DaemonInbox):
         `is_exit`: the process ends, so that nothing is trained with what stays.
         """
         self._close_parts(reason, is_exit=is_exit)
+        self._close_sinks(self.sinks)
+
+    def _close_sinks(self, sinks: Sequence[RecordSink]) -> None:
+        """Deliver what is queued: their threads must not live into the interpreter's own end."""
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
-        # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
-        # an absent daemon uses up all of it.
-        for sink in reversed(self.sinks):
+        for sink in reversed(sinks):  # the file needs no deadline, while an absent daemon uses up all of it
             _guard(sink, partial(sink.close, max(0.0, deadline - time.monotonic())))
 
     def _close_parts(self, reason: str, *, is_exit: bool) -> None:

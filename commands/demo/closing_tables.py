@@ -18,7 +18,7 @@ __all__ = ["closing"]
 
 def closing(result: Result, report: Report, places: dict[str, str], console: Console) -> Group:
     """Return what is printed at the end; `places` says where to look, in order."""
-    return Group(Text(), *terminal_report(report, console), *_facts(result), _places(places))
+    return Group(*terminal_report(report, console), *_facts(result), _places(places))
 
 
 def _facts(result: Result) -> list[RenderableType]:

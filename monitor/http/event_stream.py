@@ -126,8 +126,11 @@ class EventStream:
         self._selector.wake()
         has_ended = self.thread is None or self.thread.join(CLOSE_SECONDS)
         self.thread = None
-        if not has_ended:  # it keeps what it works with
-            return
+        if has_ended:
+            self._release()
+
+    def _release(self) -> None:
+        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
         for viewer in [*self._viewers.values(), *self._waiting]:
             _hang_up(viewer.connection)
         self._viewers.clear()
@@ -193,6 +196,7 @@ class EventStream:
             for viewer in [v for v in self._viewers.values() if v.rest and now_ns - v.moved_ns >= self._slow_ns]:
                 self.dropped += 1
                 self._forget(viewer)
+        self._release()
 
     def _take_in(self) -> None:
         while True:

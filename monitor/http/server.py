@@ -191,13 +191,9 @@ class WebServer:
         if self._server is not None and self._checker is not None:
             self._selector.wake()
             self._checks.close()
-            # One that is still at work keeps what it works with: the number of a closed file is soon another's.
-            have_ended = [thread.join(CLOSE_SECONDS) for thread in (self._server, self._checker)]
-            if all(have_ended):
-                for client in list(self._clients.values()):
-                    self._drop(client)
-                self._selector.close()
-                self._users.close()
+            has_ended, _ = [thread.join(CLOSE_SECONDS) for thread in (self._server, self._checker)]
+            if has_ended:
+                self._release()
         self._server = self._checker = None
         self._listener.close()
         self._listener = None
@@ -215,6 +211,14 @@ class WebServer:
                     self._safely(key.data, self._go_on)
             self._take_verdicts()
             self._expire(time.monotonic())
+        self._release()
+
+    def _release(self) -> None:
+        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
+        for client in list(self._clients.values()):
+            self._drop(client)
+        self._selector.close()
+        self._users.close()
 
     def _pause(self) -> float:
         """Return the time until a client's deadline, or until accepting again, and TURN_SECONDS at most."""

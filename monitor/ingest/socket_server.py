@@ -199,9 +199,13 @@ class SocketServer:
         has_ended = self._thread.join(CLOSE_SECONDS)
         self._thread = None
         self._unix_socket.close()
-        if not has_ended:  # it keeps what it works with: the number of a closed file is soon another's
+        if has_ended:
+            self._release()
+        else:
             _log.warning("the thread of the inbox does not return and is left behind")
-            return
+
+    def _release(self) -> None:
+        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.sock.close()
@@ -225,6 +229,7 @@ class SocketServer:
                     self._hear_safely(key.data)
             self._resume_accepting()
             self._resume_hearing()
+        self._release()
 
     def _accept_safely(self) -> bool:
         try:

@@ -154,7 +154,7 @@ def run_until_kept(folder: Path, options: dict[str, Any]) -> None:
     end = folder.with_suffix(".end")
     # What many micro-batches cost is slept: two late steps on a busy machine would end the right trial as too slow.
     arguments = (
-        "--tune", "exact", "--micro-batch", "1", "--piece-pause", "0.002", "--width", "32", "--steps", "10",
+        "--tune", "exact", "--micro-batch", "1", "--piece-pause", "0.001", "--width", "32", "--steps", "10",
         "--until", str(end),
     )  # fmt: skip
     job = start_job(folder, *arguments, **options)
