@@ -58,7 +58,7 @@ def rank() -> None:
 
     figures = {
         "ranks": world, "made_ms": made_ms, **{name: after[name] - before[name] for name in after},
-        "own": timed(own, road.take), "job": timed(jobs, lambda work: work.wait()),
+        "own": timed(own, road.receive), "job": timed(jobs, lambda work: work.wait()),
     }  # fmt: skip
     road.leave()
     dist.barrier()

@@ -84,7 +84,7 @@ def model(file: Path) -> None:
             assert snapshot is not None
             samples = [
                 *snapshot.samples(),
-                *daemon._energies.take(snapshot, daemon._state.jobs),
+                *daemon._energies.update(snapshot, daemon._state.jobs),
                 *daemon._live_samples(),
             ]
         finally:

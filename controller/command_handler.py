@@ -179,7 +179,7 @@ class CommandHandler:
             if action == "set":
                 values.update(self._value(command.arguments))
             who = "by hand" if command.uid is None else f"by hand (uid {command.uid})"
-            self._policy.take(Order(action, values, who, answer))
+            self._policy.accept(Order(action, values, who, answer))
         except OrderError as error:
             answer("refused", self._because(str(error)))
 

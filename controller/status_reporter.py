@@ -42,7 +42,7 @@ class StatusReporter:
                 self.status = record
             self._emit(record)
 
-    def say(self, state: State, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
+    def report(self, state: State, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
         """Record and log a change of state that is not the policy's; every rank reports its own."""
         last = self.status
         self.status = TunerStatus(

@@ -345,7 +345,7 @@ class Tuner:
             if self._rehearsal.is_late(self._boundary):
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
-        observations = self._backlog.take()
+        observations = self._backlog.drain()
         if not observations and not policy.is_urgent():
             return
         turn, records = policy.advance(observations)
@@ -477,4 +477,4 @@ class Tuner:
 
     def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
         """Record and log a change of state that is not the policy's; every rank reports its own."""
-        self._status.say(state, detail, step=self._step, level=level)
+        self._status.report(state, detail, step=self._step, level=level)

@@ -159,7 +159,7 @@ def guarded(policy: Policy, knobs: JobKnobs, pause: TuningPause) -> Policy:
     if knobs.global_batch is not None:
         policy = StatisticalPace(policy, knobs.global_batch.noise_scale)
     if knobs.loss_monitor is not None:
-        policy = CompressionRollback(policy, knobs.loss_monitor.take)
+        policy = CompressionRollback(policy, knobs.loss_monitor.arrived)
     return policy
 
 

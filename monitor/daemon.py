@@ -359,13 +359,13 @@ class Daemon:
     def _take_tick(self, beat: Beat) -> None:
         snapshot = self._sampler.sample(beat)
         self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot.samples()), set[int]())
-        energy = self._step("energy", lambda: self._energies.take(snapshot, self._state.jobs), list[Sample]())
+        energy = self._step("energy", lambda: self._energies.update(snapshot, self._state.jobs), list[Sample]())
         self._exporter.publish([*snapshot.samples(), *energy])
         self._state.publish(snapshot)
         if self._recorder is not None:
             self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)
-        self._throttled = self._step("throttles", lambda: self._throttles.take(snapshot), {})
-        signals = self._step("signals of the node", lambda: self._signals.take(snapshot), None)
+        self._throttled = self._step("throttles", lambda: self._throttles.update(snapshot), {})
+        signals = self._step("signals of the node", lambda: self._signals.update(snapshot), None)
         self._step("what hooks are told", lambda: self._socket_server.tell(self._throttled, signals), None)
         self._step("the page and its history", self._routes.tick, None)
         self._step("the daemon's own budget", self._keep_budget, None)

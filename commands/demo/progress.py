@@ -70,7 +70,7 @@ class Progress:
         self._decisions: dict[int, Decision] = {}
         self._recent: dict[int, deque[StepRecord]] = {}
 
-    def take(self, records: Iterable[JobRecord]) -> None:
+    def add(self, records: Iterable[JobRecord]) -> None:
         """Update the state from `records`, of one rank at a time in the order in which it wrote them."""
         for record in records:
             match record:

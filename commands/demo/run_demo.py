@@ -125,7 +125,7 @@ def _follow(
         if caught:
             raise KeyboardInterrupt
         for tail in tails:
-            progress.take(tail.read())
+            progress.add(tail.read())
         if rest is not None and rest.is_over(progress, elapsed):
             children.finish_job()
         daemon_code = children.daemon_exit_code()

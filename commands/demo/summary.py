@@ -56,7 +56,7 @@ def summarize(folder: Path, losses: DemoLosses | None = None, *, overhead_budget
     sums = empty_sums(inputs, story)
     steps: list[_Step] = []
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
-        stretch = sums.take(key, measured)
+        stretch = sums.add(key, measured)
         counts.add(record for _, record in measured)
         steps.append(_Step(key, stretch, {rank: one for rank, one in measured if isinstance(one, StepRecord)}))
     sums.complete(story.goodbyes, story.lives)

@@ -75,7 +75,7 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     story = choose_job(gather(inputs.told()), inputs, options.job)
     sums = empty_sums(inputs, story)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
-        sums.take(key, measured)
+        sums.add(key, measured)
     sums.complete(story.goodbyes, story.lives)
     if not sums.ranks or not any(total.lives for total in sums.ranks.values()):
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])

@@ -74,7 +74,7 @@ class Hosts:
         self._uuids = {hello.device_uuid for hello in self.hellos if hello.device_uuid}
         self._interfaces = {(hello.host, hello.interface) for hello in self.hellos if hello.interface}
 
-    def take(self, host: str, tick: Tick) -> None:
+    def add(self, host: str, tick: Tick) -> None:
         """Add one tick of a host; one of a host that is not the job's, or outside the stretches, is not counted."""
         if self._hosts and host not in self._hosts:
             return

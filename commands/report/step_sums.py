@@ -281,7 +281,7 @@ class StepSums:
                 self.jumps_ns.append(jump)
         self._clock = now
 
-    def take(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> SettingStretch | None:
+    def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> SettingStretch | None:
         """Add what all ranks measured at `key`; return the stretch in whose pace it counts, None where in none."""
         records: list[StepRecord] = []
         for rank, record in measured:

@@ -45,7 +45,7 @@ def utilization_of(
     spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
     hosts = Hosts(spans, tuple(story.hellos.values()))
     for host, tick in inputs.ticks():
-        hosts.take(host, tick)
+        hosts.add(host, tick)
     rows = []
     for name, label in _LEDGER_ROWS:
         found = [_stat(getattr(parts[side], name)) if side in parts else None for side in names]

@@ -34,7 +34,7 @@ class Keys:
     def __init__(self) -> None:
         self._rest = b""
 
-    def take(self, data: bytes) -> list[str]:
+    def decode(self, data: bytes) -> list[str]:
         """Return the keys in `data`, which follows what came before."""
         rest, keys = (self._rest + data)[:KEYS_MAX], list[str]()
         while rest:

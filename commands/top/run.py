@@ -116,7 +116,7 @@ def _loop(fetcher: Fetcher, where: str) -> None:
         data = os.read(sys.stdin.fileno(), 256) if ready else b""
         if ready and not data:
             return  # the terminal is gone
-        for key in keys.take(data) if data else keys.quiet():
+        for key in keys.decode(data) if data else keys.quiet():
             if key == "redraw":
                 drawn = None
             elif not on_key(key, view, shown.document):

@@ -131,7 +131,7 @@ class VoteChannel:
         self._latest.append(frame)
         return frame
 
-    def take(self, frame: Frame, seconds: float | None = None) -> list[list[int]]:
+    def receive(self, frame: Frame, seconds: float | None = None) -> list[list[int]]:
         """Return the words of every rank, in order of rank; waits for them, at most `seconds`.
 
         Raises:

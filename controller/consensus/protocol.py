@@ -243,7 +243,7 @@ class ProtocolMember:
         self._layout = space_hash(self.spaces)
         return refused
 
-    def hear(self, vectors: Sequence[Sequence[int]]) -> list[JobPace]:
+    def receive(self, vectors: Sequence[Sequence[int]]) -> list[JobPace]:
         """Take the reports of all ranks: learn rank 0's proposal, return the steps that every rank measured.
 
         Ranks that do not agree on version, step, epoch or layout freeze; so does this rank when another is frozen.

@@ -192,10 +192,10 @@ class RankAgreement:
         if self.has_left:
             return heard
         try:
-            words = self._side.take()
+            words = self._side.receive()
             if words is not None:
                 if self._offer_is_heard:
-                    heard.paces = self._member.hear(words)
+                    heard.paces = self._member.receive(words)
                 else:
                     heard.refused = self._member.receive_offers(words)
                     self._offer_is_heard = True
@@ -259,7 +259,7 @@ class RankAgreement:
     def _take(self, frame: Frame, seconds: float | None) -> list[list[int]] | None:
         """Return what all ranks sent; where that cannot be had any more this rank leaves, and None is returned."""
         try:
-            return self._main.take(frame, seconds)
+            return self._main.receive(frame, seconds)
         except LeftError as error:
             self._gone(str(error), is_known=True)
         except Exception as error:  # noqa: BLE001  late, or whatever gloo raises
@@ -307,7 +307,7 @@ class RankAgreement:
         rows: list[list[int]] | None = None
         try:
             frame = self._main.post(VoteSubject.CLOSE if closes else VoteSubject.SWITCH, mine)
-            rows = self._main.take(frame, SWITCH_SECONDS)
+            rows = self._main.receive(frame, SWITCH_SECONDS)
         except LeftError as error:  # all ranks read it in this frame
             self._gone(None if closes else str(error), is_known=True)
             return False

@@ -161,7 +161,7 @@ class ObservationBacklog:
             else:
                 self._observations.append(_observe(step.settled(), pace, live, step.backward))
 
-    def take(self) -> list[Observation]:
+    def drain(self) -> list[Observation]:
         """Return what was observed since the last call."""
         observations, self._observations = self._observations, []
         return observations

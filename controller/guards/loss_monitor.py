@@ -121,7 +121,7 @@ class LossMonitor:
         """Whether loss and gradients are not read any more."""
         return self._is_broken
 
-    def take(self) -> list[DivergenceSignals]:
+    def arrived(self) -> list[DivergenceSignals]:
         """Return what has arrived, in step order; never waits.
 
         Raises:

@@ -71,7 +71,7 @@ class ChangeDetector:
         """Track the pace anew: another setting is in force, with a pace of its own."""
         self._watch = PaceTracker()
 
-    def take(self, step: Observation) -> None:
+    def keep_window(self, step: Observation) -> None:
         """Keep an exact window, of whatever setting."""
         if step.exact:
             self._recent.append(step)

@@ -59,7 +59,7 @@ class DecisionRecords:
         self.decisions = 0
         self.trials = 0
 
-    def take(self) -> list[Record]:
+    def drain(self) -> list[Record]:
         """Return what was written since the last call."""
         records, self._records = self._records, []
         return records
@@ -108,7 +108,7 @@ class DecisionRecords:
         )
         return reason
 
-    def say(self, state: State, detail: str, spent_ns: float, step: Observation) -> None:
+    def report(self, state: State, detail: str, spent_ns: float, step: Observation) -> None:
         """Write down a status if it differs from the last one."""
         if self._said == (state, detail):
             return

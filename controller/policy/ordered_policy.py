@@ -204,7 +204,7 @@ class OrderedPolicy(Policy):
         spaces = [bounded(space, self._config) for space in self._spaces if space.knob in self._stages.kept]
         return {space.knob: space.domain for space in spaces if space is not None}
 
-    def take(self, order: Order) -> None:
+    def accept(self, order: Order) -> None:
         """Begin to carry `order` out.
 
         Raises:
@@ -230,7 +230,7 @@ class OrderedPolicy(Policy):
         if self._last is not None:
             values = order.values or self.began
             named = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(values.items()))
-            self._stages.say(f"{order.action} {order.who}: {named}, as soon as all ranks agree", self._last)
+            self._stages.report(f"{order.action} {order.who}: {named}, as soon as all ranks agree", self._last)
 
     def _check(self, order: Order) -> None:
         if self.over is not None:

@@ -82,7 +82,7 @@ class PolicySequence:
         self._decisions += 1
         return self._decisions
 
-    def say(self, detail: str, step: Observation) -> None:
+    def report(self, detail: str, step: Observation) -> None:
         """Add a status that is no stage's; it comes with the next `advance`."""
         said = TunerStatus(
             job=self._facts.job,

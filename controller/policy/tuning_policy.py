@@ -125,13 +125,13 @@ class TuningPolicy(Policy):
                 self._skip(step)
             else:
                 self._take(step)
-        return self._wish(), self._records.take()
+        return self._wish(), self._records.drain()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """End: no more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
             self._abandon(self._open, f"{reason} before it was decided", self._last)
-        return self._records.take()
+        return self._records.drain()
 
     # --- one step ---
 
@@ -173,7 +173,7 @@ class TuningPolicy(Policy):
         self._account(step)
         self._selection.model.learn(step)
         self._selection.see(step.node)
-        self._changes.take(step)
+        self._changes.keep_window(step)
         if self._open is not None:
             self._follow(self._open, step)
             return
@@ -425,4 +425,4 @@ class TuningPolicy(Policy):
 
     def _say(self, state: State, detail: str, step: Observation) -> None:
         self._state = state
-        self._records.say(state, detail, self._budget.spent_ns, step)
+        self._records.report(state, detail, self._budget.spent_ns, step)

@@ -138,7 +138,7 @@ class GpuCollector:
 
     def _keep_session(self) -> None:
         """Begin to open the driver when that is due, and use the result of an opening that has finished."""
-        result = self._opener.take()  # of an opening that took longer than its tick
+        result = self._opener.result()  # of an opening that took longer than its tick
         if result is None and self._opener.busy_since_ns is None and self._opening_is_due():
             self._is_open = False
             # A shutdown would wait for the locks of a call that hangs.
@@ -146,7 +146,7 @@ class GpuCollector:
             self._xid_sources.detach()
             self._opener.ask()
             self._wait(lambda: self._opener.busy_since_ns is None)
-            result = self._opener.take()
+            result = self._opener.result()
         if self._is_open:
             for found in self._sessions.late():
                 self._unit_of(found).attach(found)
@@ -308,7 +308,7 @@ class GpuCollector:
             elif self._opener.busy_since_ns is not None:
                 unit.await_driver()
             samples += unit.health()
-        heard = self._listener.take() if self._is_listening else None
+        heard = self._listener.result() if self._is_listening else None
         if isinstance(heard, HeardXid):
             self._xid_sources.note(heard)
             if heard.failure is not None:

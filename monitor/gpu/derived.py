@@ -59,7 +59,7 @@ class ClockEvents:
         self._ns: dict[int, int] = {}
         self._sampled_ns: int | None = None
 
-    def take(self, mask: int, supported: int, now_ns: int, counted_by_driver: set[str]) -> Iterator[Sample]:
+    def update(self, mask: int, supported: int, now_ns: int, counted_by_driver: set[str]) -> Iterator[Sample]:
         """Yield the time of each supported reason that the driver does not count, after `mask` was read."""
         elapsed = 0 if self._sampled_ns is None else now_ns - self._sampled_ns
         self._sampled_ns = now_ns
@@ -79,7 +79,7 @@ class MeanPower:
         self._base: tuple[int, int] | None = None
         self._milliwatts: float | None = None
 
-    def take(self, energy_millijoules: int, now_ns: int) -> Iterator[Sample]:
+    def update(self, energy_millijoules: int, now_ns: int) -> Iterator[Sample]:
         """Yield the mean power of the last whole window; nothing before there is one."""
         if self._base is None:
             self._base = (energy_millijoules, now_ns)
@@ -107,7 +107,7 @@ class GpuCounter:
         self._last = 0
         self._may_be_anew = False
 
-    def take(self, value: int, bits: int = 64) -> int:
+    def update(self, value: int, bits: int = 64) -> int:
         """Return the total after the driver's counter was read as `value`, of a type with `bits` bits."""
         if value >= self._last:
             self.total += value - self._last
@@ -133,7 +133,7 @@ class LinkCounter:
         self._asked_ns = 0
         self._may_be_anew = False
 
-    def take(self, value: int, asked_ns: int, answered_ns: int, bytes_per_second_max: float | None) -> int | None:
+    def update(self, value: int, asked_ns: int, answered_ns: int, bytes_per_second_max: float | None) -> int | None:
         """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
 
         The driver was asked at `asked_ns` and had answered by `answered_ns` (monotonic); when in between it read the

@@ -420,10 +420,10 @@ class Device:
     def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
         mask = nvml.number(handle, Number.CLOCK_REASONS)
-        return self._events.take(mask, supported, self._clock.monotonic_ns(), self._fields.meanings.reasons())
+        return self._events.update(mask, supported, self._clock.monotonic_ns(), self._fields.meanings.reasons())
 
     def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
-        energy = self._energy_counter.take(nvml.number(handle, Number.ENERGY))
+        energy = self._energy_counter.update(nvml.number(handle, Number.ENERGY))
         samples = [Sample("pacecar_gpu_energy_joules_total", (self.label,), energy)]
         return samples + self._mean_power(samples)
 
@@ -432,5 +432,5 @@ class Device:
             power
             for sample in answers
             if sample.metric == "pacecar_gpu_energy_joules_total"
-            for power in self._power.take(int(sample.value), self._clock.monotonic_ns())
+            for power in self._power.update(int(sample.value), self._clock.monotonic_ns())
         ]

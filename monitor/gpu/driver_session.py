@@ -101,7 +101,7 @@ class DriverSessions:
 
     def late(self) -> list[FoundDevice]:
         """Return the GPUs that answered after the opening was over; those of an older one are forgotten."""
-        results = {index: (opening, worker.take()) for index, (opening, worker) in self._finders.items()}
+        results = {index: (opening, worker.result()) for index, (opening, worker) in self._finders.items()}
         found: list[FoundDevice] = []
         for index, (opening, result) in results.items():
             if result is not None:
@@ -122,7 +122,7 @@ class DriverSessions:
             self._returned.wait_for(lambda: all(w.busy_since_ns is None for w in asked.values()), FIND_SECONDS)
         results: dict[int, FoundDevice | Exception] = {}
         for index, worker in asked.items():
-            result = worker.take()
+            result = worker.result()
             if result is None:
                 self._finders[index] = (self.openings, worker)
             else:

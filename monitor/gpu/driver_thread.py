@@ -44,7 +44,7 @@ class DriverThread(Generic[T]):
             self._thread.start()
         self._asked.put(job or self._job)
 
-    def take(self) -> T | Exception | None:
+    def result(self) -> T | Exception | None:
         """Return the result of the last job, once; None when there is none, or not yet."""
         with self._returned:
             result, self._result = self._result, None

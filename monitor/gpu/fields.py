@@ -183,7 +183,7 @@ class FieldMeanings:
     def look(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> None:
         """Take a reading of a PCIe counter between two ticks."""
         counter = self._link_counters[field]
-        if counter.take(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max) is None:
+        if counter.update(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max) is None:
             self._missed.add(field)
 
     def health(self) -> Iterator[Sample]:
@@ -197,7 +197,7 @@ class FieldMeanings:
         value = answer.value
         if field.of_link:
             link = self._link_counters.setdefault(field, LinkCounter())
-            total = link.take(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max)
+            total = link.update(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max)
             if total is None or field in self._missed:
                 self._missed.discard(field)
                 self._unreliable.add(field)
@@ -208,7 +208,7 @@ class FieldMeanings:
             counter = self._counters.get(field)
             if counter is None:
                 counter = self._counters[field] = GpuCounter()
-            value = counter.take(answer.value, answer.bits)
+            value = counter.update(answer.value, answer.bits)
         return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
 
     def without_doubles(self) -> Iterator[Field]:

@@ -141,7 +141,7 @@ class GpuState:
 
     def gather_glance(self) -> list[Sample]:
         """Return what a glance read; an error is reported by the next tick, which meets it again."""
-        result = self.worker.take() if self.is_glancing else None
+        result = self.worker.result() if self.is_glancing else None
         return result.samples if isinstance(result, DeviceReading) else []
 
     def gather(self) -> tuple[list[Sample], list[str], bool]:
@@ -163,7 +163,7 @@ class GpuState:
 
     def _collect(self) -> None:
         """Take the reading that has come, and compute when the next is due; the result of a glance is no reading."""
-        result = self.worker.take() if self._awaits_tick else None
+        result = self.worker.result() if self._awaits_tick else None
         if result is None:
             return
         self._arrived = result
@@ -221,7 +221,7 @@ class GpuState:
 
     def _settle(self) -> None:
         if self._waiting is not None and self.worker.busy_since_ns is None:
-            self.worker.take()  # an answer from the old session is worth nothing
+            self.worker.result()  # an answer from the old session is worth nothing
             self.device.attach(*self._waiting)
             self._waiting, self._is_attached, self._awaits_tick = None, True, False
             self._arrived = self._held = None

@@ -71,7 +71,7 @@ class XidTally:
         for code in KNOWN_XIDS:
             self._counts.setdefault((gpu, code), 0)
 
-    def hear(self, witness: str, gpu: str, code: int, now_ns: int) -> bool:
+    def record(self, witness: str, gpu: str, code: int, now_ns: int) -> bool:
         """Take one report; return whether it is of an error that is new."""
         while self._unpaired and now_ns - self._unpaired[0][0] > PAIR_SECONDS * NS_PER_SECOND:
             self._unpaired.popleft()

@@ -93,7 +93,7 @@ class XidSources:
     def note(self, heard: HeardXid) -> None:
         """Count the reports, and log each error once."""
         for witness, gpu, code in heard.reports:
-            if self._tally.hear(witness, gpu, code, self._clock.monotonic_ns()):
+            if self._tally.record(witness, gpu, code, self._clock.monotonic_ns()):
                 _log.warning("gpu %s: Xid %d", gpu, code)
 
     def samples(self) -> Iterator[Sample]:

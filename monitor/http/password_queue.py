@@ -80,7 +80,7 @@ class PasswordQueue(Generic[T]):
             self._changed.notify()
         return None if turned_away is None else turned_away.item  # type: ignore[return-value]  # what was put
 
-    def take(self) -> tuple[T | None, float | None]:
+    def pop(self) -> tuple[T | None, float | None]:
         """Return the next to be checked; or None and the seconds until there may be one (None: when one is put)."""
         with self._changed:
             return self._take()

@@ -76,7 +76,7 @@ class FrameValidation:
         self.hello: JobHello | None = None
         self._own_pid = own_pid
 
-    def take(self, frame: bytes) -> ValidatedFrame:
+    def decode(self, frame: bytes) -> ValidatedFrame:
         """Return what is in `frame` and the hello that it belongs to.
 
         Raises:

@@ -358,7 +358,7 @@ class SocketServer:
         return None
 
     def _take(self, connection: Connection, frame: bytes) -> None:
-        (record, hello), uid = connection.conversation.take(frame), connection.conversation.peer.uid
+        (record, hello), uid = connection.conversation.decode(frame), connection.conversation.peer.uid
         if isinstance(record, Request):
             self._ask(connection, record)
         elif isinstance(record, DumpRequest):
@@ -367,7 +367,7 @@ class SocketServer:
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
-            left = self._state.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
+            left = self._state.record(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
             for displaced in left:
                 self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
                 for other in self._connections.values():

@@ -115,7 +115,7 @@ class JobEnergies:
         self._jobs: dict[JobKey, _Job] = {}
         self._faults = faults or FaultContainment()
 
-    def take(self, snapshot: Snapshot, jobs: Callable[[], Sequence[JobView]]) -> list[Sample]:
+    def update(self, snapshot: Snapshot, jobs: Callable[[], Sequence[JobView]]) -> list[Sample]:
         """Return the series of all jobs whose energy is known; `jobs` is asked only where GPUs have counters."""
         energies_mj = _energies(snapshot)
         if not energies_mj and not self._jobs:

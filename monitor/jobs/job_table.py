@@ -345,7 +345,7 @@ class JobTable:
             del self._jobs[key]
         return gone
 
-    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
+    def record(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
         """Take a record from the connection `owner` of user `uid` that introduced itself by `hello`.
 
         `size` is that of its frame in bytes.  Returns what made room for it.
@@ -400,7 +400,7 @@ class JobTable:
             case TunerOrder():
                 _tally(job.order_tallies, (record.action, record.outcome))
             case Straggler() | JobLedger() | HangSuspicion():
-                job.crew.take(record, now)
+                job.crew.record(record, now)
             case Goodbye():
                 rank.goodbye = record
                 rank.step = None if rank.step is None else completed(rank.step, record)

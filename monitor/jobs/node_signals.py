@@ -154,7 +154,7 @@ class NodeSignalsSource:
         self._fault_counts: dict[_Key, float] = {}
         self._faults: dict[tuple[str, str], int] = {}
 
-    def take(self, snapshot: Snapshot) -> NodeSignals | None:
+    def update(self, snapshot: Snapshot) -> NodeSignals | None:
         """Return the signals to send after this tick; None: not due yet."""
         counters: dict[_Key, float] = {}
         for sample in snapshot.samples():
@@ -240,7 +240,7 @@ class Throttles:
         self._since_ns: int | None = None
         self._held: dict[str, tuple[str, ...]] = {}
 
-    def take(self, snapshot: Snapshot) -> Mapping[str, Throttling]:
+    def update(self, snapshot: Snapshot) -> Mapping[str, Throttling]:
         """Return uuid -> what holds the GPU's clocks down; a GPU about which nothing is known is not in it."""
         uuids: dict[str, str] = {}
         counters: dict[tuple[str, str], int] = {}

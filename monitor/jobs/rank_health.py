@@ -59,7 +59,7 @@ class RankHealth:
         self._hangs: dict[int, tuple[int, bool]] = {}
         self._suspected_ns: int | None = None
 
-    def take(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
+    def record(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
         """Take one record."""
         match record:
             case JobLedger():

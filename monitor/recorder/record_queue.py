@@ -92,7 +92,7 @@ class RecordQueue(Generic[T]):
         if not self._entries[owner]:
             del self._entries[owner], self._bytes[owner], self._waiting[owner]
 
-    def take(self) -> list[Queued[T]]:
+    def drain(self) -> list[Queued[T]]:
         """Return all that waits, in the order in which it came."""
         with self._lock:
             waiting = self._waiting

@@ -244,7 +244,7 @@ class FlightRecorder:
 
     def step(self) -> None:
         """Put into the ring buffers what is in the queue, and begin a file if it is time."""
-        for at_ns, _, entry, _ in self._queue.take():
+        for at_ns, _, entry, _ in self._queue.drain():
             self._take(at_ns, entry)
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
         now = self._clock.monotonic_ns()

@@ -136,7 +136,7 @@ class _Worker:
         begun = time.thread_time_ns()
         try:
             samples = glance()
-            self._window.take(samples)
+            self._window.add(samples)
             if self._overhear is not None and samples:
                 self._overhear(samples)
         except BaseException as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
@@ -158,7 +158,7 @@ def _over_window(outcome: Outcome, window: WindowStats, now_ns: int) -> Outcome:
     """Return `outcome` with lowest, mean and highest of its windowed series added."""
     if isinstance(outcome, Absent):
         return outcome
-    window.take(outcome.samples)
+    window.add(outcome.samples)
     window.close(now_ns)
     more = window.over(outcome.samples)
     return msgspec.structs.replace(outcome, samples=(*outcome.samples, *more)) if more else outcome

@@ -52,7 +52,7 @@ class WindowStats:
         self._length_ns = length_ns
         self._series: dict[tuple[str, tuple[str, ...]], deque[_Bucket]] = {}
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[Sample]) -> None:
         """Add the values of windowed metrics among `samples`; the others are not looked at."""
         for sample in samples:
             if sample.metric not in WINDOW_NAMES:

@@ -76,7 +76,7 @@ class DataLoading:
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Add to this step's samples and tokens; overrides what the hook would guess."""
-        self._counts.say(samples, tokens)
+        self._counts.add(samples, tokens)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -237,7 +237,7 @@ class Hook:
         Raises:
             AlreadyAttachedError: another hook is active in this process.
         """
-        single_instance.take(self)
+        single_instance.claim(self)
         self._is_started = True
         self._listener = listener
         self._phases.tells_inputs = self._utilization.tells_inputs
@@ -374,7 +374,7 @@ class Hook:
             boundary.usual, was_counted = take_inputs(phases, self._utilization)
         samples, tokens = boundary.usual.samples, None
         if self._counts.has_news:
-            samples, tokens = self._counts.take(samples)
+            samples, tokens = self._counts.drain(samples)
         phases.guesses_samples = True
         raw = schedule.last_raw = timer.finish(now_ns)
         now = self._wall_ns()

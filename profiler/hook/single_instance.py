@@ -31,7 +31,7 @@ attached: list[tuple[AttachmentOwner, str]] = []
 """The process's one active hook and where it was started; guarded by `_lock`."""
 
 
-def take(owner: AttachmentOwner) -> None:
+def claim(owner: AttachmentOwner) -> None:
     """Make `owner` this process's hook.
 
     Raises:

@@ -208,7 +208,7 @@ class StepBoundary:
         passed.steps += 1
         passed.wall_ns += self._timer.skip(now_ns)
         if self._counts.has_news:
-            passed.said(*self._counts.take(None))
+            passed.said(*self._counts.drain(None))
             self._phases.guesses_samples = True
         self.step += 1
         return passed

@@ -238,7 +238,7 @@ class WindowSchedule:
         """Learn from the slice of the step that is over."""
         self._phases.tell_phases(None)
         shape = self._shape(finished.step + 1)
-        taken = self._probe.take()
+        taken = self._probe.next_part()
         self._wanted = None
         finished.disturbed = self.has_aftermath = True
         if taken is None:

@@ -137,14 +137,14 @@ class GatherSchedule:
         is_unusual = self._walls.add(row.medians["wall"]) and self._added > CALM_RANGES
         self._hurry = HURRY_RANGES if is_unusual else max(0, self._hurry - 1)
 
-    def take(self) -> Iterator[list[RankRange]]:
+    def receive(self) -> Iterator[list[RankRange]]:
         """Yield the rows of each range that is complete now, in order of rank.
 
         Raises:
             RangeMessageError: a rank's message cannot be decoded or is not the one that was due.
             RuntimeError: the gather failed.
         """
-        words = self._transport.take() if self.is_out else None
+        words = self._transport.receive() if self.is_out else None
         if words is None:
             return
         number, self.is_out = self.gathers, False

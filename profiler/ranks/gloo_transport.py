@@ -43,7 +43,7 @@ class RankTransport(Protocol):
         """Send `words` to all ranks; the previous gather must have been taken."""
         ...
 
-    def take(self) -> list[list[int]] | None:
+    def receive(self) -> list[list[int]] | None:
         """Return every rank's words if the gather is complete, else None."""
         ...
 

@@ -372,11 +372,11 @@ class RankMonitor:
             )
 
     def _hear(self, exchange: GatherSchedule) -> None:
-        for rows in exchange.take():
-            self._ranges.hear(rows)
+        for rows in exchange.receive():
+            self._ranges.receive(rows)
             if self._hello.rank == 0 and len(rows) > 1:
                 self._report.ledger(rows)
-                for finding in self._straggler_detector.hear(rows):
+                for finding in self._straggler_detector.judge(rows):
                     self._report.straggler(finding)
                 self._report.ladder(exchange.totals)
 

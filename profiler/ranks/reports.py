@@ -92,7 +92,7 @@ class RankReports:
 
     def ladder(self, totals: Sequence[LedgerTotals | None]) -> None:
         """Add the ledgers of all ranks so far; emit the job's what-if bounds when they are due."""
-        self._ladder.hear(
+        self._ladder.record(
             totals,
             now_ns=self._clock.monotonic_ns(),
             wall_ns=self._clock.wall_ns(),

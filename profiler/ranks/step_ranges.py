@@ -154,7 +154,7 @@ class StepRanges:
             self._number, self._first, self._inside = self._number + 1, end, []
             yield made
 
-    def hear(self, rows: Sequence[RankRange]) -> None:
+    def receive(self, rows: Sequence[RankRange]) -> None:
         """Receive all ranks' rows of the next range.
 
         Raises:

@@ -125,7 +125,7 @@ class StragglerDetector:
         self._epoch: int | None = None
         self._ranges = 0
 
-    def hear(self, rows: Sequence[RankRange]) -> list[LateRankFinding]:
+    def judge(self, rows: Sequence[RankRange]) -> list[LateRankFinding]:
         """Test the rows of one range, in order of rank, at least two, and return new and ended findings.
 
         A range in which some rank has no undisturbed step is skipped.

@@ -97,7 +97,7 @@ class JobWhatIf:
         self._since: tuple[int, list[LedgerTotals]] | None = None
         self._oldest_steps = 0
 
-    def hear(
+    def record(
         self,
         ranks: Sequence[LedgerTotals | None],
         *,

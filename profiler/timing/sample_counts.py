@@ -23,7 +23,7 @@ class StepCounts:
         self.has_news = False
         """Whether anything was reported or drawn in this step."""
 
-    def say(self, samples: int | None, tokens: int | None) -> None:
+    def add(self, samples: int | None, tokens: int | None) -> None:
         """Add what the user reported."""
         self.has_news = True
         self._said_samples = plus(self._said_samples, samples)
@@ -35,7 +35,7 @@ class StepCounts:
         self._drawn_samples = plus(self._drawn_samples, samples)
         self._drawn_tokens = plus(self._drawn_tokens, tokens)
 
-    def take(self, forward_samples: int | None) -> tuple[int | None, int | None]:
+    def drain(self, forward_samples: int | None) -> tuple[int | None, int | None]:
         """Return the step's samples and tokens, `forward_samples` as the last resort; begin the next step."""
         samples = self._said_samples
         if samples is None:

@@ -178,7 +178,7 @@ class SideGroup:
         self._mine = torch.frombuffer(self._words, dtype=torch.int64)
         self._all = torch.frombuffer(self._heard, dtype=torch.int64)
 
-    def take(self) -> list[list[int]] | None:
+    def receive(self) -> list[list[int]] | None:
         """Return every rank's words if the gather is complete, else None.
 
         Raises:

@@ -103,7 +103,7 @@ class StepFlops:
             for key in inputs:
                 self._look_up(key)
         is_usual = self._forwards == len(inputs)
-        flops = self.take()
+        flops = self.drain()
         self._usual = (list(inputs), flops) if is_usual and flops is not None else None
         return flops
 
@@ -122,7 +122,7 @@ class StepFlops:
             self._flops += known.total
             self._pending = None
 
-    def take(self) -> int | None:
+    def drain(self) -> int | None:
         """Return the FLOPs of the step that ends; None when one of its forwards is unknown or none was seen."""
         flops = self._flops if self._forwards and not self._missing else None
         self.wants_count = self._missing > 0 and self.reason is None

@@ -78,7 +78,7 @@ class RowDensityProbe:
         elif phase == self._part and self._found is None:
             self._begin()
 
-    def take(self) -> tuple[Part, Slice, int] | None:
+    def next_part(self) -> tuple[Part, Slice, int] | None:
         """End the slice at the boundary; return its part, what it counted and what it cost; None: there was none."""
         part, self._part = self._part, None
         if self._is_running:

@@ -95,7 +95,7 @@ class Side:
     def is_complete(self) -> bool:
         return self.is_busy and None not in self.world.gathers[self.taken]
 
-    def take(self) -> list[Any] | None:
+    def receive(self) -> list[Any] | None:
         if not self.is_complete:
             return None
         if not self.is_seen:
@@ -126,7 +126,7 @@ class Main:
         self.has_said_farewell = subject in (VoteSubject.LEAVE, VoteSubject.CLOSE)
         return frame
 
-    def take(self, frame: int, seconds: float | None) -> list[list[int]]:
+    def receive(self, frame: int, seconds: float | None) -> list[list[int]]:
         rows = self.world.frames[frame]
         if self.gives_up:
             self.gives_up = False

@@ -102,7 +102,7 @@ class Job:
                 if self.taken[rank] == 1:
                     member.receive_offers(heard)
                 else:
-                    for pace in member.hear(heard):
+                    for pace in member.receive(heard):
                         assert pace.pace_ns == 1000 * (RANKS - 1) + pace.step, "the slowest rank's pace of that step"
         if not self.out[rank]:
             vector = member.next_vector()
@@ -286,7 +286,7 @@ def test_ranks_that_disagree_freeze_and_say_about_what(word: int, reason: str) -
     vectors = [m.next_vector() or [] for m in members]
     assert [len(v) for v in vectors] == [REPORT_WORDS] * 2
     vectors[1][word] += 1
-    assert members[0].hear(vectors) == []
+    assert members[0].receive(vectors) == []
     assert reason in str(members[0].frozen)
 
 
@@ -295,7 +295,7 @@ def test_a_step_that_one_rank_did_not_measure_has_no_pace_and_a_profiled_one_say
     heard_by_all(members)
     members[0].close_range(5, [10, 20, 30, 40], [False, True, False, False])
     members[1].close_range(5, [11, 12, None, 13], [False, False, False, True])
-    paces = members[0].hear([m.next_vector() or [] for m in members])
+    paces = members[0].receive([m.next_vector() or [] for m in members])
     assert [(p.step, p.pace_ns, p.profiled) for p in paces] == [(5, 11, False), (6, 20, True), (8, 40, True)]
 
 
@@ -304,7 +304,7 @@ def test_a_zero_pace_is_a_measurement() -> None:
     heard_by_all(members)
     for member in members:
         member.close_range(5, [0] * PERIOD, [False] * PERIOD)
-    assert len(members[0].hear([m.next_vector() or [] for m in members])) == PERIOD
+    assert len(members[0].receive([m.next_vector() or [] for m in members])) == PERIOD
 
 
 def test_rank_0_takes_a_wish_back_although_the_others_still_hold_it() -> None:
@@ -315,7 +315,7 @@ def test_rank_0_takes_a_wish_back_although_the_others_still_hold_it() -> None:
         member.close_range(5, [1] * PERIOD, [False] * PERIOD)
     vectors = [m.next_vector() or [] for m in members]
     for member in members:
-        member.hear(vectors)
+        member.receive(vectors)
     assert [m.ballot()[0] != 0 for m in members] == [True, True]
     members[0].withdraw()
     assert [m.ballot()[0] != 0 for m in members] == [False, True]

@@ -55,7 +55,7 @@ def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact
         for step in range(first + 4, first + 8):
             backlog.remember(Written(step_record(step=step, knobs=KNOBS)))
         backlog.pair([JobPace(step, 100, profiled=False) for step in range(first, first + 4)], LIVE, is_calm=False)
-    seen = [observation.step for observation in backlog.take()]
+    seen = [observation.step for observation in backlog.drain()]
     assert seen == sorted({exact, *range(max(8, exact), 16)})
 
 
@@ -69,4 +69,4 @@ def test_a_window_that_is_read_while_the_next_step_runs_is_an_early_exact_step_t
         for step in range(4, 4 + following):
             backlog.remember(Written(step_record(step=step, knobs=KNOBS)))
         backlog.begin(LIVE)
-        assert [(seen.step, seen.exact) for seen in backlog.take()] == [(3, True)]
+        assert [(seen.step, seen.exact) for seen in backlog.drain()] == [(3, True)]

@@ -115,7 +115,7 @@ def test_the_windows_of_the_new_world_are_what_a_change_carries() -> None:
         window = Observation(
             step, 1, values, 400 * MS, True, world.ledger(step, 400 * MS), True, backward=world.backward(step, values)
         )
-        lookout.take(window)
+        lookout.keep_window(window)
         change = lookout.observe(values, None, 0.01, window)
         if change is not None:
             changes.append(change)

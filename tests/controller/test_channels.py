@@ -47,7 +47,7 @@ def kept(road: Any, *, is_taken: bool) -> list[bool]:
     for number in range(3):
         road.post([1, 2, 3])
         if number < 2 or is_taken:
-            assert road.take() is not None
+            assert road.receive() is not None
     road.close()
     gc.collect()
     return [gather() is not None for gather in group.gathers]
@@ -117,10 +117,10 @@ def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody
     road._group = TwoRanks("the same", "a farewell", "nothing")
     frames = [road.post(VoteSubject.VOTE, [1]) for _ in range(3)]
     with pytest.raises(LeftError, match="rank 1 takes no further part"):
-        road.take(frames[2], 1.0)
-    assert road.take(frames[0], 1.0)[1][0] == 1
+        road.receive(frames[2], 1.0)
+    assert road.receive(frames[0], 1.0)[1][0] == 1
     with pytest.raises(LeftError):
-        road.take(frames[1], 1.0)
+        road.receive(frames[1], 1.0)
 
 
 @pytest.mark.parametrize("who", ["the other", "this one"])

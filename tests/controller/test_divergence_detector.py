@@ -271,10 +271,10 @@ def test_losses_of_micro_batches_add_up_by_their_weights_and_the_norm_is_the_gra
     vigil.boundary(41)
     vigil.boundary(None)
     numel = sum(p.numel() for p in model.parameters())
-    first, second = vigil.take()
+    first, second = vigil.arrived()
     assert first == DivergenceSignals(41, 3.25, pytest.approx(2 * math.sqrt(numel)), "bf16")
     assert (second.step, second.loss) == (42, None)
-    assert vigil.take() == []
+    assert vigil.arrived() == []
 
 
 def test_zero_is_a_measurement_and_no_gradient_is_none() -> None:
@@ -284,14 +284,14 @@ def test_zero_is_a_measurement_and_no_gradient_is_none() -> None:
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     vigil.boundary(2)
-    assert [(s.loss, s.norm) for s in vigil.take()] == [(0.0, None), (None, 0.0)]
+    assert [(s.loss, s.norm) for s in vigil.arrived()] == [(0.0, None), (None, 0.0)]
 
 
 def test_what_nobody_takes_is_bounded() -> None:
     _, vigil = stepped()
     for step in range(3 * PENDING_MAX):
         vigil.boundary(step)
-    assert [s.step for s in vigil.take()] == list(range(2 * PENDING_MAX, 3 * PENDING_MAX))
+    assert [s.step for s in vigil.arrived()] == list(range(2 * PENDING_MAX, 3 * PENDING_MAX))
 
 
 def test_a_loss_that_is_no_number_breaks_the_vigil_and_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,4 +302,4 @@ def test_a_loss_that_is_no_number_breaks_the_vigil_and_not_the_job(caplog: pytes
     vigil.loss(1.0)
     vigil.boundary(1)
     with pytest.raises(RuntimeError, match="cannot be read"):  # it freezes the tuner, which takes compression back
-        vigil.take()
+        vigil.arrived()

@@ -172,7 +172,7 @@ def test_each_rank_s_disturbance_reaches_all_with_its_paces_and_is_gone_with_the
             member.disturbance = number
             member.close_range(1, [5, 6, 7, 8], [False] * 4)
         vectors = [member.next_vector() or [] for member in ranks]
-        paces = [member.hear(vectors) for member in ranks]
+        paces = [member.receive(vectors) for member in ranks]
         told = {rank: number for rank, number in enumerate(numbers) if number is not None}
         assert [dict(member.disturbed) for member in ranks] == [told] * 3
         assert [[pace.pace_ns for pace in one] for one in paces] == [[5, 6, 7, 8]] * 3

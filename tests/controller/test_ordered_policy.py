@@ -81,7 +81,7 @@ class Person:
                     self.heard.append((at, state, detail))
 
                 try:
-                    policy.take(Order(action, values, "by hand (uid 7)", answer))  # type: ignore[arg-type]
+                    policy.accept(Order(action, values, "by hand (uid 7)", answer))  # type: ignore[arg-type]
                 except OrderError as error:
                     self.refused.append(str(error))
 
@@ -202,7 +202,7 @@ def test_one_order_at_a_time_and_none_in_advise_mode_or_before_the_tuner_has_beg
     _, person = run(flat, (70, "freeze", {}), steps=100, mode="advise")
     assert person.refused == ["this job is tuned in mode advise: nothing is turned, and nothing is tried"]
     with pytest.raises(OrderError, match="has not begun"):
-        OrderedPolicy(CONFIG, lambda: TuningPolicy(CONFIG)).take(
+        OrderedPolicy(CONFIG, lambda: TuningPolicy(CONFIG)).accept(
             Order("freeze", {}, "by hand", lambda state, detail: None)
         )
 

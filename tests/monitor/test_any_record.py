@@ -57,10 +57,10 @@ class Node:
         """Send a record as a hook does; return whether it was taken."""
         try:
             frame = framed(fields)
-            record, hello = conversation.take(frame)
+            record, hello = conversation.decode(frame)
             if hello is not None and record.__class__ in (*JOB_RECORDS, JobHello):
                 number = list(self.hooks.values()).index(conversation)
-                self.board.take(record, hello=hello, uid=1000, owner=number)
+                self.board.record(record, hello=hello, uid=1000, owner=number)
         except FrameError:
             self.refused += 1
             return False
@@ -82,7 +82,7 @@ class Node:
             )
         ]
         snapshot = Snapshot(self.ticks, self.clock.monotonic_ns(), 1, 0, {"gpu": Ok(tuple(samples))}, {"gpu": 1})
-        energy = self.energies.take(snapshot, self.board.jobs)
+        energy = self.energies.update(snapshot, self.board.jobs)
         self.exporter.publish(energy)
         self.board.publish(snapshot)
         for job in JOBS:

@@ -26,7 +26,7 @@ def queue(clock):
 
 def drain(queue, most=10_000):
     taken = []
-    while len(taken) < most and (item := queue.take()[0]) is not None:
+    while len(taken) < most and (item := queue.pop()[0]) is not None:
         taken.append(item)
     return taken
 
@@ -50,7 +50,7 @@ def test_guesses_use_up_their_own_sources_allowance_and_wait(queue, clock):
     for number in range(GUESSES_AT_ONCE + 4):
         queue.put(number, "attacker", "me")
     assert len(drain(queue)) == GUESSES_AT_ONCE
-    assert queue.take() == (None, 0.5)
+    assert queue.pop() == (None, 0.5)
     queue.put("right", "victim", "me")
     assert drain(queue) == ["right"]
     clock.advance(NS_PER_SECOND)
@@ -60,18 +60,18 @@ def test_guesses_use_up_their_own_sources_allowance_and_wait(queue, clock):
 def test_a_right_password_gives_its_turn_back(queue):
     for number in range(100):
         queue.put(number, "proxy", f"user {number}")
-        assert queue.take()[0] == number
+        assert queue.pop()[0] == number
         queue.checked("proxy", is_right=True, took_ns=1)
 
 
 def test_after_a_wrong_one_nothing_is_checked_for_a_while(queue, clock):
     queue.put(1, "a", "me")
     queue.put(2, "b", "me")
-    assert queue.take()[0] is not None
+    assert queue.pop()[0] is not None
     queue.checked("a", is_right=False, took_ns=NS_PER_SECOND)
-    assert queue.take() == (None, float(REST_RATIO))
+    assert queue.pop() == (None, float(REST_RATIO))
     clock.advance(REST_RATIO * NS_PER_SECOND)
-    assert queue.take()[0] is not None
+    assert queue.pop()[0] is not None
 
 
 def test_when_all_places_are_taken_the_source_and_name_with_most_lose_one(queue):
@@ -89,8 +89,8 @@ def test_memory_is_bounded_however_many_sources_and_names(queue):
     for number in range(3 * SOURCES_MAX):
         queue.put(number, f"s{number}", f"u{number}")
         queue.put(number, "one", f"u{number}")
-        queue.take()
-        queue.take()
+        queue.pop()
+        queue.pop()
     assert len(queue._sources) <= SOURCES_MAX
     assert len(queue._sources["one"].users) <= WAITING_MAX
     assert len(queue._waiting) <= WAITING_MAX

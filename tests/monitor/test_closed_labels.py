@@ -67,7 +67,7 @@ def records(make_step, knob, phase, name, rung, arithmetic):
 @pytest.fixture
 def conversation(make_hello):
     conversation = FrameValidation(Peer(4242, 1000, 1000), own_pid=lambda pid: None)
-    conversation.take(encode_frame(make_hello()))
+    conversation.decode(encode_frame(make_hello()))
     return conversation
 
 
@@ -75,7 +75,7 @@ def conversation(make_hello):
 def test_a_name_of_no_closed_set_is_refused_and_named(conversation, make_step, name):
     for record in records(make_step, name, name, name, name, name):
         with pytest.raises(FrameError, match="there is no ") as refused:
-            conversation.take(encode_frame(record))
+            conversation.decode(encode_frame(record))
         assert refused.value.refusal is Refusal.MALFORMED
         assert repr(name[:40]) in str(refused.value)
 
@@ -86,7 +86,7 @@ def test_every_name_that_there_is_passes(conversation, make_step):
     ]  # fmt: skip
     for number in range(max(map(len, names))):
         for record in records(make_step, *(some[number % len(some)] for some in names)):
-            conversation.take(encode_frame(record))
+            conversation.decode(encode_frame(record))
 
 
 def test_what_hooks_send_is_in_the_closed_sets():
@@ -99,14 +99,14 @@ def test_what_hooks_send_is_in_the_closed_sets():
 def test_a_value_that_is_text_is_bounded_too(conversation):
     given = DECISION | {"from_value": "v" * 300}
     with pytest.raises(FrameError, match="length <= 256"):
-        conversation.take(encode_frame(Decision(**JOB, knob="compression", **given)))
+        conversation.decode(encode_frame(Decision(**JOB, knob="compression", **given)))
 
 
 def test_a_second_hello_is_the_first_again(conversation, make_hello):
-    conversation.take(encode_frame(make_hello()))
+    conversation.decode(encode_frame(make_hello()))
     for changed in ({"host": "fresh"}, {"device": "fresh"}, {"framework": "fresh"}, {"backend": "fresh"}):
         with pytest.raises(FrameError, match="another hello") as refused:
-            conversation.take(encode_frame(make_hello(**changed)))
+            conversation.decode(encode_frame(make_hello(**changed)))
         assert refused.value.refusal is Refusal.IDENTITY
 
 

@@ -72,7 +72,7 @@ def test_a_job_that_cannot_be_turned_into_samples_costs_itself_alone(
     (view,) = [view for view in daemon._state.jobs() if view.job == "bad"]
     with pytest.raises(ZeroDivisionError):  # what no frame can bring: the types refuse it
         _ = impossible.mfu_ratio
-    daemon._state.take(impossible, hello=view.ranks[0].hello, uid=os.geteuid(), owner=2)  # the second connection
+    daemon._state.record(impossible, hello=view.ranks[0].hello, uid=os.geteuid(), owner=2)  # the second connection
     fault = ("pacecar_daemon_faults_total", ("part", "job"))
     until(lambda: samples(daemon.port)[fault] >= 3)
     found = samples(daemon.port)

@@ -43,7 +43,7 @@ def view(make_hello, make_step):
 
 
 def take(energies, snapshot, jobs):
-    return energies.take(snapshot, lambda: jobs)
+    return energies.update(snapshot, lambda: jobs)
 
 
 def figures(samples):

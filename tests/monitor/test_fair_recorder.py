@@ -68,7 +68,7 @@ def test_the_queue_keeps_half_for_the_host_and_shares_out_the_rest():
     assert all(queue.put(f"h{number}", 1000 + number, HOST, 10) for number in range(50)), "half is the host's"
     assert not queue.put("h50", 2000, HOST, 10)
     assert sum(queue.put(f"v{number}", 3000 + number, VICTIM, 10) for number in range(100)) == 25, "half of the rest"
-    owners = [one.owner for one in queue.take()]
+    owners = [one.owner for one in queue.drain()]
     assert (owners.count(HOST), owners.count(VICTIM), owners.count(ATTACKER)) == (50, 25, 25)
     assert queue.entries == queue.bytes == 0
 

@@ -29,7 +29,7 @@ def come(board, clock, make_hello):
         clock.advance(1)
         hello = make_hello(job=job, rank=rank, world_size=1000, **changes)
         try:
-            return [str(left) for left in board.take(hello, hello=hello, uid=uid, owner=rank)]
+            return [str(left) for left in board.record(hello, hello=hello, uid=uid, owner=rank)]
         except FrameError as error:
             return str(error) if error.refusal is Refusal.LIMIT else repr(error)
 
@@ -42,7 +42,7 @@ def names(board):
 
 def leave(board, make_hello, uid, job, rank=0):
     hello = make_hello(job=job, rank=rank)
-    board.take(Goodbye(job=job, rank=rank, reason="", wall_ns=1), hello=hello, uid=uid, owner=0)
+    board.record(Goodbye(job=job, rank=rank, reason="", wall_ns=1), hello=hello, uid=uid, owner=0)
 
 
 @given(st.dictionaries(st.integers(0, 5), st.integers(0, 20)), st.integers(0, 5), st.integers(1, 5))
@@ -123,9 +123,9 @@ def test_a_job_that_made_room_comes_back_when_there_is_room_again(board, come, m
     come(VICTIM, "v0")
     hello = make_hello(job="a7")
     with pytest.raises(FrameError, match="beyond jobs_max"):
-        board.take(make_step(job="a7"), hello=hello, uid=ATTACKER, owner=0)
+        board.record(make_step(job="a7"), hello=hello, uid=ATTACKER, owner=0)
     leave(board, make_hello, ATTACKER, "a0")
-    board.take(make_step(job="a7"), hello=hello, uid=ATTACKER, owner=0)
+    board.record(make_step(job="a7"), hello=hello, uid=ATTACKER, owner=0)
     assert "a7" in names(board)
 
 
@@ -142,26 +142,26 @@ def test_long_names_are_shared_out_by_their_bytes(come, board):
 
 def test_what_is_kept_of_a_rank_and_of_a_job_is_bounded_in_bytes(board, make_hello, make_step):
     hello = make_hello()
-    board.take(hello, hello=hello, uid=1, owner=1, size=1000)
-    board.take(make_step(), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 1000)
+    board.record(hello, hello=hello, uid=1, owner=1, size=1000)
+    board.record(make_step(), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 1000)
     with pytest.raises(FrameError, match="bytes of records to keep of one rank"):
-        board.take(make_step(step=42), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 999)
+        board.record(make_step(step=42), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 999)
     with pytest.raises(FrameError, match="more than is kept of one rank"):
-        board.take(hello, hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX + 1)
+        board.record(hello, hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX + 1)
     status = TunerStatus(job="run-7", rank=0, state="off", detail="", step=0, wall_ns=0, exploration_ns=0, trials=0)
     goodbye = Goodbye(job="run-7", rank=0, reason="", wall_ns=1)
-    board.take(status, hello=hello, uid=1, owner=1, size=JOB_BYTES_MAX)
+    board.record(status, hello=hello, uid=1, owner=1, size=JOB_BYTES_MAX)
     with pytest.raises(FrameError, match="of one rank"):
-        board.take(goodbye, hello=hello, uid=1, owner=1, size=2000)
+        board.record(goodbye, hello=hello, uid=1, owner=1, size=2000)
     said = "r" * 4000
     for number in range(100):
-        board.take(
+        board.record(
             Decision(
                 job="run-7", decision=number, kind="trial", knob="bucket_bytes", from_value=1, to_value=2, step=1,
                 wall_ns=1, reason=said, expected_gain_ratio=None,
             ), hello=hello, uid=1, owner=1, size=4100,
         )  # fmt: skip
-        board.take(
+        board.record(
             Straggler(
                 job="run-7", late_rank=number, cause="compute", phase="forward", since_step=1, step=1, wall_ns=1,
                 excess_ns=1, evidence=said,

@@ -29,29 +29,29 @@ def over(window, value):
 
 def test_lowest_mean_and_highest_include_what_was_seen_between_ticks():
     window = WindowStats(10)
-    window.take([cpu(0.5), cpu(0.25)])
-    window.take([cpu(0.75)])
+    window.add([cpu(0.5), cpu(0.25)])
+    window.add([cpu(0.75)])
     window.close(1)
     assert over(window, 0.75) == {LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
 
 
 def test_zero_is_a_measurement():
     window = WindowStats(10)
-    window.take([cpu(0)])
+    window.add([cpu(0)])
     window.close(1)
     assert over(window, 0) == {LOW: 0, MEAN: 0, HIGH: 0}
 
 
 def test_reading_changes_nothing():
     window = WindowStats(10)
-    window.take([cpu(0.5), cpu(1.0)])
+    window.add([cpu(0.5), cpu(1.0)])
     window.close(1)
     assert over(window, 1.0) == over(window, 1.0)
 
 
 def test_what_is_not_windowed_and_what_is_gone_now_is_left_out():
     window = WindowStats(10)
-    window.take([cpu(1.0), cpu(4, "pacecar_host_cpus_online")])
+    window.add([cpu(1.0), cpu(4, "pacecar_host_cpus_online")])
     window.close(1)
     assert window.over([cpu(4, "pacecar_host_cpus_online")]) == []
     assert window.over([]) == []
@@ -63,7 +63,7 @@ def test_the_window_is_the_values_of_the_last_ticks_and_no_more(ticks, length):
     """Tick n closes at time n: in the window are the values of the ticks after n - length."""
     window = WindowStats(length)
     for now, values in enumerate(ticks, start=1):
-        window.take(map(cpu, values))
+        window.add(map(cpu, values))
         window.close(now)
     inside = [value for values in ticks[max(0, len(ticks) - length) :] for value in values]
     found = over(window, 0)

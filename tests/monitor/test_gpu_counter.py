@@ -12,7 +12,7 @@ SECOND = 1_000_000_000
 
 def total(*values, bits=64):
     counter = GpuCounter()
-    return [counter.take(value, bits) for value in values][-1]
+    return [counter.update(value, bits) for value in values][-1]
 
 
 def test_the_first_value_counts_from_zero_and_zero_is_a_measurement():
@@ -40,28 +40,28 @@ def test_a_fall_that_is_no_wrap_is_a_new_start():
 
 def test_after_a_reload_a_fall_is_never_a_wrap_and_what_goes_on_is_not_counted_twice():
     counter = GpuCounter()
-    counter.take(TOP - 10, 32)
+    counter.update(TOP - 10, 32)
     counter.restart()
-    assert counter.take(5, 32) == TOP - 5
+    assert counter.update(5, 32) == TOP - 5
     counter.restart()
-    assert counter.take(9, 32) == TOP - 1
-    assert counter.take(8, 32) == TOP + 7
+    assert counter.update(9, 32) == TOP - 1
+    assert counter.update(8, 32) == TOP + 7
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.sampled_from([16, 31, 32, 63, 64]))
 def test_a_total_never_falls(values, bits):
     counter = GpuCounter()
-    totals = [counter.take(value, bits) for value in values]
+    totals = [counter.update(value, bits) for value in values]
     assert totals == sorted(totals)
 
 
 @given(st.integers(0, TOP - 1), st.lists(st.integers(0, TOP // 2 - 1), max_size=20))
 def test_steps_below_half_a_round_add_up_over_any_number_of_wraps(start, steps):
     counter, at = GpuCounter(), start
-    counter.take(start, 32)
+    counter.update(start, 32)
     for step in steps:
         at += step
-        counter.take(at % TOP, 32)
+        counter.update(at % TOP, 32)
     # A wrap is only told from a new start when it crosses from the upper half to the lower one, as such steps do.
     assert counter.total == at
 
@@ -70,7 +70,7 @@ def test_the_time_of_a_reason_is_that_between_samples_that_saw_it():
     events = ClockEvents("3")
 
     def take(mask, now, counted=()):
-        return {s.labels: s.value for s in events.take(mask, 0x5, now, set(counted))}
+        return {s.labels: s.value for s in events.update(mask, 0x5, now, set(counted))}
 
     idle, cap = ("3", "gpu_idle", "sampled"), ("3", "sw_power_cap", "sampled")
     assert take(0x5, 0) == {idle: 0, cap: 0}
@@ -82,18 +82,18 @@ def test_the_time_of_a_reason_is_that_between_samples_that_saw_it():
 
 def test_no_sample_stands_for_more_than_a_bounded_time():
     events = ClockEvents("0")
-    list(events.take(0x1, 0x1, 0, set()))
-    assert [s.value for s in events.take(0x1, 0x1, 1000 * SECOND, set())] == [CHARGED_NS_MAX]
+    list(events.update(0x1, 0x1, 0, set()))
+    assert [s.value for s in events.update(0x1, 0x1, 1000 * SECOND, set())] == [CHARGED_NS_MAX]
 
 
 def test_mean_power_is_energy_over_time_and_absent_until_there_is_a_window():
     power = MeanPower("0")
-    assert list(power.take(1000, 0)) == []
-    assert [s.value for s in power.take(1000 + 700_000, SECOND)] == [700_000]
-    assert [s.value for s in power.take(1000 + 700_000, SECOND + 1000)] == [700_000]  # too short a window: the last
-    assert [s.value for s in power.take(1000 + 700_000, 2 * SECOND)] == [0]
+    assert list(power.update(1000, 0)) == []
+    assert [s.value for s in power.update(1000 + 700_000, SECOND)] == [700_000]
+    assert [s.value for s in power.update(1000 + 700_000, SECOND + 1000)] == [700_000]  # too short a window: the last
+    assert [s.value for s in power.update(1000 + 700_000, 2 * SECOND)] == [0]
     power.restart()
-    assert list(power.take(5, 3 * SECOND)) == []
+    assert list(power.update(5, 3 * SECOND)) == []
 
 
 READINGS = st.lists(
@@ -114,12 +114,12 @@ def test_a_counter_of_a_link_says_what_was_moved_or_nothing(first, readings, rat
     The driver reads the counter some time after it was asked, and some time before its answer is looked at.
     """
     counter, moved, now, asked = LinkCounter(), first, 7, 7
-    assert counter.take(first, now, now, rate) is None, "nobody knows yet how many bits it has"
+    assert counter.update(first, now, now, rate) is None, "nobody knows yet how many bits it has"
     last = None
     for elapsed_ns, share, before_ns, after_ns in readings:
         now += elapsed_ns
         moved += int(rate * elapsed_ns / 1e9 * share)
-        total = counter.take(moved % ROUND, now - before_ns, now + after_ns, rate)
+        total = counter.update(moved % ROUND, now - before_ns, now + after_ns, rate)
         assert (total is None) == (rate * (now + after_ns - asked) / 1e9 >= ROUND)
         asked = now - before_ns
         if total is not None and last is not None:
@@ -129,12 +129,12 @@ def test_a_counter_of_a_link_says_what_was_moved_or_nothing(first, readings, rat
 
 def test_a_counter_that_shows_more_bits_is_right_at_any_rate_and_one_that_began_again_is_no_round():
     counter = LinkCounter()
-    assert counter.take(ROUND - 1, 0, 0, 63e9) is None
-    assert counter.take(5 * ROUND, 10**9, 10**9, 63e9) == 5 * ROUND
-    assert counter.take(90 * ROUND, 2 * 10**9, 2 * 10**9, None) == 90 * ROUND
+    assert counter.update(ROUND - 1, 0, 0, 63e9) is None
+    assert counter.update(5 * ROUND, 10**9, 10**9, 63e9) == 5 * ROUND
+    assert counter.update(90 * ROUND, 2 * 10**9, 2 * 10**9, None) == 90 * ROUND
     counter.restart()
-    assert counter.take(8, 3 * 10**9, 3 * 10**9, 63e9) == 90 * ROUND + 8
+    assert counter.update(8, 3 * 10**9, 3 * 10**9, 63e9) == 90 * ROUND + 8
     narrow = LinkCounter()
-    narrow.take(ROUND - 10, 0, 0, 1e9)
+    narrow.update(ROUND - 10, 0, 0, 1e9)
     narrow.restart()
-    assert narrow.take(5, 10**9, 10**9, 1e9) == ROUND - 5, "a driver that was loaded anew counts from zero"
+    assert narrow.update(5, 10**9, 10**9, 1e9) == ROUND - 5, "a driver that was loaded anew counts from zero"

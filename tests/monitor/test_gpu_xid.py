@@ -25,25 +25,25 @@ def test_an_xid_is_found_in_a_record_and_nothing_else_is():
 @pytest.mark.parametrize(("first", "second"), [("event", "log"), ("log", "event")])
 def test_an_error_that_both_tell_of_counts_once_and_one_that_either_tells_of_counts(first, second):
     tally = XidTally()
-    assert tally.hear(first, "0", 79, 0)
-    assert not tally.hear(second, "0", 79, SECOND)
-    assert tally.hear(first, "0", 79, 2 * SECOND)  # again, and so it is another
-    assert tally.hear(second, "1", 79, 2 * SECOND)
-    assert tally.hear(second, "0", 13, 2 * SECOND)
+    assert tally.record(first, "0", 79, 0)
+    assert not tally.record(second, "0", 79, SECOND)
+    assert tally.record(first, "0", 79, 2 * SECOND)  # again, and so it is another
+    assert tally.record(second, "1", 79, 2 * SECOND)
+    assert tally.record(second, "0", 13, 2 * SECOND)
     assert tally.counts() == {("0", 79): 2, ("1", 79): 1, ("0", 13): 1}
 
 
 def test_two_bursts_of_both_witnesses_pair_up_in_any_order():
     tally = XidTally()
     for witness in ("log", "log", "event", "event", "event", "log"):
-        tally.hear(witness, "0", 31, 0)
+        tally.record(witness, "0", 31, 0)
     assert tally.counts() == {("0", 31): 3}
 
 
 def test_reports_far_apart_are_different_errors():
     tally = XidTally()
-    tally.hear("event", "0", 79, 0)
-    assert tally.hear("log", "0", 79, (PAIR_SECONDS + 1) * SECOND)
+    tally.record("event", "0", 79, 0)
+    assert tally.record("log", "0", 79, (PAIR_SECONDS + 1) * SECOND)
 
 
 def test_well_known_codes_are_zero_before_they_happen_and_codes_are_bounded():
@@ -51,7 +51,7 @@ def test_well_known_codes_are_zero_before_they_happen_and_codes_are_bounded():
     tally.expect("2")
     assert tally.counts() == {("2", code): 0 for code in KNOWN_XIDS}
     for code in range(1000, 1000 + 2 * CODES_MAX):
-        tally.hear("log", "2", code, 0)
+        tally.record("log", "2", code, 0)
     assert len(tally.counts()) == CODES_MAX
 
 

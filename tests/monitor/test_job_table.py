@@ -55,7 +55,7 @@ def verdict(number, outcome="kept", gain=0.08):
 def test_series_of_a_rank_are_the_totals_of_its_last_record(board, make_hello, make_step):
     hello = make_hello(device_uuid="GPU-1")
     for record in (hello, make_step()):
-        board.take(record, hello=hello, uid=1, owner=1)
+        board.record(record, hello=hello, uid=1, owner=1)
     read = series(board)
     rank = ("run-7", "0")
     assert (
@@ -92,11 +92,11 @@ def test_series_of_a_rank_are_the_totals_of_its_last_record(board, make_hello, m
 def test_a_ledger_that_is_not_calibrated_says_so_and_why_and_a_calibrated_one_says_nothing(
     board, make_hello, make_step
 ):
-    board.take(make_step(), hello=make_hello(), uid=1, owner=1)
+    board.record(make_step(), hello=make_hello(), uid=1, owner=1)
     names = {key[0] for key in series(board)}
     assert names.isdisjoint({"job_ledger_uncalibrated", "job_window_predicted_seconds"})
     step = make_step(calibration_age_steps=None, uncalibrated="price", window_price_ns=0)
-    board.take(step, hello=make_hello(), uid=1, owner=1)
+    board.record(step, hello=make_hello(), uid=1, owner=1)
     read = series(board)
     assert read[("job_ledger_uncalibrated", "run-7", "0", "price")] == 1
     assert read[("job_window_predicted_seconds", "run-7", "0")] == 0
@@ -108,7 +108,7 @@ def test_what_the_hook_could_not_measure_is_absent_and_zero_is_not(board, make_h
         total_samples=None, total_tokens=0, micro_batches=None, calibration_age_steps=None, forward_ns=None,
         optimizer_ns=0, total_steps=0,
     )  # fmt: skip
-    board.take(step, hello=hello, uid=1, owner=1)
+    board.record(step, hello=hello, uid=1, owner=1)
     read = series(board)
     names = {key[0] for key in read}
     assert names.isdisjoint({"job_samples_total", "job_micro_batches", "job_ledger_calibration_age_steps"})
@@ -128,7 +128,7 @@ def vitals(**changes):
 
 def vitals_series(board, make_hello, record):
     hello = make_hello()
-    board.take(record, hello=hello, uid=1, owner=1)
+    board.record(record, hello=hello, uid=1, owner=1)
     return {name: value for (name, *_), value in series(board).items() if name.startswith(VITAL)}
 
 
@@ -191,7 +191,7 @@ def test_tuner_series(board, make_hello):
     for record in (
         hello, status, decision(1), decision(2, gain=None), verdict(1), verdict(2, "rolled_back", -0.02), switch,
     ):  # fmt: skip
-        board.take(record, hello=hello, uid=1, owner=1)
+        board.record(record, hello=hello, uid=1, owner=1)
     read = series(board)
     states = {k[2]: v for k, v in read.items() if k[0] == "tuner_state"}
     assert [state for state, value in states.items() if value] == ["trial"]
@@ -217,15 +217,15 @@ def test_a_silent_job_is_forgotten_with_its_series_and_comes_back_with_its_next_
     board, clock, make_hello, make_step
 ):
     hello = make_hello()
-    board.take(hello, hello=hello, uid=1, owner=1)
+    board.record(hello, hello=hello, uid=1, owner=1)
     clock.advance(59 * SECOND)
     assert series(board)
-    board.take(make_step(), hello=hello, uid=1, owner=1)
+    board.record(make_step(), hello=hello, uid=1, owner=1)
     clock.advance(59 * SECOND)
     assert series(board)[("job_last_record_age_seconds", "run-7", "0")] == 59 * SECOND
     clock.advance(SECOND)
     assert series(board) == {}
-    board.take(make_step(), hello=hello, uid=1, owner=1)
+    board.record(make_step(), hello=hello, uid=1, owner=1)
     assert ("job_steps_total", "run-7", "0") in series(board)
 
 
@@ -236,7 +236,7 @@ def test_the_counters_of_a_job_that_ended_hold_the_steps_after_its_last_record(b
     fields = {"job": "run-7", "rank": 0, "reason": "done", "wall_ns": 1}
     for bye in (Goodbye(**fields), Goodbye(**fields, totals=totals, total_steps=50, total_samples=1600)):
         for record in (hello, step, bye):
-            board.take(record, hello=hello, uid=1, owner=1)
+            board.record(record, hello=hello, uid=1, owner=1)
     read = series(board)
     assert read[("job_steps_total", "run-7", "0")] == 50
     assert read[("job_samples_total", "run-7", "0")] == 1600
@@ -244,34 +244,34 @@ def test_the_counters_of_a_job_that_ended_hold_the_steps_after_its_last_record(b
     assert read[("job_step_wall_seconds_total", "run-7", "0")] == wall_ns
     for few, short_ns in ((1, wall_ns), (99, 1)):
         bye = Goodbye(**fields, totals=Ledger(wall_ns=short_ns, compute_ns=short_ns), total_steps=few)
-        board.take(bye, hello=hello, uid=1, owner=1)
+        board.record(bye, hello=hello, uid=1, owner=1)
         assert series(board)[("job_steps_total", "run-7", "0")] == 50, "a counter never falls"
 
 
 def refusal_of(board, record, hello, uid=1, owner=9):
     with pytest.raises(FrameError) as caught:
-        board.take(record, hello=hello, uid=uid, owner=owner)
+        board.record(record, hello=hello, uid=uid, owner=owner)
     return caught.value.refusal
 
 
 def test_jobs_and_ranks_are_bounded_and_a_finished_job_makes_room(board, make_hello):
     for job in ("a", "b"):
         hello = make_hello(job=job)
-        board.take(hello, hello=hello, uid=1, owner=1)
+        board.record(hello, hello=hello, uid=1, owner=1)
     late = make_hello(job="c")
     assert refusal_of(board, late, late) is Refusal.LIMIT
-    board.take(Goodbye(job="a", rank=0, reason="done", wall_ns=1), hello=make_hello(job="a"), uid=1, owner=1)
-    board.take(late, hello=late, uid=1, owner=2)
+    board.record(Goodbye(job="a", rank=0, reason="done", wall_ns=1), hello=make_hello(job="a"), uid=1, owner=1)
+    board.record(late, hello=late, uid=1, owner=2)
     assert [job.job for job in board.jobs()] == ["b", "c"]
     second = make_hello(job="c", rank=1)
-    board.take(second, hello=second, uid=1, owner=3)
+    board.record(second, hello=second, uid=1, owner=3)
     third = make_hello(job="b", rank=1)
     assert refusal_of(board, third, third) is Refusal.LIMIT
 
 
 def test_another_users_job_is_not_to_be_spoken_for(board, make_hello, make_step):
     hello = make_hello()
-    board.take(hello, hello=hello, uid=1000, owner=1)
+    board.record(hello, hello=hello, uid=1000, owner=1)
     assert refusal_of(board, make_hello(rank=1), make_hello(rank=1), uid=1001) is Refusal.IDENTITY
     assert refusal_of(board, make_step(), hello, uid=1001) is Refusal.IDENTITY
 
@@ -280,8 +280,8 @@ def test_the_newer_connection_speaks_for_a_rank_and_the_older_ones_end_does_not_
     board, make_hello, make_step
 ):
     hello = make_hello()
-    board.take(hello, hello=hello, uid=1, owner=1)
-    board.take(hello, hello=hello, uid=1, owner=2)
+    board.record(hello, hello=hello, uid=1, owner=1)
+    board.record(hello, hello=hello, uid=1, owner=2)
     assert refusal_of(board, make_step(), hello, owner=1) is Refusal.IDENTITY
     assert not board.leave(hello, 1)
     assert board.jobs()[0].ranks[0].connected
@@ -292,17 +292,17 @@ def test_the_newer_connection_speaks_for_a_rank_and_the_older_ones_end_does_not_
 def test_a_reconnect_keeps_what_the_rank_said_and_a_new_attach_does_not(board, make_hello, make_step):
     hello = make_hello()
     for record in (hello, make_step(), hello):
-        board.take(record, hello=hello, uid=1, owner=1)
+        board.record(record, hello=hello, uid=1, owner=1)
     assert board.jobs()[0].ranks[0].step is not None
     again = make_hello(started_wall_ns=1)
-    board.take(again, hello=again, uid=1, owner=2)
+    board.record(again, hello=again, uid=1, owner=2)
     assert board.jobs()[0].ranks[0].step is None
 
 
 def test_decisions_and_their_kinds_are_bounded(board, make_hello):
     hello = make_hello()
     for number in range(TALLIES_MAX + 50):
-        board.take(decision(number, knob=f"knob-{number}"), hello=hello, uid=1, owner=1)
+        board.record(decision(number, knob=f"knob-{number}"), hello=hello, uid=1, owner=1)
     (job,) = board.jobs()
     assert len(job.decisions) == RECENT_MAX
     assert job.decisions[-1].decision == TALLIES_MAX + 49
@@ -317,14 +317,14 @@ def test_the_estimates_error_is_on_the_page_and_exactly_right_is_zero(board, mak
         estimate=Ledger(wall_ns=100, compute_ns=50, host_bound_ns=50), windows=1, slowdown_ns=0,
     )  # fmt: skip
     hello = make_hello()
-    board.take(check, hello=hello, uid=1, owner=1)
+    board.record(check, hello=hello, uid=1, owner=1)
     read = series(board)
     assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.1
     assert read[("job_estimate_bias_limit_ratio", "run-7", "0")] == 0.0
     assert read[("job_estimate_heading_error_ratio", "run-7", "0", "compute")] == -0.1
     assert read[("job_estimate_heading_error_ratio", "run-7", "0", "data_wait")] == 0.0
     perfect = msgspec.structs.replace(check, estimate=exact, slowdown_ns=None)
-    board.take(perfect, hello=hello, uid=1, owner=1)
+    board.record(perfect, hello=hello, uid=1, owner=1)
     read = series(board)
     assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.0
     assert ("job_estimate_bias_limit_ratio", "run-7", "0") not in read
@@ -338,9 +338,9 @@ def ran(seconds, steps):
 def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(board, clock, make_hello, make_step):
     hellos = [make_hello(rank=rank) for rank in (0, 1)]
     for owner, (hello, steps) in enumerate(zip(hellos, (98, 101), strict=True)):
-        board.take(hello, hello=hello, uid=1, owner=owner)
+        board.record(hello, hello=hello, uid=1, owner=owner)
         step = make_step(rank=hello.rank, wall_ns=5 * SECOND, **ran(steps / 20, steps))  # a checkpoint of 5 s was last
-        board.take(step, hello=hello, uid=1, owner=owner)
+        board.record(step, hello=hello, uid=1, owner=owner)
     assert board.rendezvous(JobKey("run-7", "")) == (100, 122, 50_000_000)
     clock.advance(SECOND // 2)
     assert board.rendezvous(JobKey("run-7", "")).ahead == 132, "half a second of steps have gone by since"
@@ -354,7 +354,7 @@ def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(
 
 def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
     hello = make_hello()
-    board.take(hello, hello=hello, uid=1, owner=1)
+    board.record(hello, hello=hello, uid=1, owner=1)
     assert board.rendezvous(JobKey("run-7", "")) == board.rendezvous(JobKey("nobody", "")) == (None, 0, None)
 
 
@@ -365,7 +365,7 @@ def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_s
         hello = make_hello(job=job, rank=rank, world_size=9)
         for record in (hello, *records):
             with suppress(FrameError):
-                board.take(record, hello=hello, uid=1, owner=rank)
+                board.record(record, hello=hello, uid=1, owner=rank)
 
     speak("a", 0)
     speak("b", 0)
@@ -379,11 +379,11 @@ def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_s
 def test_the_pace_of_a_job_is_its_latest_step_and_only_while_it_runs(board, clock, make_hello, make_step):
     hellos = [make_hello(rank=rank) for rank in (0, 1)]
     for hello in hellos:
-        board.take(hello, hello=hello, uid=1, owner=hello.rank)
+        board.record(hello, hello=hello, uid=1, owner=hello.rank)
     assert board.paces() == [], "no step yet"
-    board.take(make_step(), hello=hellos[0], uid=1, owner=0)
+    board.record(make_step(), hello=hellos[0], uid=1, owner=0)
     clock.advance(5 * SECOND)
-    board.take(make_step(rank=1, wall_ns=9), hello=hellos[1], uid=1, owner=1)
+    board.record(make_step(rank=1, wall_ns=9), hello=hellos[1], uid=1, owner=1)
     clock.advance(2 * SECOND)
     assert [tuple(pace) for pace in board.paces()] == [("run-7", 2 * SECOND, 9, 1)]
     for hello in hellos:

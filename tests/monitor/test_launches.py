@@ -42,7 +42,7 @@ def train(board, make_hello, make_step):
             hello = make_hello(job=NAME, launch=launch, rank=rank, world_size=world_size, pid=100 + rank)
             owner = next(owners)
             for record in (hello, make_step(job=NAME, rank=rank, **step)):
-                board.take(record, hello=hello, uid=uid, owner=owner)
+                board.record(record, hello=hello, uid=uid, owner=owner)
             hellos.append((hello, owner))
         return hellos
 
@@ -70,7 +70,7 @@ def test_who_learned_a_launch_cannot_speak_for_it(board, train, make_hello):
     train(A)
     stolen = make_hello(job=NAME, launch=A, rank=0)
     with pytest.raises(FrameError, match=f"{NAME}@{A}.* belongs to uid {ALICE}") as refused:
-        board.take(stolen, hello=stolen, uid=BOB, owner=99)
+        board.record(stolen, hello=stolen, uid=BOB, owner=99)
     assert refused.value.refusal is Refusal.IDENTITY
 
 
@@ -80,7 +80,7 @@ def test_a_new_start_takes_the_place_of_the_one_that_is_over_and_of_no_other(boa
     train(B)
     assert len(board.jobs()) == 3, "the first still runs"
     for hello, owner in first:
-        board.take(Goodbye(job=NAME, rank=hello.rank, reason="", wall_ns=1), hello=hello, uid=ALICE, owner=owner)
+        board.record(Goodbye(job=NAME, rank=hello.rank, reason="", wall_ns=1), hello=hello, uid=ALICE, owner=owner)
     train("f" * 16)
     assert {job.launch for job in board.jobs()} == {"0" * 16, B, "f" * 16}
 
@@ -98,7 +98,7 @@ def test_a_restart_within_a_launch_goes_on_in_the_same_series(board, make_hello,
     for pid in (1, 2):
         hello = make_hello(job=NAME, launch=A, pid=pid, started_wall_ns=pid)
         for record in (hello, make_step(job=NAME, step=pid)):
-            board.take(record, hello=hello, uid=ALICE, owner=pid)
+            board.record(record, hello=hello, uid=ALICE, owner=pid)
     (job,) = board.jobs()
     assert [rank.step.step for rank in job.ranks] == [2]
 

@@ -77,10 +77,10 @@ def drawn_frames(hello, count):
         fields = make(kind, source)
         fields |= {name: getattr(hello, name) for name in ("job", "rank") if name in fields}
         conversation = FrameValidation(Peer(hello.pid, 0, 0))
-        conversation.take(encode_frame(hello))
+        conversation.decode(encode_frame(hello))
         try:
             frame = encode_frame(msgspec.convert(fields, kind))
-            conversation.take(frame)
+            conversation.decode(frame)
         except FrameError:
             return  # values that do not agree with each other, as a rank beyond its world
         if len(frame) * len(JOB_RECORDS) <= RANK_BYTES_MAX:

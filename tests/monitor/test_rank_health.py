@@ -23,7 +23,7 @@ def suspicion(rank, *, ended=False):
 def crew():
     made = RankHealth()
     for rank in (0, 2):
-        made.take(suspicion(rank), 10 * S)
+        made.record(suspicion(rank), 10 * S)
     return made
 
 
@@ -49,11 +49,11 @@ def test_nobody_is_silent_when_nobody_suspects_a_hang_any_more(crew, how):
     assert silent(RankHealth(), 500 * S, r1=0) == {}
     for rank in (0, 2):
         if how == "it steps again":
-            crew.take(suspicion(rank, ended=True), 20 * S)
+            crew.record(suspicion(rank, ended=True), 20 * S)
         else:
             crew.leave(rank)
     assert silent(crew, 500 * S, r1=0) == {}
-    crew.take(suspicion(0), 600 * S)
+    crew.record(suspicion(0), 600 * S)
     assert silent(crew, 601 * S, r1=0) == {1: False}, "a later hang is a new one"
 
 
@@ -80,9 +80,9 @@ def board(clock, make_hello):
     made = DaemonState(clock, jobs_max=2, ranks_max=4, job_forget_seconds=60)
     for rank in (0, 1):
         hello = make_hello(rank=rank)
-        made.take(hello, hello=hello, uid=1, owner=rank)
+        made.record(hello, hello=hello, uid=1, owner=rank)
     for record in (late(), suspicion(0)):
-        made.take(record, hello=make_hello(rank=0), uid=1, owner=0)
+        made.record(record, hello=make_hello(rank=0), uid=1, owner=0)
     return made
 
 
@@ -104,12 +104,12 @@ def test_a_job_that_was_killed_neither_hangs_nor_has_a_late_rank(board, make_hel
 def test_a_rank_that_lost_its_connection_for_a_moment_still_hangs(board, make_hello):
     hello = make_hello(rank=0)
     board.leave(hello, 0)
-    board.take(hello, hello=hello, uid=1, owner=7)
+    board.record(hello, hello=hello, uid=1, owner=7)
     assert told(board) == [LATE, HANGS]
 
 
 def test_a_job_that_was_started_anew_under_its_name_begins_without_hangs(board, make_hello):
     board.leave(make_hello(rank=0), 0)
     again = make_hello(rank=0, started_wall_ns=1)
-    board.take(again, hello=again, uid=1, owner=7)
+    board.record(again, hello=again, uid=1, owner=7)
     assert told(board) == [HANGS_NO_MORE]

@@ -43,7 +43,7 @@ class Node:
         for _ in range(ticks):
             self.tick += 1
             outcome = Absent("gone") if absent else Ok(samples(table(self.tick)))
-            told = self.signals.take(Snapshot(self.tick, self.tick * S, 0, 0, {"one": outcome}, {}))
+            told = self.signals.update(Snapshot(self.tick, self.tick * S, 0, 0, {"one": outcome}, {}))
             self.told = told or self.told
         return self
 
@@ -215,7 +215,7 @@ def test_the_real_collector_s_numbers_are_understood(files, make_hello):
     for tick in range(2 * SIGNAL_TICKS):
         clock.advance(S)
         outcomes = {"network": collector.collect()}
-        told = signals.take(Snapshot(tick, clock.monotonic_ns(), 0, 0, outcomes, {})) or told
+        told = signals.update(Snapshot(tick, clock.monotonic_ns(), 0, 0, outcomes, {})) or told
     links = [labels[0] for metric, labels in told.levels if metric == "host_network_transmit_utilization_ratio"]
     assert links, "the recorded machine has a link"
     said = told.of(make_hello(interface=links[0]), None)

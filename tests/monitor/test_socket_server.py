@@ -355,14 +355,14 @@ def test_a_socket_that_somebody_else_made_since_is_not_removed(tmp_path):
 
 def refusal_of(conversation, record):
     with pytest.raises(FrameError) as caught:
-        conversation.take(encode_frame(record))
+        conversation.decode(encode_frame(record))
     return caught.value.refusal
 
 
 @pytest.fixture
 def conversation(make_hello):
     conversation = FrameValidation(PEER, own_pid=lambda pid: None)
-    conversation.take(encode_frame(make_hello()))
+    conversation.decode(encode_frame(make_hello()))
     return conversation
 
 
@@ -371,14 +371,14 @@ def test_a_rank_speaks_for_itself_and_its_job_only(conversation, make_hello, mak
     foreign = Decision(job="other", decision=1, kind="trial", expected_gain_ratio=None, **decision)
     for record in (make_step(rank=1), make_step(job="other"), foreign, make_hello(rank=1), make_hello(job="x")):
         assert refusal_of(conversation, record) is Refusal.IDENTITY
-    conversation.take(encode_frame(make_hello()))  # the same again is fine
+    conversation.decode(encode_frame(make_hello()))  # the same again is fine
 
 
 def test_a_job_in_a_container_is_known_by_its_own_pid(make_hello):
     inside = FrameValidation(Peer(40213, 0, 0), own_pid={40213: 4242}.get)
-    assert inside.take(encode_frame(make_hello()))[1].pid == 4242
+    assert inside.decode(encode_frame(make_hello()))[1].pid == 4242
     unseen = FrameValidation(Peer(0, 0, 0), own_pid=lambda pid: None)
-    assert unseen.take(encode_frame(make_hello()))[1].pid == 4242
+    assert unseen.decode(encode_frame(make_hello()))[1].pid == 4242
     liar = FrameValidation(Peer(40213, 0, 0), own_pid={40213: 17}.get)
     assert refusal_of(liar, make_hello()) is Refusal.IDENTITY
 
@@ -406,7 +406,7 @@ def test_no_bytes_make_a_conversation_raise_anything_but_a_refusal(payload, fram
     conversation = FrameValidation(PEER, own_pid=lambda pid: None)
     frame = struct.pack(">2sBxI", b"PC", VERSION, len(payload)) + payload if framed else payload
     with pytest.raises(FrameError):
-        conversation.take(frame)
+        conversation.decode(frame)
 
 
 @settings(max_examples=200, deadline=None)
@@ -425,8 +425,8 @@ def test_a_damaged_real_frame_is_taken_as_a_record_or_refused(data):
     conversation = FrameValidation(PEER, own_pid=lambda pid: None)
     board = DaemonState(FakeClock(), jobs_max=1, ranks_max=1, job_forget_seconds=1)
     try:
-        record, said = conversation.take(bytes(frame))
+        record, said = conversation.decode(bytes(frame))
     except FrameError:
         return
-    board.take(record, hello=said, uid=0, owner=1)
+    board.record(record, hello=said, uid=0, owner=1)
     assert not isinstance(record, StepRecord)

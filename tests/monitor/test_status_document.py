@@ -38,7 +38,7 @@ def speak(jobs, make_hello, make_step):
         for rank in range(ranks):
             hello = make_hello(job=job, rank=rank, world_size=max(2, ranks))
             for record in (hello, make_step(job=job, rank=rank, **changes)):
-                jobs.take(record, hello=hello, uid=1, owner=rank)
+                jobs.record(record, hello=hello, uid=1, owner=rank)
         return hello
 
     return say
@@ -152,7 +152,7 @@ def test_an_rdma_port_is_a_link():
 def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
     hello = speak(ranks=2)
     for record in everything(1):
-        jobs.take(record, hello=hello, uid=1, owner=1)
+        jobs.record(record, hello=hello, uid=1, owner=1)
     (job,) = build(jobs=jobs.view()).jobs
     assert [rank.step for rank in job.ranks] == [41, 41]
     assert job.ledger_seconds["compute"] == 8e-9
@@ -165,7 +165,7 @@ def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
     assert job.what_if.rungs[0].step_seconds == 0.024
     assert (job.tuner.state, job.finished) == ("watching", False)
     assert job.knobs == {"bucket_bytes": 1}
-    jobs.take(Goodbye(job="run-7", rank=1, reason="", wall_ns=1), hello=hello, uid=1, owner=1)
+    jobs.record(Goodbye(job="run-7", rank=1, reason="", wall_ns=1), hello=hello, uid=1, owner=1)
     assert [rank.finished for rank in build(jobs=jobs.view()).jobs[0].ranks] == [False, True]
 
 
@@ -201,10 +201,10 @@ def test_jobs_and_ranks_beyond_the_bounds_are_left_out_and_counted(jobs, speak):
 def test_of_many_ranks_the_late_and_the_slow_ones_are_shown(jobs, speak, make_hello, make_step):
     hello = speak(ranks=RANKS_MAX + 40)
     for rank in (290, 291):
-        jobs.take(make_step(rank=rank, wall_ns=500, ledger=Ledger(wall_ns=500, compute_ns=500)),
+        jobs.record(make_step(rank=rank, wall_ns=500, ledger=Ledger(wall_ns=500, compute_ns=500)),
                   hello=make_hello(rank=rank), uid=1, owner=rank)  # fmt: skip
     late = next(record for record in everything(1) if type(record).__name__ == "Straggler")
-    jobs.take(msgspec.structs.replace(late, late_rank=295), hello=hello, uid=1, owner=RANKS_MAX + 39)
+    jobs.record(msgspec.structs.replace(late, late_rank=295), hello=hello, uid=1, owner=RANKS_MAX + 39)
     (job,) = build(jobs=jobs.view()).jobs
     shown = [rank.rank for rank in job.ranks]
     assert {290, 291, 295} <= set(shown)

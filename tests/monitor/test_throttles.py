@@ -36,9 +36,9 @@ def snapshot(number, *, every_ns=WINDOW, uuids=("GPU-a", "GPU-b"), **counters):
 
 def test_a_reason_that_held_for_a_fifth_of_the_window_throttles_and_one_that_did_not_is_none():
     throttles = Throttles()
-    assert throttles.take(snapshot(0, sw_power_cap=5, hw_thermal_slowdown=5)) == {}
+    assert throttles.update(snapshot(0, sw_power_cap=5, hw_thermal_slowdown=5)) == {}
     held = round(HELD_RATIO * WINDOW)
-    found = throttles.take(snapshot(1, sw_power_cap=5 + held - 1, hw_thermal_slowdown=5 + held))
+    found = throttles.update(snapshot(1, sw_power_cap=5 + held - 1, hw_thermal_slowdown=5 + held))
     assert found == {
         "GPU-a": Throttling(device_uuid="GPU-a", reasons=("hw_thermal_slowdown",)),
         "GPU-b": Throttling(device_uuid="GPU-b", reasons=()),
@@ -47,24 +47,24 @@ def test_a_reason_that_held_for_a_fifth_of_the_window_throttles_and_one_that_did
 
 def test_idleness_and_clocks_that_somebody_set_throttle_nobody():
     throttles = Throttles()
-    throttles.take(snapshot(0, gpu_idle=0, applications_clocks_setting=0, sw_power_cap=0))
-    found = throttles.take(snapshot(1, gpu_idle=WINDOW, applications_clocks_setting=WINDOW, sw_power_cap=0))
+    throttles.update(snapshot(0, gpu_idle=0, applications_clocks_setting=0, sw_power_cap=0))
+    found = throttles.update(snapshot(1, gpu_idle=WINDOW, applications_clocks_setting=WINDOW, sw_power_cap=0))
     assert found["GPU-a"].reasons == ()
 
 
 def test_a_gpu_of_which_nothing_was_read_is_not_known():
     throttles = Throttles()
-    throttles.take(snapshot(0, sw_power_cap=0))
-    assert set(throttles.take(snapshot(1))) == {"GPU-b"}
-    assert set(throttles.take(snapshot(2, sw_power_cap=0))) == {"GPU-b"}, "one reading is no rate"
-    assert throttles.take(Snapshot(3, 3 * WINDOW, 0, 0, {}, {})) == {}
+    throttles.update(snapshot(0, sw_power_cap=0))
+    assert set(throttles.update(snapshot(1))) == {"GPU-b"}
+    assert set(throttles.update(snapshot(2, sw_power_cap=0))) == {"GPU-b"}, "one reading is no rate"
+    assert throttles.update(Snapshot(3, 3 * WINDOW, 0, 0, {}, {})) == {}
 
 
 def test_between_two_windows_the_last_word_stands():
     """Counters that are read every other tick would come and go otherwise."""
     throttles, tick = Throttles(), round(0.1 * S)
     counts = [min(value, 25) * 2 * tick for value in range(60) for _ in range(2)]
-    found = [throttles.take(snapshot(n, every_ns=tick, sw_power_cap=count)) for n, count in enumerate(counts)]
+    found = [throttles.update(snapshot(n, every_ns=tick, sw_power_cap=count)) for n, count in enumerate(counts)]
     words = ["".join("ty"[bool(one["GPU-a"].reasons)] if one else "?" for one in found)]
     assert words == ["?" * 20 + "y" * 60 + "t" * 40]
 
@@ -103,7 +103,7 @@ class Seat:
     def post(self, words):
         self.table[self.rank].append(list(words))
 
-    def take(self):
+    def receive(self):
         if min(map(len, self.table)) <= self.taken:
             return None
         self.taken += 1

@@ -33,7 +33,7 @@ class Loop:
             loss = self.model(batch).sum()
             if backward:
                 loss.backward()
-        flops = self.flops.take()
+        flops = self.flops.drain()
         self.step += 1
         self.flops.arm(self.step)
         return flops
@@ -65,7 +65,7 @@ def test_a_step_is_the_sum_of_its_micro_batches_and_absent_while_one_of_them_is_
     assert loop.run(torch.randn(5, 8), torch.randn(5, 8)) == 2 * cost(5)
     assert loop.run(torch.randn(5, 8), torch.randn(3, 8)) is None
     assert loop.run(torch.randn(5, 8), torch.randn(3, 8)) == cost(8)
-    assert loop.flops.take() is None, "a step without a forward has no FLOPs, not zero"
+    assert loop.flops.drain() is None, "a step without a forward has no FLOPs, not zero"
 
 
 def test_other_trained_parameters_are_another_count():
@@ -128,7 +128,7 @@ def test_an_exception_inside_backward_of_the_counted_step_leaves_no_mode_on():
     with pytest.raises(ValueError, match="mine"):
         out.sum().backward()
     assert modes_on() == 0
-    assert loop.flops.take() == cost(5)
+    assert loop.flops.drain() == cost(5)
 
 
 def test_the_users_own_flop_counter_keeps_its_figures():

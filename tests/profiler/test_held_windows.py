@@ -26,7 +26,7 @@ def test_a_lone_rank_that_hears_its_own_pace_at_once_sees_its_windows_as_exact_s
         held.append(step.is_held)
         backlog.remember(step)
         backlog.pair([JobPace(step.step, step.pace_ns, profiled=step.disturbed)], (), is_calm=False)
-        observed.extend(backlog.take())
+        observed.extend(backlog.drain())
 
     attach(job, config=HookConfig(overhead_budget=1.0, window_interval_steps=5), on_boundary=boundary)
     job.run(20)

@@ -97,7 +97,7 @@ def heard(ranks, excesses=()):
     ladder = JobWhatIf("j", said.append)
     for now, count in ((0, 1), (round(WHAT_IF_SECONDS * NS_PER_SECOND), 101)):
         totals = [None if one is None else LedgerTotals(times(one, count), count, count, 3) for one in ranks]
-        ladder.hear(totals, now_ns=now, wall_ns=1, excesses_ns=excesses)
+        ladder.record(totals, now_ns=now, wall_ns=1, excesses_ns=excesses)
     return said
 
 

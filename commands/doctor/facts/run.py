@@ -60,7 +60,7 @@ class _Rank:
         self.tuner: str | None = None
         self.refused = 0
 
-    def take(self, record: JobRecord) -> None:
+    def add(self, record: JobRecord) -> None:
         if isinstance(record, JobHello):
             self.hello = record
         elif isinstance(record, StepRecord):
@@ -107,7 +107,7 @@ def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
             continue
         for line in lines:
             try:
-                rank.take(decode(line))
+                rank.add(decode(line))
             except NOT_A_RECORD:
                 rank.refused += 1
         if rank.refused:

@@ -85,7 +85,7 @@ def a_step(rank: int, number: int, *, samples: int | None = 16, exact: bool = Fa
 def busy() -> Progress:
     progress = Progress()
     for rank in (0, 1):
-        progress.take(
+        progress.add(
             [
                 JobHello(
                     job="j", rank=rank, local_rank=rank, world_size=2, pid=1, host="h", device="cpu", backend="gloo",
@@ -95,7 +95,7 @@ def busy() -> Progress:
             ]
         )  # fmt: skip
     for number in range(1, 10):
-        progress.take(
+        progress.add(
             [
                 Decision(
                     job="j", decision=number, kind="trial", knob="bucket_bytes", from_value=2**20 * number,
@@ -135,7 +135,7 @@ def test_before_the_first_step_the_screen_says_what_is_waited_for() -> None:
 
 def test_a_display_keeps_no_more_than_the_recent_steps() -> None:
     progress = Progress()
-    progress.take(a_step(0, n) for n in range(1, 10_000))
+    progress.add(a_step(0, n) for n in range(1, 10_000))
     ledger = progress.ledger()
     assert ledger is not None
     assert ledger.wall_ns == RECENT_STEPS * LEDGER.wall_ns
@@ -143,14 +143,14 @@ def test_a_display_keeps_no_more_than_the_recent_steps() -> None:
 
 def test_samples_that_are_not_counted_are_not_shown_as_zero() -> None:
     progress = Progress()
-    progress.take([a_step(0, 1, samples=None)])
+    progress.add([a_step(0, 1, samples=None)])
     assert progress.samples_per_second() is None
     assert "samples" not in plain_line(progress, 1.0)
 
 
 def test_records_that_a_display_does_not_need_do_not_disturb_it() -> None:
     progress = Progress()
-    progress.take([Goodbye(job="j", rank=0, reason="x", wall_ns=0)])
+    progress.add([Goodbye(job="j", rank=0, reason="x", wall_ns=0)])
     assert progress.last is None
 
 
@@ -283,14 +283,14 @@ def a_status(state: Literal["watching", "trial", "screening"], detail: str = "so
 
 def test_the_trial_under_way_is_on_the_screen_with_its_bounds_and_then_its_verdict() -> None:
     progress, on = Progress(), console()
-    progress.take(a_step(0, number) for number in range(1, 40))
+    progress.add(a_step(0, number) for number in range(1, 40))
     detail = "micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 % so far (10.0 .. 50.0 %)"
-    progress.take([a_trial(1), a_status("trial", detail)])
+    progress.add([a_trial(1), a_status("trial", detail)])
     text = shown(screen(progress, AROUND, 5.0, on), on)
     assert "trial     micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 %" in text
     assert "(10.0 .. 50.0 %)" in text
     assert plain_line(progress, 5.0) == f"0:05  step 250  {detail}"
-    progress.take([a_verdict(1), a_status("watching")])
+    progress.add([a_verdict(1), a_status("watching")])
     assert progress.trial is None
     text = shown(screen(progress, AROUND, 5.0, on), on)
     assert "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)" in text
@@ -301,7 +301,7 @@ def test_the_trial_under_way_is_on_the_screen_with_its_bounds_and_then_its_verdi
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_screen_may_be_wide_and_what_the_tuner_says_too_long(width: int) -> None:
     progress = busy()
-    progress.take([a_status("watching", "nothing near it is better; " * 40)])
+    progress.add([a_status("watching", "nothing near it is better; " * 40)])
     wide = Console(file=io.StringIO(), width=width, height=24, color_system=None)
     lines = shown(screen(progress, AROUND, 5.0, wide), wide).splitlines()
     assert len(lines) <= 24
@@ -310,16 +310,16 @@ def test_a_screen_may_be_wide_and_what_the_tuner_says_too_long(width: int) -> No
 
 def test_lines_of_a_log_are_short_and_events_are_bounded() -> None:
     progress = busy()
-    progress.take([a_status("trial", "x" * 300), a_trial(99)])
+    progress.add([a_status("trial", "x" * 300), a_trial(99)])
     assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
-    progress.take([a_verdict(99)])
+    progress.add([a_verdict(99)])
     assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
     assert list(progress.events)[-2:] == [
         "trial: micro_batch 1 -> 2",
         "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)",
     ]
     assert event_line(progress.events[-1], 61.0).startswith("1:01  kept: micro_batch 1 -> 2")
-    progress.take(a_trial(number) for number in range(1000))
+    progress.add(a_trial(number) for number in range(1000))
     assert len(progress.events) == EVENTS_MAX
 
 
@@ -327,19 +327,19 @@ def test_where_the_price_of_a_window_keeps_the_ledger_unknown_that_is_said() -> 
     progress = Progress()
     unknown = Ledger(wall_ns=100_000_000, unknown_ns=99_000_000, host_bound_ns=1_000_000)
     dear = structs.replace(a_step(0, 1), ledger=unknown, uncalibrated="price", window_price_ns=417_000_000)
-    progress.take([dear])
+    progress.add([dear])
     said = "a window of 417 ms is not earned yet"
     assert said in plain_line(progress, 9.0)
     assert said in shown(screen(progress, AROUND, 9.0, console()), console())
-    progress.take([structs.replace(a_step(0, 2), uncalibrated=None, window_price_ns=None)])
+    progress.add([structs.replace(a_step(0, 2), uncalibrated=None, window_price_ns=None)])
     assert said not in plain_line(progress, 10.0)
     assert said not in shown(screen(progress, AROUND, 10.0, console()), console())
 
 
 def resting(*, cost_ns: int = 0) -> Progress:
     progress = Progress()
-    progress.take([structs.replace(a_step(rank, 1), total_overhead_ns=cost_ns) for rank in (0, 1)])
-    progress.take([a_trial(1), a_verdict(1), a_status("watching")])
+    progress.add([structs.replace(a_step(rank, 1), total_overhead_ns=cost_ns) for rank in (0, 1)])
+    progress.add([a_trial(1), a_verdict(1), a_status("watching")])
     return progress
 
 
@@ -353,18 +353,18 @@ def test_the_demo_ends_when_something_was_kept_and_nothing_is_tried_for_a_while(
 def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
     rest, progress = RestDetector(0.01), resting()
     assert not rest.is_over(progress, 0.0)
-    progress.take([a_trial(2), a_status("trial")])
+    progress.add([a_trial(2), a_status("trial")])
     assert not rest.is_over(progress, REST_SECONDS)
-    progress.take([a_verdict(2, "rolled_back"), a_status("screening")])
+    progress.add([a_verdict(2, "rolled_back"), a_status("screening")])
     assert not rest.is_over(progress, 2 * REST_SECONDS)
-    progress.take([a_status("watching")])
+    progress.add([a_status("watching")])
     assert not rest.is_over(progress, 3 * REST_SECONDS)
     assert rest.is_over(progress, 4 * REST_SECONDS)
 
 
 def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
     nothing = Progress()
-    nothing.take([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
+    nothing.add([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
     owing = resting(cost_ns=LEDGER.wall_ns // 50)
     for progress in (nothing, owing):
         rest = RestDetector(0.01)

@@ -291,7 +291,7 @@ def test_a_gpu_that_missed_a_tick_was_not_without_power_meanwhile() -> None:
     for second in range(11):
         gpus = ("0", "1") if second % 4 else ("0",)
         values = {("pacecar_gpu_energy_joules_total", (gpu,)): second * 300_000 for gpu in gpus}
-        hosts.take("node-a", Tick(second * 10**9, second, 0, values, {}, {}))
+        hosts.add("node-a", Tick(second * 10**9, second, 0, values, {}, {}))
     watts, gpus_seen, covered_ns = hosts.watts("before") or (None, None, None)
     assert (watts, gpus_seen) == (pytest.approx(600.0), 2)
     assert covered_ns == 5 * 10**9

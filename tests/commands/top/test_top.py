@@ -239,12 +239,12 @@ def test_columns_leave_in_order_when_room_is_short():
 )
 def test_bytes_become_keys_however_they_are_cut(data, keys):
     reader = Keys()
-    assert [key for part in data for key in reader.take(part)] == keys
+    assert [key for part in data for key in reader.decode(part)] == keys
 
 
 def test_escape_alone_is_escape_once_nothing_follows():
     reader = Keys()
-    assert (reader.take(b"\x1b"), reader.quiet(), reader.quiet()) == ([], ["escape"], [])
+    assert (reader.decode(b"\x1b"), reader.quiet(), reader.quiet()) == ([], ["escape"], [])
 
 
 @pytest.mark.parametrize(

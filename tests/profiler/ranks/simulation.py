@@ -64,7 +64,7 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
             row["backward_tail"] = common - own[rank] + int(rng.random() * MS)
             notes[rank].append(StepNote(step, sum(row.values()) + rest, row, 0, rng.random() < 0.02))
         if step % PERIOD == PERIOD - 1:
-            heard += [(step, finding) for finding in diagnosis.hear(_range(rng, step, notes, waits, pressed,
+            heard += [(step, finding) for finding in diagnosis.judge(_range(rng, step, notes, waits, pressed,
                 [delayed + (0.8 * common * PERIOD if is_slow and rank == busy else 0.0)
                  for rank, delayed in enumerate(acknowledged)]))]  # fmt: skip
             notes, waits, pressed, acknowledged = [[] for _ in range(world)], [0] * world, 0, [0] * world

@@ -183,7 +183,7 @@ def test_ranks_that_measure_other_steps_cut_the_same_ranges_and_lose_none(cadenc
         while heard < min(map(len, cuts)):
             rows = [row_of(mine[heard]) for mine in cuts]
             for ranges in ranks:
-                ranges.hear(rows)
+                ranges.receive(rows)
             made.append(rows)
             heard += 1
     assert len(made) > 5
@@ -200,7 +200,7 @@ def test_ranges_grow_until_every_rank_measures_a_period_in_each():
     ranges, heard = StepRanges(4), []
     for step in range(0, 4000, 16):
         for made in cut(ranges, [note(step, every=16)]):
-            ranges.hear([row_of(made), row_of(made)])
+            ranges.receive([row_of(made), row_of(made)])
             heard.append(made)
     assert [len(made.notes) for made in heard[: LAG + 1]].count(0) > 0, "at first ranges hold less than every 16th step"
     assert {(made.steps, len(made.notes)) for made in heard[LAG + 2 :]} == {(64, 4)}
@@ -213,7 +213,7 @@ def test_ranges_are_told_together_for_about_as_long_as_gathers_should_be_apart(w
     ranges, ends, step = StepRanges(4, 2.0), [], 0
     while len(ends) < 6:
         for made in cut(ranges, [note(step, wall=wall, every=every)]):
-            ranges.hear([row_of(made)] * 2)
+            ranges.receive([row_of(made)] * 2)
             if made.ends_batch and made.number > 2 * LAG:
                 ends.append(made.first_step + made.steps)
         step = next_measured(step + 1, every)
@@ -229,7 +229,7 @@ def test_no_range_is_longer_than_a_person_would_wait():
     made = []
     for step in range(8000):
         for one in cut(ranges, [note(step, wall=1000)]):
-            ranges.hear([row_of(one)] * 2)
+            ranges.receive([row_of(one)] * 2)
             made.append(one.steps)
     assert max(made) == RANGE_STEPS_MAX
 
@@ -244,7 +244,7 @@ def test_nobody_runs_further_ahead_than_all_have_heard_and_waits_in_a_bounded_qu
 def test_ranks_that_speak_of_different_steps_cannot_go_on():
     ranges = StepRanges(4)
     with pytest.raises(RangesError, match="different steps"):
-        ranges.hear([gather_range([], first_step=0, steps=4), gather_range([], first_step=1, steps=4)])
+        ranges.receive([gather_range([], first_step=0, steps=4), gather_range([], first_step=1, steps=4)])
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, None), (1, 1), (4, 4), (18, 18), (19, 19), (39, 38), (99, 95)])
@@ -264,7 +264,7 @@ class Seat:
     def post(self, words):
         self.table[self.rank].append(list(words))
 
-    def take(self):
+    def receive(self):
         if min(map(len, self.table)) <= self.taken:
             return None
         self.taken += 1
@@ -284,7 +284,7 @@ def test_whatever_the_order_of_waking_all_ranks_hear_the_same_ranges_in_order(ev
     added, heard = [0] * 3, [[] for _ in ranks]
 
     def turn(rank):
-        heard[rank] += [[row.number for row in rows] for rows in ranks[rank].take()]
+        heard[rank] += [[row.number for row in rows] for rows in ranks[rank].receive()]
         if ranks[rank].is_due:
             ranks[rank].post(HostPressure())
 
@@ -320,7 +320,7 @@ def test_rows_of_usual_steps_wait_for_each_other_and_an_unusual_one_goes_at_once
         exchange.add(
             gather_range([note(0, wall=100 if number != 40 else 120)], number=number), ends_batch=number % 16 == 15
         )
-        list(exchange.take())
+        list(exchange.receive())
         if exchange.is_due:
             posted.append(number)
             exchange.post(HostPressure())
@@ -336,7 +336,7 @@ def test_hurrying_for_ever_is_not_within_the_budget():
         now[0] += 200_000_000
         wall = 1500 if number % 6 == 5 else 1000
         exchange.add(gather_range([note(0, wall=wall)], number=number), ends_batch=number % ROWS_MAX == ROWS_MAX - 1)
-        list(exchange.take())
+        list(exchange.receive())
         if exchange.is_due:
             posted.append(number)
             exchange.post(HostPressure())
@@ -571,7 +571,7 @@ class Echo:
             raise RuntimeError("Connection reset by peer")
         self.words = list(words)
 
-    def take(self):
+    def receive(self):
         if not self.answers or self.words is None:
             return None
         words, self.words = self.words, None
@@ -656,7 +656,7 @@ class GoneAtTheEnd(Echo):
 
     closing = None
 
-    def take(self):
+    def receive(self):
         if self.closing.is_set():
             raise RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1")
 

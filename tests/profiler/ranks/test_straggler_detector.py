@@ -39,7 +39,7 @@ def hear(diagnosis, ranges, *, start=0, late=None, world=4, **more):
     findings = []
     for number in range(start, start + ranges):
         rows = [row(number, **more) if rank == 1 else row(number, tail=5 + (late or 0)) for rank in range(world)]
-        findings += diagnosis.hear(rows)
+        findings += diagnosis.judge(rows)
     return findings
 
 
@@ -127,7 +127,7 @@ def test_on_a_device_host_timers_name_late_data_and_stay_silent_about_compute():
         late = number >= 12
         rows = [row(number, on_device=True, rest=9 if late and rank != 1 else 0) for rank in range(4)]
         rows[1] = row(number, on_device=True, data_wait=9 if late else 0)
-        findings += device.hear(rows)
+        findings += device.judge(rows)
     assert [(f.rank, f.cause) for f in findings] == [(1, "data_wait")]
 
 
@@ -136,7 +136,7 @@ def link(ranges, *, start=0, tail=5, diagnosis=None, **more):
     diagnosis, findings = diagnosis or StragglerDetector(4), []
     for number in range(start, start + ranges):
         rows = [row(number, tail=tail, **({"busy": 0.1} | more if rank == 2 else {"busy": 0.1})) for rank in range(4)]
-        findings += diagnosis.hear(rows)
+        findings += diagnosis.judge(rows)
     return diagnosis, findings
 
 
@@ -182,7 +182,7 @@ def test_ranges_too_short_to_be_independent_count_for_less():
         is_slow = number >= 20
         busy = [0.9 if is_slow and rank == 2 else 0.1 for rank in range(4)]
         rows = [row(number, tail=5 + 20 * is_slow, busy=mine, forward=-8, backward=-18) for mine in busy]
-        heard += [number for _ in diagnosis.hear(rows)]
+        heard += [number for _ in diagnosis.judge(rows)]
     assert heard == [25], "ranges of 116 ms: six instead of three"
 
 
@@ -199,7 +199,7 @@ def groups(number, *, late, **flags):
 def test_who_waits_inside_its_forward_is_not_taken_for_the_late_one():
     diagnosis, findings = StragglerDetector(4), []
     for number in range(40):
-        findings += diagnosis.hear(groups(number, late=9 if number >= 12 else 0, forward_waits=True))
+        findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, forward_waits=True))
     assert [(f.rank, f.cause) for f in findings] == [(0, "data_wait")]
 
 
@@ -207,7 +207,7 @@ def test_other_knobs_make_other_waiting_usual():
     diagnosis = StragglerDetector(4)
     for number in range(40):
         epoch = int(number >= 12)
-        assert diagnosis.hear([row(number, tail=5 + 35 * epoch, epoch=epoch) for _ in range(4)]) == []
+        assert diagnosis.judge([row(number, tail=5 + 35 * epoch, epoch=epoch) for _ in range(4)]) == []
 
 
 def test_three_late_ranges_raise_and_three_quiet_ones_lower():
