@@ -41,6 +41,13 @@ WATCHDOG_SHARE = 0.4
 _log = logging.getLogger(__name__)
 
 
+FIRST_DESCRIPTOR = 3
+"""SD_LISTEN_FDS_START"""
+
+DESCRIPTORS_MAX = 64
+"""Most descriptors that are looked at; a unit that passes more is not ours."""
+
+
 class Notifier:
     """Tells the service manager the daemon's state; does nothing where there is none.  One thread uses it."""
 
@@ -116,13 +123,6 @@ def _watchdog_ns(environ: Mapping[str, str]) -> int | None:
         _log.warning("WATCHDOG_USEC or WATCHDOG_PID is no number: the watchdog is not fed")
         return None
     return period * NS_PER_MICROSECOND if period > 0 and watched == os.getpid() else None
-
-
-FIRST_DESCRIPTOR = 3
-"""SD_LISTEN_FDS_START"""
-
-DESCRIPTORS_MAX = 64
-"""Most descriptors that are looked at; a unit that passes more is not ours."""
 
 
 def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:

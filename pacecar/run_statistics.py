@@ -37,6 +37,20 @@ __all__ = [
 ]
 
 
+WARMUP_STEPS = 10
+"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
+
+SETTLE_STEPS = 2
+"""Steps after a switch that still pay for it."""
+
+WINDOW_STEPS = 8
+"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
+
+AFTER_STEPS_MIN = 6 * WINDOW_STEPS
+"""Fewer since the last switch say more of the machine's last seconds than of the settings; then all steps at the kept
+settings count."""
+
+
 class Tried(Protocol):
     """A change that went through an interleaved trial: what it saved of step time (0..1), and the bounds of that."""
 
@@ -81,20 +95,6 @@ def proven(kept: Iterable[Tried]) -> Proven:
 def _together(gains: Sequence[float | None]) -> float | None:
     known = [gain for gain in gains if gain is not None]
     return 1 - math.prod(1 - gain for gain in known) if known and len(known) == len(gains) else None
-
-
-WARMUP_STEPS = 10
-"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
-
-SETTLE_STEPS = 2
-"""Steps after a switch that still pay for it."""
-
-WINDOW_STEPS = 8
-"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
-
-AFTER_STEPS_MIN = 6 * WINDOW_STEPS
-"""Fewer since the last switch say more of the machine's last seconds than of the settings; then all steps at the kept
-settings count."""
 
 
 class EstimateError(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,10 @@ LOSSY_HOMES: dict[str, int] = {knob.name: 0 for knob in KNOBS if knob.knob_class
 ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_class == "adaptive")
 
 
+REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
+"""Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """The outcome of a proposal: `turned` is knob -> (old, new), done on all ranks or on none."""
@@ -198,10 +202,6 @@ class KnobSwitcher:
             logger.exception("pacecar: %s could not be applied", values)
             return False
         return True
-
-
-REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
-"""Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
 
 
 class SwitchRehearsal:

@@ -63,6 +63,15 @@ BREAK_T = 6.0
 """Student's t between earlier and later pairs from which on conditions are taken to have changed between them."""
 
 
+_LOG_E_MAX = 690.0
+"""Largest logarithm of an e-value that is returned: exp(709) overflows."""
+
+_FAR_NOISES = 1e6
+"""Standard deviations beyond which no value is more implausible."""
+
+_BISECTIONS = 60
+
+
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
     """The result of the test on the pairs so far.
@@ -181,15 +190,6 @@ def _log_e(pairs: int, total: int, scatter: float, distance: float, g: float) ->
     t = math.copysign(math.sqrt(explained / s1 * total), distance)
     log_factor = 0.5 * total * math.log(s0 / s1) - 0.5 * math.log1p(pairs * g)
     return log_factor + math.log(max(2.0 * student_t_cdf(t, total), math.ulp(0.0)))
-
-
-_LOG_E_MAX = 690.0
-"""Largest logarithm of an e-value that is returned: exp(709) overflows."""
-
-_FAR_NOISES = 1e6
-"""Standard deviations beyond which no value is more implausible."""
-
-_BISECTIONS = 60
 
 
 def _reach(pairs: int, total: int, scatter: float, rate: float, g: float) -> float | None:

@@ -57,6 +57,11 @@ ROUNDS = 3
 """How often a period counts alpha depends on alpha: a few rounds settle it."""
 
 
+DISTINCT_MIN = 0.1
+"""1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from bytes: with two periods alone it is
+reached where one holds about twice the other's bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """Collectives that overlap each other: start (since the first) and bytes of each, and how long they all took.
@@ -190,8 +195,3 @@ def _solve(periods: Sequence[Period], counts: Sequence[float]) -> tuple[float, f
     if beta < 0:
         return a_sum / aa, 0.0, error
     return alpha, beta, error
-
-
-DISTINCT_MIN = 0.1
-"""1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from bytes: with two periods alone it is
-reached where one holds about twice the other's bytes."""

@@ -47,6 +47,22 @@ __all__ = [
 ]
 
 
+CONFIRM_WINDOWS = 3
+"""Windows in a row that must agree."""
+
+REFERENCE_MIN = 4
+
+REFERENCE_MAX = 8
+"""Windows that say what is usual: fewer do not show how much windows differ, and of more the oldest are out of date."""
+
+CHANGE_NOISES = 4.0
+"""Standard deviations of a window below which a difference is noise and no change."""
+
+NOISE_MIN = 0.1
+"""Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
+ms)."""
+
+
 @dataclass(frozen=True, slots=True)
 class DetectedChange:
     """A change of the job's conditions: `what` changed, in words, and the `windows` since.
@@ -111,23 +127,9 @@ class ChangeDetector:
         return sum(window.step > alarm.suspected_at for window in self._recent) < CONFIRM_WINDOWS
 
 
-CONFIRM_WINDOWS = 3
-"""Windows in a row that must agree."""
-
-REFERENCE_MIN = 4
-REFERENCE_MAX = 8
-"""Windows that say what is usual: fewer do not show how much windows differ, and of more the oldest are out of date."""
-
 CHANGE_MIN = math.log(1.5)
 """Logarithm of the smallest factor that counts.  Below it other settings are hardly worth more than before: a link's
 share of a step is seldom over a half."""
-
-CHANGE_NOISES = 4.0
-"""Standard deviations of a window below which a difference is noise and no change."""
-
-NOISE_MIN = 0.1
-"""Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
-ms)."""
 
 
 class LinkChangeDetector:

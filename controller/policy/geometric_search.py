@@ -88,6 +88,21 @@ Expect = Callable[[str, dict[str, int], int], Forecast | None]
 """From a knob, the values in force and a value of the knob to a forecast."""
 
 
+FULL_LINK_RATIO = 0.7
+"""Share of the rated speed, averaged over seconds that contain computing too: the link is then nearly always full
+while gradients travel."""
+
+FULL_LINK_GAIN = 0.05
+"""More than any other prior, so that these go before other candidates without a forecast."""
+
+STALLED_CPU_RATIO = 0.5
+
+STALLED_CPU_GAIN = -0.05
+
+ROOM_RATIO_MIN = 0.1
+"""Share of the memory that must be free.  A caching allocator needs some to work in, and a neighbour may grow too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A value of one knob that may be worth a trial, with its forecast and the gain that it is ordered by."""
@@ -315,19 +330,6 @@ def _octaves(value: int, other: int) -> float:
     """Return how often one must be doubled or halved to be the other."""
     return abs(math.log2(max(value, ZERO) / max(other, ZERO)))
 
-
-FULL_LINK_RATIO = 0.7
-"""Share of the rated speed, averaged over seconds that contain computing too: the link is then nearly always full
-while gradients travel."""
-
-FULL_LINK_GAIN = 0.05
-"""More than any other prior, so that these go before other candidates without a forecast."""
-
-STALLED_CPU_RATIO = 0.5
-STALLED_CPU_GAIN = -0.05
-
-ROOM_RATIO_MIN = 0.1
-"""Share of the memory that must be free.  A caching allocator needs some to work in, and a neighbour may grow too."""
 
 OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
 """Knobs that can save no more than the exposed communication."""

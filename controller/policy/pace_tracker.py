@@ -41,6 +41,47 @@ RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
 
 
+NOISE_MIN = 0.005
+"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not cause false alarms."""
+
+QUARTILE = 0.6745
+"""The median deviation of Gaussian noise, in standard deviations."""
+
+CLIP = 4.0
+"""A window's deviation counts for at most this many standard deviations: under `ALARM` + `SLACK`, so it takes two."""
+
+SLACK = 1.0
+ALARM = 5.0
+"""CUSUM allowance and threshold in standard deviations: on Gaussian windows a false alarm in thousands of windows."""
+
+SHIFT_MIN = 0.04
+"""A change in pace below 4 % is not worth a new search."""
+
+SHIFT_NOISES = 2.0
+"""Nor is one below so many standard deviations of a window."""
+
+CONFIRM_WINDOWS = 5
+"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like
+changed conditions in two windows in a row, and each false alarm costs a search (replayed without: one in 500 steps at 5
+% correlated noise)."""
+
+CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
+"""Steps that a change must have lasted; in a trial, where every other stretch is the candidate's, fewer windows span
+them."""
+
+JUMP_MIN = 0.2
+"""A change (in log pace) that is this large is confirmed sooner: then waiting costs more."""
+
+CONFIRM_WINDOWS_MIN = 2
+"""Least windows that confirm any change, a jump too: one alone proves nothing."""
+
+FOLLOW = 0.05
+"""Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
+
+RUN_MAX = 8
+"""Windows of a suspected change that are remembered."""
+
+
 class TrackedPace:
     """The pace under the setting in force, outside trials.  It takes settled and unsettled steps alike, in order."""
 
@@ -172,47 +213,6 @@ class TrackedPace:
         margin = 1 + 1 / math.sqrt(len(self._noise))
         # By the median: one window full of spikes must not raise the noise, which would hide a change.
         return max(NOISE_MIN, margin * median(abs(x) for x in self._noise) / (QUARTILE * math.sqrt(2)))
-
-
-NOISE_MIN = 0.005
-"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not cause false alarms."""
-
-QUARTILE = 0.6745
-"""The median deviation of Gaussian noise, in standard deviations."""
-
-CLIP = 4.0
-"""A window's deviation counts for at most this many standard deviations: under `ALARM` + `SLACK`, so it takes two."""
-
-SLACK = 1.0
-ALARM = 5.0
-"""CUSUM allowance and threshold in standard deviations: on Gaussian windows a false alarm in thousands of windows."""
-
-SHIFT_MIN = 0.04
-"""A change in pace below 4 % is not worth a new search."""
-
-SHIFT_NOISES = 2.0
-"""Nor is one below so many standard deviations of a window."""
-
-CONFIRM_WINDOWS = 5
-"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like
-changed conditions in two windows in a row, and each false alarm costs a search (replayed without: one in 500 steps at 5
-% correlated noise)."""
-
-CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
-"""Steps that a change must have lasted; in a trial, where every other stretch is the candidate's, fewer windows span
-them."""
-
-JUMP_MIN = 0.2
-"""A change (in log pace) that is this large is confirmed sooner: then waiting costs more."""
-
-CONFIRM_WINDOWS_MIN = 2
-"""Least windows that confirm any change, a jump too: one alone proves nothing."""
-
-FOLLOW = 0.05
-"""Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
-
-RUN_MAX = 8
-"""Windows of a suspected change that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)

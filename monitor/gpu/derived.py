@@ -51,6 +51,10 @@ ENERGY_WINDOW_NS_MIN = NS_PER_SECOND // 2
 """The counter moves in steps of 20 to 100 ms; over half a second a step is at most a fifth."""
 
 
+ROUND = 1 << 32
+"""What a counter of 32 bits counts before it wraps."""
+
+
 class ClockEvents:
     """Time by reason, added up from samples."""
 
@@ -93,10 +97,6 @@ class MeanPower:
     def restart(self) -> None:
         """Forget the window: the counter began anew, or was not read for a while."""
         self._base = self._milliwatts = None
-
-
-ROUND = 1 << 32
-"""What a counter of 32 bits counts before it wraps."""
 
 
 class GpuCounter:

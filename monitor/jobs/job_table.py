@@ -345,7 +345,9 @@ class JobTable:
             del self._jobs[key]
         return gone
 
-    def record(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
+    def record(
+        self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0
+    ) -> tuple[Displaced, ...]:
         """Take a record from the connection `owner` of user `uid` that introduced itself by `hello`.
 
         `size` is that of its frame in bytes.  Returns what made room for it.

@@ -70,6 +70,12 @@ COUNTERS = frozenset({
 FAULTS = frozenset({"gpu_xid_errors_total", "gpu_ecc_errors_total", "gpu_down"})
 
 
+HELD_RATIO = 0.2
+"""Less than that costs a step less than a person would act on."""
+
+WINDOW_SECONDS = 2.0
+
+
 class NodeSignals(NamedTuple):
     """The node in the last SIGNAL_TICKS ticks; `of` says what of it concerns a rank.
 
@@ -225,11 +231,6 @@ class NodeSignalsSource:
 
 REASONS = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
 """Of nvmlClocksEventReason* in nvml.h those that slow down a GPU that has work."""
-
-HELD_RATIO = 0.2
-"""Less than that costs a step less than a person would act on."""
-
-WINDOW_SECONDS = 2.0
 
 
 class Throttles:

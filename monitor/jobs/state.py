@@ -91,7 +91,9 @@ class DaemonState:
         with self._lock:
             return self._jobs.displaced()
 
-    def record(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
+    def record(
+        self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0
+    ) -> tuple[Displaced, ...]:
         """Take a record of `size` bytes and return what made room for it; raises FrameError as `JobTable.take`."""
         with self._lock:
             return self._jobs.record(record, hello=hello, uid=uid, owner=owner, size=size)

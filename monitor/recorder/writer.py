@@ -58,6 +58,15 @@ GIVE_UP_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
+FILES_MAX = 64
+"""Recordings kept, however small."""
+
+USERS_SHARE = 4
+"""One part in so many of files and bytes is left to users' jobs, however many Xids there are."""
+
+SUFFIX = ".recording"
+
+
 class Capture(NamedTuple):
     """What is to be written, and who gets the result."""
 
@@ -172,13 +181,6 @@ class RecordingWriter:
             self.files_bytes = None
 
 
-FILES_MAX = 64
-"""Recordings kept, however small."""
-
-USERS_SHARE = 4
-"""One part in so many of files and bytes is left to users' jobs, however many Xids there are."""
-
-SUFFIX = ".recording"
 _PREFIX, _TEMPORARY = "pacecar-", ".tmp"
 
 

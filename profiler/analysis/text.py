@@ -53,6 +53,10 @@ GAP_WORDS = {
 }
 
 
+WIDE_COLUMNS = 120
+"""From this width on a table shows columns for which 80 characters have no room."""
+
+
 def document_text(document: TraceDocument, console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed, in order."""
     if document.job is not None:
@@ -223,10 +227,6 @@ def collectives_table(rows: Sequence[CollectiveTotal], console: Console) -> Tabl
             cells += [bandwidth(row.algorithm_bandwidth), middle.text(row.min_ns), middle.text(row.max_ns)]
         table.add_row(clean(row.operation), *cells)
     return table
-
-
-WIDE_COLUMNS = 120
-"""From this width on a table shows columns for which 80 characters have no room."""
 
 
 def _count(value: int | None) -> str:

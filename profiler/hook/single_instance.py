@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..timing.fork_safety import in_child
 
-__all__ = ["AlreadyAttachedError", "AttachmentOwner", "attached", "free", "take"]
+__all__ = ["AlreadyAttachedError", "AttachmentOwner", "attached", "claim", "free"]
 
 
 class AlreadyAttachedError(RuntimeError):

@@ -53,6 +53,17 @@ _AGAINST_NAMED = THRESHOLD / 3
 """What a quiet range subtracts once the rank is named: three in a row clear it.  A late one between undoes one."""
 
 
+UNUSUAL_RATIO = 0.05
+"""How far from the median of the last values an unusual value must be, as a ratio of that median."""
+
+UNUSUAL_SPREADS = 3.0
+"""And by this many times the median change from one value to the next, which one long interval does not move."""
+
+RECENT = 16
+
+RECENT_MIN = 4
+
+
 class Cusum:
     """The cumulative sum for one rank and one cause."""
 
@@ -76,16 +87,6 @@ class Cusum:
             self._is_raised, self._sum = False, 0.0
             return "lowered"
         return None
-
-
-UNUSUAL_RATIO = 0.05
-"""How far from the median of the last values an unusual value must be, as a ratio of that median."""
-
-UNUSUAL_SPREADS = 3.0
-"""And by this many times the median change from one value to the next, which one long interval does not move."""
-
-RECENT = 16
-RECENT_MIN = 4
 
 
 class Usual:

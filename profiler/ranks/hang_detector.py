@@ -66,6 +66,9 @@ FRAMES = 3
 FRAMES_DEPTH_MAX = 64
 
 
+TEXT_MAX = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Suspicion:
     """This rank has not ended step `step` for `silent_ns`, or has now (`has_ended`)."""
@@ -149,9 +152,6 @@ def is_in_loader(thread: int) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-TEXT_MAX = 200
 
 
 def sequence() -> int | None:

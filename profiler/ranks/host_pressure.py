@@ -54,6 +54,17 @@ _TEXT_BYTES = 256
 """Both files are one or two short lines."""
 
 
+SOCKETS_MAX = 4096
+"""The most descriptors checked in one reading; a job with more is not worth the time."""
+
+FIND_SECONDS = 5.0
+"""Time between two searches for sockets: a search of 200 descriptors costs 0.2 ms, reading ten sockets 20 us."""
+
+_INFO_BYTES = 192
+
+_BUSY_OFFSET = 168  # offsetof(struct tcp_info, tcpi_busy_time); then rwnd_limited and sndbuf_limited, each u64 of us
+
+
 def parse_pressure(text: bytes) -> int | None:
     """Return the ns in which some task waited; None where the file does not begin so, ValueError for no number."""
     line = text.partition(b"\n")[0].decode("ascii", "replace")
@@ -120,15 +131,7 @@ def _read(descriptor: int | None, parse: Callable[[bytes], int | None]) -> int |
         return None
 
 
-SOCKETS_MAX = 4096
-"""The most descriptors checked in one reading; a job with more is not worth the time."""
-
-FIND_SECONDS = 5.0
-"""Time between two searches for sockets: a search of 200 descriptors costs 0.2 ms, reading ten sockets 20 us."""
-
 _IPPROTO_TCP, _TCP_INFO, _ESTABLISHED = 6, 11, 1
-_INFO_BYTES = 192
-_BUSY_OFFSET = 168  # offsetof(struct tcp_info, tcpi_busy_time); then rwnd_limited and sndbuf_limited, each u64 of us
 
 
 def find_descriptors() -> list[int]:

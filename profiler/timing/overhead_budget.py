@@ -116,6 +116,27 @@ ALWAYS_ON_SHARE = 0.8
 """The share of the budget for everything but windows; above it the budget is strained."""
 
 
+TURNS_MAX = 8
+"""The most turns in a round: a round must end soon, or the last rank has no calibration; a node has eight devices and
+shares its processors."""
+
+TURN_STEPS = 3
+"""The profiled step and the one in which it is read.  On a device also the step before, in which the device drains; on
+gloo also one between them, in which its threads finish what was profiled."""
+
+TRIES = 10
+"""A window that could not be afforded is tried again after a tenth of the interval."""
+
+AFTERMATH_STEPS = 16
+"""Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
+
+OUTLIER_RATIO = 1.5
+"""A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
+
+LASTING_RATIO = 0.03
+"""A slow-down of the median that is worth a line in the log."""
+
+
 class ThreadTime(NamedTuple):
     """Processor time of the training thread in a profiled step, and on average in the steps before it."""
 
@@ -358,18 +379,6 @@ class OverheadBudget:
         return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches
 
 
-TURNS_MAX = 8
-"""The most turns in a round: a round must end soon, or the last rank has no calibration; a node has eight devices and
-shares its processors."""
-
-TURN_STEPS = 3
-"""The profiled step and the one in which it is read.  On a device also the step before, in which the device drains; on
-gloo also one between them, in which its threads finish what was profiled."""
-
-TRIES = 10
-"""A window that could not be afforded is tried again after a tenth of the interval."""
-
-
 class WindowTurn(NamedTuple):
     """The steps `first`, `first + every`, `first + 2 * every`, and so on."""
 
@@ -394,15 +403,6 @@ def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: in
     round_steps = TURN_STEPS * turns
     return WindowTurn(warmup_steps + TURN_STEPS * (rank % turns), -(-retry // round_steps) * round_steps)
 
-
-AFTERMATH_STEPS = 16
-"""Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
-
-OUTLIER_RATIO = 1.5
-"""A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
-
-LASTING_RATIO = 0.03
-"""A slow-down of the median that is worth a line in the log."""
 
 _log = logging.getLogger(__name__)
 
