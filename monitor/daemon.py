@@ -49,7 +49,7 @@ from .reload import ReloadFigures, in_force
 from .sampling.collector_registry import DaemonError, default_collectors
 from .sampling.cpu_budget import CpuBudget, RateChange
 from .sampling.sampler import GlanceRate, Sampler
-from .sampling.ticker import Beat, beats
+from .sampling.ticker import SamplingTick, sampling_ticks
 from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, ThreadWatch, WatchedThread
 
 __all__ = ["Daemon", "DaemonError"]
@@ -137,8 +137,8 @@ class Daemon:
         self._otlp: Otlp | None = None
         self._stopping = threading.Event()
         self._ticker: WatchedThread | None = None
-        self._beats: Iterator[Beat] = iter(())
-        self._beat: Beat | None = None
+        self._ticks: Iterator[SamplingTick] = iter(())
+        self._tick_time: SamplingTick | None = None
         self._started_wall_ns: int | None = None
         self._started_ns: int | None = None
         self._spending: RateChange | None = None
@@ -182,7 +182,7 @@ class Daemon:
         if self._recorder is not None:
             self._recorder.start()
         self._sampler.start()
-        self._beats = self._make_beats()
+        self._ticks = self._make_ticks()
         limit_seconds = max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds)
         self._ticker = WatchedThread("tick", self._tick, self._clock, limit_seconds=limit_seconds)
         self._ticker.start()
@@ -241,13 +241,13 @@ class Daemon:
     def _live_samples(self) -> list[Sample]:
         """Return the samples that are made at each scrape and not by a tick: jobs, and the daemon's own figures."""
         snapshot, jobs = self._state.snapshot(), self._state.jobs()
-        beat = self._beat
+        tick = self._tick_time
         started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
         figures = DaemonFigures(
             version=self._version,
             started_wall_ns=started_wall_ns,
-            ticks=0 if beat is None else beat.number + 1,
-            ticks_missed=0 if beat is None else beat.missed,
+            ticks=0 if tick is None else tick.number + 1,
+            ticks_missed=0 if tick is None else tick.missed,
             snapshot=snapshot,
             snapshot_age_ns=self._age_ns(snapshot),
             failures=self._sampler.failures(),
@@ -338,8 +338,8 @@ class Daemon:
     def _age_ns(self, snapshot: Snapshot | None) -> int | None:
         return None if snapshot is None else max(0, self._clock.monotonic_ns() - snapshot.started_ns)
 
-    def _make_beats(self) -> Iterator[Beat]:
-        return beats(
+    def _make_ticks(self) -> Iterator[SamplingTick]:
+        return sampling_ticks(
             self._clock,
             self._stopping.wait,
             period_ns=int(self._config.period_seconds * NS_PER_SECOND),
@@ -351,13 +351,13 @@ class Daemon:
         """Tick until the daemon stops; a tick that fails costs itself, and a step of it that fails only that step."""
         ticker = self._ticker
         assert ticker is not None, "it runs this"
-        for beat in self._beats:  # which outlive a failure of this loop: their numbers go on
+        for tick in self._ticks:  # which outlive a failure of this loop: their numbers go on
             ticker.progress()
-            self._beat = beat
-            self._faults.contain(ContainedPart.TICK, "a tick", partial(self._take_tick, beat), None)
+            self._tick_time = tick
+            self._faults.contain(ContainedPart.TICK, "a tick", partial(self._take_tick, tick), None)
 
-    def _take_tick(self, beat: Beat) -> None:
-        snapshot = self._sampler.sample(beat)
+    def _take_tick(self, tick: SamplingTick) -> None:
+        snapshot = self._sampler.sample(tick)
         self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot.samples()), set[int]())
         energy = self._step("energy", lambda: self._energies.update(snapshot, self._state.jobs), list[Sample]())
         self._exporter.publish([*snapshot.samples(), *energy])

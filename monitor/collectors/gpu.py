@@ -35,7 +35,7 @@ from ..gpu.driver_session import DriverSession, DriverSessions, FoundDevice
 from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
 from ..gpu.xid_news import GpuChangeLog
-from ..gpu.xid_sources import HeardXid, XidSources
+from ..gpu.xid_sources import XidReports, XidSources
 
 __all__ = ["GpuCollector"]
 
@@ -84,7 +84,7 @@ class GpuCollector:
         self._stop_first = False
         self._opener: DriverThread[DriverSession] = DriverThread("gpu-open", self._open, clock, self._returned)
         self._xid_sources = XidSources(nvml, clock, kernel_log)
-        self._listener: DriverThread[HeardXid] = DriverThread(
+        self._listener: DriverThread[XidReports] = DriverThread(
             "gpu-xid", self._xid_sources.listen, clock, self._returned
         )
         self._is_listening = False
@@ -120,7 +120,7 @@ class GpuCollector:
 
     def close(self) -> None:
         """Release the driver, unless a call hangs in it: then the end of the process releases it."""
-        workers: list[DriverThread[DriverSession] | DriverThread[HeardXid] | DriverThread[DeviceReading]] = [
+        workers: list[DriverThread[DriverSession] | DriverThread[XidReports] | DriverThread[DeviceReading]] = [
             self._opener,
             self._listener,
         ]
@@ -278,7 +278,7 @@ class GpuCollector:
         if self._is_listening:
             self._listener.ask()
         # A GPU that was busy before this tick hangs or is slow, and is not waited for again.
-        asked: list[DriverThread[DeviceReading] | DriverThread[HeardXid]] = [
+        asked: list[DriverThread[DeviceReading] | DriverThread[XidReports]] = [
             u.worker for u in self._gpus.values() if u.was_asked and not u.is_slow
         ]
         if self._is_listening:
@@ -309,7 +309,7 @@ class GpuCollector:
                 unit.await_driver()
             samples += unit.health()
         heard = self._listener.result() if self._is_listening else None
-        if isinstance(heard, HeardXid):
+        if isinstance(heard, XidReports):
             self._xid_sources.note(heard)
             if heard.failure is not None:
                 self._xid_sources.detach()  # until the driver is opened anew

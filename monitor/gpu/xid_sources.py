@@ -15,7 +15,7 @@ from pacecar.records import Sample
 from .driver import NothingNewError, Nvml, NvmlError
 from .xid import KernelLog, LoggedXid, XidTally, bus_of
 
-__all__ = ["HeardXid", "XidSources"]
+__all__ = ["XidReports", "XidSources"]
 
 EVENTS_MAX = 64
 """Events taken in one tick; what is left waits in the driver."""
@@ -26,7 +26,7 @@ NO_GPU = "unknown"
 _log = logging.getLogger(__name__)
 
 
-class HeardXid(NamedTuple):
+class XidReports(NamedTuple):
     """One tick: (source, gpu label, code) as they came, and what went wrong."""
 
     reports: list[tuple[str, str, int]]
@@ -77,7 +77,7 @@ class XidSources:
         """Whether any source would report an Xid."""
         return self._has_events or self._has_log
 
-    def listen(self) -> HeardXid:
+    def listen(self) -> XidReports:
         """Return what the sources reported since the last time."""
         reports = [("log", self._label_of_bus.get(xid.bus, NO_GPU), xid.code) for xid in self._read_log()]
         for _ in range(EVENTS_MAX if self._has_events else 0):
@@ -86,11 +86,11 @@ class XidSources:
             except NothingNewError:
                 break
             except NvmlError as error:
-                return HeardXid(reports, error)
+                return XidReports(reports, error)
             reports.append(("event", self._label_of_index.get(event.gpu_index, NO_GPU), event.xid))
-        return HeardXid(reports, None)
+        return XidReports(reports, None)
 
-    def note(self, heard: HeardXid) -> None:
+    def note(self, heard: XidReports) -> None:
         """Count the reports, and log each error once."""
         for witness, gpu, code in heard.reports:
             if self._tally.record(witness, gpu, code, self._clock.monotonic_ns()):

@@ -32,13 +32,13 @@ from pacecar.wire import Message
 from ..fair_share import yielding_holder
 from .authorization import RANKS_NAMED_MAX, Denied, Target, reachable
 
-__all__ = ["REQUESTS_MAX", "CommandRouting", "Rendezvous", "Target"]
+__all__ = ["REQUESTS_MAX", "CommandRouting", "RankSteps", "Target"]
 
 REQUESTS_MAX = 64
 """Requests without a final answer at one time.  The oldest of the user with most makes room (`fair_share`)."""
 
 
-class Rendezvous(NamedTuple):
+class RankSteps(NamedTuple):
     """The steps of a job's ranks: the furthest is at step `at`, and none has reached step `ahead` yet.
 
     `pace_ns` is the mean step of the slowest.  None and 0 while no rank has reported a step.
@@ -71,7 +71,7 @@ class CommandRouting:
         self.displaced = 0
 
     def ask(
-        self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[JobKey], Rendezvous]
+        self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[JobKey], RankSteps]
     ) -> None:
         """Pass `request` on to those of `targets` that it means, and tell the asker at once whom it reached.
 
@@ -85,10 +85,10 @@ class CommandRouting:
         if twice:
             return self._refuse(request, asker, _several(request.job, twice[0], mine))
         key = JobKey.of(mine[0].hello)
-        rendezvous = meet(key)
-        at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else rendezvous.ahead)
-        if not isinstance(at_step, int) or at_step < (rendezvous.ahead if "at_step" in request.arguments else 0):
-            return self._refuse(request, asker, _passed(request, at_step, rendezvous))
+        rank_steps = meet(key)
+        at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else rank_steps.ahead)
+        if not isinstance(at_step, int) or at_step < (rank_steps.ahead if "at_step" in request.arguments else 0):
+            return self._refuse(request, asker, _passed(request, at_step, rank_steps))
         number = next(self._numbers)
         command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments, uid=uid)
         reached = {target.connection: target.hello.rank for target in mine if self._send(target.connection, command)}
@@ -96,7 +96,7 @@ class CommandRouting:
             return self._refuse(request, asker, f"no rank of job {request.job!r} reads what the daemon sends")
         self._make_room(uid)
         self._out[number] = _Out(uid, asker, request.serial, key.job, reached)
-        self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, rendezvous))
+        self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, rank_steps))
         return None
 
     def _make_room(self, uid: int) -> None:
@@ -137,7 +137,7 @@ class CommandRouting:
 
 
 def _accepted(
-    request: Request, command: Command, ranks: Sequence[int], world_size: int, rendezvous: Rendezvous
+    request: Request, command: Command, ranks: Sequence[int], world_size: int, rank_steps: RankSteps
 ) -> Answer:
     detail = f"{request.action} from step {command.at_step}"
     if not command.at_step and len(request.ranks) == 1:
@@ -145,8 +145,8 @@ def _accepted(
     elif not command.at_step:
         detail = f"{request.action} as soon as each hears of it, perhaps not at the same step: none was reported yet"
     expected_ns = None
-    if rendezvous.pace_ns is not None and rendezvous.at is not None:
-        expected_ns = min(INT64_MAX, (command.at_step - rendezvous.at if command.at_step else 1) * rendezvous.pace_ns)
+    if rank_steps.pace_ns is not None and rank_steps.at is not None:
+        expected_ns = min(INT64_MAX, (command.at_step - rank_steps.at if command.at_step else 1) * rank_steps.pace_ns)
         detail += f", in about {expected_ns / 1e9:.1f} s"
     detail += f", on {len(ranks)} of {world_size} ranks"
     reached = set(ranks)
@@ -164,7 +164,7 @@ def _accepted(
         detail=detail,
         ranks=tuple(ranks),
         expected_ns=expected_ns,
-        pace_ns=rendezvous.pace_ns,
+        pace_ns=rank_steps.pace_ns,
     )
 
 
@@ -176,10 +176,10 @@ def _several(job: str, rank: int, mine: Sequence[Target]) -> str:
     )
 
 
-def _passed(request: Request, at_step: object, rendezvous: Rendezvous) -> str:
+def _passed(request: Request, at_step: object, rank_steps: RankSteps) -> str:
     if not isinstance(at_step, int):
         return f"at_step must be a number, not {at_step!r}"
     return (
-        f"step {at_step} is too near: job {request.job!r} is at {rendezvous.at}, and its ranks hear in time of"
-        f" steps from {rendezvous.ahead} on"
+        f"step {at_step} is too near: job {request.job!r} is at {rank_steps.at}, and its ranks hear in time of"
+        f" steps from {rank_steps.ahead} on"
     )

@@ -391,7 +391,7 @@ class SocketServer:
             # A job that made room, or was forgotten, may be another user's by now.
             if self._state.uid_of(JobKey.of(other.conversation.hello)) in (None, other.conversation.peer.uid)
         ]
-        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._state.rendezvous)
+        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._state.rank_steps)
 
     def _ask_for_dump(self, connection: Connection, request: DumpRequest) -> None:
         uid = connection.conversation.peer.uid

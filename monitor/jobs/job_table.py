@@ -43,7 +43,7 @@ from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
 from ..fault_containment import ContainedPart, FaultContainment
-from ..ingest.command_routing import Rendezvous
+from ..ingest.command_routing import RankSteps
 from ..recorder.triggers import TriggerPace
 from .evictions import (  # fmt: skip
     JOB_BYTES_MAX,
@@ -307,7 +307,7 @@ class JobTable:
             self._faults.caught(ContainedPart.JOB, f"job {str(key)!r}", error)
             return None
 
-    def rendezvous(self, key: JobKey) -> Rendezvous:
+    def rank_steps(self, key: JobKey) -> RankSteps:
         """Return where the ranks of the job `key` are, and a step ahead of all that they will learn of in time.
 
         It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
@@ -317,14 +317,14 @@ class JobTable:
         seen = [] if job is None else [rank for rank in job.ranks.values() if rank.connected]
         told = [(rank.step, rank.step_ns) for rank in seen if rank.step is not None and rank.step_ns is not None]
         if not told:
-            return Rendezvous()
+            return RankSteps()
         now = self._clock.monotonic_ns()
         means = [step.totals.wall_ns // max(1, step.total_steps) for step, _ in told]
         pace = max(1, min([*means, *(step.wall_ns for step, _ in told)]))
         margin = round(MEETING_SECONDS * NS_PER_SECOND)
         ahead = max(step.step + (min(now - heard, margin) + margin) / pace for step, heard in told)
         at = max(step.step for step, _ in told)
-        return Rendezvous(at, at + 2 + min(LEAD_STEPS_MAX, math.ceil(ahead - at)), max(means))
+        return RankSteps(at, at + 2 + min(LEAD_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
     def paces(self) -> list[TriggerPace]:
         """Return the jobs that are running, with how long ago any rank ended a step."""

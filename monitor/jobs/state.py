@@ -16,7 +16,7 @@ from pacecar.records import JobHello, JobRecord, Snapshot
 from pacecar.records.job_identity import JobKey
 
 from ..fault_containment import FaultContainment
-from ..ingest.command_routing import Rendezvous
+from ..ingest.command_routing import RankSteps
 from ..ingest.log_limiter import LogLimiter
 from ..recorder.triggers import TriggerPace
 from .evictions import Displaced
@@ -103,7 +103,7 @@ class DaemonState:
         with self._lock:
             return self._jobs.leave(hello, owner)
 
-    def rendezvous(self, key: JobKey) -> Rendezvous:
+    def rank_steps(self, key: JobKey) -> RankSteps:
         """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
         with self._lock:
-            return self._jobs.rendezvous(key)
+            return self._jobs.rank_steps(key)

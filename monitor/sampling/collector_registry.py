@@ -24,7 +24,7 @@ from ..collectors.source_reader import Collector
 from ..collectors.tcp import TcpCollector
 from ..gpu.nvml import PyNvml
 from .sampler import Sampler
-from .ticker import Beat
+from .ticker import SamplingTick
 
 __all__ = ["DaemonError", "default_collectors", "sample_once"]
 
@@ -79,8 +79,8 @@ def sample_once(config: DaemonConfig) -> Snapshot:
     sampler = Sampler(default_collectors(config, clock), clock, deadline_seconds=5.0)
     sampler.start()
     try:
-        sampler.sample(Beat(0, clock.monotonic_ns(), 0, 0))
+        sampler.sample(SamplingTick(0, clock.monotonic_ns(), 0, 0))
         threading.Event().wait(SAMPLE_ONCE_SECONDS)
-        return sampler.sample(Beat(1, clock.monotonic_ns(), 0, 0))
+        return sampler.sample(SamplingTick(1, clock.monotonic_ns(), 0, 0))
     finally:
         sampler.close()

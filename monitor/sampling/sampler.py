@@ -30,7 +30,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample, Snapshot
 
 from ..collectors.source_reader import Collector
-from .ticker import Beat
+from .ticker import SamplingTick
 from .window_stats import WindowStats
 
 __all__ = ["GlanceRate", "Sampler"]
@@ -222,7 +222,7 @@ class Sampler:
         """Return the CPU time of all glances so far."""
         return sum(worker.glance_cpu_ns for worker in self._workers)
 
-    def sample(self, beat: Beat) -> Snapshot:
+    def sample(self, tick: SamplingTick) -> Snapshot:
         """Ask every collector that is free, wait for at most the deadline and return what came."""
         with self._returned:
             for worker in self._workers:
@@ -241,10 +241,10 @@ class Sampler:
             for name, outcome in outcomes.items():
                 self._note(name, outcome)
         return Snapshot(
-            tick=beat.number,
-            started_ns=beat.started_ns,
+            tick=tick.number,
+            started_ns=tick.started_ns,
             wall_ns=self._clock.wall_ns(),
-            lateness_ns=beat.lateness_ns,
+            lateness_ns=tick.lateness_ns,
             outcomes=outcomes,
             durations_ns=durations,
         )

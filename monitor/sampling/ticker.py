@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
 
-__all__ = ["Beat", "beats"]
+__all__ = ["SamplingTick", "sampling_ticks"]
 
 
-class Beat(NamedTuple):
+class SamplingTick(NamedTuple):
     """One tick: its number, when it began, how late that was, and how many ticks were missed since the start."""
 
     number: int
@@ -28,19 +28,19 @@ class Beat(NamedTuple):
     missed: int
 
 
-def beats(
+def sampling_ticks(
     clock: Clock,
     wait: Callable[[float], bool],
     *,
     period_ns: int,
     jitter_ratio: float,
     chance: random.Random,
-) -> Iterator[Beat]:
+) -> Iterator[SamplingTick]:
     """Yield a tick at each deadline, the first at once, until `wait` says that it is over.
 
     `wait(seconds)` sleeps and returns True to stop, as threading.Event.wait does.
     """
-    assert period_ns > 0, "a beat needs a period"
+    assert period_ns > 0, "a tick needs a period"
     assert 0 <= jitter_ratio <= 0.5, "more jitter than half a period would let deadlines overtake each other"
     origin = clock.monotonic_ns()
     slot = number = missed = 0
@@ -53,7 +53,7 @@ def beats(
         if wait(0):
             return
         now = clock.monotonic_ns()
-        yield Beat(number, now, now - deadline, missed)
+        yield SamplingTick(number, now, now - deadline, missed)
         number += 1
         following = max(slot + 1, (clock.monotonic_ns() - origin) // period_ns)
         missed += following - slot - 1

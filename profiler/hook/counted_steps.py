@@ -18,7 +18,7 @@ from ..timing.overhead_budget import OverheadBudget
 from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
 from ..timing.step_timer import STOPPED
-from .step_boundary import Passed, StepBoundary
+from .step_boundary import CountedSums, StepBoundary
 
 __all__ = ["CountedSteps", "Like"]
 
@@ -43,7 +43,7 @@ class CountedSteps:
         self.last: Like | None = None
         """The last measured step."""
 
-    def add(self, passed: Passed, like: Like, end_ns: int, price_ns: int) -> list[Stop]:
+    def add(self, passed: CountedSums, like: Like, end_ns: int, price_ns: int) -> list[Stop]:
         """Add the steps up to `end_ns`, each of which costs `price_ns` that the hooks do not see.
 
         Return when the process did not run in them.

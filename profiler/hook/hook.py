@@ -46,7 +46,7 @@ from .data_loading import DataLoading
 from .job_identity import make_hello, model_device
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
-from .step_boundary import UNUSUAL, CountedStep, Passed, StepBoundary, take_inputs
+from .step_boundary import UNUSUAL, CountedStep, CountedSums, StepBoundary, take_inputs
 from .step_hooks import after_step
 from .step_records import FinishedStep, MeasuringLimits, StepRecords
 from .window_schedule import WindowSchedule
@@ -424,7 +424,7 @@ class Hook:
         # A window's turn takes precedence over step sampling.
         measured = next_measured(step, every)
         if step < measured and not is_turn and not schedule.may_be_open:
-            passed = self._boundary.passed = self._boundary.passed or Passed()
+            passed = self._boundary.passed = self._boundary.passed or CountedSums()
             # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
             if step >= self._boundary.full_boundary_step:
                 self._boundary.full_boundary_step = self._next_look(step)

@@ -35,7 +35,7 @@ __all__ = [
     "UNUSUAL",
     "WAITING_MAX",
     "CountedStep",
-    "Passed",
+    "CountedSums",
     "PlainStep",
     "StepBoundary",
     "StepInputs",
@@ -80,7 +80,7 @@ class CountedStep(msgspec.Struct, frozen=True):
         return self.end_ns - self.start_ns
 
 
-class Passed:
+class CountedSums:
     """The sums over steps that were counted and not measured."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class StepBoundary:
         self.full_boundary_step = 0
         self.counted_until = 0
         """Boundaries before that of this step are only counted."""
-        self.passed: Passed | None = None
+        self.passed: CountedSums | None = None
         """The steps that were only counted since the last measured one."""
         self.step = 0
         """The number of the step under way: how many were finished."""
@@ -200,11 +200,11 @@ class StepBoundary:
         events.append(("overhead", now_ns, ended_ns))
         timer.overhead_ns = ended_ns - now_ns
 
-    def count_step(self, now_ns: int) -> Passed:
+    def count_step(self, now_ns: int) -> CountedSums:
         """Count the step that is over and return the sums; the next measured step brings them to the records."""
         passed = self.passed
         if passed is None:
-            passed = self.passed = Passed()
+            passed = self.passed = CountedSums()
         passed.steps += 1
         passed.wall_ns += self._timer.skip(now_ns)
         if self._counts.has_news:

@@ -51,7 +51,7 @@ from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
 from .counted_steps import CountedSteps, Like
-from .step_boundary import WAITING_MAX, Passed, PlainStep, StepBoundary, raw_step
+from .step_boundary import WAITING_MAX, CountedSums, PlainStep, StepBoundary, raw_step
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "MeasuringLimits", "StepRecords"]
 
@@ -99,7 +99,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     flops: int | None
     disturbed: bool = False
     was_counted: bool = False
-    passed: Passed | None = None
+    passed: CountedSums | None = None
     listener_ns: int = 0
     told_ns: int = 0
     was_profiled: bool = False

@@ -86,7 +86,7 @@ class Node:
         self.exporter.publish(energy)
         self.board.publish(snapshot)
         for job in JOBS:
-            self.board.rendezvous(job)
+            self.board.rank_steps(job)
         self.board.paces()
         own = DaemonOwn("n", "1", 1, 1.0, None, 0.05, 0)
         document = self.builder.build(

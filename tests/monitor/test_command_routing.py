@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, Rendezvous, Target
+from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
 from pacecar.monitor.ingest.socket_server import SocketServer
 from pacecar.monitor.ingest.unix_socket import UnixSocket
 from pacecar.monitor.jobs.state import DaemonState
@@ -49,7 +49,7 @@ def request(**changes):
 
 def meet(ahead):
     """All ranks at one place, whatever the job."""
-    return lambda job: Rendezvous(ahead - 10, ahead, 50_000_000) if ahead else Rendezvous()
+    return lambda job: RankSteps(ahead - 10, ahead, 50_000_000) if ahead else RankSteps()
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from pacecar.monitor.export.prometheus import outside
 from pacecar.monitor.http.server import WEB_CONNECTIONS_MAX
 from pacecar.monitor.sampling.collector_registry import default_collectors, sample_once
 from pacecar.monitor.sampling.sampler import Sampler
-from pacecar.monitor.sampling.ticker import Beat
+from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Failed, Ok, Sample
 from pacecar.records.status_document import StatusDocument
 from tests.kit.tools import find_tool
@@ -309,7 +309,7 @@ def test_when_the_wall_clock_jumps_only_the_time_of_day_changes(machine):
             clock.advance(NS_PER_SECOND)
             clock.jump_wall(jump * NS_PER_SECOND)
             dev.write_text(text.replace("eth0:401", f"eth0:{401 + second * 312_500_000}"))
-            snapshot = sampler.sample(Beat(second, clock.monotonic_ns(), 0, 0))
+            snapshot = sampler.sample(SamplingTick(second, clock.monotonic_ns(), 0, 0))
             ratios += [s.value for s in snapshot.samples() if s.metric.endswith("receive_utilization_window_max_ratio")]
     finally:
         sampler.close()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
 from pacecar.monitor.fair_share import yielding_holder
-from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, Rendezvous, Target
+from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
 from pacecar.monitor.jobs.evictions import JOB_BYTES_MAX, RANK_BYTES_MAX
 from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
 from pacecar.monitor.jobs.state import DaemonState
@@ -180,7 +180,7 @@ def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
         job = f"j{uid}"
         targets = [Target(uid, make_hello(job=job), uid)]
         asked = Request(serial=serial, job=job, action="tune")
-        requests.ask(asked, asker=asker, uid=uid, targets=targets, meet=lambda _: Rendezvous())
+        requests.ask(asked, asker=asker, uid=uid, targets=targets, meet=lambda _: RankSteps())
 
     ask(VICTIM, 1, 1)
     for serial in range(3 * REQUESTS_MAX):

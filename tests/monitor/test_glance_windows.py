@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pacecar.clock import SystemClock
 from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, MetricKind, by_name
 from pacecar.monitor.sampling.sampler import GlanceRate, Sampler
-from pacecar.monitor.sampling.ticker import Beat
+from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.monitor.sampling.window_stats import WindowStats
 from pacecar.records import Absent, Failed, Ok, Sample
 
 CPU = "pacecar_host_cpu_utilization_ratio"
 LOW, MEAN, HIGH = WINDOW_NAMES[CPU]
-BEAT = Beat(0, 0, 0, 0)
+TICK = SamplingTick(0, 0, 0, 0)
 
 
 def cpu(value, metric=CPU):
@@ -125,7 +125,7 @@ def run():
 
 
 def read(sampler):
-    return {s.metric: s.value for s in sampler.sample(BEAT).outcomes["cpu"].samples}
+    return {s.metric: s.value for s in sampler.sample(TICK).outcomes["cpu"].samples}
 
 
 def test_glances_between_ticks_count_and_come_from_the_thread_that_collects(run):
@@ -154,7 +154,7 @@ def test_a_failed_collector_keeps_the_window_of_what_it_read_and_an_absent_one_h
     assert collector.looked.wait(10)
     assert read(sampler) == {CPU: 0.75, LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
     collector.outcome = Absent("gone")
-    assert sampler.sample(BEAT).outcomes["cpu"] == Absent("gone")
+    assert sampler.sample(TICK).outcomes["cpu"] == Absent("gone")
 
 
 def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):
@@ -164,7 +164,7 @@ def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):
     assert read(sampler) == {CPU: 0.5, LOW: 0.5, MEAN: 0.5, HIGH: 0.5}
     assert sampler.glances() == {"cpu": (0, 0)}
     pace.glances_per_second = 1000.0
-    sampler.sample(BEAT)
+    sampler.sample(TICK)
     assert collector.looked.wait(10)
 
 

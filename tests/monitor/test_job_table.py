@@ -341,21 +341,21 @@ def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(
         board.record(hello, hello=hello, uid=1, owner=owner)
         step = make_step(rank=hello.rank, wall_ns=5 * SECOND, **ran(steps / 20, steps))  # a checkpoint of 5 s was last
         board.record(step, hello=hello, uid=1, owner=owner)
-    assert board.rendezvous(JobKey("run-7", "")) == (100, 122, 50_000_000)
+    assert board.rank_steps(JobKey("run-7", "")) == (100, 122, 50_000_000)
     clock.advance(SECOND // 2)
-    assert board.rendezvous(JobKey("run-7", "")).ahead == 132, "half a second of steps have gone by since"
+    assert board.rank_steps(JobKey("run-7", "")).ahead == 132, "half a second of steps have gone by since"
     clock.advance(3600 * SECOND)
-    assert board.rendezvous(JobKey("run-7", "")).ahead == 142, (
+    assert board.rank_steps(JobKey("run-7", "")).ahead == 142, (
         "a job that rests for an hour does not meet an hour later"
     )
     board.leave(hellos[1], 1)
-    assert board.rendezvous(JobKey("run-7", "")).at == 97, "who is gone meets nobody"
+    assert board.rank_steps(JobKey("run-7", "")).at == 97, "who is gone meets nobody"
 
 
 def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
     hello = make_hello()
     board.record(hello, hello=hello, uid=1, owner=1)
-    assert board.rendezvous(JobKey("run-7", "")) == board.rendezvous(JobKey("nobody", "")) == (None, 0, None)
+    assert board.rank_steps(JobKey("run-7", "")) == board.rank_steps(JobKey("nobody", "")) == (None, 0, None)
 
 
 def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_step):

@@ -10,7 +10,7 @@ import pytest
 from pacecar.clock import SystemClock
 from pacecar.monitor.export.samples import job_samples
 from pacecar.monitor.ingest.authorization import Denied, Target, reachable
-from pacecar.monitor.ingest.command_routing import CommandRouting, Rendezvous
+from pacecar.monitor.ingest.command_routing import CommandRouting, RankSteps
 from pacecar.monitor.ingest.socket_server import SocketServer
 from pacecar.monitor.ingest.unix_socket import UnixSocket
 from pacecar.monitor.jobs.state import DaemonState
@@ -147,7 +147,7 @@ def test_an_answer_comes_back_to_who_named_a_job_by_its_launch(targets):
     requests = CommandRouting(lambda connection, message: sent.append((connection, message)) or True)
     met = []
     requests.ask(
-        ask(f"{NAME}@3f2a"), asker=1, uid=ALICE, targets=targets, meet=lambda key: met.append(key) or Rendezvous()
+        ask(f"{NAME}@3f2a"), asker=1, uid=ALICE, targets=targets, meet=lambda key: met.append(key) or RankSteps()
     )
     assert met == [JobKey(NAME, A)]
     assert [connection for connection, _ in sent] == [10, 11, 1]

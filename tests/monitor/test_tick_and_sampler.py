@@ -10,59 +10,61 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.sampling.sampler import Sampler
-from pacecar.monitor.sampling.ticker import Beat, beats
+from pacecar.monitor.sampling.ticker import SamplingTick, sampling_ticks
 from pacecar.records import Absent, Failed, Ok, Sample
 from tests.kit.waiting import until
 
 PERIOD = 1_000_000_000
-BEAT = Beat(0, 0, 0, 0)
+TICK = SamplingTick(0, 0, 0, 0)
 
 
 def drive(clock, work_ns, jitter_ratio=0.0, ticks=10, chance=None):
-    """Run `ticks` beats whose work takes `work_ns(number)`; return the beats."""
+    """Run `ticks` sampling_ticks whose work takes `work_ns(number)`; return the sampling_ticks."""
     out = []
 
     def wait(seconds):
         clock.advance(round(seconds * PERIOD))
         return len(out) >= ticks
 
-    for beat in beats(clock, wait, period_ns=PERIOD, jitter_ratio=jitter_ratio, chance=chance or random.Random(1)):
-        out.append(beat)
-        clock.advance(work_ns(beat.number))
+    for tick in sampling_ticks(
+        clock, wait, period_ns=PERIOD, jitter_ratio=jitter_ratio, chance=chance or random.Random(1)
+    ):
+        out.append(tick)
+        clock.advance(work_ns(tick.number))
     return out
 
 
 def test_the_beat_does_not_drift_by_the_work():
     got = drive(FakeClock(), lambda number: 300_000_000)
-    assert [beat.started_ns for beat in got] == [PERIOD * n for n in range(10)]
-    assert {beat.lateness_ns for beat in got} == {0}
+    assert [tick.started_ns for tick in got] == [PERIOD * n for n in range(10)]
+    assert {tick.lateness_ns for tick in got} == {0}
     assert got[-1].missed == 0
 
 
 def test_missed_beats_are_left_out_and_counted_not_made_up_for():
     got = drive(FakeClock(), lambda number: 3_500_000_000 if number == 2 else 0)
-    assert [beat.started_ns / PERIOD for beat in got[:6]] == [0, 1, 2, 5.5, 6, 7]
+    assert [tick.started_ns / PERIOD for tick in got[:6]] == [0, 1, 2, 5.5, 6, 7]
     assert got[3].lateness_ns == PERIOD // 2
-    assert [beat.missed for beat in got[:5]] == [0, 0, 0, 2, 2]
-    assert [beat.number for beat in got] == list(range(10))
+    assert [tick.missed for tick in got[:5]] == [0, 0, 0, 2, 2]
+    assert [tick.number for tick in got] == list(range(10))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0, 0.5), st.integers(0, 1000), st.lists(st.integers(0, 4 * PERIOD), min_size=10, max_size=10))
 def test_beats_keep_order_and_the_grid_whatever_the_jitter_and_the_work(jitter, seed, work):
     got = drive(FakeClock(), lambda number: work[number], jitter, chance=random.Random(seed))
-    starts = [beat.started_ns for beat in got]
+    starts = [tick.started_ns for tick in got]
     assert starts == sorted(starts)
-    for beat in got:
-        planned = beat.started_ns - beat.lateness_ns
-        slot = beat.number + beat.missed
+    for tick in got:
+        planned = tick.started_ns - tick.lateness_ns
+        slot = tick.number + tick.missed
         assert slot * PERIOD <= planned + 1
         assert planned <= (slot + jitter) * PERIOD + 1
 
 
 def test_jitter_spreads_the_phase():
     got = drive(FakeClock(), lambda number: 0, 0.5, ticks=20)
-    assert len({beat.started_ns % PERIOD for beat in got}) > 15
+    assert len({tick.started_ns % PERIOD for tick in got}) > 15
 
 
 class Scripted:
@@ -115,7 +117,7 @@ def run():
 
 def test_a_snapshot_has_every_outcome_and_duration(run, steady):
     sampler = run(steady("a"), Scripted("b", Absent("nothing there")))
-    snapshot = sampler.sample(Beat(7, 123, 45, 0))
+    snapshot = sampler.sample(SamplingTick(7, 123, 45, 0))
     assert (snapshot.tick, snapshot.started_ns, snapshot.lateness_ns) == (7, 123, 45)
     assert snapshot.outcomes == {"a": Ok((Sample("pacecar_host_cpus_online", (), 2),)), "b": Absent("nothing there")}
     assert snapshot.durations_ns.keys() == {"a", "b"}
@@ -123,10 +125,10 @@ def test_a_snapshot_has_every_outcome_and_duration(run, steady):
 
 def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady):
     sampler = run(Scripted("odd", ZeroDivisionError("by zero"), Ok(())), steady())
-    first = sampler.sample(BEAT)
+    first = sampler.sample(TICK)
     assert first.outcomes["odd"] == Failed("ZeroDivisionError: by zero")
     assert isinstance(first.outcomes["steady"], Ok)
-    assert sampler.sample(BEAT).outcomes["odd"] == Ok(())
+    assert sampler.sample(TICK).outcomes["odd"] == Ok(())
     assert sampler.failures() == {"odd": 1, "steady": 0}
 
 
@@ -134,7 +136,7 @@ def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, stead
     hanging, other = Hanging(), steady()
     sampler = run(hanging, other, deadline_seconds=0.05)
     for tick in range(1, 4):
-        snapshot = sampler.sample(BEAT)
+        snapshot = sampler.sample(TICK)
         outcome = snapshot.outcomes["hanging"]
         assert isinstance(outcome, Failed)
         assert "still running since" in outcome.reason
@@ -143,14 +145,14 @@ def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, stead
     assert hanging.entered == 1
     hanging.release.set()
     late = run(hanging)  # released: it answers again
-    assert late.sample(BEAT).outcomes["hanging"] == Ok(())
+    assert late.sample(TICK).outcomes["hanging"] == Ok(())
 
 
 def test_closing_leaves_a_hanging_collector_behind_which_is_closed_when_it_returns():
     hanging, other = Hanging(), Scripted("other", Ok(()))
     sampler = Sampler([hanging, other], SystemClock(), deadline_seconds=0.05)
     sampler.start()
-    sampler.sample(BEAT)
+    sampler.sample(TICK)
     sampler.close()
     assert (hanging.closed, other.closed) == (False, True)
     hanging.release.set()
@@ -175,7 +177,7 @@ def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
     bad, fine = Failed("stat:3: bad"), Ok(())
     sampler = run(Scripted("cpu", fine, bad, bad, bad, fine, fine), Scripted("gpu", *[Absent("no driver")] * 6))
     for _ in range(6):
-        sampler.sample(BEAT)
+        sampler.sample(TICK)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         "collector gpu: absent: no driver",
