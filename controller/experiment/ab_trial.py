@@ -159,7 +159,7 @@ class IncumbentPace:
 
 @dataclass(frozen=True, slots=True)
 class CandidatePrior:
-    """What is known of a candidate before its trial: what earlier pairs saved (log pace), and is a gain forecast?"""
+    """What is known of a candidate: what earlier pairs saved (log pace), and whether a gain is forecast."""
 
     savings: tuple[float, ...] = ()
     is_promising: bool = False

@@ -42,8 +42,8 @@ from .queries import (
     EVERY_TICK,
     SECONDS_5,
     SECONDS_30,
+    NvmlQuery,
     Processes,
-    Query,
     fan_questions,
     gpu_questions,
     instance_questions,
@@ -269,9 +269,9 @@ class Device:
         self._schedule.add(gpu_questions(self.label))
         self._schedule.add(self._processes.questions())
         self._schedule.add(fan_questions(self.label, self._fact(Number.FANS) or 0))
-        self._schedule.add([Query("clock events", 1, EVERY_TICK, self._clock_events)])
+        self._schedule.add([NvmlQuery("clock events", 1, EVERY_TICK, self._clock_events)])
         if mig is not None:
-            self._schedule.add([Query("mig mode", 1, SECONDS_30, self._mig_mode)])
+            self._schedule.add([NvmlQuery("mig mode", 1, SECONDS_30, self._mig_mode)])
         if mig == 1:
             self._add_instances(failures)
         elif self._fact(Number.GPM_SUPPORT) == 1:
@@ -319,7 +319,7 @@ class Device:
         """Add queries for what the fields do not report."""
         self._fields.drop_doubles()
         if not self._fields.meanings.has(ENERGY):
-            self._schedule.add([Query("energy", 1, EVERY_TICK, self._energy)])
+            self._schedule.add([NvmlQuery("energy", 1, EVERY_TICK, self._energy)])
         states = {field.field.scope for field in self._fields.meanings.due(slow=True) if "link_state" in field.metric}
         for link in range(self._links):
             self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
@@ -327,7 +327,7 @@ class Device:
     def _add_gpm(self, gpm: Gpm, name: str, stale_ns: int) -> None:
         self._gpms.append(gpm)
         clock = self._clock
-        self._schedule.add([Query(name, GPM_CALLS, stale_ns, lambda _, h: gpm.ask(h, clock.monotonic_ns()))])
+        self._schedule.add([NvmlQuery(name, GPM_CALLS, stale_ns, lambda _, h: gpm.ask(h, clock.monotonic_ns()))])
 
     # --- MIG ------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Device:
         measured: set[int] = set()
         self._mig.clear()
         for slot in range(slots):
-            self._schedule.add([Query(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
+            self._schedule.add([NvmlQuery(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
             self._calls += 1
             try:
                 key = self._nvml.instance_key(self._handle, slot)

@@ -21,8 +21,8 @@ from .driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
 
 __all__ = [
     "PROCESSES_MAX",
+    "NvmlQuery",
     "Processes",
-    "Query",
     "fan_questions",
     "gpu_questions",
     "instance_questions",
@@ -47,7 +47,7 @@ NEVER = 1 << 62
 Ask = Callable[[Nvml, Handle], Iterable[Sample]]
 
 
-class Query(NamedTuple):
+class NvmlQuery(NamedTuple):
     """One query; with `stale_ns` 0 it is made at every tick."""
 
     name: str
@@ -56,15 +56,15 @@ class Query(NamedTuple):
     ask: Ask
 
 
-def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> Query:
+def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> NvmlQuery:
     def ask(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         value = nvml.number(handle, which)
         yield Sample(metric, labels, value if factor == 1 else value * factor)
 
-    return Query(which.value, 1, stale_ns, ask)
+    return NvmlQuery(which.value, 1, stale_ns, ask)
 
 
-def gpu_questions(gpu: str) -> list[Query]:
+def gpu_questions(gpu: str) -> list[NvmlQuery]:
     """Return the queries of a whole GPU, those of every tick first."""
 
     def utilization(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -88,8 +88,8 @@ def gpu_questions(gpu: str) -> list[Query]:
         Number.THRESHOLD_GPU_MAX: "gpu_max",
     }
     return [
-        Query("utilization", 1, EVERY_TICK, utilization),
-        Query("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
+        NvmlQuery("utilization", 1, EVERY_TICK, utilization),
+        NvmlQuery("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
         _number(Number.POWER, EVERY_TICK, "pacecar_gpu_power_watts", gpu),
         _number(Number.TEMPERATURE, EVERY_TICK, "pacecar_gpu_temperature_celsius", gpu),
         *(
@@ -99,13 +99,13 @@ def gpu_questions(gpu: str) -> list[Query]:
         _number(Number.PERFORMANCE_STATE, SECONDS_5, "pacecar_gpu_performance_state", gpu),
         _number(Number.ENCODER, SECONDS_10, "pacecar_gpu_encoder_utilization_ratio", gpu, factor=0.01),
         _number(Number.DECODER, SECONDS_10, "pacecar_gpu_decoder_utilization_ratio", gpu, factor=0.01),
-        Query("bar1", 1, SECONDS_15, bar1),
+        NvmlQuery("bar1", 1, SECONDS_15, bar1),
         _number(Number.POWER_LIMIT, SECONDS_30, "pacecar_gpu_power_limit_watts", gpu),
         _number(Number.PCIE_GENERATION, SECONDS_30, "pacecar_gpu_pcie_generation", gpu),
         _number(Number.PCIE_WIDTH, SECONDS_30, "pacecar_gpu_pcie_width", gpu),
         _number(Number.PCIE_GENERATION_MAX, MINUTES_5, "pacecar_gpu_pcie_generation_max", gpu),
         _number(Number.PCIE_WIDTH_MAX, MINUTES_5, "pacecar_gpu_pcie_width_max", gpu),
-        Query("fabric", 1, SECONDS_30, fabric),
+        NvmlQuery("fabric", 1, SECONDS_30, fabric),
         *(
             _number(Number(f"highest {clock} clock"), MINUTES_5, "pacecar_gpu_clock_max_hertz", gpu, clock)
             for clock in clocks
@@ -129,7 +129,7 @@ def _memory(prefix: str, *labels: str) -> Ask:
     return ask
 
 
-def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Query]:
+def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[NvmlQuery]:
     """Return the queries of one NVLink; of its state only where the field for it is not there."""
 
     def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -139,13 +139,13 @@ def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Query]:
         end = nvml.link_remote(handle, link)
         yield Sample("pacecar_gpu_nvlink_info", (gpu, str(link), end.version, end.device, end.pci_bus_id), 1)
 
-    questions = [Query(f"nvlink {link} remote end", 3, NEVER, remote)]
+    questions = [NvmlQuery(f"nvlink {link} remote end", 3, NEVER, remote)]
     if ask_state:
-        questions.append(Query(f"nvlink {link} state", 1, SECONDS_30, state))
+        questions.append(NvmlQuery(f"nvlink {link} state", 1, SECONDS_30, state))
     return questions
 
 
-def fan_questions(gpu: str, fans: int) -> list[Query]:
+def fan_questions(gpu: str, fans: int) -> list[NvmlQuery]:
     """Return the queries of each fan: the share of its highest speed and, since driver 565, revolutions a minute."""
 
     def speed(fan: int) -> Ask:
@@ -158,12 +158,12 @@ def fan_questions(gpu: str, fans: int) -> list[Query]:
 
     asked = range(min(fans, FANS_MAX))
     return [
-        *(Query(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
-        *(Query(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
+        *(NvmlQuery(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
+        *(NvmlQuery(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
     ]
 
 
-def instance_questions(gpu: str, instance: Instance) -> list[Query]:
+def instance_questions(gpu: str, instance: Instance) -> list[NvmlQuery]:
     """Return the queries of a MIG device; they use the instance's own handle and not the one that they are given."""
     labels = (gpu, str(instance.gpu_instance), str(instance.compute_instance))
     memory = _memory("pacecar_gpu_instance_memory", *labels)
@@ -173,8 +173,8 @@ def instance_questions(gpu: str, instance: Instance) -> list[Query]:
 
     name = f"mig {instance.gpu_instance}.{instance.compute_instance}"
     return [
-        Query(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
-        Query(f"{name} processes", 2, SECONDS_15, processes),
+        NvmlQuery(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
+        NvmlQuery(f"{name} processes", 2, SECONDS_15, processes),
     ]
 
 
@@ -186,11 +186,11 @@ class Processes:
         self._since_us = 0
         self._shown: set[int] = set()
 
-    def questions(self) -> list[Query]:
+    def questions(self) -> list[NvmlQuery]:
         """Return the two queries, of two calls each: how many, and which."""
         return [
-            Query("processes", 2, SECONDS_10, self._memory),
-            Query("process shares", 2, SECONDS_10, self._shares),
+            NvmlQuery("processes", 2, SECONDS_10, self._memory),
+            NvmlQuery("process shares", 2, SECONDS_10, self._shares),
         ]
 
     def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from pacecar.records import Sample
 
-from .queries import Query
+from .queries import NvmlQuery
 
 __all__ = ["FAILURES_MAX", "REFUSALS_MAX", "QuerySchedule", "ScheduledQuery"]
 
@@ -29,7 +29,7 @@ FAILURES_MAX = 10
 class ScheduledQuery:
     """A query with its last answer."""
 
-    def __init__(self, question: Query) -> None:
+    def __init__(self, question: NvmlQuery) -> None:
         self.question = question
         self.samples: tuple[Sample, ...] = ()
         self._due_ns: int | None = None
@@ -68,10 +68,10 @@ class ScheduledQuery:
 class QuerySchedule:
     """The queries of one GPU."""
 
-    def __init__(self, questions: Iterable[Query] = ()) -> None:
+    def __init__(self, questions: Iterable[NvmlQuery] = ()) -> None:
         self._asked = {question.name: ScheduledQuery(question) for question in questions}
 
-    def add(self, questions: Iterable[Query]) -> None:
+    def add(self, questions: Iterable[NvmlQuery]) -> None:
         """Add `questions`; those that are known by name start over."""
         self._asked.update({question.name: ScheduledQuery(question) for question in questions})
 

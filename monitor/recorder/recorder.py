@@ -10,7 +10,7 @@ Whoever calls `overhear_...` appends to a queue and goes on: no encoding, no fil
 the queue is dropped and counted.  The recorder's thread puts it into the ring buffers; the writer is a thread of its
 own, because a disk may hang for minutes and what happens meanwhile must be kept too.
 
-Queue (`record_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`writer`) have a share for
+Queue (`fair_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`writer`) have a share for
 the host and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.
 What cannot be written is tried again, from the same chunks, and given up after ten minutes.
 """
@@ -30,8 +30,8 @@ from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, 
 
 from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import WatchedThread
+from .fair_queue import HOST, FairQueue
 from .pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, Due, PendingTriggers, owner_of
-from .record_queue import HOST, RecordQueue
 from .triggers import TriggerPace, Triggers
 from .user_buffers import UserBuffers
 from .writer import Capture, RecordingFolder, RecordingWriter
@@ -143,7 +143,7 @@ class FlightRecorder:
         self._buffers = UserBuffers(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
         self._triggers = Triggers(stall_ns=limits.stall_ns)
         self.writer = RecordingWriter(clock, RecordingFolder(limits.folder, bytes_max=limits.folder_bytes))
-        self._queue: RecordQueue[_Entry] = RecordQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
+        self._queue: FairQueue[_Entry] = FairQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
         self._counts: Counter[str] = Counter()
         self._pending = PendingTriggers()
         self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.recorder.fair_queue import HOST, FairQueue
 from pacecar.monitor.recorder.pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, TRIGGERS_MAX, PendingTriggers
-from pacecar.monitor.recorder.record_queue import HOST, RecordQueue
 from pacecar.monitor.recorder.user_buffers import UserBuffers
 from pacecar.monitor.recorder.writer import FILES_MAX, RecordingFolder, RecordingFolderFullError
 from pacecar.records import Goodbye, Ok, Sample, Snapshot
@@ -61,7 +61,7 @@ def test_users_who_say_nothing_any_more_take_nothing():
 
 
 def test_the_queue_keeps_half_for_the_host_and_shares_out_the_rest():
-    queue = RecordQueue(100, 10**6)
+    queue = FairQueue(100, 10**6)
     for number in range(300):
         queue.put(f"a{number}", number, ATTACKER, 10)
     assert (queue.entries, queue.dropped) == (100, 200)
@@ -74,7 +74,7 @@ def test_the_queue_keeps_half_for_the_host_and_shares_out_the_rest():
 
 
 def test_the_queue_is_shared_out_in_bytes_too():
-    queue = RecordQueue(10_000, 100_000)
+    queue = FairQueue(10_000, 100_000)
     while queue.put("large", 1, ATTACKER, 10_000):
         pass
     assert all(queue.put("small", 2, VICTIM, 100) for _ in range(300))

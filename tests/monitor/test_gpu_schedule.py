@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.queries import NEVER, Processes, Query, gpu_questions
+from pacecar.monitor.gpu.queries import NEVER, NvmlQuery, Processes, gpu_questions
 from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX, QuerySchedule
 
 SECOND = 1_000_000_000
@@ -11,7 +11,7 @@ BUDGET = 11
 
 
 def question(name, calls=1, stale=0):
-    return Query(name, calls, stale, lambda nvml, handle: ())
+    return NvmlQuery(name, calls, stale, lambda nvml, handle: ())
 
 
 def names(asked):

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ..fair_share import yielding_holder
 
-__all__ = ["HOST", "RecordQueue"]
+__all__ = ["HOST", "FairQueue"]
 
 HOST = "host"
 """Owner of the host's entries, as a user's belong to his uid (None: not known)."""
@@ -34,7 +34,7 @@ class Queued(NamedTuple, Generic[T]):
     size: int
 
 
-class RecordQueue(Generic[T]):
+class FairQueue(Generic[T]):
     """Entries that wait for the recorder's thread."""
 
     def __init__(self, entries_max: int, bytes_max: int) -> None:
