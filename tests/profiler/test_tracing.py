@@ -373,12 +373,15 @@ def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(mon
     with commons() as public:
         as_user(STRANGER, lambda: (public / "rank0.log").symlink_to(public / "aim"))
         as_user(STRANGER, lambda: os.mkfifo(public / "rank1.log"))
+        reader = os.open(public / "rank1.log", os.O_RDONLY | os.O_NONBLOCK)  # who opens a pipe without one waits for ever
         for rank in (0, 1, 2):
             keep_quiet(rank, str(public))
             for _ in range(2):
                 logger.warning("from rank %d", rank)
             logger.handlers.pop().close()
         assert not (public / "aim").exists()
+        assert os.read(reader, 1) == b""
+        os.close(reader)
         assert (public / "rank2.log").read_text().count("from rank 2") == 2
         assert stat.S_IMODE((public / "rank2.log").stat().st_mode) == 0o600
         said = capfd.readouterr().err.splitlines()
