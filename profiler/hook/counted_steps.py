@@ -66,12 +66,13 @@ class CountedSteps:
         self._totals.add(ledger, samples, tokens, steps=passed.steps)
         return stops
 
-    def add_rest(self, boundary: StepBoundary, price_ns: int) -> None:
-        """Add the steps that no measured one follows: the job ends."""
+    def add_rest(self, boundary: StepBoundary, price_ns: int) -> list[Stop]:
+        """Add the steps that no measured one follows: the job ends; return when the process did not run in them."""
         passed, boundary.passed = boundary.passed, None
         _, end_ns = boundary.begun()
-        if passed is not None and passed.steps and self.last is not None and end_ns is not None:
-            self.add(passed, self.last, end_ns, price_ns)
+        if passed is None or not passed.steps or self.last is None or end_ns is None:
+            return []
+        return self.add(passed, self.last, end_ns, price_ns)
 
     def goodbye(self, hello: JobHello, reason: str, wall_ns: int) -> Goodbye:
         """Return the last record, with the totals where there was a step."""

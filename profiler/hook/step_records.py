@@ -304,9 +304,14 @@ class StepRecords:
         try:
             if self._lock.acquire(timeout=LOCK_SECONDS):
                 try:
-                    self._counted.add_rest(self._boundary, self.call_price.passed_ns)
+                    stops = self._counted.add_rest(self._boundary, self.call_price.passed_ns)
                 finally:
                     self._lock.release()
+                now_ns = time.monotonic_ns()
+                self._tell(*(
+                    self._process_stop(stop, self._boundary.step - 1, "outside", wall_ns - (now_ns - stop.start_ns))
+                    for stop in stops
+                ))  # fmt: skip
             return self._counted.goodbye(self._hello, reason, wall_ns)
         except Exception:  # noqa: BLE001  as in the guard, which is inert by now
             self._guard.failed(self.goodbye)
@@ -386,18 +391,22 @@ class StepRecords:
 
     def _told_stops(self, step: FinishedStep) -> list[ProcessStop]:
         """Return a record of each time that the process did not run in `step`."""
+        ended_ns, wall_ns = step.raw.end_ns, step.ended_wall_ns
         return [
-            ProcessStop(
-                job=self._hello.job,
-                rank=self._hello.rank,
-                step=step.step,
-                phase=phase_of(step.raw, *stop.stretch),
-                wall_ns=step.ended_wall_ns - (step.raw.end_ns - stop.start_ns),
-                stopped_ns=stop.end_ns - stop.start_ns,
-                cause=stop.cause,
-            )
+            self._process_stop(stop, step.step, phase_of(step.raw, *stop.stretch), wall_ns - (ended_ns - stop.start_ns))
             for stop in step.stops
         ]
+
+    def _process_stop(self, stop: Stop, step: int, phase: str, wall_ns: int) -> ProcessStop:
+        return ProcessStop(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            step=step,
+            phase=phase,
+            wall_ns=wall_ns,
+            stopped_ns=stop.end_ns - stop.start_ns,
+            cause=stop.cause,
+        )
 
     def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
         """Pass on what measuring costs, without the listener, which is called whether or not a step is measured."""

@@ -141,8 +141,8 @@ class RankJob:
                 from pacecar.controller.observation import TuningTurn
 
                 tuner._policy = Trying(TuningTurn)
-            post = crew._road.post
-            crew._road.post = lambda words: (post(words), self.at("gathering"))
+            post = crew._transport.post
+            crew._transport.post = lambda words: (post(words), self.at("gathering"))
         if tuner.agreement._vote is not None:
             self.at("vote")
         if tuner._proven is not None:

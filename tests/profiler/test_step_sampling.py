@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.timing.process_stops import Stop
 from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, StepSampling, burst_end, next_measured
-from pacecar.records import Goodbye, Ledger, StepRecord
+from pacecar.records import Goodbye, Ledger, ProcessStop, StepRecord
 from pacecar.records.final_totals import completed
 from tests.kit.forking_python import forking_python
 
@@ -334,3 +335,23 @@ def test_steps_of_100_us_with_a_budget_of_a_thousandth_turn_the_hook_off_with_on
     assert is_active == "False"
     assert hooked.stderr.count("pacecar measures no more") == 1
     assert losses == plain.stdout.split()[2]
+
+
+def test_a_stop_in_steps_that_no_measured_one_follows_has_its_record(job, attach, sink, monkeypatch):
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
+    last = None
+    while last is None or last.total_steps < 300 or hook.step != last.total_steps + 7:
+        clock.now += 1_000 * US
+        job.run(1)
+        hook.flush()
+        last = steps_of(sink)[-1]
+    begun = clock.now + 100 * US
+    clock.now += 300_000 * US
+    job.run(1)
+    assert [record for record in sink.records if isinstance(record, ProcessStop)] == []
+    monkeypatch.setattr(hook._stops, "stops", lambda start_ns, end_ns: [Stop(begun, begun + 290_000 * US, "frozen")])
+    hook.close()
+    (stop,) = [record for record in sink.records if isinstance(record, ProcessStop)]
+    assert (stop.step, stop.phase, stop.stopped_ns) == (hook.step - 1, "outside", 290_000 * US)
+    assert sink.records[-1].totals.stopped_ns == 290_000 * US

@@ -373,7 +373,8 @@ def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(mon
     with commons() as public:
         as_user(STRANGER, lambda: (public / "rank0.log").symlink_to(public / "aim"))
         as_user(STRANGER, lambda: os.mkfifo(public / "rank1.log"))
-        reader = os.open(public / "rank1.log", os.O_RDONLY | os.O_NONBLOCK)  # who opens a pipe without one waits for ever
+        # Who opens a pipe to write into it, without a reader, waits for ever.
+        reader = os.open(public / "rank1.log", os.O_RDONLY | os.O_NONBLOCK)
         for rank in (0, 1, 2):
             keep_quiet(rank, str(public))
             for _ in range(2):
