@@ -222,6 +222,20 @@ def test_the_widest_change_is_folded_and_not_cut(tuned_report: Report, knob: str
     assert "back" in text
 
 
+def test_a_trial_without_a_verdict_is_open_its_gain_a_dash_and_what_is_not_there_has_no_table(
+    tuned_report: Report,
+) -> None:
+    trial = structs.replace(
+        tuned_report.changes[0], outcome=None, measured_gain_ratio=None, gain_low=None, gain_high=None
+    )
+    text = closed(structs.replace(tuned_report, changes=(trial,), ladder=None))
+    (row,) = [line for line in text.splitlines() if "2 → 4" in line and "still open" in line]
+    assert " - " in row
+    assert "20.0 %" not in row
+    assert "What would help" not in text
+    assert "advice" in closed(structs.replace(tuned_report, changes=(structs.replace(trial, kind="advise"),)))
+
+
 def test_where_the_terminal_has_ascii_only_nothing_else_is_printed(tuned_report: Report) -> None:
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     on = Console(file=ascii_only, width=80, color_system=None)
