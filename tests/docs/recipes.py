@@ -240,7 +240,7 @@ ONCE = (r"$", " --once")
 RECIPES: tuple[Run | Cannot, ...] = (
     # pacecar itself, of which everything runs.
     Run(r"(\w+=\S+ )?pacecar daemon( &| --.*)?"),  # served and ended: see test_commands
-    Run(r"pacecar demo( .*)?", exchange=((r"$", " --steps 12 --port 0 --run-dir tmp/demo"),), says="How far to trust this",
+    Run(r"pacecar demo( .*)?", exchange=((r"$", " --steps 12 --port 0 --run-dir tmp/demo"),), says="How far to trust",
         is_long=True),  # tests/commands/demo runs it in its own sizes
     Run(r"pacecar version", says=PROJECT["project"]["version"]),
     Run(r"pacecar sample.*"),
