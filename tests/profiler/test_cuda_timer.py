@@ -306,7 +306,9 @@ class Now:
 def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
     told = []
     hook = attach(
-        job, config=HookConfig(windows=False), on_timed=lambda timed, record: told.append((timed, record.ledger))
+        job,
+        config=HookConfig(overhead_budget=1.0, windows=False),
+        on_timed=lambda timed, record: told.append((timed, record.ledger)),
     )
     timer = hook._timer.device = DeviceTimer(Now)
     hook._phases._enter = timer.enter
@@ -324,7 +326,7 @@ def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
 
 
 def test_a_record_waits_for_the_device_and_not_for_ever(job, attach, sink):
-    hook = attach(job, config=HookConfig(windows=False))
+    hook = attach(job, config=HookConfig(overhead_budget=1.0, windows=False))
     device = Device()
     hook._timer.device = DeviceTimer(device)
     hook._phases._enter = hook._timer.device.enter
