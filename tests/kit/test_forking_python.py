@@ -287,10 +287,9 @@ def test_a_signal_that_comes_as_soon_as_the_child_speaks_is_passed_on(forked: st
     slow = tmp_path / "python"
     slow.write_text(text.replace(asked, asked + "import time; time.sleep(0.5)\n"))
     slow.chmod(0o755)
-    process, _ = start(str(slow), "SIGHUP", "SIGTERM")
-    process.send_signal(signal.SIGHUP)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGHUP\ngot SIGTERM\n"
+    process, _ = start(str(slow), "SIGTERM")
+    process.send_signal(signal.SIGTERM)  # alone: a second one could come amid the first one's handler
+    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
     assert process.returncode == 9
 
 
