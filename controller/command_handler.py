@@ -18,7 +18,7 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import TuneConfig
 from pacecar.knobs import allows, by_name, read_setting
-from pacecar.profiler.hook.daemon_messages import MessageRefusal
+from pacecar.profiler.hook.daemon_messages import MessageRefusal, Reply
 from pacecar.records import (
     Answer,
     Command,
@@ -40,8 +40,6 @@ from .restart_advice import advise
 from .tuner_history import DETAIL_CHARACTERS_MAX, TunerHistory
 
 __all__ = ["CommandHandler", "TunedKnobs", "make_ordered_policy", "tune_is_off"]
-
-Reply = Callable[[Literal["accepted", "done", "refused"], str], None]
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 from msgspec import structs
 from torch import nn
@@ -35,7 +34,7 @@ from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import Tuner, choose_agreement
 from pacecar.controller.tuner_history import TunerHistory
-from pacecar.profiler.hook.daemon_messages import DaemonMessages, ThrottleNews
+from pacecar.profiler.hook.daemon_messages import DaemonMessages, Reply, ThrottleNews
 from pacecar.profiler.hook.hook import Hook, StepListener
 from pacecar.profiler.hook.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
@@ -164,7 +163,7 @@ class JobRun(StepListener, DaemonInbox):
         )
         self.rank_monitor.start()
 
-    def _tune(self, command: Command, reply: Callable[[Literal["accepted", "done", "refused"], str], None]) -> None:
+    def _tune(self, command: Command, reply: Reply) -> None:
         (tune_is_off if self.commands is None else self.commands.act)(command, reply)
 
     # --- each step ------------------------------------------------------------------------------

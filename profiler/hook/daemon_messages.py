@@ -22,13 +22,19 @@ from typing import Literal
 
 from pacecar.records import Answer, Command, JobHello, Throttling
 
-__all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet", "ThrottleNews"]
+__all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet", "Reply", "ThrottleNews"]
 
 ORDERS_MAX = 16
 """The most commands that wait at one time; a further one is refused."""
 
-Action = Callable[[Command, Callable[[Literal["accepted", "done", "refused"], str], None]], None]
-"""Carries out a command on the training thread; calls its second argument with a state and a detail, now or later."""
+Reply = Callable[[Literal["accepted", "done", "refused"], str], None]
+"""Answers one command with a state and a detail, now or later."""
+
+Action = Callable[[Command, Reply], None]
+"""Carries out a command on the training thread."""
+
+SendAnswer = Callable[[Answer], None]
+"""Sends an answer without waiting."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +45,6 @@ class MessageRefusal(ValueError):  # noqa: N818  what an action raises to say no
 
 class NotYet(Exception):  # noqa: N818  not a failure
     """Raised by an action to be called again at the next boundary."""
-
-
-Reply = Callable[[Answer], None]
-"""Sends an answer without waiting."""
 
 
 class DaemonMessages:
@@ -69,8 +71,8 @@ class DaemonMessages:
         self.waiting.append(command)
         return None
 
-    def boundary(self, step: int, reply: Reply) -> None:
-        """Execute the commands for `step`, the step that begins now; `reply` sends their answers, now and later."""
+    def boundary(self, step: int, send: SendAnswer) -> None:
+        """Execute the commands for `step`, the step that begins now; `send` sends their answers, now and later."""
         if not self.waiting:
             return
         for _ in range(len(self.waiting)):
@@ -78,16 +80,16 @@ class DaemonMessages:
             if command.at_step > step:
                 self.waiting.append(command)
             else:
-                self._execute(command, reply)
+                self._execute(command, send)
 
-    def close(self, reply: Reply, reason: str = "the job ended first") -> None:
+    def close(self, send: SendAnswer, reason: str = "the job ended first") -> None:
         """Refuse what still waits."""
         while self.waiting:
-            reply(self._answer(self.waiting.popleft(), "refused", reason))
+            send(self._answer(self.waiting.popleft(), "refused", reason))
 
-    def _execute(self, command: Command, reply: Reply) -> None:
+    def _execute(self, command: Command, send: SendAnswer) -> None:
         def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:
-            reply(self._answer(command, state, detail))
+            send(self._answer(command, state, detail))
 
         try:
             self._actions[command.action](command, answer)

@@ -19,9 +19,8 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
@@ -31,7 +30,7 @@ from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
-from .daemon_messages import MessageRefusal, NotYet
+from .daemon_messages import MessageRefusal, NotYet, Reply
 from .trace_file import TraceFile
 
 __all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows", "TracedHook"]
@@ -41,8 +40,6 @@ STEPS_MAX = 100
 
 CLOSE_SECONDS = 10.0
 """How long the end of a job waits for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
-
-Answer = Callable[[Literal["accepted", "done", "refused"], str], None]
 
 
 class TraceWindows(Protocol):
@@ -103,12 +100,12 @@ class TraceRequests:
         self._hook = hook
         self._windows = hook.windows
         self._profile: Any = None
-        self._answer: Answer | None = None
+        self._answer: Reply | None = None
         self._end = 0
         self._file: TraceFile | None = None
         self._writer: threading.Thread | None = None
 
-    def trace(self, command: Command, answer: Answer) -> None:
+    def trace(self, command: Command, answer: Reply) -> None:
         """Begin a trace; `boundary` ends it.
 
         Raises:
@@ -249,7 +246,7 @@ def _record(step: int) -> ProfilerAction:
     return ProfilerAction.RECORD
 
 
-def _compress(file: TraceFile, answer: Answer) -> None:
+def _compress(file: TraceFile, answer: Reply) -> None:
     try:
         file.compress()
     except OSError as error:

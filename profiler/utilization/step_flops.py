@@ -72,7 +72,7 @@ class StepFlops:
         self._checks = 0
         self._usual: tuple[list[tuple[torch.Size, bool]], int] | None = None  # most steps are like the one before
         self.counted = 0
-        """Forwards that were counted, and so slowed, since the last `take`."""
+        """Forwards that were counted, and so slowed, since the last `drain`."""
         self.wants_count = False
         """The last step had a forward whose shapes were never counted."""
         self.reason: str | None = None
@@ -96,7 +96,7 @@ class StepFlops:
         self._look_up(key)
 
     def take_noted(self, inputs: Sequence[tuple[torch.Size, bool]]) -> int | None:
-        """Return as `take` does, for a step whose forwards each took one tensor of this shape and requires_grad."""
+        """Return as `drain` does, for a step whose forwards each took one tensor of this shape and requires_grad."""
         if self._usual is not None and inputs == self._usual[0] and not self._forwards and self._observer is None:
             return self._usual[1]
         if self.reason is None:
