@@ -141,8 +141,11 @@ def become(request: Any, files: list[int], program: str) -> tuple[list[str], boo
     os.chdir(folder)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+    for number in range(1, 32):
+        if number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        elif number != signal.SIGPIPE and signal.getsignal(number) is signal.SIG_IGN:  # ignored where the server began
+            signal.signal(number, signal.SIG_DFL)
     sys.executable = program
     sys.orig_argv = [program, *arguments]
     sys.dont_write_bytecode = bool(environ.get("PYTHONDONTWRITEBYTECODE"))

@@ -224,6 +224,22 @@ def test_ignored_signals_umask_and_inherited_files_are_the_askers(forked: str, t
     assert "0o27 [1, 10, 13, 25]" in said[1].stdout
 
 
+def test_what_was_ignored_where_the_server_began_is_not_ignored_by_a_child() -> None:
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a shell's background
+    try:
+        python = forking_python(sys.executable, ("json", "json.tool"))
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    quits = "import os, signal; os.kill(os.getpid(), signal.SIGQUIT); print('ignored')"
+    for ignored in (False, True):
+        before = signal.signal(signal.SIGQUIT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        try:
+            ended = run(python, "-c", quits)
+        finally:
+            signal.signal(signal.SIGQUIT, before)
+        assert (ended.code, ended.out) == ((0, "ignored\n") if ignored else (-signal.SIGQUIT, ""))
+
+
 def test_a_terminal_is_one_for_the_child_too(forked: str) -> None:
     code = "import os, sys; print(sys.stdout.isatty(), sys.stdout.line_buffering, os.get_terminal_size(1).columns)"
     said = []
