@@ -11,7 +11,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.kit.selection"]
+pytest_plugins = ["tests.kit.garbage", "tests.kit.selection"]
 
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
 _STATE = tempfile.TemporaryDirectory(prefix="pacecar-tests-")

@@ -80,7 +80,7 @@ def four_ranks(tmp_path_factory):
 @pytest.fixture(
     params=[
         *(pytest.param((kind, 2), marks=pytest.mark.full if kind in INDUCTOR else ()) for kind in KINDS),
-        *((kind, 4) for kind in PIPELINES),
+        *(pytest.param((kind, 4), marks=pytest.mark.full) for kind in PIPELINES),
     ],
     ids=str,
 )
