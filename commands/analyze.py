@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
-from pacecar.profiler.analysis.parallel_reading import Analysis, EngineError, Options, Progress, Window, analyze
+from pacecar.profiler.analysis.one_file import EngineError, Window
+from pacecar.profiler.analysis.parallel_reading import Analysis, Options, Progress, analyze
 from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.trace_files import find_traces, printable
 from pacecar.profiler.trace.columns import TraceWarning

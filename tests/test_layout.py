@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
 
@@ -51,6 +53,14 @@ def test_rooms_are_imported_by_their_names_in_the_package() -> None:
     """`import monitor` would take a user's own module of that name."""
     files = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
     assert {str(path): both for path in files if (both := imported(path) & {*ROOMS})} == {}
+
+
+def test_no_module_imports_another_that_imports_it_in_turn() -> None:
+    """Nor by a third, nor within a function, nor for types alone."""
+    graph = grimp.build_graph("pacecar", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert {"pacecar.job.attach", "pacecar.kernel_files"} < imports.keys()
+    graphlib.TopologicalSorter(imports).prepare()
 
 
 def test_every_package_on_disk_is_listed_and_every_listed_one_is_there() -> None:

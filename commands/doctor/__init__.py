@@ -6,7 +6,7 @@
     collect_facts    all readers, one after the other
     transport_paths  which way gradients would go, by the facts                                         pure
     topology         how far apart cards are, and what they can use                                     pure
-    findings         what a rule and a finding are
+    findings         what a rule and a finding are (`facts.evidence`: a value that was read and where)
     rules/           facts -> what is wrong, what to do about it, and who says so                       pure
     sources          the documents that rules rest on
     terminal_report  findings in a terminal (rich)      document   the same as JSON

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from .facts.model import NodeFacts
+from .facts.evidence import FindingEvidence, Gain
+from .facts.model import NodeFacts
 
-__all__ = ["Finding", "FindingEvidence", "FindingSource", "Gain", "Hit", "Needs", "Rule", "Severity"]
+__all__ = ["Finding", "FindingSource", "Hit", "Needs", "Rule", "Severity"]
 
 
 class Severity(StrEnum):
@@ -35,23 +35,6 @@ class Severity(StrEnum):
 
 Needs = Literal["machine", "--pid", "--run", "--script", "--nccl-log"]
 """What must be given for a rule to have anything to look at."""
-
-
-@dataclass(frozen=True, slots=True)
-class FindingEvidence:
-    """One value that was read: what it is, what it says, and where it is."""
-
-    what: str
-    value: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """A bound, no promise: the share of step time (0..1) that may be saved at most, and what says so."""
-
-    at_most_ratio: float
-    basis: str
 
 
 @dataclass(frozen=True, slots=True)

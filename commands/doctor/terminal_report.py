@@ -24,8 +24,9 @@ from pacecar.formatting.plain_text import escaped
 from pacecar.formatting.quantities import gibibytes, gigabits, plural
 
 from .document import counts, inventory
+from .facts.evidence import FindingEvidence
 from .facts.model import NodeFacts
-from .findings import Finding, FindingEvidence, Severity
+from .findings import Finding, Severity
 from .rules.registry import Judgement
 
 __all__ = ["EVIDENCE_MAX", "picture", "render"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .facts.evidence import Gain
 from .facts.model import Interface, NodeFacts, PciDevice, RdmaPort
-from .findings import Gain
 
 __all__ = [
     "DMABUF_KERNEL",

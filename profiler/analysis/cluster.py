@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..trace.columns import TraceWarning
-from .parallel_reading import EngineError, Task, WorkerAnswer, read_one
+from .one_file import EngineError, FileTask, WorkerAnswer, read_one
 
 __all__ = ["run_on_cluster"]
 
@@ -22,7 +22,7 @@ CONNECT_SECONDS_MAX = 10.0
 """How long the scheduler may take to answer, and again how long a first worker may take to be there."""
 
 
-def run_on_cluster(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, WorkerAnswer]]:
+def run_on_cluster(tasks: Sequence[FileTask], address: str) -> Iterator[tuple[int, WorkerAnswer]]:
     """Yield each task's index and answer as they come.  Raises EngineError when there is no cluster to work on."""
     if find_spec("distributed") is None:
         raise EngineError("--engine dask needs dask's distributed: pip install 'pacecar[dask]'")
@@ -55,7 +55,7 @@ def _connect(address: str) -> Any:  # noqa: ANN401  distributed is not typed
     return client
 
 
-def _answer(future: Any, task: Task) -> WorkerAnswer:  # noqa: ANN401
+def _answer(future: Any, task: FileTask) -> WorkerAnswer:  # noqa: ANN401
     error = future.exception()
     if error is None:
         answer: WorkerAnswer = future.result()

@@ -18,7 +18,8 @@ from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from .compare import WARNING_CODES
 from .report import Difference, TraceComparison, TraceDocument
-from .text import BAR_WIDTH_MAX, ROWS_MAX, warning_lines
+from .text import warning_lines
+from .tracetext import BAR_WIDTH_MAX, ROWS_MAX
 
 __all__ = ["comparison_text"]
 

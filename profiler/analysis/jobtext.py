@@ -22,7 +22,7 @@ from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
 from .report import CollectiveInstance, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
-from .text import BAR_WIDTH_MAX, collectives_table, ladder_table
+from .tracetext import BAR_WIDTH_MAX, collectives_table, ladder_table
 
 __all__ = ["job_text"]
 

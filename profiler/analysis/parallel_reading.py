@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ..trace.columns import Trace, TraceWarning
-from .report import TraceDocument, TraceReport
-from .trace_files import printable
+from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
+from .report import TraceDocument
 
-__all__ = ["Analysis", "EngineError", "Options", "Progress", "WorkerAnswer", "analyze", "analyze_files"]
+__all__ = ["Analysis", "Options", "Progress", "analyze", "analyze_files"]
 
 TABLES_BYTES_MAX = 4 * 2**30
 """The most columns kept to compare ranks, as `_tasks` estimates them; 128 ranks of a million events fit."""
@@ -41,13 +41,8 @@ COMPRESSED_HEADS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 COLUMNS_SHARE = 0.25
 """Size of the columns relative to their JSON: at most 55 bytes for an event of 220 to 500."""
 
-Window = Literal["trace", "steps", "hta"]
 Progress = Callable[[int, int, int, int], None]
 """Called with bytes done, bytes in all, files done, files in all."""
-
-
-class EngineError(Exception):
-    """The engine itself cannot work (a cluster that is not there); the message is one line for people."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,25 +56,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compares_ranks: bool = True
     keeps_tables: bool = False
     """Whether a single trace's columns are kept too, for a picture or another trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One file to read; it is sent to a worker."""
-
-    path: Path
-    window: Window
-    steps: tuple[int, int] | None
-    returns_table: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """The result of one file: a report, perhaps its columns, or why there is none."""
-
-    report: TraceReport | None = None
-    table: Trace | None = None
-    error: TraceWarning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +88,8 @@ def analyze(paths: Sequence[Path], options: Options | None = None, progress: Pro
     return _assemble([answer for answer in answers if answer is not None], tasks, options)
 
 
-def read_one(task: Task, progress: Callable[[int, int | None], None] | None = None) -> WorkerAnswer:
-    """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine puts it."""
-    # Imported here: the command's `--help` and a dask scheduler need none of it.
-    from ..trace.reader import TraceError, read_trace
-    from .one_trace import analyze_trace
-
-    try:
-        trace = read_trace(task.path, progress=progress)
-    except TraceError as error:
-        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, str(error))))
-    except OSError as error:
-        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
-    except MemoryError:
-        return WorkerAnswer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
-    if trace.file != (name := printable(task.path)):
-        trace = replace(trace, file=name)
-    report = analyze_trace(trace, window=task.window, steps=task.steps)
-    return WorkerAnswer(report=report, table=trace if task.returns_table else None)
-
-
-def _named(path: Path, message: str) -> str:
-    message = message if str(path) in message else f"{path}: {message}"
-    return message.replace(str(path), printable(path))
-
-
 def _engine(
-    tasks: Sequence[Task], sizes: Sequence[int], options: Options, meter: _Meter
+    tasks: Sequence[FileTask], sizes: Sequence[int], options: Options, meter: _Meter
 ) -> Iterator[tuple[int, WorkerAnswer]]:
     """Return the answers as they come, with the index of their task."""
     if options.engine == "dask":
@@ -158,18 +109,18 @@ def _engine(
     return ((index, read_one(task, meter.of(index))) for index, task in enumerate(tasks))
 
 
-def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[Task]:
+def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[FileTask]:
     """Return a task for each file; columns are requested while they fit, decided before anything is read."""
     wants = options.keeps_tables or (options.compares_ranks and len(paths) > 1)
     room: float = TABLES_BYTES_MAX
     tasks = []
     for path, size in zip(paths, sizes, strict=True):
         room -= _plain_bytes(path, size) * COLUMNS_SHARE
-        tasks.append(Task(path, options.window, options.steps, wants and room >= 0))
+        tasks.append(FileTask(path, options.window, options.steps, wants and room >= 0))
     return tasks
 
 
-def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[Task], options: Options) -> Analysis:
+def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], options: Options) -> Analysis:
     reports = [answer.report for answer in answers if answer.report is not None]
     tables = tuple(answer.table for answer in answers if answer.report is not None)
     warnings = [answer.error for answer in answers if answer.error is not None]

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from ..trace.columns import TraceWarning
-from .parallel_reading import Task, WorkerAnswer, read_one
+from .one_file import FileTask, WorkerAnswer, read_one
 
 __all__ = ["Advance", "run_in_processes"]
 
@@ -50,7 +50,7 @@ class _Running:
 
 
 def run_in_processes(
-    tasks: Sequence[Task],
+    tasks: Sequence[FileTask],
     order: Sequence[int],
     jobs: int,
     advance: Advance,
@@ -98,7 +98,7 @@ def run_in_processes(
             _end(one)
 
 
-def _work(task: Task, pipe: Connection, work: Callable[..., WorkerAnswer]) -> None:
+def _work(task: FileTask, pipe: Connection, work: Callable[..., WorkerAnswer]) -> None:
     # Ctrl-C goes to the whole group; the parent ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     last = time.monotonic()
@@ -134,7 +134,7 @@ def _end(one: _Running) -> int | None:
     return code
 
 
-def _obituary(task: Task, code: int | None) -> TraceWarning:
+def _obituary(task: FileTask, code: int | None) -> TraceWarning:
     if code == -signal.SIGKILL:
         return TraceWarning("worker_died", f"{task.path}: its process was killed, probably for want of memory")
     if code is not None and code < 0:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pacecar.records import Decision, JobHello, KnobValue, Ledger, Straggler, Vitals, WhatIf
 
-from ..findings import FindingEvidence, Gain
+from .evidence import FindingEvidence, Gain
 
 __all__ = ["UNKNOWN", "Call", "Line", "Log", "Run", "Script"]
 

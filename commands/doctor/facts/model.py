@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..findings import FindingEvidence
+from .evidence import FindingEvidence
 from .job import Log, Run, Script
 
 __all__ = [

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pacecar.formatting.quantities import gibibytes
 from pacecar.monitor.gpu.derived import CLOCK_REASONS
 
+from ..facts.evidence import FindingEvidence
 from ..facts.model import NVIDIA, GpuFacts, NodeFacts
-from ..findings import FindingEvidence, Hit, Rule, Severity
+from ..findings import Hit, Rule, Severity
 from ..sources import DRIVER_README, MEMORY_ERRORS, MIG, NVML, PERSISTENCE
 
 __all__ = ["RULES", "on"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pacecar.formatting.quantities import plural
 
+from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts
-from ..findings import FindingEvidence, FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
 from ..transport_paths import local_gain, uses_rdma
 

@@ -16,8 +16,9 @@ from pacecar.controller.restart_advice import (
 )
 from pacecar.knobs import setting
 
+from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import NodeFacts
-from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import TORCH
 from ..transport_paths import is_local_run, loader_workers
 

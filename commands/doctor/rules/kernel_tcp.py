@@ -13,8 +13,9 @@ import re
 from pacecar.clock import NS_PER_SECOND
 from pacecar.formatting.quantities import gigabits
 
+from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import Interface, NodeFacts, Seen
-from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import IP_SYSCTL, TORCH
 from ..transport_paths import carriers, is_local_run, links, local_gain, reached_as
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shlex
 
+from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts
-from ..findings import FindingEvidence, Hit, Rule, Severity
+from ..findings import Hit, Rule, Severity
 from ..sources import NCCL_ENV, NCCL_TROUBLE
 from .nccl import active_ports, gain, linked, nvlinks
 

@@ -11,8 +11,9 @@ import shlex
 
 from pacecar.formatting.quantities import gigabits
 
+from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import GpuFacts, NodeFacts, Seen
-from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import NCCL_ENV
 from ..transport_paths import (
     carriers,

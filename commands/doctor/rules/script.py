@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..facts.evidence import FindingEvidence
 from ..facts.job import Call
 from ..facts.model import NodeFacts
-from ..findings import FindingEvidence, FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import CUDA_GUIDE, TORCH
 from ..transport_paths import loader_workers
 from .job import AMPERE

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from pacecar.formatting.quantities import gigabits
 
+from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import NodeFacts, PciDevice, RdmaPort
-from ..findings import FindingEvidence, Gain, Hit, Rule, Severity
+from ..findings import Hit, Rule, Severity
 from ..sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
 from ..topology import gpudirect
 from ..transport_paths import DMABUF_KERNEL, local_gain, near_ports, training_ports, uses_rdma

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.commands.doctor.findings import Finding, FindingEvidence, FindingSource, Gain, Severity
+from pacecar.commands.doctor.facts.evidence import FindingEvidence, Gain
+from pacecar.commands.doctor.findings import Finding, FindingSource, Severity
 from pacecar.commands.doctor.rules.registry import Judgement, judge
 from pacecar.commands.doctor.terminal_report import EVIDENCE_MAX, picture, render
 from tests.commands.doctor.faults import FAULTS

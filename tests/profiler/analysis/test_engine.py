@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from pacecar.profiler.analysis import parallel_reading
-from pacecar.profiler.analysis.parallel_reading import EngineError, Options, Task, WorkerAnswer, analyze, analyze_files
+from pacecar.profiler.analysis.one_file import EngineError, FileTask, WorkerAnswer
+from pacecar.profiler.analysis.parallel_reading import Options, analyze, analyze_files
 from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.workers import run_in_processes
 from pacecar.profiler.trace.columns import TraceWarning
@@ -104,11 +105,11 @@ def test_the_json_in_a_file_is_estimated_by_how_it_begins_and_not_by_its_name(
 # --- processes ----------------------------------------------------------------------------------
 
 
-def task(name: str) -> Task:
-    return Task(Path(name), "trace", None, False)
+def task(name: str) -> FileTask:
+    return FileTask(Path(name), "trace", None, False)
 
 
-def answer_by_name(task: Task, progress: Callable[[int, int | None], None]) -> WorkerAnswer:
+def answer_by_name(task: FileTask, progress: Callable[[int, int | None], None]) -> WorkerAnswer:
     """Do what the file's name says; runs in a process of its own."""
     progress(1, 2)
     match task.path.name:
