@@ -21,7 +21,7 @@ import msgspec
 from pacecar.profiler.analysis.one_file import EngineError, Window
 from pacecar.profiler.analysis.parallel_reading import Analysis, Options, Progress, analyze
 from pacecar.profiler.analysis.report import TraceDocument
-from pacecar.profiler.analysis.trace_files import find_traces, printable
+from pacecar.profiler.analysis.trace_paths import find_traces, printable
 from pacecar.profiler.trace.columns import TraceWarning
 
 from .shared_options import complain

@@ -12,7 +12,7 @@ from .boards.itself import itself_dashboard
 from .boards.job import job_dashboard
 from .boards.node import node_dashboard
 from .boards.tuning import tuning_dashboard
-from .rules.rules import render_rules
+from .rules.rule_files import render_rules
 from .tidy import dumps, tidy
 
 __all__ = ["render"]

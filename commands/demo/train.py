@@ -35,7 +35,7 @@ from torch.utils.data.distributed import DistributedSampler
 import pacecar
 from pacecar.safe_files import appending
 
-from .model import GPT, GPTConfig
+from .byte_gpt import GPT, GPTConfig
 from .training_text import TextWindows, load_corpus
 
 __all__ = ["batch_loss", "main"]

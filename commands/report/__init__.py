@@ -7,7 +7,7 @@
     step_sums       sums over the steps, in bounded memory        windows      rates of windows of a few steps
     figures         spread and intervals (block bootstrap)        significance what may be claimed of a difference
     hangs           says first that the run stood still
-    events, usage, recorded_utilization, costs, loss_log          parts of the document
+    events, utilization_rows, recorded_utilization, costs, loss_log    parts of the document
     notices         what was wrong with the input, damaged or not
     build, document the document, which is the public face
     html, charts, markdown, terminal (for the demo)               how it is shown, through the same tables:
@@ -18,6 +18,6 @@ A run of a week is gigabytes of records, so nothing is kept that grows with it: 
 what is added up has a bounded number of bins.  Before and after can only be told apart when all verdicts are known;
 that is what the first reading is for.
 
-Pure but for `inputs` and `run`, and the small files that `loss_log`, `usage` and `html` read.  No torch
+Pure but for `inputs` and `run`, and the small files that `loss_log`, `utilization_rows` and `html` read.  No torch
 and no numpy: a report is made wherever the folder lies.
 """

@@ -28,7 +28,7 @@ from .run_index import RunIndex, gather
 from .significance import judge, noise_of
 from .step_join import weave
 from .step_sums import Bin, RankSum, StepSumPart, StepSums
-from .usage import energies_of, utilization_of
+from .utilization_rows import energies_of, utilization_of
 from .windows import WindowSums, added
 
 __all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]

@@ -29,7 +29,7 @@ def top(config_file: Path | None, where: str | None, once: bool, period_seconds:
         fail("the terminal view is drawn with rich, and rich is not installed: pip install 'pacecar[top]'")
     config = load(config_file, {}).daemon
     host = "127.0.0.1" if config.host in ("", "0.0.0.0") else config.host
-    from .fetch import FetchError
+    from .daemon_poller import FetchError
     from .run import run_live, run_once
 
     where = where or f"{f'[{host}]' if ':' in host else host}:{config.port}"

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from .fetch import Fetched, Fetcher, address, fetch
-from .keys import Keys
+from .daemon_poller import Fetched, Fetcher, address, fetch
+from .key_decoder import Keys
 from .screen import ScreenView, compose, everything, on_key
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from ..frame import dashboard, decision_marks, variables
 from ..palette import BAD, GOOD, WARN
 from ..panels import Query, Section, columns, look, state_timeline, table, time_series
 from ..queries import NODE, ONE_JOB, RANK, combine, divide
+from .efficiency_and_memory import efficiency_section, memory_section
 from .ledgers import communication_section, each_rank_section, ledger_section, trust_section
 from .pace import NO_JOB, crew_section, pace_section
-from .vitals import efficiency_section, memory_section
 
 __all__ = ["job_dashboard"]
 

@@ -29,10 +29,10 @@ from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of
 from .collective_matching import Matched, Matching, match
 from .collectives import coverage
-from .ladder import Runner, of_job
 from .one_trace import Charges, charges_of
 from .report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, Scenario, TraceJob, TraceReport
 from .stragglers import Blame, find_stragglers
+from .what_if_scenarios import Runner, of_job
 
 __all__ = ["ARRIVALS_MAX", "analyze_job"]
 

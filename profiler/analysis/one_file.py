@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..trace.columns import Trace, TraceWarning
 from .report import TraceReport
-from .trace_files import printable
+from .trace_paths import printable
 
 __all__ = ["EngineError", "FileTask", "Window", "WorkerAnswer", "read_one"]
 

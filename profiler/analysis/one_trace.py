@@ -45,9 +45,9 @@ from ..trace.columns import NONE, WORKS, HostKind, Trace, TraceWarning
 from ..windows.trace_spans import compute_on_host
 from .collectives import collective_totals
 from .kernel_families import kernel_families
-from .ladder import what_if
 from .report import Gap, Scenario, StepReport, TraceReport
 from .steps import Step, rows_of_hta, step_windows
+from .what_if_scenarios import what_if
 
 __all__ = [
     "Charges",

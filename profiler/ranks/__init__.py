@@ -4,7 +4,7 @@ In: each rank's finished steps; the ranks exchange sums and medians of them over
 Out: `Straggler`, `HangSuspicion`, `JobLedger` and `WhatIf` records, and log lines.
 Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread of its own.
 
-    step_ranges                        which steps belong together, the same on all ranks
+    step_partition                     which steps belong together, the same on all ranks
     phase_sums_message, totals         what a rank says of a range: a row of integers
     gather_schedule, gloo_transport    when to send it; how, without ever waiting
     host_pressure, tcp_busy_time       what the kernel says of waits

@@ -5,7 +5,7 @@ have cut a range that another has not.  So a message holds all ranges that ended
 range is complete once it came from all ranks.
 
 A gather costs each rank a millisecond of processor time, so rows are batched.  A rank posts when a *batch* is over,
-whose last range is the same on all ranks (see `step_ranges`), or at once when its steps take longer or shorter than
+whose last range is the same on all ranks (see `step_partition`), or at once when its steps take longer or shorter than
 they used to.  A rank that holds up others makes the steps of all ranks longer, so then all ranks post at once.  A rank
 also posts when others owe it ranges, because they can send those only together with a message of its own.
 
@@ -75,7 +75,7 @@ class GatherSchedule:
         self._tokens_ns = now_ns()
         self._transport = transport
         self._now_ns = now_ns
-        self._pending: deque[RankRange] = deque()  # at most step_ranges.LAG, all that may be cut
+        self._pending: deque[RankRange] = deque()  # at most step_partition.LAG, all that may be cut
         self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
         self.may_hurry = True
         """Whether the overhead budget allows gathers before they are due."""

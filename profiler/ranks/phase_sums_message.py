@@ -4,7 +4,7 @@ Sums alone cannot find a straggler: one garbage collection of 200 ms in four ste
 of the same steps does not see it.  So sums go into the job's ledger and medians into the straggler detector.  Medians
 leave out the steps that a profiled window of ours disturbed on this rank.
 
-    range     steps that are reported in one row; all ranks cut them alike, by the number of the step (`step_ranges`)
+    range     steps that are reported in one row; all ranks cut them alike, by the number of the step (`step_partition`)
     measured  those of them that this rank's hook measured: all, one in k, or by chance none
     wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + stopped + rest, of each step
 

@@ -44,7 +44,7 @@ from .hang_detector import HangDetector, is_in_loader, last_collective, sequence
 from .host_pressure import HostPressureReader
 from .phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .reports import RankReports
-from .step_ranges import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
+from .step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .straggler_detector import StragglerDetector
 from .totals import totals_of
 

@@ -14,7 +14,7 @@ import yaml
 from pacecar.dashboards.queries import CLUSTER, metrics_in
 from pacecar.dashboards.rules.alerts import anchor
 from pacecar.dashboards.rules.recording import RECORDED
-from pacecar.dashboards.rules.rules import ALERTS, render_rules
+from pacecar.dashboards.rules.rule_files import ALERTS, render_rules
 from tests.dashboards.alert_cases import FIRING, SILENT, Case
 from tests.dashboards.conftest import all_panels
 from tests.kit.tools import find_tool

@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from pacecar.commands.top.fetch import fetch
+from pacecar.commands.top.daemon_poller import fetch
 from pacecar.commands.top.screen import ScreenView, compose
 from pacecar.records.status_document import StatusDocument
 from tests.monitor.showcase import ShowJob, show_daemon

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacecar.commands.demo.model import GPT, GPTConfig
+from pacecar.commands.demo.byte_gpt import GPT, GPTConfig
 from pacecar.commands.demo.training_text import CORPUS_BYTES_MAX, TextWindows, load_corpus, source_files
 
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import torch
 
-from pacecar.commands.demo.model import GPT, GPTConfig
+from pacecar.commands.demo.byte_gpt import GPT, GPTConfig
 from pacecar.commands.demo.processes import STOP_FILE, Children, DemoOptions, LaunchError, free_port, survivors
 from pacecar.commands.demo.progress import PLAIN_CELLS_MAX
 from pacecar.commands.demo.run_demo import REFRESH_SECONDS

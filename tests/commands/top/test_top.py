@@ -17,8 +17,8 @@ from fcntl import ioctl
 import msgspec
 import pytest
 
-from pacecar.commands.top.fetch import FetchError, address, fetch
-from pacecar.commands.top.keys import Keys
+from pacecar.commands.top.daemon_poller import FetchError, address, fetch
+from pacecar.commands.top.key_decoder import Keys
 from pacecar.commands.top.panes import calibration_lines, recorder_lines, where_words
 from pacecar.commands.top.screen import GPU_SORTS, ScreenView, compose, everything, on_key, shown_jobs
 from pacecar.commands.top.table import TableColumn, gauge, rows

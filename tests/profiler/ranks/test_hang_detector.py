@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from pacecar.commands.top.fetch import fetch
+from pacecar.commands.top.daemon_poller import fetch
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from tests.kit.waiting import until

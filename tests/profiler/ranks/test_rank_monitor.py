@@ -49,7 +49,7 @@ from pacecar.profiler.ranks.phase_sums_message import (
     gather_range,
 )
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
-from pacecar.profiler.ranks.step_ranges import (
+from pacecar.profiler.ranks.step_partition import (
     GLANCE_SECONDS_MIN,
     LAG,
     RANGE_SECONDS_MIN,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis import trace_files
-from pacecar.profiler.analysis.trace_files import find_traces, natural_order
+from pacecar.profiler.analysis import trace_paths
+from pacecar.profiler.analysis.trace_paths import find_traces, natural_order
 
 
 def test_a_folder_means_every_trace_in_it_in_the_order_of_ranks(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(tmp_path
 
 
 def test_more_files_than_any_job_has_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_files, "FILES_MAX", 2)
+    monkeypatch.setattr(trace_paths, "FILES_MAX", 2)
     for rank in range(3):
         (tmp_path / f"{rank}.json").write_text("{}")
     found = find_traces([tmp_path])
