@@ -31,7 +31,7 @@ from pacecar.records import (
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import Refusal
 
-from ..collectors.source_reader import sample
+from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from ..http.event_stream import ViewerFigures
 from ..http.request import WebRefusal

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pacecar.commands.daemon_client import converse
 from pacecar.commands.main import cli
 from pacecar.config import ConfigError, DaemonConfig, default_recordings, load_config
-from pacecar.monitor.collectors.source_reader import sample
+from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.ingest import socket_server as inboxes
 from pacecar.monitor.ingest.authorization import NOBODY, may_dump

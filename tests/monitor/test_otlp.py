@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
 from pacecar.metrics.catalog import CATALOG, MetricKind, MetricUnit, by_name
-from pacecar.monitor.collectors.source_reader import sample
+from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
 from tests.kit.waiting import until
