@@ -1,4 +1,4 @@
-"""Makes a sample of a metric of the catalog: what each collector, and each part of the daemon, yields of what it knows."""
+"""Makes a sample of a metric of the catalog, for collectors and for what parts of the daemon know of themselves."""
 
 from __future__ import annotations
 

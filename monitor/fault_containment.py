@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
+from pacecar.records import Sample
+
+from .catalog_sample import sample
+
 __all__ = ["ContainedPart", "FaultContainment"]
 
 PLACES_MAX = 256
@@ -47,6 +51,11 @@ class FaultContainment:
     def counts(self) -> dict[str, int]:
         """Return how many faults were caught, by part; every part is there."""
         return {part.value: self._counts[part] for part in ContainedPart}
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many faults were caught, by part."""
+        for part, count in self.counts().items():
+            yield sample("pacecar_daemon_faults_total", count, part)
 
     def caught(self, part: ContainedPart, subject: str, error: BaseException) -> None:
         """Count `error`, which cost `subject` its output, and log it if it is new; called while it is handled."""
