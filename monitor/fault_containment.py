@@ -1,4 +1,4 @@
-"""Contains a bug of our own to the job, collector or step of the tick in which it shows: counts it and logs it once.
+"""Contains a bug of our own to the job, collector, part or step of the tick in which it shows; counts, logs it once.
 
 Frames are checked when they are accepted, so no record should make any page fail.  If one does all the same, the
 samples of that job are missing for that tick; the tick, the page and all other jobs are unaffected.  A log line for
