@@ -15,7 +15,7 @@ import random
 import socket as sockets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from typing import TypeVar
@@ -23,20 +23,21 @@ from typing import TypeVar
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.records import Sample, Snapshot, Throttling
+from pacecar.records import Sample, Throttling
 from pacecar.records.status_document import StatusDocument
 
+from .catalog_sample import sample
 from .collectors.cgroup import CgroupMember
 from .collectors.identity import IdentityCollector, gpu_processes
 from .collectors.source_reader import Collector
+from .export.job_samples import job_samples
 from .export.otlp import Otlp, OtlpError, OtlpReading
 from .export.prometheus import Exporter
-from .export.samples import DaemonFigures, daemon_samples, job_samples
 from .fault_containment import ContainedPart, FaultContainment
 from .heap_trimming import HeapTrimming
 from .http.routes import Routes
 from .http.server import WebError, WebServer
-from .http.status_document import DaemonOwn, StatusDocumentBuilder
+from .http.status_document import StatusDocumentBuilder
 from .http.web import pages
 from .http.web_config import Security, WebConfigError, read_security
 from .ingest.socket_server import SocketServer
@@ -45,10 +46,10 @@ from .jobs.job_energy import JobEnergies
 from .jobs.node_signals import NodeSignalsSource, Throttles
 from .jobs.state import DaemonState
 from .recorder.recorder import Around, FlightRecorder, RecorderLimits
-from .reload import ReloadFigures, in_force
+from .reload import ReloadResults, in_force
 from .sampling.collector_registry import DaemonError, default_collectors
-from .sampling.cpu_budget import CpuBudget, RateChange
-from .sampling.sampler import GlanceRate, Sampler
+from .sampling.glance_control import GlanceControl
+from .sampling.sampler import Sampler
 from .sampling.ticker import SamplingTick, sampling_ticks
 from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, ThreadWatch, WatchedThread
 
@@ -86,8 +87,9 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._version = _version()
-        self._budget = _budget(config)
-        self._pace = GlanceRate(self._budget.rate)
+        self._glances = GlanceControl(
+            config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
+        )
         self._heap = HeapTrimming()
         self._faults = FaultContainment()
         self._watch = ThreadWatch()
@@ -108,7 +110,7 @@ class Daemon:
             else collectors,
             self._clock,
             deadline_seconds=config.period_seconds * DEADLINE_RATIO,
-            pace=self._pace,
+            pace=self._glances.rate,
             window_seconds=config.window_seconds,
             overhear=None if self._recorder is None else self._recorder.overhear_glance,
         )
@@ -129,7 +131,9 @@ class Daemon:
         self._throttles = Throttles()
         self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
-        self._builder = StatusDocumentBuilder(self._identity.residence, self._faults)
+        self._builder = StatusDocumentBuilder(
+            self._identity.residence, self._faults, node=platform.node(), period_seconds=config.period_seconds
+        )
         self._routes = Routes(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples, self._faults)
         self._web = WebServer(config.host, config.port, faults=self._faults)
@@ -138,14 +142,11 @@ class Daemon:
         self._stopping = threading.Event()
         self._ticker: WatchedThread | None = None
         self._ticks: Iterator[SamplingTick] = iter(())
-        self._tick_time: SamplingTick | None = None
         self._started_wall_ns: int | None = None
         self._started_ns: int | None = None
-        self._spending: RateChange | None = None
-        self._glance_changes = {"down": 0, "up": 0}
         self._security = Security()
-        self.reloads: Callable[[], ReloadFigures] | None = None
-        """Returns the results of reloads; None where nothing reloads."""
+        self.reloads = ReloadResults()
+        """How reloads went, recorded by whoever reloads."""
 
     @property
     def config(self) -> DaemonConfig:
@@ -170,6 +171,7 @@ class Daemon:
     def start(self) -> None:
         """Take the port and the socket and begin to tick; raises DaemonError and then holds nothing."""
         self._started_wall_ns, self._started_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
+        self.reloads.started(self._started_wall_ns)
         try:
             self.secure(self._config)
             # The port first: it tells two daemons apart before either touches the socket file.
@@ -200,9 +202,7 @@ class Daemon:
         config = in_force(self._config, wanted)
         if config.web_config_file != self._config.web_config_file:
             self.secure(config)
-        if (config.cpu_budget, config.glances_per_second) != (self._config.cpu_budget, self._config.glances_per_second):
-            self._budget = _budget(config)  # the tick's thread takes it with its next look
-            self._pace.glances_per_second = self._budget.rate
+        self._glances.limit(config.cpu_budget, config.glances_per_second)
         self._state.limit(
             jobs_max=config.jobs_max, ranks_max=config.ranks_max, job_forget_seconds=config.job_forget_seconds
         )
@@ -239,59 +239,48 @@ class Daemon:
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
-        """Return the samples that are made at each scrape and not by a tick: jobs, and the daemon's own figures."""
-        snapshot, jobs = self._state.snapshot(), self._state.jobs()
-        tick = self._tick_time
-        started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
-        figures = DaemonFigures(
-            version=self._version,
-            started_wall_ns=started_wall_ns,
-            ticks=0 if tick is None else tick.number + 1,
-            ticks_missed=0 if tick is None else tick.missed,
-            snapshot=snapshot,
-            snapshot_age_ns=self._age_ns(snapshot),
-            failures=self._sampler.failures(),
-            glances=self._sampler.glances(),
-            glance_rate=self._pace.glances_per_second,
-            glance_changes=dict(self._glance_changes),
-            cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
-            cpu_budget=self._config.cpu_budget,
-            connections=self._socket_server.connections,
-            frames=self._socket_server.frames,
-            refused=self._socket_server.refused(),
-            jobs=len(jobs),
-            scrapes=self._exporter.scrapes,
-            otlp=None if self._otlp is None else self._otlp.figures,
-            left_out=self._state.left_out(),
-            displaced=self._state.displaced() | self._socket_server.displaced(),
-            recorder=None if self._recorder is None else self._recorder.figures(),
-            reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
-            web_connections=self._web.connections,
-            web_refused=self._web.refused(),
-            viewers=self._routes.viewers.figures(),
-            history_left_out=self._routes.series_left_out,
-            faults=self._faults.counts(),
-            threads=self._watch.figures(),
-        )
-        own = self._faults.each(ContainedPart.DAEMON, "the daemon's own figures", lambda: daemon_samples(figures))
-        return [*job_samples(jobs, self._identity.residence, self._faults), *own]
+        """Return the samples that are made at each scrape and not by a tick: jobs, and what the daemon's parts know."""
+        jobs = job_samples(self._state.jobs(), self._identity.residence, self._faults)
+        return [*jobs, *self._own_samples()]
 
-    def _document(self, viewers: int) -> StatusDocument:
+    def _own_samples(self) -> Iterator[Sample]:
+        """Yield what the parts of the daemon know; `collectors.daemon_process` reads its CPU time and memory."""
+        for name, samples in self._parts().items():
+            yield from self._faults.each(ContainedPart.DAEMON, f"the samples of {name}", samples)
+
+    def _parts(self) -> dict[str, Callable[[], Iterable[Sample]]]:
+        """Return, by name, what yields each part's samples: from any thread, without a wait for anything."""
+        parts: dict[str, Callable[[], Iterable[Sample]]] = {
+            "the process": self._process_samples,
+            "the sampler": self._sampler.own_samples,
+            "the control of glances": self._glances.own_samples,
+            "the state": self._state.own_samples,
+            "the socket server": self._socket_server.own_samples,
+            "the exporter": self._exporter.own_samples,
+            "the web server": self._web.own_samples,
+            "the event stream": self._routes.viewers.own_samples,
+            "the history": self._routes.own_samples,
+            "the reloads": self.reloads.own_samples,
+            "the threads": self._watch.own_samples,
+            "the faults": self._faults.own_samples,
+        }
+        if self._recorder is not None:
+            parts["the flight recorder"] = self._recorder.own_samples
+        if self._otlp is not None:
+            parts["the OTLP push"] = self._otlp.own_samples
+        return parts
+
+    def _process_samples(self) -> Iterator[Sample]:
+        yield sample("pacecar_build_info", 1, self._version, platform.python_version())
+        if self._started_wall_ns is not None:
+            yield sample("pacecar_daemon_start_time_seconds", self._started_wall_ns)
+
+    def _document(self) -> StatusDocument:
         """Return the status document of this moment."""
-        own = DaemonOwn(
-            node=platform.node(),
-            version=self._version,
-            started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
-            period_seconds=self._config.period_seconds,
-            cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
-            cpu_budget=self._config.cpu_budget,
-            viewers=viewers,
-            recorder=None if self._recorder is None else self._recorder.figures(),
-        )
         return self._builder.build(
             self._state.snapshot(),
             self._state.jobs(),
-            own,
+            list(self._own_samples()),
             wall_ns=self._clock.wall_ns(),
             now_ns=self._clock.monotonic_ns(),
             throttled=self._throttled,
@@ -335,9 +324,6 @@ class Daemon:
         if otlp is not None:
             self._watch.add(lambda: otlp.thread, is_vital=False)
 
-    def _age_ns(self, snapshot: Snapshot | None) -> int | None:
-        return None if snapshot is None else max(0, self._clock.monotonic_ns() - snapshot.started_ns)
-
     def _make_ticks(self) -> Iterator[SamplingTick]:
         return sampling_ticks(
             self._clock,
@@ -353,7 +339,6 @@ class Daemon:
         assert ticker is not None, "it runs this"
         for tick in self._ticks:  # which outlive a failure of this loop: their numbers go on
             ticker.progress()
-            self._tick_time = tick
             self._faults.contain(ContainedPart.TICK, "a tick", partial(self._take_tick, tick), None)
 
     def _take_tick(self, tick: SamplingTick) -> None:
@@ -398,30 +383,13 @@ class Daemon:
         return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
     def _keep_budget(self) -> None:
-        """Set the rate of glances to what the budget allows, and log once when it changes."""
-        change = self._budget.spend(time.process_time_ns(), self._sampler.glance_cpu_ns(), self._clock.monotonic_ns())
-        if change is None:
-            return
-        self._spending = change
-        self._pace.glances_per_second = change.rate
-        if change.direction is not None:
-            self._glance_changes[change.direction] += 1
-            _log.log(
-                logging.WARNING if change.direction == "down" else logging.INFO,
-                "took %.1f %% of a processor, the budget is %.1f %%: glancing %g instead of %g times a second",
-                100 * change.cpu_ratio, 100 * self._config.cpu_budget, change.rate, change.before,
-            )  # fmt: skip
+        self._glances.look(time.process_time_ns(), self._sampler.glance_cpu_ns(), self._clock.monotonic_ns())
 
     def _members(self) -> list[CgroupMember]:
         return [
             CgroupMember(str(pid), "rank", hello.job, str(hello.rank), hello.launch)
             for pid, hello in self._socket_server.members()
         ]
-
-
-def _budget(config: DaemonConfig) -> CpuBudget:
-    interval_ns = int(config.window_seconds * NS_PER_SECOND)
-    return CpuBudget(config.cpu_budget, config.glances_per_second, interval_ns=interval_ns)
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""Contains a bug of our own to the job, collector or step of the tick in which it shows: counts it and logs it once.
+"""Contains a bug of our own to the job, collector, part or step of the tick in which it shows; counts, logs it once.
 
 Frames are checked when they are accepted, so no record should make any page fail.  If one does all the same, the
 samples of that job are missing for that tick; the tick, the page and all other jobs are unaffected.  A log line for
@@ -14,6 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
+
+from pacecar.records import Sample
+
+from .catalog_sample import sample
 
 __all__ = ["ContainedPart", "FaultContainment"]
 
@@ -47,6 +51,11 @@ class FaultContainment:
     def counts(self) -> dict[str, int]:
         """Return how many faults were caught, by part; every part is there."""
         return {part.value: self._counts[part] for part in ContainedPart}
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many faults were caught, by part."""
+        for part, count in self.counts().items():
+            yield sample("pacecar_daemon_faults_total", count, part)
 
     def caught(self, part: ContainedPart, subject: str, error: BaseException) -> None:
         """Count `error`, which cost `subject` its output, and log it if it is new; called while it is handled."""

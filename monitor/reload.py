@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from pacecar.config import DaemonConfig
+from pacecar.records import Sample
 
-__all__ = ["LIVE", "ReloadFigures", "ReloadWatch", "changes", "in_force"]
+from .catalog_sample import sample
+
+__all__ = ["LIVE", "ReloadResults", "ReloadWatch", "changes", "in_force"]
 
 LIVE = frozenset(
     {
@@ -46,17 +49,32 @@ Stamp = tuple[int, int, int, int, int] | None
 _log = logging.getLogger(__name__)
 
 
-class ReloadFigures(NamedTuple):
-    """Results of reloads, for the metrics."""
+class ReloadResults:
+    """How reloads went.  One thread records them, any thread reads."""
 
-    is_good: bool
-    good_wall_ns: int
-    reloads: dict[str, int]
+    def __init__(self) -> None:
+        self._is_good = True
+        self._good_wall_ns: int | None = None
+        self._reloads = {"success": 0, "failure": 0}
 
-    @classmethod
-    def at_start(cls, wall_ns: int) -> ReloadFigures:
-        """Return the figures before the first reload: the settings that the daemon was started with could be used."""
-        return cls(True, wall_ns, {"success": 0, "failure": 0})
+    def started(self, wall_ns: int) -> None:
+        """Note when the daemon was started, with settings that could be used."""
+        self._good_wall_ns = wall_ns
+
+    def record(self, *, has_succeeded: bool, is_good: bool, wall_ns: int) -> None:
+        """Count a reload; `is_good` says whether what is in the files can be used, of those not read this time too."""
+        self._reloads["success" if has_succeeded else "failure"] += 1
+        self._is_good = is_good
+        if is_good:
+            self._good_wall_ns = wall_ns
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield whether the files can be used, since when, and how many reloads there were."""
+        yield sample("pacecar_daemon_config_last_reload_successful", int(self._is_good))
+        if self._good_wall_ns is not None:
+            yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", self._good_wall_ns)
+        for outcome, count in self._reloads.items():
+            yield sample("pacecar_daemon_config_reloads_total", count, outcome)
 
 
 class Changes(NamedTuple):

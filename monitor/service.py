@@ -30,7 +30,7 @@ from pacecar.formatting.plain_text import PlainFormatter
 from .daemon import Daemon
 from .heap_trimming import HeapTrimming
 from .http.web_config import WebConfigError
-from .reload import ReloadFigures, ReloadWatch, changes
+from .reload import ReloadWatch, changes
 from .systemd import Notifier, inherited_socket
 from .watched_threads import Verdicts
 
@@ -70,13 +70,11 @@ class _Settings:
             "configuration": ReloadWatch(self._read, lambda: files, (ConfigError, WebConfigError)),
             "web configuration": ReloadWatch(self._secure, lambda: daemon.security.files, (WebConfigError,)),
         }
-        self._good_wall_ns = clock.wall_ns()
-        self._reloads = {"success": 0, "failure": 0}
-        daemon.reloads = self.figures
 
-    def figures(self) -> ReloadFigures:
-        is_good = all(watch.is_good for watch in self._watches.values())
-        return ReloadFigures(is_good, self._good_wall_ns, dict(self._reloads))
+    @property
+    def is_good(self) -> bool:
+        """Whether all files could be used when they were last read."""
+        return all(watch.is_good for watch in self._watches.values())
 
     def due(self) -> list[str]:
         """Return what changed and has settled."""
@@ -89,9 +87,7 @@ class _Settings:
             for name, watch in self._watches.items()
             if names is None or name in names
         ]
-        self._reloads["success" if all(done) else "failure"] += 1
-        if all(watch.is_good for watch in self._watches.values()):
-            self._good_wall_ns = self._clock.wall_ns()
+        self._daemon.reloads.record(has_succeeded=all(done), is_good=self.is_good, wall_ns=self._clock.wall_ns())
 
     def _read(self) -> None:
         if self._load is None:
@@ -212,7 +208,7 @@ def _reload(daemon: Daemon, settings: _Settings, notifier: Notifier, names: list
         settings.reload(names)
     except Exception:  # noqa: BLE001  a bug in a reload must not end what it was to change
         _log.exception("the reload failed; the settings before it stay in force")
-    status = "" if settings.figures().is_good else "; its configuration cannot be used, see the log"
+    status = "" if settings.is_good else "; its configuration cannot be used, see the log"
     notifier.ready(f"serving {daemon.config.host}:{daemon.port}{status}")
 
 

@@ -17,17 +17,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import Sample
+
+from .catalog_sample import sample
 
 __all__ = [
     "CLOSE_SECONDS",
     "LIMIT_SECONDS",
     "LOOKS",
     "TURN_SECONDS",
-    "ThreadFigures",
     "ThreadWatch",
     "Verdicts",
     "WatchedThread",
@@ -53,14 +54,6 @@ LOOKS = 3
 """Times that a thread must be found without progress, one after the other, before the process ends for it."""
 
 _log = logging.getLogger(__name__)
-
-
-class ThreadFigures(NamedTuple):
-    """One thread: whether it lives and makes progress, and how often its loop was entered again."""
-
-    name: str
-    is_up: bool
-    restarts: int
 
 
 class WatchedThread:
@@ -151,10 +144,11 @@ class ThreadWatch:
         """Return what is wrong with the vital threads, in words."""
         return [trouble for thread in _started(self._vital) if (trouble := thread.trouble()) is not None]
 
-    def figures(self) -> list[ThreadFigures]:
-        """Return the state of each thread."""
-        threads = _started([*self._vital, *self._others])
-        return [ThreadFigures(thread.name, thread.trouble() is None, thread.restarts) for thread in threads]
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield of each thread whether it lives and makes progress, and how often its loop was entered again."""
+        for thread in _started([*self._vital, *self._others]):
+            yield sample("pacecar_daemon_thread_up", int(thread.trouble() is None), thread.name)
+            yield sample("pacecar_daemon_thread_restarts_total", thread.restarts, thread.name)
 
 
 def _started(threads: Sequence[_Get]) -> list[WatchedThread]:

@@ -18,7 +18,7 @@ from pacecar.clock import SystemClock
 from pacecar.commands.main import cli
 from pacecar.commands.shared_options import fail
 from pacecar.commands.tune_text import lines as tune_lines
-from pacecar.monitor.collectors.source_reader import sample
+from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.ingest.socket_server import SocketServer
 from pacecar.monitor.ingest.unix_socket import UnixSocket
 from pacecar.monitor.jobs.state import DaemonState

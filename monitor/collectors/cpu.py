@@ -23,7 +23,8 @@ from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
-from .source_reader import Seldom, SourceReading, sample
+from ..catalog_sample import sample
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["CpuCollector"]
 

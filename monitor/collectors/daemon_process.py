@@ -16,7 +16,7 @@ import psutil
 
 from pacecar.records import Failed, Ok, Outcome
 
-from .source_reader import sample
+from ..catalog_sample import sample
 
 __all__ = ["DaemonProcessCollector"]
 

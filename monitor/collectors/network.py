@@ -27,8 +27,9 @@ from pacecar.kernel_files.network import INTERFACE_HAS_NONE, is_link, parse_spee
 from pacecar.kernel_files.reader import KernelFiles, lines_of, whole
 from pacecar.records import Outcome, Sample
 
+from ..catalog_sample import sample
 from .rates import Rates
-from .source_reader import Seldom, SourceReading, sample
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["NetworkCollector"]
 

@@ -32,8 +32,9 @@ from pacecar.kernel_files.network import parse_port_rate, parse_port_state
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
+from ..catalog_sample import sample
 from .rates import Rates
-from .source_reader import SourceReading, sample
+from .source_reader import SourceReading
 
 __all__ = ["RdmaCollector"]
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, lines_of
-from pacecar.metrics.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
-__all__ = ["Collector", "Glancer", "Seldom", "SourceReading", "sample"]
+from ..catalog_sample import sample
+
+__all__ = ["Collector", "Glancer", "Seldom", "SourceReading"]
 
 FAILURES_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
@@ -52,13 +53,6 @@ class Glancer(Collector, Protocol):
         meets the same fault and reports it.
         """
         ...
-
-
-def sample(metric: str, value: int | float, *labels: str) -> Sample:
-    """Return a sample of a metric of the catalog; a name or a label count that is not the catalog's is a bug."""
-    expected = by_name(metric).labels
-    assert len(labels) == len(expected), f"{metric} has labels {expected}, got {labels}"
-    return Sample(metric, labels, value)
 
 
 class Seldom(Generic[T]):

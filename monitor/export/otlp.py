@@ -37,9 +37,10 @@ from pacecar.metrics.catalog import Metric as Entry
 from pacecar.metrics.catalog import MetricKind, by_name
 from pacecar.records import Sample
 
+from ..catalog_sample import sample
 from ..watched_threads import WatchedThread
 
-__all__ = ["Otlp", "OtlpError", "OtlpFigures", "OtlpReading", "unit_of"]
+__all__ = ["Otlp", "OtlpError", "OtlpReading", "unit_of"]
 
 POINTS_MAX = 10_000
 """Data points in one request: about 1 MB, where collectors refuse more than 4 to 20 MB."""
@@ -78,14 +79,6 @@ class OtlpReading(NamedTuple):
 
     wall_ns: int
     samples: Iterable[Sample]
-
-
-class OtlpFigures(NamedTuple):
-    """How exporting went so far: exports by outcome, and timing."""
-
-    exports: dict[str, int]
-    duration_ns: int | None
-    success_age_ns: int | None
 
 
 def unit_of(entry: Entry) -> str:
@@ -153,14 +146,17 @@ class Otlp:
             self._exporter.shutdown()
             self.thread.join(CLOSE_SECONDS_MAX)
 
-    @property
-    def figures(self) -> OtlpFigures:
-        """How exporting went so far."""
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how exporting went so far: exports by outcome, and timing."""
         done, begun, duration_ns = self._succeeded_ns, self._begun_ns, self._duration_ns
-        age_ns = None if done is None else max(0, self._clock.monotonic_ns() - done)
+        for outcome, count in self._exports.items():
+            yield sample("pacecar_daemon_otlp_exports_total", count, outcome)
         if begun is not None:  # one that hangs shows while it hangs
             duration_ns = max(duration_ns or 0, time.monotonic_ns() - begun)
-        return OtlpFigures(dict(self._exports), duration_ns, age_ns)
+        if duration_ns is not None:
+            yield sample("pacecar_daemon_otlp_export_duration_seconds", duration_ns)
+        if done is not None:
+            yield sample("pacecar_daemon_otlp_success_age_seconds", max(0, self._clock.monotonic_ns() - done))
 
     def _run(self) -> None:
         period = self._config.period_seconds
@@ -213,15 +209,15 @@ def _requests(readings: Iterable[OtlpReading]) -> Iterator[list[Any]]:
     points: dict[str, list[Any]] = {}
     for wall_ns, samples in readings:
         seen = set(points)
-        for sample in samples:
-            if sample.metric in seen:
+        for one in samples:
+            if one.metric in seen:
                 continue
-            entry = by_name(sample.metric)
-            value = entry.unit.convert(sample.value)
+            entry = by_name(one.metric)
+            value = entry.unit.convert(one.value)
             if isinstance(value, int) and abs(value) > INT64_MAX:
                 value = float(value)
-            attributes = {key: text for key, text in zip(entry.labels, sample.labels, strict=True) if text}
-            points.setdefault(sample.metric, []).append(NumberDataPoint(attributes, 0, wall_ns, value))
+            attributes = {key: text for key, text in zip(entry.labels, one.labels, strict=True) if text}
+            points.setdefault(one.metric, []).append(NumberDataPoint(attributes, 0, wall_ns, value))
     request: list[Any] = []
     room = POINTS_MAX
     for name, all_of_it in points.items():

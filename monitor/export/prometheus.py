@@ -24,7 +24,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs
 
@@ -37,6 +37,7 @@ from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
 from pacecar.metrics.catalog import Metric as Entry
 from pacecar.records import Sample
 
+from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from ..http.content_negotiation import GZIP_BITS, GZIP_LEVEL, choose_coding, choose_media
 
@@ -148,16 +149,16 @@ class MetricWriter:
     def write(self, samples: Iterable[Sample]) -> dict[str, str]:
         """Return metric -> its lines; of a series that comes twice the later value."""
         lines, families = self._lines, dict[str, dict[Labels, str]]()
-        for sample in samples:
+        for one in samples:
             try:
-                key = (sample.metric, sample.labels)
+                key = (one.metric, one.labels)
                 line = lines.get(key)
                 if line is None:
-                    line = lines[key] = _Line(sample)
+                    line = lines[key] = _Line(one)
                     self._bytes += LINE_BYTES + 2 * len(line.start)
-                families.setdefault(sample.metric, {})[sample.labels] = line.write(sample.value)
+                families.setdefault(one.metric, {})[one.labels] = line.write(one.value)
             except Exception as error:  # noqa: BLE001  one that cannot be written must not cost the page all others
-                self._faults.caught(self._part, f"a sample of {sample.metric}", error)
+                self._faults.caught(self._part, f"a sample of {one.metric}", error)
         if len(lines) > SERIES_MAX or self._bytes > LINES_BYTES_MAX:
             written = {(metric, labels) for metric, rows in families.items() for labels in rows}
             self._lines = {key: line for key, line in lines.items() if key in written}
@@ -208,10 +209,10 @@ class Exporter:
         self._asked: dict[Form, int] = {}
         self._scrapes = self._scrape_ns = 0
 
-    @property
-    def scrapes(self) -> tuple[int, int]:
-        """How many scrapes were answered, and the nanoseconds that they took here."""
-        return self._scrapes, self._scrape_ns
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many scrapes were answered, and the time that they took here."""
+        yield sample("pacecar_daemon_scrapes_total", self._scrapes)
+        yield sample("pacecar_daemon_scrape_seconds_total", self._scrape_ns)
 
     def publish(self, samples: Iterable[Sample]) -> None:
         """Serve `samples` from now on; called by one thread."""

@@ -22,16 +22,18 @@ import socket
 import ssl
 import threading
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import Sample
 
+from ..catalog_sample import sample
 from ..fair_share import yielding_holder
 from ..wakeable_selector import WakeableSelector
 from ..watched_threads import CLOSE_SECONDS, WatchedThread
 
-__all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream", "ViewerFigures"]
+__all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream"]
 
 VIEWERS_MAX = 32
 """Pages open at one time.  More than one operator needs; for a wall of screens there is Grafana."""
@@ -49,15 +51,6 @@ _COMMENT = b": still here\n\n"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 _log = logging.getLogger(__name__)
-
-
-class ViewerFigures(NamedTuple):
-    """Viewers now; viewers displaced by new ones; viewers disconnected for being slow; frames pushed."""
-
-    viewers: int
-    displaced: int
-    dropped: int
-    frames: int
 
 
 class _Viewer:
@@ -100,9 +93,9 @@ class EventStream:
         self._is_closing = False
         self._selector = WakeableSelector()
         self._said_ns = 0
-        self.displaced = 0
-        self.dropped = 0
-        self.frames = 0
+        self._displaced = 0
+        self._dropped = 0
+        self._frames = 0
 
     @property
     def count(self) -> int:
@@ -110,9 +103,12 @@ class EventStream:
         viewers = list(self._viewers.values())
         return sum(not viewer.is_leaving for viewer in viewers) + len(self._waiting)
 
-    def figures(self) -> ViewerFigures:
-        """Return how many viewers there are, and what became of the others."""
-        return ViewerFigures(self.count, self.displaced, self.dropped, self.frames)
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many viewers there are, what became of the others, and how many frames were pushed."""
+        yield sample("pacecar_daemon_viewers", self.count)
+        yield sample("pacecar_daemon_viewers_displaced_total", self._displaced)
+        yield sample("pacecar_daemon_viewers_dropped_total", self._dropped)
+        yield sample("pacecar_daemon_viewer_frames_total", self._frames)
 
     def start(self) -> None:
         """Begin to send."""
@@ -162,7 +158,7 @@ class EventStream:
         giver = giver if giver is not None or source not in held else source
         those = [viewer for viewer in here if giver in (None, viewer.source)]
         leaving = next((viewer for viewer in those if viewer.rest), those[0])  # in order of age
-        self.displaced += 1
+        self._displaced += 1
         leaving.is_leaving = True
         if leaving in self._waiting:
             self._waiting.remove(leaving)
@@ -194,7 +190,7 @@ class EventStream:
             if frame is not None:
                 self._send(frame, now_ns)
             for viewer in [v for v in self._viewers.values() if v.rest and now_ns - v.moved_ns >= self._slow_ns]:
-                self.dropped += 1
+                self._dropped += 1
                 self._forget(viewer)
         self._release()
 
@@ -209,7 +205,7 @@ class EventStream:
 
     def _send(self, frame: bytes, now_ns: int) -> None:
         self._said_ns = now_ns
-        self.frames += frame is not _COMMENT
+        self._frames += frame is not _COMMENT
         for viewer in list(self._viewers.values()):
             try:
                 viewer.offer(frame, now_ns)

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import Sample
 from pacecar.records.status_document import StatusDocument
 
+from ..catalog_sample import sample
 from .content_negotiation import choose_coding, coded
 from .event_stream import EventStream
 from .static_files import PAGE_HEADERS, load
@@ -50,7 +52,7 @@ RETRY_MS = 2000
 class Routes:
     """Everything under / but /metrics and /-/.  `tick` is called by one thread, requests come from any."""
 
-    def __init__(self, clock: Clock, period_seconds: float, build: Callable[[int], StatusDocument]) -> None:
+    def __init__(self, clock: Clock, period_seconds: float, build: Callable[[], StatusDocument]) -> None:
         """`build` returns the document of this moment and is never called by two threads at a time."""
         self._clock = clock
         self._build = build
@@ -62,10 +64,9 @@ class Routes:
         self._pushed_ns: int | None = None
         self.viewers = EventStream(clock)
 
-    @property
-    def series_left_out(self) -> int:
-        """How many series of the last tick the history had no room for."""
-        return self._history.left_out
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many series of the last tick the history had no room for; `viewers` yields its own."""
+        yield sample("pacecar_daemon_history_series_left_out", self._history.left_out)
 
     def start(self) -> None:
         """Begin to push."""
@@ -82,7 +83,7 @@ class Routes:
             return
         self._pushed_ns = now_ns
         with self._lock:
-            document = self._build(self.viewers.count)
+            document = self._build()
         point = self._history.add(round(document.time_seconds, 3), points(document))
         if self.viewers.count:
             self.viewers.push(_event("snapshot", document) + _event("point", [document.time_seconds, point]))
@@ -92,7 +93,7 @@ class Routes:
         with self._lock:
             now_ns = self._clock.monotonic_ns()
             if self._made is None or now_ns - self._made_ns >= FRESH_SECONDS * NS_PER_SECOND:
-                self._made = msgspec.json.encode(self._build(self.viewers.count))
+                self._made = msgspec.json.encode(self._build())
                 self._made_ns = now_ns
             return self._made
 

@@ -24,14 +24,16 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Queue
 from typing import TYPE_CHECKING
 
 from pacecar.clock import SystemClock
+from pacecar.records import Sample
 
+from ..catalog_sample import sample
 from ..fair_share import yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.log_limiter import LogLimiter
@@ -149,6 +151,12 @@ class WebServer:
     def refused(self) -> dict[WebRefusal, int]:
         """Return how many clients were not served, by reason; every reason is there."""
         return {refusal: self._refused[refusal] for refusal in WebRefusal}
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many clients are connected, and how many were not served, by reason."""
+        yield sample("pacecar_web_connections", self.connections)
+        for refusal, count in self.refused().items():
+            yield sample("pacecar_web_refused_total", count, refusal.value)
 
     def secure(self, security: Security) -> None:
         """Apply `security` to each client from now on; from any thread."""

@@ -1,8 +1,9 @@
-"""Builds the status document (`pacecar.records.status_document`) from a snapshot's samples and the views of jobs.
+"""Builds the status document (`pacecar.records.status_document`) from samples and from the views of jobs.
 
 A program that wants everything reads /metrics.  This is the part that fits on a screen, so it is chosen: the fields of
-`Host`, `GpuStatus` and `LinkStatus` name the metrics they take, and what has no such field is left out.  Rates of
-counters (bytes of a link) and what a job did lately need two ticks, so the builder remembers a few.
+`Host`, `GpuStatus`, `LinkStatus`, `DaemonStatus` and `RecorderStatus` name the metrics they take, and what has no such
+field is left out.  Rates of counters (bytes of a link) and what a job did lately need two ticks, so the builder
+remembers a few.
 
 Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what was left out.  Not safe for threads.
 """
@@ -34,10 +35,9 @@ from pacecar.records.status_document import (
 from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.cgroup_identity import Residence
 from ..jobs.job_table import JobView
-from ..recorder.recorder import Figures
 from .job_status import Elapsed, job_document
 
-__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "DaemonOwn", "StatusDocumentBuilder"]
+__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "StatusDocumentBuilder"]
 
 JOBS_MAX = 64
 """Jobs in one document, those with the newest records first; more than a person reads."""
@@ -57,26 +57,19 @@ LATELY_MARKS = 8
 """Totals remembered of a job: the window reaches back to the oldest."""
 
 _HOST = "pacecar_host_"
+_DAEMON = "pacecar_daemon_"
+_RECORDER = "pacecar_recorder_"
 _GPU = "pacecar_gpu_"
 _LINKS = {"pacecar_host_network_": "host_network", "pacecar_rdma_": "rdma"}
 _HOST_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Host))
+_DAEMON_FIELDS = frozenset(field.name for field in msgspec.structs.fields(DaemonStatus)) - {
+    "pacecar_version", "period_seconds", "collectors", "recorder",
+}  # fmt: skip
+_RECORDER_FIELDS = frozenset(field.name for field in msgspec.structs.fields(RecorderStatus))
 _GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(GpuStatus)) - {"gpu", "name", "uuid"}
 _LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(LinkStatus)) - {"kind", "name"}
 _RATES = {"receive_bytes_total": "receive_bytes_per_second", "transmit_bytes_total": "transmit_bytes_per_second"}
 _LINK_NAMES = {"port_active": "up", "port_link_bytes_per_second": "link_bytes_per_second"}
-
-
-class DaemonOwn(NamedTuple):
-    """What the daemon knows of itself."""
-
-    node: str
-    version: str
-    started_wall_ns: int
-    period_seconds: float
-    cpu_ratio: float | None
-    cpu_budget: float
-    viewers: int
-    recorder: Figures | None = None
 
 
 def _nowhere(_: JobHello) -> Residence:
@@ -95,9 +88,15 @@ class StatusDocumentBuilder:
     """Builds documents, remembering what rates need."""
 
     def __init__(
-        self, residence: Callable[[JobHello], Residence] = _nowhere, faults: FaultContainment | None = None
+        self,
+        residence: Callable[[JobHello], Residence] = _nowhere,
+        faults: FaultContainment | None = None,
+        *,
+        node: str,
+        period_seconds: float,
     ) -> None:
         """`residence` says where a rank runs; it reads nothing.  What raises is left out and counted in `faults`."""
+        self._node, self._period_seconds = node, period_seconds
         self._residence = residence
         self._faults = faults or FaultContainment()
         self._tick: int | None = None
@@ -105,20 +104,23 @@ class StatusDocumentBuilder:
         self._counters_ns: int | None = None
         self._host, self._gpus, self._links = Host(), tuple[GpuStatus, ...](), tuple[LinkStatus, ...]()
         self._collectors: tuple[CollectorStatus, ...] = ()
-        self._resident: int | None = None
+        self._of_process: dict[str, Any] = {}
         self._marks: dict[JobKey, deque[_Mark]] = {}
 
     def build(
         self,
         snapshot: Snapshot | None,
         jobs: Sequence[JobView],
-        own: DaemonOwn,
+        own: Sequence[Sample],
         *,
         wall_ns: int,
         now_ns: int,
         throttled: Mapping[str, Throttling],
     ) -> StatusDocument:
-        """Return the document of this moment; `throttled` is what `Throttles.take` gave."""
+        """Return the document of this moment.
+
+        `own` are the samples of the daemon's parts, `throttled` is what `Throttles.update` gave.
+        """
         if snapshot is not None and snapshot.tick != self._tick:
             self._take(snapshot, throttled)
         self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
@@ -128,20 +130,16 @@ class StatusDocumentBuilder:
         drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
         return StatusDocument(
             version=VERSION,
-            node=own.node,
+            node=self._node,
             time_seconds=wall_ns / NS_PER_SECOND,
             tick=None if snapshot is None else snapshot.tick,
             snapshot_age_seconds=None if snapshot is None else max(0, now_ns - snapshot.started_ns) / NS_PER_SECOND,
             daemon=DaemonStatus(
-                pacecar_version=own.version,
-                start_time_seconds=own.started_wall_ns / NS_PER_SECOND,
-                period_seconds=own.period_seconds,
-                cpu_utilization_ratio=own.cpu_ratio,
-                cpu_budget_ratio=own.cpu_budget,
-                resident_memory_bytes=self._resident,
-                viewers=own.viewers,
+                pacecar_version=next((s.labels[0] for s in own if s.metric == "pacecar_build_info"), None),
+                period_seconds=self._period_seconds,
                 collectors=self._collectors,
-                recorder=None if own.recorder is None else _recorder(own.recorder),
+                recorder=_recorder(own),
+                **(self._of_process | _figures(own, _DAEMON, _DAEMON_FIELDS)),
             ),
             host=self._host,
             gpus=self._gpus,
@@ -165,9 +163,7 @@ class StatusDocumentBuilder:
         self._host = contain(part, "the host in documents", lambda: _host(samples), Host())
         self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(samples, throttled), ())
         self._links = contain(part, "the links in documents", lambda: self._read_links(samples, started_ns), ())
-        self._resident = next(
-            (int(s.value) for s in samples if s.metric == "pacecar_daemon_resident_memory_bytes"), None
-        )
+        self._of_process = _figures(samples, _DAEMON, _DAEMON_FIELDS)
         self._collectors = tuple(
             CollectorStatus(
                 name=name,
@@ -267,25 +263,24 @@ def _silence(job: JobView) -> int:
     return min(ages, default=1 << 62)
 
 
-def _recorder(figures: Figures) -> RecorderStatus:
-    return RecorderStatus(
-        span_seconds=figures.span_ns / NS_PER_SECOND,
-        memory_bytes=figures.memory_bytes,
-        triggers_total=figures.triggers,
-        files_total=figures.files,
-        files_bytes=figures.files_bytes,
-        write_failures_total=figures.failures,
-        lost_total=figures.lost,
-    )
-
-
 def _host(samples: Iterable[Sample]) -> Host:
-    figures: dict[str, Any] = {
+    return Host(**_figures(samples, _HOST, _HOST_FIELDS))
+
+
+def _recorder(samples: Sequence[Sample]) -> RecorderStatus | None:
+    """Return the status of the recorder; None where it has no samples: it is off."""
+    figures = _figures(samples, _RECORDER, _RECORDER_FIELDS)
+    triggers = {s.labels[0]: int(s.value) for s in samples if s.metric == f"{_RECORDER}triggers_total"}
+    return RecorderStatus(triggers_total=triggers, **figures) if figures else None
+
+
+def _figures(samples: Iterable[Sample], prefix: str, fields: frozenset[str]) -> dict[str, Any]:
+    """Return field -> value in base units, of the metrics without labels that `prefix` and one of `fields` name."""
+    return {
         stem: _outside(sample)
         for sample in samples
-        if not sample.labels and (stem := sample.metric.removeprefix(_HOST)) in _HOST_FIELDS
+        if not sample.labels and (stem := sample.metric.removeprefix(prefix)) in fields
     }
-    return Host(**figures)
 
 
 def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tuple[GpuStatus, ...]:

@@ -15,17 +15,18 @@ import os
 import selectors
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Literal, Protocol
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.plain_text import clean
-from pacecar.records import Answer, DumpRequest, HelloRefused, JobHello, JobRecord, Request, Throttling
+from pacecar.records import Answer, DumpRequest, HelloRefused, JobHello, JobRecord, Request, Sample, Throttling
 from pacecar.records.job_identity import JobKey
 from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
+from ..catalog_sample import sample
 from ..fair_share import round_robin, yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.node_signals import NodeSignals
@@ -174,13 +175,18 @@ class SocketServer:
         if throttling is not None and throttling != connection.told and self._say(connection, throttling):
             connection.told = throttling
 
-    def displaced(self) -> dict[str, int]:
-        """Return how many connections and requests made room for those of users with fewer."""
-        return {"connection": self._displaced, "request": self._requests.displaced}
-
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
         return {refusal: self._refused[refusal] for refusal in Refusal}
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield connections, frames, frames refused by reason, and what made room for users with fewer."""
+        yield sample("pacecar_inbox_connections", self.connections)
+        yield sample("pacecar_inbox_frames_total", self.frames)
+        for refusal, count in self.refused().items():
+            yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
+        yield sample("pacecar_inbox_displaced_total", self._displaced, "connection")
+        yield sample("pacecar_inbox_displaced_total", self._requests.displaced, "request")
 
     def start(self) -> None:
         """Open the socket and start the thread; raises UnixSocketError."""

@@ -26,7 +26,7 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample, Snapshot
 from pacecar.records.job_identity import JobKey
 
-from ..collectors.source_reader import sample
+from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from .job_table import JobView, RankView
 

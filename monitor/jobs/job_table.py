@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ from pacecar.records import (
     JobRecord,
     KnobSwitch,
     ProcessStop,
+    Sample,
     StepRecord,
     Straggler,
     TunerOrder,
@@ -42,6 +44,7 @@ from pacecar.records.final_totals import completed
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
+from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.command_routing import RankSteps
 from ..recorder.triggers import TriggerPace
@@ -277,13 +280,13 @@ class JobTable:
         job = self._jobs.get(key)
         return None if job is None else job.uid
 
-    def displaced(self) -> dict[str, int]:
-        """Return how many jobs and ranks made room for others."""
-        return dict(self._places.displaced)
-
-    def left_out(self) -> dict[str, int]:
-        """Return how many hellos found no room, by what there were too many of."""
-        return dict(self._left_out)
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many jobs there are, and how many jobs and ranks found no room or made room for others."""
+        yield sample("pacecar_inbox_jobs", len(self))
+        for what, count in self._left_out.items():
+            yield sample("pacecar_inbox_left_out_total", count, what)
+        for what, count in self._places.displaced.items():
+            yield sample("pacecar_inbox_displaced_total", count, what)
 
     def limit(self, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
         """Change the limits for newcomers."""

@@ -18,7 +18,7 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.records import HangSuspicion, JobLedger, Sample, Straggler
 from pacecar.records.job_identity import JobKey
 
-from ..collectors.source_reader import sample
+from ..catalog_sample import sample
 
 __all__ = ["STRAGGLERS_MAX", "RankHealth", "RankHealthView", "rank_health_samples"]
 

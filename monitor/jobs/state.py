@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.records import JobHello, JobRecord, Snapshot
+from pacecar.records import Absent, Failed, JobHello, JobRecord, Ok, Sample, Snapshot
 from pacecar.records.job_identity import JobKey
 
+from ..catalog_sample import sample
 from ..fault_containment import FaultContainment
 from ..ingest.command_routing import RankSteps
 from ..ingest.log_limiter import LogLimiter
@@ -26,6 +28,8 @@ __all__ = ["DaemonState"]
 
 LINES_PER_MINUTE = 64
 """Jobs that are named when they are forgotten: a node's, at the end of a reservation."""
+
+_OUTCOMES = {"ok": Ok, "absent": Absent, "failed": Failed}
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class DaemonState:
         faults: FaultContainment | None = None,
     ) -> None:
         self._lock = threading.Lock()
+        self._clock = clock
         self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
         self._snapshot: Snapshot | None = None
         forget_ns = int(job_forget_seconds * NS_PER_SECOND)
@@ -71,10 +76,15 @@ class DaemonState:
         with self._lock:
             return self._jobs.view()
 
-    def left_out(self) -> dict[str, int]:
-        """Return how many ranks were turned away at their hello, by what there were too many of."""
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield how many jobs there are, who found no room or made it, and how the latest tick went."""
         with self._lock:
-            return self._jobs.left_out()
+            snapshot, of_jobs = self._snapshot, list(self._jobs.own_samples())
+        yield from of_jobs
+        if snapshot is not None:
+            age_ns = max(0, self._clock.monotonic_ns() - snapshot.started_ns)
+            yield sample("pacecar_daemon_snapshot_age_seconds", age_ns)
+            yield from _tick_samples(snapshot)
 
     def paces(self) -> list[TriggerPace]:
         """Return the running jobs, with how long ago any rank ended a step."""
@@ -85,11 +95,6 @@ class DaemonState:
         """Return whose the job `key` is; None: there is none."""
         with self._lock:
             return self._jobs.uid_of(key)
-
-    def displaced(self) -> dict[str, int]:
-        """Return how many jobs and ranks made room for others."""
-        with self._lock:
-            return self._jobs.displaced()
 
     def record(
         self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0
@@ -107,3 +112,12 @@ class DaemonState:
         """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
         with self._lock:
             return self._jobs.rank_steps(key)
+
+
+def _tick_samples(snapshot: Snapshot) -> Iterator[Sample]:
+    yield sample("pacecar_daemon_tick_lateness_seconds", snapshot.lateness_ns)
+    for collector, duration_ns in snapshot.durations_ns.items():
+        yield sample("pacecar_collector_duration_seconds", duration_ns, collector)
+    for collector, outcome in snapshot.outcomes.items():
+        for word, kind in _OUTCOMES.items():
+            yield sample("pacecar_collector_outcome", int(isinstance(outcome, kind)), collector, word)

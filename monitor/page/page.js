@@ -257,7 +257,7 @@ function whereOf(rank) {
 
 function drawDaemon(said) {
   const own = said.daemon;
-  const facts = [["Version", own.pacecar_version], ["Runs for", seconds(said.time_seconds - own.start_time_seconds)],
+  const facts = [["Version", own.pacecar_version ?? "\u2013"], ["Runs for", seconds(own.start_time_seconds === null ? null : said.time_seconds - own.start_time_seconds)],
     ["Processor", own.cpu_utilization_ratio === null ? "\u2013" : `${percent(own.cpu_utilization_ratio, 1)} of a budget of ${percent(own.cpu_budget_ratio, 1)}`],
     ["Memory", bytes(own.resident_memory_bytes)], ["Viewers", number(own.viewers)], ["Flight recorder", recorderOf(own.recorder)]];
   const failed = own.collectors.filter((one) => one.outcome === "failed");

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import Clock
@@ -28,6 +28,7 @@ from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Sample,
 from pacecar.records.job_identity import JobKey
 from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, TriggerKind
 
+from ..catalog_sample import sample
 from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import WatchedThread
 from .fair_queue import HOST, FairQueue
@@ -42,7 +43,6 @@ __all__ = [
     "QUEUE_BYTES_MAX",
     "QUEUE_MAX",
     "Around",
-    "Figures",
     "FlightRecorder",
     "RecorderLimits",
 ]
@@ -87,20 +87,6 @@ class Around(NamedTuple):
 
     hellos: tuple[JobHello, ...]
     identity: tuple[Sample, ...]
-
-
-class Figures(NamedTuple):
-    """What the recorder serves about itself."""
-
-    memory_bytes: int
-    span_ns: int
-    entries: int
-    dropped: dict[str, int]
-    triggers: dict[str, int]
-    files: int
-    failures: int
-    lost: int
-    files_bytes: int | None
 
 
 class _Record(NamedTuple):
@@ -208,20 +194,22 @@ class FlightRecorder:
             self._wake.set()
         return fits
 
-    def figures(self) -> Figures:
-        """Return the recorder's own numbers."""
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield what is kept in memory, what was dropped, what triggered, and what became of the files."""
         buffers, writer = self._buffers, self.writer
-        return Figures(
-            memory_bytes=buffers.memory_bytes,
-            span_ns=buffers.span_ns(self._clock.monotonic_ns()),
-            entries=buffers.entries,
-            dropped=self._dropped(),
-            triggers={kind: self._counts[kind] for kind in _KINDS},
-            files=writer.files,
-            failures=writer.failures,
-            lost=writer.lost,
-            files_bytes=writer.files_bytes,
-        )
+        yield sample("pacecar_recorder_memory_bytes", buffers.memory_bytes)
+        yield sample("pacecar_recorder_span_seconds", buffers.span_ns(self._clock.monotonic_ns()))
+        yield sample("pacecar_recorder_entries_total", buffers.entries)
+        for reason, count in self._dropped().items():
+            yield sample("pacecar_recorder_dropped_total", count, reason)
+        for kind in _KINDS:
+            yield sample("pacecar_recorder_triggers_total", self._counts[kind], kind)
+        yield sample("pacecar_recorder_files_total", writer.files)
+        yield sample("pacecar_recorder_write_failures_total", writer.failures)
+        yield sample("pacecar_recorder_lost_total", writer.lost)
+        files_bytes = writer.files_bytes
+        if files_bytes is not None:
+            yield sample("pacecar_recorder_files_bytes", files_bytes)
 
     def _dropped(self) -> dict[str, int]:
         return {"queue": self._queue.dropped, "memory": self._buffers.dropped}

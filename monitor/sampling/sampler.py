@@ -21,7 +21,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 import msgspec
@@ -29,6 +29,7 @@ import msgspec
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample, Snapshot
 
+from ..catalog_sample import sample
 from ..collectors.source_reader import Collector
 from .ticker import SamplingTick
 from .window_stats import WindowStats
@@ -189,6 +190,7 @@ class Sampler:
         self._closing = False
         self._failures: Counter[str] = Counter()
         self._states: dict[str, str] = {}
+        self._tick: SamplingTick | None = None
 
     def start(self) -> None:
         """Start the workers."""
@@ -210,13 +212,17 @@ class Sampler:
             if not worker.join(JOIN_SECONDS if worker.busy_since_ns is None else 0.0):
                 _log.warning("collector %s does not return and is left behind", worker.collector.name)
 
-    def failures(self) -> dict[str, int]:
-        """Return collector -> ticks in which it failed so far."""
-        return {worker.collector.name: self._failures[worker.collector.name] for worker in self._workers}
-
-    def glances(self) -> dict[str, tuple[int, int]]:
-        """Return collector -> glances and failed glances so far, of those that glance."""
-        return {w.collector.name: (w.glances, w.glance_failures) for w in self._workers if w.can_glance}
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield the ticks so far, those missed, and of each collector its failures and, if it glances, its glances."""
+        tick = self._tick
+        yield sample("pacecar_daemon_ticks_total", 0 if tick is None else tick.number + 1)
+        yield sample("pacecar_daemon_ticks_missed_total", 0 if tick is None else tick.missed)
+        for worker in self._workers:
+            name = worker.collector.name
+            yield sample("pacecar_collector_failures_total", self._failures[name], name)
+            if worker.can_glance:
+                yield sample("pacecar_collector_glances_total", worker.glances, name)
+                yield sample("pacecar_collector_glance_failures_total", worker.glance_failures, name)
 
     def glance_cpu_ns(self) -> int:
         """Return the CPU time of all glances so far."""
@@ -224,6 +230,7 @@ class Sampler:
 
     def sample(self, tick: SamplingTick) -> Snapshot:
         """Ask every collector that is free, wait for at most the deadline and return what came."""
+        self._tick = tick
         with self._returned:
             for worker in self._workers:
                 if worker.busy_since_ns is None and not self._closing:

@@ -256,21 +256,24 @@ class RecorderStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     triggers_total: dict[str, int]
     files_total: int
-    files_bytes: int | None
+    files_bytes: int | None = None
     write_failures_total: int
     lost_total: int
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon itself; `viewers` is how many pages and terminals get each tick pushed."""
+    """The daemon itself: each figure but `period_seconds` is the metric `pacecar_daemon_<field>`.
 
-    pacecar_version: str
-    start_time_seconds: float
+    `viewers` is how many pages and terminals get each tick pushed.
+    """
+
+    pacecar_version: str | None = None
+    start_time_seconds: float | None = None
     period_seconds: float
     cpu_utilization_ratio: float | None = None
     cpu_budget_ratio: float | None = None
     resident_memory_bytes: int | None = None
-    viewers: int = 0
+    viewers: int | None = None
     collectors: tuple[CollectorStatus, ...] = ()
     recorder: RecorderStatus | None = None
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.export.prometheus import Exporter
-from pacecar.monitor.export.samples import job_samples
 from pacecar.monitor.fault_containment import FaultContainment
-from pacecar.monitor.http.status_document import DaemonOwn, StatusDocumentBuilder
+from pacecar.monitor.http.status_document import StatusDocumentBuilder
 from pacecar.monitor.http.status_history import points
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
 from pacecar.monitor.jobs.job_energy import JobEnergies
@@ -40,7 +40,7 @@ class Node:
         self.faults = FaultContainment()
         self.board = DaemonState(self.clock, jobs_max=8, ranks_max=32, job_forget_seconds=900.0, faults=self.faults)
         self.exporter = Exporter(lambda: job_samples(self.board.jobs(), faults=self.faults), self.faults)
-        self.builder = StatusDocumentBuilder(faults=self.faults)
+        self.builder = StatusDocumentBuilder(faults=self.faults, node="n", period_seconds=1.0)
         self.energies = JobEnergies(self.faults)
         self.hooks = {}
         self.taken = self.refused = self.ticks = 0
@@ -88,7 +88,7 @@ class Node:
         for job in JOBS:
             self.board.rank_steps(job)
         self.board.paces()
-        own = DaemonOwn("n", "1", 1, 1.0, None, 0.05, 0)
+        own = list(self.board.own_samples())
         document = self.builder.build(
             snapshot, self.board.jobs(), own, wall_ns=1, now_ns=self.clock.monotonic_ns(), throttled={}
         )

@@ -6,6 +6,7 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -16,6 +17,7 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.fault_containment import ContainedPart, FaultContainment
 from pacecar.monitor.watched_threads import LOOKS, RESTARTS_MAX, ThreadWatch, Verdicts, WatchedThread
 from pacecar.records import Ok, Sample, Vitals
+from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
 
@@ -122,6 +124,35 @@ def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
     assert daemon.is_healthy()
 
 
+@pytest.mark.slow
+def test_a_part_of_the_daemon_whose_samples_raise_costs_its_own_samples_alone(start, steady, monkeypatch):
+    daemon = start(steady())
+    whole, parts = samples(daemon.port), daemon._parts()
+
+    def break_down(own_samples):
+        yield from own_samples()
+        raise ValueError("a bug")
+
+    def document():
+        status, said = get(daemon.port, "/api/snapshot")
+        assert status == 200
+        return json.loads(said)["daemon"]
+
+    assert {"the process", "the state", "the flight recorder", "the faults"} <= parts.keys()
+    for number, (name, own_samples) in enumerate(parts.items()):
+        broken = parts | {name: partial(break_down, own_samples)}
+        monkeypatch.setattr(daemon, "_parts", lambda broken=broken: broken)
+        lost = whole.keys() - samples(daemon.port).keys()
+        assert {metric for metric, *_ in lost} == {s.metric for s in own_samples()}, name
+        assert len(lost) == len(list(own_samples())), name
+        assert daemon._faults.counts()["daemon"] > number
+        if name == "the process":
+            until(lambda: (document()["pacecar_version"], document()["start_time_seconds"]) == (None, None))
+        elif name == "the flight recorder":
+            until(lambda: document()["recorder"] is None and document()["start_time_seconds"] is not None)
+    assert daemon.is_healthy()
+
+
 def test_faults_are_counted_by_part_and_logged_once_a_place(caplog):
     faults = FaultContainment()
 
@@ -155,7 +186,8 @@ def test_a_loop_that_fails_is_entered_again_and_one_that_fails_again_and_again_h
     until(lambda: not thread.is_alive())
     assert (len(runs), thread.restarts) == (RESTARTS_MAX, RESTARTS_MAX - 1)
     assert watch.troubles() == ["the thread t has ended"]
-    assert [(one.is_up, one.restarts) for one in watch.figures()] == [(False, RESTARTS_MAX - 1)]
+    assert values_of(watch, "pacecar_daemon_thread_up") == {"t": 0}
+    assert values_of(watch, "pacecar_daemon_thread_restarts_total") == {"t": RESTARTS_MAX - 1}
     thread.expect_end()
     assert watch.troubles() == []
 

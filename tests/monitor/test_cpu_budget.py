@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.sampling.cpu_budget import UP_RATIO, CpuBudget
+from pacecar.monitor.sampling.glance_control import GlanceControl
+from tests.kit.own_samples import value_of, values_of
 
 INTERVAL_NS = 15 * NS_PER_SECOND
 
@@ -94,3 +96,18 @@ def test_it_looks_once_an_interval_only():
     assert budget.spend(10**12, 0, INTERVAL_NS - 1) is None
     assert budget.spend(0, 0, INTERVAL_NS).rate == 10.0
     assert budget.spend(0, 0, INTERVAL_NS + NS_PER_SECOND) is None
+
+
+def test_another_budget_is_in_force_at_once_and_what_was_counted_stays():
+    control = GlanceControl(0.05, 10.0, interval_ns=INTERVAL_NS)
+    assert "pacecar_daemon_cpu_utilization_ratio" not in {s.metric for s in control.own_samples()}, "before a look"
+    control.look(0, 0, 0)
+    control.look(INTERVAL_NS // 10, 0, INTERVAL_NS)
+    assert control.rate.glances_per_second == 5.0
+    control.limit(0.05, 10.0)
+    assert control.rate.glances_per_second == 5.0, "the same limits change nothing"
+    control.limit(0.5, 10.0)
+    assert control.rate.glances_per_second == value_of(control, "pacecar_daemon_glance_frequency_hertz") == 10.0
+    assert value_of(control, "pacecar_daemon_cpu_budget_ratio") == 0.5
+    assert value_of(control, "pacecar_daemon_cpu_utilization_ratio") == 0.1
+    assert values_of(control, "pacecar_daemon_glance_changes_total") == {"down": 1, "up": 0}

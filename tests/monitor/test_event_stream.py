@@ -7,7 +7,10 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.monitor.http.event_stream import EventStream
+from tests.kit.own_samples import value_of
 from tests.kit.waiting import until
+
+DISPLACED, DROPPED = "pacecar_daemon_viewers_displaced_total", "pacecar_daemon_viewers_dropped_total"
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_every_viewer_gets_the_same_frame(make_viewers, look):
     until(lambda: len(viewers._viewers) == 5, "they are taken in")
     viewers.push(b"data: 1\n\n")
     assert {end.recv(100).replace(b": still here\n\n", b"") or end.recv(100) for end in ends} == {b"data: 1\n\n"}
-    assert viewers.figures().frames == 1
+    assert value_of(viewers, "pacecar_daemon_viewer_frames_total") == 1
 
 
 def test_a_slow_viewer_is_hung_up_and_the_others_lose_nothing(make_viewers, look):
@@ -66,7 +69,8 @@ def test_a_slow_viewer_is_hung_up_and_the_others_lose_nothing(make_viewers, look
     until(lambda: len(viewers._viewers) == 2, "they are taken in")
     frame, heard = b"data: " + b"x" * 2_000_000 + b"\n\n", 0
     until(
-        lambda: (viewers.push(frame), heard, read(quick, 100_000), viewers.dropped == 1)[-1], "the slow one is dropped"
+        lambda: (viewers.push(frame), heard, read(quick, 100_000), value_of(viewers, DROPPED) == 1)[-1],
+        "the slow one is dropped",
     )
     assert viewers.count == 1
     assert slow.recv(10_000_000)  # what the kernel had taken, and then the end
@@ -95,7 +99,7 @@ def test_a_new_viewer_gets_the_place_of_the_one_that_came_first(make_viewers, lo
             part = end.recv(100)
             assert part, "it was hung up"
             said += part
-    assert viewers.figures()[:3] == (2, 1, 0)
+    assert (viewers.count, value_of(viewers, DISPLACED), value_of(viewers, DROPPED)) == (2, 1, 0)
 
 
 def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
@@ -106,7 +110,7 @@ def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
     until(lambda: viewers.count == 0, "both places are free")
     look(viewers)
     look(viewers)
-    assert viewers.displaced == 0
+    assert value_of(viewers, DISPLACED) == 0
 
 
 def test_closing_hangs_up_and_ends_the_thread(look):

@@ -12,6 +12,7 @@ from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Decision, Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
+from tests.kit.own_samples import values_of
 
 ATTACKER, VICTIM, THIRD = 1000, 1001, 1002
 
@@ -70,7 +71,7 @@ def test_names_of_jobs_that_one_user_took_make_room_for_another_up_to_half(board
     assert names(board) == {f"a{n}" for n in range(4)} | {f"v{n}" for n in range(4)}
     assert "has 4 of them" in come(VICTIM, "v4")
     assert "has 4 of them" in come(ATTACKER, "a4"), "and it does not take them back"
-    assert board.displaced() == {"job": 4, "rank": 0}
+    assert values_of(board, "pacecar_inbox_displaced_total") == {"job": 4, "rank": 0}
 
 
 def test_a_third_user_takes_from_whoever_has_most(board, come):

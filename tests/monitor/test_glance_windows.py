@@ -13,6 +13,7 @@ from pacecar.monitor.sampling.sampler import GlanceRate, Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.monitor.sampling.window_stats import WindowStats
 from pacecar.records import Absent, Failed, Ok, Sample
+from tests.kit.own_samples import values_of
 
 CPU = "pacecar_host_cpu_utilization_ratio"
 LOW, MEAN, HIGH = WINDOW_NAMES[CPU]
@@ -144,7 +145,7 @@ def test_a_glance_that_fails_loses_only_itself(run, n):
     sampler, _ = run(collector)
     assert collector.looked.wait(10)
     assert read(sampler) == {CPU: 0.5, LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
-    assert sampler.glances()["cpu"][1] == 1
+    assert values_of(sampler, "pacecar_collector_glance_failures_total") == {"cpu": 1}
 
 
 def test_a_failed_collector_keeps_the_window_of_what_it_read_and_an_absent_one_has_none(run):
@@ -162,7 +163,8 @@ def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):
     sampler, pace = run(collector, rate=0.0)
     time.sleep(0.05)
     assert read(sampler) == {CPU: 0.5, LOW: 0.5, MEAN: 0.5, HIGH: 0.5}
-    assert sampler.glances() == {"cpu": (0, 0)}
+    assert values_of(sampler, "pacecar_collector_glances_total") == {"cpu": 0}
+    assert values_of(sampler, "pacecar_collector_glance_failures_total") == {"cpu": 0}
     pace.glances_per_second = 1000.0
     sampler.sample(TICK)
     assert collector.looked.wait(10)
@@ -170,4 +172,4 @@ def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):
 
 def test_collectors_that_do_not_glance_are_not_asked_to(run, steady):
     sampler, _ = run(steady())
-    assert sampler.glances() == {}
+    assert values_of(sampler, "pacecar_collector_glances_total") == {}

@@ -20,6 +20,7 @@ import pytest
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.metrics.catalog import CATALOG, MetricSubject
+from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector
@@ -28,7 +29,6 @@ from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rdma import RdmaCollector
-from pacecar.monitor.collectors.source_reader import sample
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Ok

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from pacecar.monitor.export.samples import TUNER_STATES, job_samples
+from pacecar.monitor.export.job_samples import TUNER_STATES, job_samples
 from pacecar.monitor.jobs.job_table import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import (
@@ -23,6 +23,7 @@ from pacecar.records import (
 )
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
+from tests.kit.own_samples import values_of
 from tests.monitor.conftest import told
 
 SECOND = 1_000_000_000
@@ -373,7 +374,7 @@ def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_s
     speak("a", 1)
     speak("a", 2, make_step(rank=2, job="a"))
     speak("a", 3)
-    assert board.left_out() == {"job": 1, "rank": 2}
+    assert values_of(board, "pacecar_inbox_left_out_total") == {"job": 1, "rank": 2}
 
 
 def test_the_pace_of_a_job_is_its_latest_step_and_only_while_it_runs(board, clock, make_hello, make_step):

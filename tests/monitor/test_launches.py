@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.export.samples import job_samples
+from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.ingest.authorization import Denied, Target, reachable
 from pacecar.monitor.ingest.command_routing import CommandRouting, RankSteps
 from pacecar.monitor.ingest.socket_server import SocketServer

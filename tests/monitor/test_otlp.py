@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
 from pacecar.metrics.catalog import CATALOG, MetricKind, MetricUnit, by_name
-from pacecar.monitor.collectors.source_reader import sample
+from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
+from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
 try:
@@ -291,10 +292,10 @@ def push(receiver, *readings):
     )  # fmt: skip
     otlp.start()
     try:
-        until(lambda: sum(otlp.figures.exports.values()), "an export")
+        until(lambda: sum(values_of(otlp, "pacecar_daemon_otlp_exports_total").values()), "an export")
     finally:
         otlp.close()
-    return otlp.figures
+    return values_of(otlp, "pacecar_daemon_otlp_exports_total")
 
 
 @pytest.mark.slow
@@ -305,7 +306,7 @@ def test_zero_is_a_measurement_and_what_the_protocol_cannot_hold_whole_goes_as_a
         sample("pacecar_host_cpu_seconds_total", 300_000_000, "user"),
         sample("pacecar_host_cpu_utilization_ratio", float("nan")),
     ]
-    assert push(receiver, OtlpReading(7, samples)).exports == {"ok": 1, "failed": 0}
+    assert push(receiver, OtlpReading(7, samples)) == {"ok": 1, "failed": 0}
     arrived = receiver.metrics()
     (load,) = points(arrived["pacecar_host_load_average"])
     assert (load.WhichOneof("value"), value(load), load.time_unix_nano) == ("as_int", 0, 7)
@@ -320,7 +321,7 @@ def test_many_series_go_in_requests_of_bounded_size_and_each_once(receiver):
     number = 2 * POINTS_MAX + 5
     samples = [sample("pacecar_host_load_average", i, f"w{i}") for i in range(number)]
     later = [sample("pacecar_host_load_average", 1, "not this"), sample("pacecar_host_forks_total", 3)]
-    assert push(receiver, OtlpReading(1, samples), OtlpReading(2, later)).exports["ok"] == 1
+    assert push(receiver, OtlpReading(1, samples), OtlpReading(2, later))["ok"] == 1
     sizes, seen = [], set()
     for request in receiver.requests[:3]:
         metrics = request.resource_metrics[0].scope_metrics[0].metrics

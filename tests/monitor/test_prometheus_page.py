@@ -18,6 +18,7 @@ from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
 from pacecar.monitor.export import prometheus as room
 from pacecar.monitor.export.prometheus import Exporter, outside
 from pacecar.records import Sample
+from tests.kit.own_samples import value_of
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 CPUS = "pacecar_host_cpus_online"
@@ -204,8 +205,9 @@ def test_scrapes_and_ticks_at_once_serve_whole_pages():
 
 def test_scrapes_are_counted_and_timed():
     exporter = serving()
-    assert exporter.scrapes == (0, 0)
+    scrapes, nanoseconds = "pacecar_daemon_scrapes_total", "pacecar_daemon_scrape_seconds_total"
+    assert (value_of(exporter, scrapes), value_of(exporter, nanoseconds)) == (0, 0)
     text(exporter)
     text(exporter)
-    assert exporter.scrapes[0] == 2
-    assert exporter.scrapes[1] > 0
+    assert value_of(exporter, scrapes) == 2
+    assert value_of(exporter, nanoseconds) > 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacecar.monitor.export.samples import job_samples
+from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, RankHealth, rank_health_samples
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import HangSuspicion, Straggler

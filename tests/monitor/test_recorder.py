@@ -17,7 +17,10 @@ from pacecar.monitor.recorder.writer import RecordingFolder
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
 from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
+from tests.kit.own_samples import value_of, values_of
 from tests.kit.waiting import until
+
+DROPPED = "pacecar_recorder_dropped_total"
 
 
 def gpu(up=1, xids=0):
@@ -138,10 +141,11 @@ def test_the_file_has_what_triggered_what_was_before_and_what_followed(make, run
     assert len(xids) - 30 >= AFTER_SECONDS
     assert [record for _, record in read.records()] == [hang()]
     assert [event.kind for _, event in read.events()] == ["trigger xid", "trigger hang"]
-    figures = recorder.figures()
-    assert (figures.triggers["xid"], figures.triggers["hang"], figures.files) == (1, 1, 1)
-    assert figures.files_bytes == path.stat().st_size
-    assert figures.dropped == {"queue": 0, "memory": 0}
+    triggers = values_of(recorder, "pacecar_recorder_triggers_total")
+    assert (triggers["xid"], triggers["hang"]) == (1, 1)
+    assert value_of(recorder, "pacecar_recorder_files_total") == 1
+    assert value_of(recorder, "pacecar_recorder_files_bytes") == path.stat().st_size
+    assert values_of(recorder, DROPPED) == {"queue": 0, "memory": 0}
 
 
 def test_a_storm_is_one_file_and_the_next(make, run, tmp_path):
@@ -176,7 +180,7 @@ def test_nobody_waits_and_the_queue_is_bounded(make, make_hello):
     for _ in range(500):  # its thread does not come
         recorder.overhear_glance([Sample("pacecar_gpu_power_watts", ("0",), 1)])
     assert time.monotonic() - begun < 2
-    assert (recorder._queue.entries, recorder.figures().dropped["queue"]) == (100, 400)
+    assert (recorder._queue.entries, value_of(recorder, DROPPED, "queue")) == (100, 400)
     refused = []
     recorder.ask(0, "", lambda done, text: refused.append((done, text)))
     assert refused == [(False, "the recorder is too busy; try again")]
@@ -185,7 +189,7 @@ def test_nobody_waits_and_the_queue_is_bounded(make, make_hello):
     for _ in range(10):
         recorder.record_rank(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000, make_hello())
     assert recorder._queue.entries == 5
-    assert recorder.figures().dropped["queue"] == 406
+    assert value_of(recorder, DROPPED, "queue") == 406
 
 
 def test_a_disk_that_hangs_costs_nobody_anything_and_no_entry(make, run, tmp_path, monkeypatch):
@@ -208,7 +212,7 @@ def test_a_disk_that_hangs_costs_nobody_anything_and_no_entry(make, run, tmp_pat
     until(lambda: recorder.writer.files == 2, "the second")
     later = list(read_recording(files(tmp_path)[1]).ticks())
     assert [tick.tick for tick in later] == list(range(later[0].tick, later[-1].tick + 1)), "no gap while it hung"
-    assert recorder.figures().dropped == {"queue": 0, "memory": 0}
+    assert values_of(recorder, DROPPED) == {"queue": 0, "memory": 0}
 
 
 # --- bad disks ---------------------------------------------------------------------------------------
@@ -239,7 +243,7 @@ def test_a_full_disk_is_named_once_counted_and_tried_again_with_the_same_chunks(
     assert [tick.values["pacecar_gpu_xid_errors_total", ("0", "79")] for tick in read_recording(path).ticks()][:6] == [
         0, 0, 0, 0, 0, 1,
     ]  # fmt: skip
-    assert recorder.figures().lost == 0
+    assert value_of(recorder, "pacecar_recorder_lost_total") == 0
 
 
 def test_who_asks_is_told_of_a_folder_that_cannot_be_and_it_is_given_up_in_time(

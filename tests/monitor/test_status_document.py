@@ -5,14 +5,33 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.metrics.catalog import by_name
-from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, DaemonOwn, StatusDocumentBuilder
+from pacecar.monitor.catalog_sample import sample
+from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, StatusDocumentBuilder
 from pacecar.monitor.jobs.cgroup_identity import Residence
 from pacecar.monitor.jobs.job_table import JobTable
-from pacecar.monitor.recorder.recorder import Figures
 from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling, status_document
 from tests.monitor.testimony import everything
 
-OWN = DaemonOwn("node-a", "1.2", 5 * NS_PER_SECOND, 1.0, 0.01, 0.05, 3)
+OWN = (
+    sample("pacecar_build_info", 1, "1.2", "3.11.0"),
+    sample("pacecar_daemon_start_time_seconds", 5 * NS_PER_SECOND + 300_000_000),
+    sample("pacecar_daemon_cpu_utilization_ratio", 0.01),
+    sample("pacecar_daemon_cpu_budget_ratio", 0.05),
+    sample("pacecar_daemon_viewers", 3),
+)
+RECORDER = (
+    sample("pacecar_recorder_span_seconds", 300 * NS_PER_SECOND),
+    sample("pacecar_recorder_memory_bytes", 6_000_000),
+    sample("pacecar_recorder_entries_total", 9),
+    sample("pacecar_recorder_triggers_total", 2, "xid"),
+    sample("pacecar_recorder_files_total", 1),
+    sample("pacecar_recorder_write_failures_total", 0),
+    sample("pacecar_recorder_lost_total", 0),
+)
+
+
+def make_builder(*arguments):
+    return StatusDocumentBuilder(*arguments, node="node-a", period_seconds=1.5)
 
 
 def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
@@ -21,9 +40,9 @@ def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
     return Snapshot(tick, at_ns, at_ns, 0, outcomes, dict.fromkeys(outcomes, 7_000_000))
 
 
-def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None):
-    return (builder or StatusDocumentBuilder()).build(
-        shot, jobs, OWN, wall_ns=50 * NS_PER_SECOND, now_ns=int(now_seconds * NS_PER_SECOND), throttled=throttled or {}
+def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None, own=OWN):
+    return (builder or make_builder()).build(
+        shot, jobs, own, wall_ns=50 * NS_PER_SECOND, now_ns=int(now_seconds * NS_PER_SECOND), throttled=throttled or {}
     )
 
 
@@ -47,25 +66,39 @@ def speak(jobs, make_hello, make_step):
 def test_where_a_rank_runs_is_what_identity_says_and_null_where_it_says_nothing(jobs, speak):
     speak(ranks=2)
     places = {0: Residence("t-0", "ml", "uid", "box", "42"), 1: Residence()}
-    document = build(StatusDocumentBuilder(lambda hello: places[hello.rank]), jobs=jobs.view())
+    document = build(make_builder(lambda hello: places[hello.rank]), jobs=jobs.view())
     first, second = document.jobs[0].ranks
     assert (first.pod_name, first.pod_namespace, first.slurm_job) == ("t-0", "ml", "42")
     assert (second.pod_name, second.pod_namespace, second.slurm_job) == (None, None, None)
 
 
 def test_the_recorder_is_in_the_document_unless_it_is_off():
-    figures = Figures(6_000_000, 300 * NS_PER_SECOND, 9, {}, {"xid": 2}, 1, 0, 0, None)
-    own = OWN._replace(recorder=figures)
-    said = StatusDocumentBuilder().build(None, (), own, wall_ns=1, now_ns=1, throttled={}).daemon.recorder
+    said = build(own=OWN + RECORDER).daemon.recorder
     assert (said.span_seconds, said.memory_bytes, said.triggers_total) == (300.0, 6_000_000, {"xid": 2})
     assert (said.files_total, said.files_bytes, said.write_failures_total, said.lost_total) == (1, None, 0, 0)
+    assert build(own=(*OWN, *RECORDER, sample("pacecar_recorder_files_bytes", 77))).daemon.recorder.files_bytes == 77
     assert build().daemon.recorder is None
+
+
+def test_the_daemon_is_what_its_samples_say_and_null_where_none_does():
+    shot = snapshot(Sample("pacecar_daemon_resident_memory_bytes", (), 45_000_000))
+    assert build(shot=shot).daemon == status_document.DaemonStatus(
+        pacecar_version="1.2", start_time_seconds=5.3, period_seconds=1.5, cpu_utilization_ratio=0.01,
+        cpu_budget_ratio=0.05, resident_memory_bytes=45_000_000, viewers=3,
+        collectors=(status_document.CollectorStatus(name="all", outcome="ok", reason=None, duration_seconds=0.007),),
+    )  # fmt: skip
+    assert build(own=()).daemon == status_document.DaemonStatus(period_seconds=1.5)
 
 
 @pytest.mark.parametrize(
     ("kind", "prefix", "apart"),
     [
         (status_document.RecorderStatus, "pacecar_recorder_", set()),
+        (
+            status_document.DaemonStatus,
+            "pacecar_daemon_",
+            {"pacecar_version", "period_seconds", "collectors", "recorder"},
+        ),
         (status_document.Host, "pacecar_host_", set()),
         (
             status_document.GpuStatus,
@@ -121,7 +154,7 @@ def test_before_the_first_tick_nothing_is_invented():
 
 
 def test_a_links_rate_needs_two_ticks_and_a_counter_that_fell_has_none():
-    builder = StatusDocumentBuilder()
+    builder = make_builder()
 
     def link(tick, received, sent):
         labels = ("eth0",)
@@ -170,7 +203,7 @@ def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
 
 
 def test_the_ledger_of_the_last_seconds_is_what_was_added_to_the_totals(jobs, speak):
-    builder = StatusDocumentBuilder()
+    builder = make_builder()
 
     def at(seconds, compute, samples):
         ledger = Ledger(wall_ns=compute * 2, compute_ns=compute, unknown_ns=compute)

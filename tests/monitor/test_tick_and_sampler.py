@@ -12,6 +12,7 @@ from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick, sampling_ticks
 from pacecar.records import Absent, Failed, Ok, Sample
+from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
 PERIOD = 1_000_000_000
@@ -129,7 +130,7 @@ def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady
     assert first.outcomes["odd"] == Failed("ZeroDivisionError: by zero")
     assert isinstance(first.outcomes["steady"], Ok)
     assert sampler.sample(TICK).outcomes["odd"] == Ok(())
-    assert sampler.failures() == {"odd": 1, "steady": 0}
+    assert values_of(sampler, "pacecar_collector_failures_total") == {"odd": 1, "steady": 0}
 
 
 def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, steady):

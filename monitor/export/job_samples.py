@@ -1,87 +1,39 @@
-"""Turns the daemon's state into samples: jobs with their ranks, tuner and rank health, and the daemon itself.
+"""Turns the views of jobs into samples: their ranks, tuner and rank health.
 
-The host's samples are in the snapshot already; here is the rest, in the same inside units and by the same catalog.
-What a hook could not measure is absent; a state is one series of 0 or 1 for each possible state, so that a change of
-state makes no new series.
+The host's samples are in the snapshot already, and each part of the daemon yields its own (`own_samples`); here are
+those of jobs, in the same inside units and by the same catalog.  What a hook could not measure is absent; a state is
+one series of 0 or 1 for each possible state, so that a change of state makes no new series.
 
 Everything here is pure: views in, samples out.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from pacecar.records import (
-    Absent,
     CollectiveWindow,
     EstimateCheck,
-    Failed,
     JobHello,
     Knobs,
-    Ok,
     Sample,
-    Snapshot,
     StepRecord,
     Vitals,
     WhatIf,
 )
 from pacecar.records.job_identity import JobKey
-from pacecar.wire import Refusal
 
-from ..collectors.source_reader import sample
+from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
-from ..http.event_stream import ViewerFigures
-from ..http.request import WebRefusal
 from ..jobs.cgroup_identity import Residence, reside
 from ..jobs.job_table import JobView, RankView
 from ..jobs.rank_health import rank_health_samples
-from ..recorder.recorder import Figures
-from ..reload import ReloadFigures
-from ..watched_threads import ThreadFigures
-from .otlp import OtlpFigures
 
-__all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
+__all__ = ["TUNER_STATES", "job_samples"]
 
 TUNER_STATES = ("off", "advising", "warming", "screening", "trial", "watching", "frozen")
 """The states of `TunerStatus`, in the order in which a tuner goes through them."""
-
-_OUTCOMES = {"ok": Ok, "absent": Absent, "failed": Failed}
-
-
-class DaemonFigures(NamedTuple):
-    """What the daemon knows about itself at a scrape."""
-
-    version: str
-    started_wall_ns: int
-    ticks: int
-    ticks_missed: int
-    snapshot: Snapshot | None
-    snapshot_age_ns: int | None
-    failures: Mapping[str, int]
-    glances: Mapping[str, tuple[int, int]]
-    glance_rate: float
-    glance_changes: Mapping[str, int]
-    cpu_ratio: float | None
-    cpu_budget: float
-    connections: int
-    frames: int
-    refused: Mapping[Refusal, int]
-    jobs: int
-    scrapes: tuple[int, int]
-    left_out: Mapping[str, int]
-    recorder: Figures | None
-    reloads: ReloadFigures
-    web_connections: int
-    web_refused: Mapping[WebRefusal, int]
-    otlp: OtlpFigures | None = None
-    displaced: Mapping[str, int] = {}
-    viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
-    history_left_out: int = 0
-    faults: Mapping[str, int] = {}
-    threads: Sequence[ThreadFigures] = ()
 
 
 def _nowhere(hello: JobHello) -> Residence:
@@ -277,100 +229,3 @@ def _tuner_samples(job: JobView) -> Iterator[Sample]:
         yield sample("pacecar_tuner_measured_gain_ratio", ratio, *job.key, knob)
     for knob, ratio in job.forecast_error.items():
         yield sample("pacecar_tuner_forecast_error_ratio", ratio, *job.key, knob)
-
-
-def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:
-    yield sample("pacecar_daemon_cpu_budget_ratio", figures.cpu_budget)
-    yield sample("pacecar_daemon_glance_frequency_hertz", figures.glance_rate)
-    if figures.cpu_ratio is not None:
-        yield sample("pacecar_daemon_cpu_utilization_ratio", figures.cpu_ratio)
-    for direction, count in figures.glance_changes.items():
-        yield sample("pacecar_daemon_glance_changes_total", count, direction)
-    for collector, (glances, failed) in figures.glances.items():
-        yield sample("pacecar_collector_glances_total", glances, collector)
-        yield sample("pacecar_collector_glance_failures_total", failed, collector)
-
-
-def _otlp_samples(figures: OtlpFigures) -> Iterator[Sample]:
-    for outcome, count in figures.exports.items():
-        yield sample("pacecar_daemon_otlp_exports_total", count, outcome)
-    if figures.duration_ns is not None:
-        yield sample("pacecar_daemon_otlp_export_duration_seconds", figures.duration_ns)
-    if figures.success_age_ns is not None:
-        yield sample("pacecar_daemon_otlp_success_age_seconds", figures.success_age_ns)
-
-
-def _recorder_samples(figures: Figures) -> Iterator[Sample]:
-    yield sample("pacecar_recorder_memory_bytes", figures.memory_bytes)
-    yield sample("pacecar_recorder_span_seconds", figures.span_ns)
-    yield sample("pacecar_recorder_entries_total", figures.entries)
-    for reason, count in figures.dropped.items():
-        yield sample("pacecar_recorder_dropped_total", count, reason)
-    for kind, count in figures.triggers.items():
-        yield sample("pacecar_recorder_triggers_total", count, kind)
-    yield sample("pacecar_recorder_files_total", figures.files)
-    yield sample("pacecar_recorder_write_failures_total", figures.failures)
-    yield sample("pacecar_recorder_lost_total", figures.lost)
-    if figures.files_bytes is not None:
-        yield sample("pacecar_recorder_files_bytes", figures.files_bytes)
-
-
-def _service_samples(figures: DaemonFigures) -> Iterator[Sample]:
-    yield sample("pacecar_web_connections", figures.web_connections)
-    for refusal, count in figures.web_refused.items():
-        yield sample("pacecar_web_refused_total", count, refusal.value)
-    yield sample("pacecar_daemon_config_last_reload_successful", int(figures.reloads.is_good))
-    yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", figures.reloads.good_wall_ns)
-    for outcome, count in figures.reloads.reloads.items():
-        yield sample("pacecar_daemon_config_reloads_total", count, outcome)
-
-
-def _health_samples(figures: DaemonFigures) -> Iterator[Sample]:
-    for part, count in figures.faults.items():
-        yield sample("pacecar_daemon_faults_total", count, part)
-    for thread in figures.threads:
-        yield sample("pacecar_daemon_thread_up", int(thread.is_up), thread.name)
-        yield sample("pacecar_daemon_thread_restarts_total", thread.restarts, thread.name)
-
-
-def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
-    """Yield what the daemon serves about itself; `collectors.daemon_process` reads its CPU time and memory."""
-    yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
-    yield sample("pacecar_daemon_start_time_seconds", figures.started_wall_ns)
-    yield sample("pacecar_daemon_ticks_total", figures.ticks)
-    yield sample("pacecar_daemon_ticks_missed_total", figures.ticks_missed)
-    yield sample("pacecar_inbox_connections", figures.connections)
-    yield sample("pacecar_inbox_frames_total", figures.frames)
-    yield sample("pacecar_inbox_jobs", figures.jobs)
-    yield sample("pacecar_daemon_scrapes_total", figures.scrapes[0])
-    yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
-    for what, count in figures.left_out.items():
-        yield sample("pacecar_inbox_left_out_total", count, what)
-    for what, count in figures.displaced.items():
-        yield sample("pacecar_inbox_displaced_total", count, what)
-    yield sample("pacecar_daemon_viewers", figures.viewers.viewers)
-    yield sample("pacecar_daemon_viewers_displaced_total", figures.viewers.displaced)
-    yield sample("pacecar_daemon_viewers_dropped_total", figures.viewers.dropped)
-    yield sample("pacecar_daemon_viewer_frames_total", figures.viewers.frames)
-    yield sample("pacecar_daemon_history_series_left_out", figures.history_left_out)
-    for refusal, count in figures.refused.items():
-        yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
-    yield from _spending_samples(figures)
-    if figures.otlp is not None:
-        yield from _otlp_samples(figures.otlp)
-    if figures.recorder is not None:
-        yield from _recorder_samples(figures.recorder)
-    yield from _service_samples(figures)
-    yield from _health_samples(figures)
-    for collector, count in figures.failures.items():
-        yield sample("pacecar_collector_failures_total", count, collector)
-    if figures.snapshot_age_ns is not None:
-        yield sample("pacecar_daemon_snapshot_age_seconds", figures.snapshot_age_ns)
-    if figures.snapshot is None:
-        return
-    yield sample("pacecar_daemon_tick_lateness_seconds", figures.snapshot.lateness_ns)
-    for collector, duration in figures.snapshot.durations_ns.items():
-        yield sample("pacecar_collector_duration_seconds", duration, collector)
-    for collector, outcome in figures.snapshot.outcomes.items():
-        for word, kind in _OUTCOMES.items():
-            yield sample("pacecar_collector_outcome", int(isinstance(outcome, kind)), collector, word)
