@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_the_committed_page_is_what_the_tests_ran() -> None:
-    assert compatibility.PAGE.read_text() == compatibility.page()
+    is_same = compatibility.PAGE.read_text() == compatibility.page()
+    assert is_same, "a row was written after the page: run `python tests/adapters/compatibility.py`"
 
 
 def test_what_is_called_tested_is_what_the_second_environment_installs() -> None:

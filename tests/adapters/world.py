@@ -55,7 +55,7 @@ def _versions() -> TemporaryDirectory[str]:
     """A folder that says that each library is installed, in the last version that was tested."""
     folder = TemporaryDirectory(prefix="stand-ins-")
     for library, (_, (major, minor)) in TESTED.items():
-        info = Path(folder.name) / f"{library}-{major}.{minor}.dist-info"
+        info = Path(folder.name) / f"{library.replace('-', '_')}-{major}.{minor}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: {major}.{minor}\n")
     return folder

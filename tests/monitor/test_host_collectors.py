@@ -315,7 +315,7 @@ def zeroed(name, line):
     """Put 0 for every number of `line` that is a value, not a key."""
     if name == "cpu.max":
         return line if line.startswith("max") else "0 " + line.split()[1]
-    words = line.replace("eth0:401", "eth0: 401").split(" ")
+    words = line.replace("eth0:401", "eth0: 401").replace("\t", " ").split(" ")
     keep = {"diskstats": 3, "meminfo": 2 if line.startswith("Node") else 0}.get(name, 0)
     seen = 0
     out = []
@@ -670,5 +670,11 @@ def test_the_recorded_machine_has_every_host_metric_of_the_catalog(files):
     """So that the tests above, values and zeroes, leave no metric out."""
     subjects = {MetricSubject.HOST, MetricSubject.RDMA, MetricSubject.CGROUP}
     listed = {metric.name for metric in CATALOG if metric.subject in subjects and "_window_" not in metric.name}
-    read = {sample.metric for make in COLLECTORS.values() for sample in make(files).collect().samples}
+    read: set[str] = set()
+    for name, make in COLLECTORS.items():
+        outcome = make(files).collect()
+        assert isinstance(outcome, Ok), f"{name} on tests/machines/training_host.txt: {outcome.reason}"
+        read |= {sample.metric for sample in outcome.samples}
+    unread = sorted(listed - RATES - read)
+    assert not unread, f"put their source into tests/machines/training_host.txt and their collector here: {unread}"
     assert read == listed - RATES
