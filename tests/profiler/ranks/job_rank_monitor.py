@@ -33,6 +33,7 @@ from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 from tests.kit.listeners import HeardSteps
+from tests.kit.waiting import until
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
 CLONE_NEWNET = 0x40000000
@@ -246,6 +247,12 @@ def main() -> None:
     }  # fmt: skip
     sys.stdout.write(json.dumps(summary) + "\n")
     sys.stdout.flush()
+    # Who ends while another still receives the last gradients, as behind a slow link, resets the connection under it.
+    (folder / f"through{rank}").touch()
+    until(
+        lambda: all((folder / f"through{each}").exists() for each in range(dist.get_world_size())),
+        "a rank is not through",
+    )
     os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 
 

@@ -47,7 +47,8 @@ def run_job(
         if meddle is not None:
             (folder / "end").touch()
         ended = finish(ranks)
-    assert [rank.code for rank in ended] == [0] * world, "\n".join(rank.err[-3000:] for rank in ended)
+    codes = [rank.code for rank in ended]
+    assert codes == [0] * world, "\n".join([f"exit codes {codes}", *(rank.err[-3000:] for rank in ended)])
     return [[json.loads(line) for line in rank.out.splitlines()] for rank in ended]
 
 
