@@ -240,8 +240,9 @@ class Daemon:
 
     def _live_samples(self) -> list[Sample]:
         """Return the samples that are made at each scrape and not by a tick: jobs, and what the daemon's parts know."""
-        jobs = job_samples(self._state.jobs(), self._identity.residence, self._faults)
-        return [*jobs, *self._own_samples()]
+        jobs = self._state.jobs()
+        own = list(self._own_samples())  # before the jobs', which take long: the page was just found to be new enough
+        return [*job_samples(jobs, self._identity.residence, self._faults), *own]
 
     def _own_samples(self) -> Iterator[Sample]:
         """Yield what the parts of the daemon know; `collectors.daemon_process` reads its CPU time and memory."""
@@ -251,10 +252,10 @@ class Daemon:
     def _parts(self) -> dict[str, Callable[[], Iterable[Sample]]]:
         """Return, by name, what yields each part's samples: from any thread, without a wait for anything."""
         parts: dict[str, Callable[[], Iterable[Sample]]] = {
+            "the state": self._state.own_samples,
             "the process": self._process_samples,
             "the sampler": self._sampler.own_samples,
             "the control of glances": self._glances.own_samples,
-            "the state": self._state.own_samples,
             "the socket server": self._socket_server.own_samples,
             "the exporter": self._exporter.own_samples,
             "the web server": self._web.own_samples,
