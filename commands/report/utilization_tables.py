@@ -148,12 +148,14 @@ def trust_table(report: Report) -> Table:
     within = "-"
     if over.ratio is not None:
         word = "within" if over.ratio <= over.budget_ratio else "over"
-        within = f"{over.ratio * 100:.2f} % of wall time, {word} the {over.budget_ratio * 100:.2f} % that the"
+        digits = _digits_apart(over.ratio, over.budget_ratio)
+        within = percent(over.ratio, digits=digits) + f" of wall time, {word} the "
+        within += percent(over.budget_ratio, digits=digits) + " that the"
         within += (
             " job allows" if over.is_jobs_budget else " configuration here allows (the records do not say the job's)"
         )
         if over.worst_ratio is not None:
-            within += f"; worst rank {over.worst_rank}, {over.worst_ratio * 100:.2f} %"
+            within += f"; worst rank {over.worst_rank}, {percent(over.worst_ratio, digits=digits)}"
     trials = "no trial"
     if over.exploration_ns is not None and report.changes:
         trials = f"{elapsed(over.exploration_ns)} lost to trials, {percent(over.exploration_ratio)} of the run"
@@ -189,3 +191,8 @@ def trust_table(report: Report) -> Table:
         ("tuner at the end", report.tuner or "-"),
     ]
     return Table("How far to trust this", ("", ""), rows, texts=2, long=1)
+
+
+def _digits_apart(ratio: float, limit: float) -> int:
+    """Return how many decimals of a percent tell the two apart: 1.00 % is not over 1.00 %."""
+    return next((n for n in (2, 3) if percent(ratio, digits=n) != percent(limit, digits=n)), 4 if ratio != limit else 2)

@@ -152,6 +152,20 @@ def test_the_overhead_stands_beside_what_the_job_allowed_and_else_what_is_allowe
     assert ("configuration here" in text) is (said is None)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (0.0103, "1.03 % of wall time, over the 1.00 % that"), (0.01003, "1.003 % of wall time, over the 1.000 % that"),
+        (0.010001, "1.0001 % of wall time, over the 1.0000 % that"), (0.01, "1.00 % of wall time, within the 1.00 %"),
+        (0.0098, "0.98 % of wall time, within the 1.00 %"),
+    ],
+)  # fmt: skip
+def test_an_overhead_and_what_it_is_over_never_read_the_same(tmp_path: Path, ratio: float, said: str) -> None:
+    report = report_of(untuned(tmp_path / "run", steps=60), budget_ratio=0.01)
+    text = trust_table(structs.replace(report, overhead=structs.replace(report.overhead, ratio=ratio))).rows[0][1]
+    assert text.startswith(said)
+
+
 def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", steps=60)
     for rank in (0, 1):
