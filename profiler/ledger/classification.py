@@ -22,7 +22,15 @@ from functools import lru_cache
 
 from .attribution import Work
 
-__all__ = ["HostRow", "classify_device", "classify_host", "collective_operation", "function_name", "is_closed"]
+__all__ = [
+    "COLLECTIVE_CALLS",
+    "HostRow",
+    "classify_device",
+    "classify_host",
+    "collective_operation",
+    "function_name",
+    "is_closed",
+]
 
 NAMES_MAX = 16_384
 """Distinct names that are cached; generated kernels have thousands, and a look-up is 30 times as fast as a search."""
@@ -93,6 +101,9 @@ _HINTS = (
 """Every communication kernel's name has one of these: nine names in ten need no more than this check."""
 
 _METADATA_ROW = "record_param_comms"
+
+COLLECTIVE_CALLS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+"""Prefixes of the operators that start a collective or, as `wait_tensor` does, wait for one."""
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _INNERMOST = re.compile(r"<[^<>]*>")
@@ -181,8 +192,8 @@ def classify_device(row_type: str, name: str, linked_name: str | None = None) ->
 class HostRow(StrEnum):
     """What a row of a host thread is.
 
-    LAUNCH is the call that starts a collective (`c10d::allreduce_`): no compute, and no communication either, because
-    the call returns while the work runs elsewhere.  WORK is that work, on the process group's own threads.  LOADER is
+    LAUNCH is the call that starts a collective (`c10d::allreduce_`) or waits for one: no compute, and no communication
+    either, because the work runs elsewhere.  WORK is that work, on the process group's own threads.  LOADER is
     `DataLoader.__next__`, whose operators are waiting for data, not training.
     """
 
@@ -198,7 +209,7 @@ def classify_host(row_type: str, name: str) -> HostRow | None:
     if row_type == "cpu_op":
         if name.startswith("ProfilerStep#"):  # torch < 1.10 marked steps as operators
             return None
-        if name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")) or name == _METADATA_ROW:
+        if name.startswith(COLLECTIVE_CALLS) or name == _METADATA_ROW:
             return HostRow.LAUNCH
         return HostRow.WORK if name.startswith(HOST_GROUPS) else HostRow.OPERATOR
     if row_type == "user_annotation":
@@ -217,6 +228,7 @@ def is_closed(name: str) -> bool:
 
     True of ATen's own operators and of autograd's generated nodes (`AddmmBackward0`), whose hooks run outside their
     row.  Not true of the engine's rows (DDP launches collectives in one) and of functions written in python, whose
-    names end without a number.
+    names end without a number.  Nor where a tensor's class answers for ATen in python: see `may_communicate_inside` of
+    `trace_spans`.
     """
     return _CLOSED.search(name) is not None and not name.startswith("autograd::engine::")

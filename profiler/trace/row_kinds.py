@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ..ledger.classification import HostRow, classify_device, classify_host
+from ..ledger.classification import COLLECTIVE_CALLS, HostRow, classify_device, classify_host
 from .columns import HostKind
 
 __all__ = ["RowPlace", "canonical", "host_kind", "is_collective_call", "place_of"]
@@ -102,7 +102,7 @@ def is_collective_call(name: str) -> bool:
 
     `nccl:all_reduce` is an annotation around the launch, `gloo:all_reduce` the work, `c10d::allreduce_` the operator.
     """
-    if name == "record_param_comms" or name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")):
+    if name == "record_param_comms" or name.startswith(COLLECTIVE_CALLS):
         return True
     backend, colon, rest = name.partition(":")
     return bool(colon) and not rest.startswith(":") and backend in _BACKENDS

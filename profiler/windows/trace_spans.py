@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..ledger.attribution import Work
-from ..ledger.classification import HostRow, classify_device, classify_host, is_closed
+from ..ledger.classification import COLLECTIVE_CALLS, HostRow, classify_device, classify_host, is_closed
 from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from .collective_stats import SeenCollective
 from .device_phases import Launch
@@ -77,6 +77,7 @@ def read_rows(
     on_device: bool,
     data_wait: Intervals = EMPTY,
     backward_end_ns: int | None = None,
+    may_communicate_inside: bool = False,
 ) -> TraceSpans:
     """Return the spans in `rows`.
 
@@ -84,6 +85,8 @@ def read_rows(
     `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.  A collective's row may
     still be open when the trace ends although the job has long gone on: the group's thread wakes the training thread
     first and closes the row afterwards.  Such a row ends at `backward_end_ns`, when DDP has waited for all of them.
+    `may_communicate_inside`: ATen's operators may hold functional collectives, as a DTensor's do, whose class answers
+    for the operator in python: `wait_tensor` may take nearly all of an `aten::mm`.
     """
     device: dict[Work, list[tuple[int, int]]] = {kind: [] for kind in Work}
     operators: dict[int, list[tuple[int, int]]] = {}
@@ -97,7 +100,8 @@ def read_rows(
     closed_until, closed_thread = 0, -1
     for row in rows:
         start = row.timestamp()
-        if start < closed_until and row.resource_id() == closed_thread:
+        is_inside = start < closed_until and row.resource_id() == closed_thread
+        if is_inside and not (may_communicate_inside and row.name().startswith(COLLECTIVE_CALLS)):
             continue  # inside an operator that counts as a whole: seven rows in ten, and every call here costs 0.2 us
         row_type, name = row.type(), row.name()
         span = (start, start + row.duration())

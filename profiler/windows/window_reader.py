@@ -9,6 +9,7 @@ instants.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ READINGS_MAX = 5
 
 SKEW_NS_MAX = 100_000
 """A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
+
+FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
+"""Whoever communicates inside an operator has loaded this module: a DTensor, or an asynchronous tensor that is waited
+for when it is used.  `torch.distributed` and DDP alone do not load it."""
 
 BLIND_WINDOWS_MAX = 3
 """So many windows in a row that told nothing are enough: they cost as much as others."""
@@ -211,6 +216,7 @@ class WindowReader:
             on_device=self._on_device,
             data_wait=union(stretches["data_wait"]),
             backward_end_ns=int(tails[:, 1].max()) if len(tails) else None,
+            may_communicate_inside=not self._on_device and FUNCTIONAL_COLLECTIVES in sys.modules,
         )
         self._profiler.bar_if_outlived(reading.annotations)
         start, end = step.start_ns + offset, step.end_ns + offset

@@ -93,6 +93,31 @@ def test_what_is_inside_an_operator_is_not_read_but_a_launch_inside_a_node_of_th
     assert "aten::mm" not in read
 
 
+def test_where_a_dtensor_may_communicate_inside_an_operator_waiting_there_is_not_compute():
+    rows = [
+        Row("cpu_op", "aten::mm", 0, 1000),
+        Row("cpu_op", "aten::mm", 10, 60),
+        Row("cpu_op", "_c10d_functional::all_reduce", 70, 90),
+        Row("cpu_op", "record_param_comms", 75, 80),
+        Row("user_annotation", "gloo:all_reduce", 80, 940, GLOO),
+        Row("cpu_op", "_c10d_functional::wait_tensor", 100, 950),
+        Row("cpu_op", "aten::view", 960, 970),
+        Row("cpu_op", "MmBackward0", 1100, 1400, AUTOGRAD),
+        Row("cpu_op", "_c10d_functional_autograd::all_to_all_single", 1200, 1300, AUTOGRAD),
+        Row("cpu_op", "autograd::engine::evaluate_function: X", 1500, 1510, AUTOGRAD),
+    ]
+    reading = read_rows(rows, training_thread=MAIN, on_device=False, may_communicate_inside=True)
+    assert spans_of(reading, Work.COMPUTE) == [
+        [0, 70],
+        [90, 100],
+        [950, 1000],
+        [1100, 1200],
+        [1300, 1400],
+        [1500, 1510],
+    ]
+    assert spans_of(reading, Work.COMMUNICATION) == [[80, 940]]
+
+
 def test_on_a_device_only_the_devices_rows_are_work():
     comms = Row("cpu_op", "record_param_comms", 5, 6)
     rows = [
