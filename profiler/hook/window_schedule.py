@@ -214,7 +214,7 @@ class WindowSchedule:
         finished.disturbed = self.has_aftermath = True
         if held is None and not self._on_device and may_collectives_be_out() and self._meter.pause():
             self._phases.tell_phases(None if self._meter.may_end() else self._look)
-            self._held, finished.is_held = finished, True
+            self._held, self._step_records.held_from = finished, finished.step
             self._held_until_ns = begun + int(HOLD_SECONDS_MAX * 1e9)
             self._price_ns += max(0, self._now_ns() - begun - self._preemption.end())
             return
@@ -240,9 +240,7 @@ class WindowSchedule:
 
     def release(self) -> None:
         """Allow the record of a step to be written although its window is not read yet."""
-        if self._held is not None:
-            self._held.is_held = False
-            self._held = None
+        self._held = self._step_records.held_from = None
 
     def _read(self, profiled: FinishedStep, finished: FinishedStep) -> None:
         assert profiled.timed is not None, "noted when it ended"

@@ -8,7 +8,8 @@ freed that memory (torch 2.13 dies of signal 11).
 A thread that has no work waits for it in `futex`, without a limit.  One that works on a collective runs, or waits in
 another call, or in `futex` until the group's timeout.  Linux tells which (`/proc/<pid>/task/<tid>/syscall`, see
 proc(5)).  A group's works are begun in their order, and none of them is recorded after the pause began.  So a thread
-that was seen without work once since then has done with the session, whatever it does later.
+that was seen without work once since then has done with the session, whatever it does later.  Threads of pacecar's own
+groups are left out (`without_sessions`): their collectives are never recorded, and a gather may be out for hours.
 
 Where Linux does not tell, or where the threads have no name (an older torch, other libraries than gloo), only time can
 be let pass.
@@ -18,16 +19,18 @@ Left out: what the job does meanwhile (`window_schedule`, `trace_request`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
 import time
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
 from . import recording_switch
 
-__all__ = ["SessionPause", "may_collectives_be_out"]
+__all__ = ["SessionPause", "may_collectives_be_out", "without_sessions"]
 
 GLOO_THREAD = "pt_gloo_runloop"
 """The name of gloo's working threads, of which the kernel keeps 15 characters."""
@@ -49,6 +52,11 @@ WAIT_SECONDS_MAX = 1.0
 
 POLL_SECONDS = 0.001
 
+TASKS = "/proc/self/task"
+
+_own_tasks = set[str]()
+"""Threads of pacecar's own groups, whose collectives no session records."""
+
 
 def may_collectives_be_out() -> bool:
     """Return whether this process may have threads that work on collectives of tensors in the host's memory.
@@ -58,10 +66,29 @@ def may_collectives_be_out() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+@contextlib.contextmanager
+def without_sessions() -> Iterator[None]:
+    """Note the threads that begin meanwhile as a group's of pacecar's own: no session records what they do."""
+    before = _tasks()
+    try:
+        yield
+    finally:
+        after = _tasks()
+        _own_tasks.intersection_update(after)
+        _own_tasks.update(after - before)
+
+
+def _tasks() -> set[str]:
+    try:
+        return set(os.listdir(TASKS))
+    except OSError:  # another system
+        return set()
+
+
 class SessionPause:
     """The pause before a session ends: nothing more of this thread is recorded, and collectives come to an end."""
 
-    def __init__(self, tasks: str = "/proc/self/task") -> None:
+    def __init__(self, tasks: str = TASKS) -> None:
         self._tasks = tasks
         self._thread: int | None = None
         self._begun_at = 0.0
@@ -109,12 +136,20 @@ class SessionPause:
     def working(self) -> set[str] | None:
         """Return those of gloo's threads that work on a collective; None: that cannot be told here."""
         try:
-            tasks = [task for task in os.listdir(self._tasks) if self._read(task, "comm") == GLOO_THREAD]
+            tasks = [task for task in os.listdir(self._tasks) if self._is_gloos(task)]
             if not tasks or not all(self._read(task, "syscall") for task in tasks):
                 return None
         except OSError:  # another system, or another kernel
             return None
-        return None if platform.machine() not in FUTEX_NUMBERS else {task for task in tasks if not self._is_idle(task)}
+        if platform.machine() not in FUTEX_NUMBERS:
+            return None
+        return {task for task in tasks if task not in _own_tasks and not self._is_idle(task)}
+
+    def _is_gloos(self, task: str) -> bool:
+        try:
+            return self._read(task, "comm") == GLOO_THREAD
+        except OSError:
+            return not os.path.exists(f"{self._tasks}/{task}")
 
     def _is_idle(self, task: str) -> bool:
         """Return whether a thread waits for work, or has ended."""

@@ -21,7 +21,7 @@ from pacecar.profiler.hook import window_schedule
 from pacecar.profiler.hook.trace_request import PAUSED_STEPS_MAX
 from pacecar.profiler.windows import session_pause
 from pacecar.profiler.windows.kineto_window import WindowProfiler
-from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause
+from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause, without_sessions
 from pacecar.profiler.windows.window_reader import WindowReader
 from pacecar.records import StepRecord
 from tests.kit.waiting import until
@@ -143,6 +143,39 @@ def test_a_thread_that_has_ended_writes_no_more(tasks: Tasks) -> None:
     pause.end()
 
 
+def test_threads_of_our_own_groups_do_not_count(lone_rank: None) -> None:
+    until(lambda: SessionPause().working() == set(), "idle threads")
+    with without_sessions():
+        ours = Pair()
+    theirs = Pair()
+    until(lambda: SessionPause().working() == set(), "idle threads")
+    work = ours.begin()
+    later = theirs.begin()
+    until(lambda: len(SessionPause().working() or ()) == 1, "one of the job's")
+    theirs.join()
+    later.wait()
+    until(lambda: SessionPause().working() == set(), "ours is still out")
+    assert not work.is_completed()
+    ours.join()
+    work.wait()
+
+
+def test_a_record_that_is_asked_for_is_written_although_a_step_before_it_is_held(
+    lone_rank: None, job: Any, attach: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Unrest(monkeypatch, float("inf"))
+    steps = list[Any]()
+    attach(job, config=HookConfig(overhead_budget=1.0, window_interval_steps=30), on_boundary=steps.append)
+    until(lambda: bool(job.run(1) or True) and any(step.is_held for step in steps), "a window")
+    job.run(2)
+    first = next(at for at, step in enumerate(steps) if step.is_held)
+    assert [step.is_held for step in steps[first:]] == [True] * len(steps[first:])
+    assert steps[first + 1].record is None
+    assert steps[first + 1].settled().step == first + 1
+    assert steps[first].record.source == "estimate"
+    assert not any(step.is_held for step in steps)
+
+
 @pytest.mark.parametrize("lacks", ["names", "calls", "machine", "all"])
 def test_where_nothing_tells_what_the_threads_do_a_second_passes(
     tasks: Tasks, now: list[float], monkeypatch: pytest.MonkeyPatch, lacks: str
@@ -254,8 +287,10 @@ def test_a_window_is_read_at_the_first_boundary_at_which_the_threads_have_rested
         open_after.append(hook._meter.is_open)
     exact = exact_steps(sink)
     assert len(exact) >= 2
-    assert [step for step, is_held in held if is_held][: len(exact)] == exact
+    held_steps = {step for step, is_held in held if is_held}
+    assert sorted(step for step in held_steps if step - 1 not in held_steps)[: len(exact)] == exact
     for step in exact:
+        assert {step, open_after[step:].index(False) + step - 1} <= held_steps, "and all between, with their records"
         assert open_after[step], "it goes on over its boundary"
         lasted = open_after[step:].index(False)
         assert (lasted == 1) if looks <= 1 else (1 <= lasted <= looks), "a look at each boundary and phase"
