@@ -216,9 +216,20 @@ def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_hear
     path = nodes.folder / "2.sock"
     settings = {"PROC_ROOT": nodes.folder / "proc", "PERIOD_SECONDS": PERIOD_SECONDS, "PORT": 0, "SOCKET": path}
     environment = {f"PACECAR_DAEMON_{key}": str(value) for key, value in settings.items()}
-    daemon = subprocess.Popen(
-        [sys.executable, "-m", "pacecar", "daemon"], env=os.environ | environment, stderr=subprocess.PIPE, text=True
-    )
+    log = nodes.folder / "daemon.log"
+    with log.open("w") as stream:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "pacecar", "daemon"], env=os.environ | environment, stderr=stream
+        )
+
+    def until_it_is(is_held: bool, what: str) -> None:
+        held = "frozen: this node is short of memory" if is_held else "frozen"
+        try:
+            until(lambda: status(nodes).startswith(held) == is_held, what, WAIT_SECONDS, 0.05)
+        except AssertionError:
+            ended = [rank.poll() for rank in nodes.ranks]
+            pytest.fail(f"{what}: {status(nodes)!r}; ranks {ended}, daemon {daemon.poll()}: {log.read_text()[-2000:]}")
+
     try:
         until(path.exists, "the daemon does not listen", WAIT_SECONDS, 0.1)
         nodes.start(
@@ -226,18 +237,14 @@ def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_hear
             sockets=[path, path],
             knobs=["micro_batch"], windows=False, crew=False, warmup_steps=4, overhead_budget=1.0,
         )  # fmt: skip
-        until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held", WAIT_SECONDS, 0.1)
+        until_it_is(True, "never held")
         daemon.send_signal(signal.SIGSTOP)
-        until(
-            lambda: not status(nodes).startswith("frozen"), "it does not go on without the daemon's word", WAIT_SECONDS
-        )
+        until_it_is(False, "it does not go on without the daemon's word")
         daemon.send_signal(signal.SIGCONT)
-        until(
-            lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held again", WAIT_SECONDS
-        )
+        until_it_is(True, "never held again")
     finally:
         daemon.kill()
-        daemon.communicate()
+        daemon.wait()
         proc.stop()
 
 

@@ -75,7 +75,7 @@ class MeasuredSteps(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Its window is read at the next boundary: a record that is asked for before is an estimate."""
+        """Its window, or that of a step before it, is not read yet: a record that is asked for now is an estimate."""
         ...
 
     def settled(self) -> StepRecord:

@@ -82,7 +82,6 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
-    `is_held`: its window is not read yet, so its record waits, unless `settled` is called.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
     `thread_time` is the training thread's processor time in a profiled step, None where that is no guide, and
     `slowed_max_ns` by how much the profiler can have slowed the step at most.
@@ -111,7 +110,6 @@ class FinishedStep(msgspec.Struct, eq=False):
     record: StepRecord | None = None
     check: EstimateCheck | None = None
     stops: list[Stop] = []
-    is_held: bool = False
     collectives: CollectiveWindow | None = None
 
     @property
@@ -127,6 +125,12 @@ class FinishedStep(msgspec.Struct, eq=False):
         return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
 
     @property
+    def is_held(self) -> bool:
+        """Whether its record waits for a window that is not read yet: its own, or that of a step before it."""
+        held_from = self.step_records.held_from
+        return held_from is not None and self.step >= held_from
+
+    @property
     def source(self) -> Literal["exact", "estimate"]:
         """Whether its ledger is exact or estimated."""
         return "exact" if self.measurement is not None else "estimate"
@@ -137,13 +141,14 @@ class FinishedStep(msgspec.Struct, eq=False):
         return None if self.measurement is None else self.measurement.backward
 
     def settled(self) -> StepRecord:
-        """Return the record, written now if it was not yet.
+        """Return the record, written now if it was not yet, also where it is held: it is an estimate then.
 
         Raises:
             RuntimeError: it could not be written; the log says why.
         """
         if self.record is None:
-            self.is_held = False
+            if self.is_held:
+                self.step_records.held_from = None
             self.step_records.settle()
         if self.record is None:
             raise RuntimeError(f"step {self.step} has no record")
@@ -194,6 +199,8 @@ class StepRecords:
         self._lock = threading.Lock()
         self._looked = 0.0
         self._window_price_ns = 0
+        self.held_from: int | None = None
+        """The step whose window is not read yet: its record and those after it wait; None: none waits."""
         self.call_price = HookCost()
         """What torch takes around the hooks, which the hooks do not see."""
         self.uncalibrated: Uncalibrated = "warming_up"
@@ -318,7 +325,8 @@ class StepRecords:
             return Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=wall_ns)
 
     def _is_held(self) -> bool:
-        return getattr(self._waiting[0], "is_held", False)
+        held_from, first = self.held_from, self._waiting[0]
+        return held_from is not None and (first.step if isinstance(first, FinishedStep) else first[0]) >= held_from
 
     def _waits_for_device(self) -> bool:
         """Return whether the next step may still get its device times; bounded in steps and in time."""

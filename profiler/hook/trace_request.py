@@ -8,6 +8,9 @@ own.  The steps are marked as disturbed, so that nothing is concluded from their
 Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that receives the
 command late ends with the others and not later, and one that is too late says so and traces nothing.
 
+Where collectives may be under way on threads of their group, the trace is paused after its last step and ends a step
+later (see `session_pause`).
+
 A job that is being profiled by its own script is left alone: two sessions would empty each other.  There is always a
 whole step between a window of the hook's own and a trace (see `kineto_window`).
 """
@@ -30,6 +33,7 @@ from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
+from ..windows.session_pause import SessionPause, may_collectives_be_out
 from .daemon_messages import MessageRefusal, NotYet, Reply
 from .trace_file import TraceFile
 
@@ -37,6 +41,9 @@ __all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows", "TracedHook"]
 
 STEPS_MAX = 100
 """The most steps in one trace: of a large model it has 10 MB and 50 000 events a step."""
+
+PAUSED_STEPS_MAX = 20
+"""After so many more steps a trace ends although collectives of the job have not come to rest."""
 
 CLOSE_SECONDS = 10.0
 """How long the end of a job waits for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
@@ -95,11 +102,13 @@ class TraceRequests:
     ) -> None:
         self._name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)[:80]
         self._rank = rank
+        self._on_device = on_device
         self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
         self._directory = directory
         self._hook = hook
         self._windows = hook.windows
         self._profile: Any = None
+        self._pause = SessionPause()
         self._answer: Reply | None = None
         self._end = 0
         self._file: TraceFile | None = None
@@ -166,16 +175,27 @@ class TraceRequests:
         return self._profile is not None
 
     def boundary(self) -> None:
-        """Note the end of a step; ends the trace when it was the last."""
+        """Note the end of a step; ends the trace when it was the last, or pauses it until it may end."""
         if self._profile is None:
             return
-        if self._hook.step < self._end:
-            try:
-                self._profile.step()
-            except Exception as error:  # noqa: BLE001  errors of CUPTI: the job goes on, without a trace
-                self._give_up(error)
-        else:
+        is_last = self._hook.step >= self._end
+        if self._pause.is_on:
+            if self._hook.step >= self._end + PAUSED_STEPS_MAX or self._pause.is_over():
+                self._finish()
+            return
+        if is_last and not self._may_collectives_be_out():
             self._finish()
+            return
+        if is_last:
+            self._pause.begin()  # before the mark of the step that follows, which is not of the trace
+        try:
+            self._profile.step()
+        except Exception as error:  # noqa: BLE001  errors of CUPTI: the job goes on, without a trace
+            self._give_up(error)
+
+    def _may_collectives_be_out(self) -> bool:
+        """Return whether the trace must be paused; on a device only where that is known: its rows go on meanwhile."""
+        return may_collectives_be_out() and (not self._on_device or bool(self._pause.working()))
 
     def close(self) -> None:
         """Write what was traced so far, and wait for that, because the job ends."""
@@ -190,9 +210,14 @@ class TraceRequests:
         assert answer is not None, "set with the profile"
         self._forget_file()
         with contextlib.suppress(Exception):
-            taken.stop()
+            self._stop(taken)
         self._hook.is_traced = False
         answer("refused", f"the profiler failed: {type(error).__name__}: {error}")
+
+    def _stop(self, taken: Any) -> None:  # noqa: ANN401  as `_profile`
+        self._pause.wait()
+        self._pause.end()
+        taken.stop()
 
     def _forget_file(self) -> None:
         if self._file is not None:
@@ -205,7 +230,7 @@ class TraceRequests:
         file, self._file = self._file, None
         assert answer is not None and file is not None, "set with the profile"  # noqa: PT018  one fact
         try:
-            taken.stop()
+            self._stop(taken)
             self._windows.session_ended(taken.profiler)
             taken.export_chrome_trace(file.plain())  # not as .gz: torch would compress on this thread and through /tmp
             file.check_whole()

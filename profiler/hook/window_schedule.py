@@ -16,6 +16,11 @@ slices of the step are taken at this rank's next turns (`row_density_probe`), an
 from them is earned.  A window whose step takes OTHER_STEP_RATIO times the usual was opened around another kind of step
 than predicted: it is cut off when the training thread next enters a phase, and is then not used as a calibration.
 
+While collectives may be under way on threads of their group, a session must not end (`session_pause`).  It is
+paused where its step ends, and ends at the first boundary by which each of those threads has rested: the next one,
+nearly always.
+Until then the record of the profiled step waits, for at most HOLD_SECONDS_MAX.
+
 Left out: whose turn it is and what may be spent (`overhead_budget`), and what a window sees (`window_reader`).
 """
 
@@ -25,14 +30,13 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch.distributed as dist
-
 from pacecar.torch_internals import find
 
 from ..timing.overhead_budget import OverheadBudget, ThreadTime
 from ..timing.preemption import Preemption
 from ..timing.step_timer import RawStep, StepTimer, time_step
 from ..windows.row_density_probe import RowDensityProbe
+from ..windows.session_pause import may_collectives_be_out
 from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
 from ..windows.window_reader import WindowReader
 from .phase_hooks import PhaseHooks
@@ -56,6 +60,10 @@ SLOWED_ROW_DEVICE_NS = 10_000
 
 CHANGED_STEPS = 2
 """After so many steps with another value of a knob a step's operators and processor time are known."""
+
+HOLD_SECONDS_MAX = 2.0
+"""The longest that a record waits for collectives to end.  The window is then dropped, as soon as they have ended: a
+job that gathers something in the background all the time is measured without windows."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +101,10 @@ class WindowSchedule:
         self._mark: tuple[int, int, int | None] | None = None
         self._usual_ns: int | None = None
         self._thread_ns = 0
-        self._was_cut = self._has_rested = False
+        self._cut_because: str | None = None
+        self._has_passed_step = False
         self._held: FinishedStep | None = None
+        self._held_until_ns = 0
         self._has_told = False
         self.count_max_ns: int | None = None
         """The most that the last allowed count of FLOPs can cost; a window has a limit of its own (`end`)."""
@@ -153,7 +163,7 @@ class WindowSchedule:
             self._preemption.begin()
             self._meter.open()
             self.may_be_open = True
-            self._was_cut = False
+            self._cut_because = None
             self._price_ns = self._now_ns() - begun - self._preemption.end()
             self.slows(step)
             self._phases.tell_phases(self._entered)
@@ -178,15 +188,23 @@ class WindowSchedule:
     def end(self, finished: FinishedStep) -> None:
         """Read the window of the step that is over; ending and reading it falls into the next step.
 
-        Where gloo's threads may still write to the session, it is paused here and read a step later.
+        Where threads of a process group may still write to the session, it is paused here and read a step later.
         """
-        held = self._held
-        is_gone = self._was_cut or not self._meter.is_open
+        held, begun = self._held, self._now_ns()
+        if held is None and self._cut_because is None and self._meter.must_be_cut() and self._meter.pause():
+            self._cut("the job's own collectives were under way on the host", has_passed_step=False)
+        is_gone = self._cut_because is not None or not self._meter.is_open
         if is_gone:
             self.release()
             self._end_cut(finished)
             return
-        begun = self._now_ns()
+        if held is not None and not self._meter.may_end():
+            self._phases.tell_phases(self._look)
+            self._price_ns += max(0, self._now_ns() - begun)
+            if begun >= self._held_until_ns:
+                self.release()
+                self._cut(f"collectives were under way for {HOLD_SECONDS_MAX:g} s after its step", has_passed_step=True)
+            return
         self._preemption.begin()
         if held is None:
             finished.thread_time = finished.thread_time or self.thread_time()
@@ -194,9 +212,10 @@ class WindowSchedule:
             finished.timed = self._step_records.time(finished)
             self._window_nodes = self._shape(finished.step + 1).nodes
         finished.disturbed = self.has_aftermath = True
-        if held is None and _may_collectives_be_out() and self._meter.pause():
-            self._phases.tell_phases(None)
-            self._held, finished.is_held = finished, True
+        if held is None and not self._on_device and may_collectives_be_out() and self._meter.pause():
+            self._phases.tell_phases(None if self._meter.may_end() else self._look)
+            self._held, self._step_records.held_from = finished, finished.step
+            self._held_until_ns = begun + int(HOLD_SECONDS_MAX * 1e9)
             self._price_ns += max(0, self._now_ns() - begun - self._preemption.end())
             return
         self._read(held or finished, finished)
@@ -211,11 +230,17 @@ class WindowSchedule:
         else:
             self._preemption.end()
 
+    def _look(self, phase: str) -> None:
+        """Look whether the threads of groups rest: at a boundary they may have new work each time; never raises."""
+        begun = self._now_ns()
+        if self._meter.may_end():
+            self._phases.tell_phases(None)
+        self._price_ns += self._now_ns() - begun
+        self._charge(self._now_ns() - begun)
+
     def release(self) -> None:
         """Allow the record of a step to be written although its window is not read yet."""
-        if self._held is not None:
-            self._held.is_held = False
-            self._held = None
+        self._held = self._step_records.held_from = None
 
     def _read(self, profiled: FinishedStep, finished: FinishedStep) -> None:
         assert profiled.timed is not None, "noted when it ended"
@@ -320,45 +345,45 @@ class WindowSchedule:
     def _entered(self, phase: str) -> None:
         """Cut an open window off where its step turns out not to be the predicted one; never raises."""
         usual_ns = self._usual_ns
-        if usual_ns is None or self._was_cut or self._budget.is_unlimited or self._probe.is_in_backward:
+        if usual_ns is None or self._cut_because is not None or self._budget.is_unlimited or self._probe.is_in_backward:
             return
         if time.thread_time_ns() - self._thread_ns < OTHER_STEP_RATIO * usual_ns + OTHER_STEP_NS:
             return
         begun, thread_ns = self._now_ns(), time.thread_time_ns()
         try:
-            if not _may_collectives_be_out():
+            if not may_collectives_be_out():
                 self._meter.cut()
             elif not self._meter.pause():
                 return
         except Exception:  # noqa: BLE001  inside the job's forward
             _log.debug("a window could not be cut off", exc_info=True)
-        self._was_cut, self._has_rested = True, False
+        self._cut("its step was not like those before it", has_passed_step=False)
         self._price_ns += self._now_ns() - begun
         self._charge(self._now_ns() - begun)
         self._thread_ns += time.thread_time_ns() - thread_ns  # cutting is not a slow-down of the step
 
+    def _cut(self, reason: str, *, has_passed_step: bool) -> None:
+        """Note that the rows of the window are dropped, when it ends at a boundary; says whether its step is over."""
+        self._cut_because, self._has_passed_step = reason, has_passed_step
+
     def _end_cut(self, finished: FinishedStep) -> None:
         self._phases.tell_phases(None)
         self.thread_time()  # dropped: the step itself was longer, not slowed
-        finished.disturbed = self.has_aftermath = True
-        if self._meter.is_open:  # paused within its step
-            if not self._has_rested:
-                self._has_rested = True
+        begun = self._now_ns()
+        if self._meter.is_open:  # paused
+            if not self._has_passed_step:
+                self._has_passed_step = finished.disturbed = self.has_aftermath = True
                 return
-            begun = self._now_ns()
-            self._meter.cut()
+            may_end = self._meter.may_end()
+            if may_end:
+                self._meter.cut()
             self._price_ns += self._now_ns() - begun
-        was_cut, self._was_cut, self.may_be_open = self._was_cut, False, False
+            if not may_end:
+                return
+        finished.disturbed = self.has_aftermath = True
+        reason, self._cut_because, self.may_be_open = self._cut_because, None, False
         self._budget.probed(self._price_ns)
         self._price_ns = 0
         self.mark(finished.step + 1)
-        if was_cut:
-            _log.info("an exact window was cut off: its step was not like those before it")
-
-
-def _may_collectives_be_out() -> bool:
-    """Return whether a window that ends may free what gloo's threads still write to (`WindowProfiler.pause`).
-
-    On a CPU any group may be gloo's: the default group's backend is "undefined" where the job named none.
-    """
-    return dist.is_available() and dist.is_initialized()
+        if reason is not None:
+            _log.info("an exact window was cut off: %s", reason)

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from pacecar.torch_internals import find, need, own_has
 
 from ..windows import recording_switch
+from ..windows.session_pause import without_sessions
 from .store_rendezvous import life
 
 __all__ = [
@@ -88,7 +89,8 @@ def make_group(store: Any, name: str, rank: int, world_size: int, *, is_lazy: bo
     places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
     kind: Any = need("torch.distributed.ProcessGroupGloo")
     options = _lazy_options() if is_lazy else None
-    group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
+    with without_sessions():
+        group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
     if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
         group._set_default_timeout(OPERATION_TIMEOUT)
     return group

@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity
 from pacecar.torch_internals import find, lacking, need
 
 from ..timing.fork_safety import keep_exit_short
-from . import recording_switch
+from .session_pause import SessionPause, may_collectives_be_out
 from .trace_spans import Activity
 
 __all__ = ["WindowProfiler", "WindowUnavailable"]
@@ -45,8 +45,8 @@ __all__ = ["WindowProfiler", "WindowUnavailable"]
 _log = logging.getLogger(__name__)
 
 _MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
-"""Records that may be open when a session ends.  A collective's record ends on the group's own thread, which holds the
-state of its session and so keeps it alive."""
+"""Records that may be open when a session ends.  A collective's record is not ended by a later session's thread: see
+`session_pause` for what waits for it."""
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 KINETO_LOG_QUIET = "6"
@@ -65,7 +65,6 @@ class WindowProfiler:
         if on_device:
             self._activities.add(ProfilerActivity.CUDA)
         self._open = False
-        self._is_paused = False
         self._thread: int | None = None
         self._is_foreign = False
         self._rest_steps = 0
@@ -74,6 +73,7 @@ class WindowProfiler:
         """The record that was open when a window was closed; no further window is opened since."""
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = False
+        self._pause = SessionPause()
 
     @property
     def is_open(self) -> bool:
@@ -155,14 +155,20 @@ class WindowProfiler:
     def pause(self) -> bool:
         """Record nothing more of this thread while the session goes on; False: the session is another thread's.
 
-        Gloo annotates a collective on its own thread while it works on it: in freed memory, if the session has ended by
-        then (torch 2.13 crashes within a second of sessions that end with a collective under way).
+        It ends when `may_end` says so: until then threads of groups may write to it.
         """
         if not (self._open and self._thread == threading.get_ident()):
             return False
-        recording_switch.pause()
-        self._is_paused = True
+        self._pause.begin()
         return True
+
+    def may_end(self) -> bool:
+        """Return whether a paused session may end: no thread of a group can write to it any more."""
+        return not (self._open and self._pause.is_on) or self._pause.is_over()
+
+    def are_collectives_under_way(self) -> bool:
+        """Return whether a thread of a group is known to be at work just now."""
+        return may_collectives_be_out() and bool(self._pause.working())
 
     def close(self) -> tuple[Sequence[Activity], bool]:
         """End the session without waiting for the device.
@@ -178,20 +184,19 @@ class WindowProfiler:
         if self._thread != threading.get_ident():
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
-        self._resume()
+        self._pause.end()
         results: Any = self._disable()
         return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
-        """End an open session, if any, and drop its rows."""
-        self._resume()  # also when the session was given up because the loop changed threads
-        if self._open and self._thread == threading.get_ident():
-            self.bar_if_outlived(self.close()[0])
+        """End an open session, if any, and drop its rows.
 
-    def _resume(self) -> None:
-        if self._is_paused and self._thread == threading.get_ident():
-            self._is_paused = False
-            recording_switch.resume()
+        Where collectives of the job may be under way, this waits for them (`SessionPause.wait`).
+        """
+        if self._open and self._thread == threading.get_ident():
+            self._pause.wait()
+            self.bar_if_outlived(self.close()[0])
+        self._pause.end()  # also when the session was given up because the loop changed threads
 
     def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
         """Open no further window if one of the `rows` from `close` was still open then; call it for every window."""

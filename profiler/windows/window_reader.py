@@ -136,7 +136,7 @@ class WindowReader:
         self._is_installed = True
         if self._profiler.may_open():
             self._profiler.open()
-            self._profiler.discard()
+            self._profiler.close()
 
     def uninstall(self) -> None:
         """Discard an open window and undo the patches of torch."""
@@ -177,8 +177,19 @@ class WindowReader:
             self._observed_from_ns = now_ns
 
     def pause(self) -> bool:
-        """Stop recording without ending the session, so that it can be closed a step later; False: close it now."""
-        return not self._on_device and self._profiler.pause()
+        """Stop recording without ending the session, which is closed when `may_end`; False: close it now."""
+        return self._profiler.pause()
+
+    def may_end(self) -> bool:
+        """Return whether a paused window may be closed or cut: no thread of a process group can write to it."""
+        return self._profiler.may_end()
+
+    def must_be_cut(self) -> bool:
+        """Return whether closing a device's window now could crash the job; what it saw a step later is not its step's.
+
+        A device job's own collectives are the device's, but a script may use gloo beside them.
+        """
+        return self._on_device and not self._warm_steps_left and self._profiler.are_collectives_under_way()
 
     def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
         """Close the window at the end of `step`, or of one after it, and return what it saw of `step`.

@@ -89,7 +89,7 @@ def attached(steps: int) -> int:
         work.wait()
     pacer.close()
     assert windows.communicated == windows.exact, "each window saw the buckets"
-    assert open_steps - 2 * windows.exact in (0, 1, 2), "each session went on for a step after its window's"
+    assert open_steps >= 2 * windows.exact, "each session went on for at least a step after its window's"
     return windows.exact
 
 

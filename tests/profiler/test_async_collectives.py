@@ -23,4 +23,4 @@ def test_a_plain_session_may_end_while_a_collective_is_out() -> None:
 def test_a_window_is_read_a_step_late_where_collectives_may_be_out(steps: int) -> None:
     """Read where its step ends, a rank dies of signal 11 or reads rubbish in 3000 steps; 200 show when it is read."""
     said = run_ranks([JOB, "attached", str(steps)], 2)
-    assert [int(line) >= steps // 8 for line in said] == [True, True], "windows were taken all the time"
+    assert [int(line) >= steps // 12 for line in said] == [True, True], "windows were taken all the time"

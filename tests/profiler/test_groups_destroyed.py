@@ -63,7 +63,8 @@ os._exit(0)
 def run(folder, tune):
     folder.mkdir()
     heard = finish(start_ranks(["-c", SCRIPT, folder, tune], 2))
-    assert [rank.code for rank in heard] == [0, 0], heard
+    codes = [rank.code for rank in heard]
+    assert codes == [0, 0], (codes, [rank.err[-2000:] for rank in heard])
     return [(rank.out, rank.err) for rank in heard]
 
 

@@ -1,0 +1,166 @@
+"""Pauses a profiler session until no thread of a process group can write to it any more, so that it may end.
+
+Gloo works on a collective on a thread of its group.  That thread writes into the session's memory when the collective
+ends: after it has told the caller so, and a busy machine may take the processor from it in between for longer than a
+step.  A collective that the job does not wait for ends when the last rank comes.  A session that has ended by then has
+freed that memory (torch 2.13 dies of signal 11).
+
+A thread that has no work waits for it in `futex`, without a limit.  One that works on a collective runs, or waits in
+another call, or in `futex` until the group's timeout.  Linux tells which (`/proc/<pid>/task/<tid>/syscall`, see
+proc(5)).  A group's works are begun in their order, and none of them is recorded after the pause began.  So a thread
+that was seen without work once since then has done with the session, whatever it does later.  Threads of pacecar's own
+groups are left out (`without_sessions`): their collectives are never recorded, and a gather may be out for hours.
+
+Where Linux does not tell, or where the threads have no name (an older torch, other libraries than gloo), only time can
+be let pass.
+
+Left out: what the job does meanwhile (`window_schedule`, `trace_request`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from . import recording_switch
+
+__all__ = ["SessionPause", "may_collectives_be_out", "without_sessions"]
+
+GLOO_THREAD = "pt_gloo_runloop"
+"""The name of gloo's working threads, of which the kernel keeps 15 characters."""
+
+FUTEX_NUMBERS = {"x86_64": "202", "aarch64": "98"}
+"""The number of the system call futex, by machine."""
+
+TIME_LIMIT_AT = 4
+"""Where the fourth argument stands in a line of `syscall`: for futex the address of its limit in time."""
+
+BLIND_SECONDS = 1.0
+"""How long a session is paused where nothing tells what the threads do: a scheduler keeps none waiting for so long."""
+
+BLIND_WAIT_SECONDS = 0.1
+"""The same where the job waits for it."""
+
+WAIT_SECONDS_MAX = 1.0
+"""The longest that the job waits for collectives to end, where a session must end at once."""
+
+POLL_SECONDS = 0.001
+
+TASKS = "/proc/self/task"
+
+_own_tasks = set[str]()
+"""Threads of pacecar's own groups, whose collectives no session records."""
+
+
+def may_collectives_be_out() -> bool:
+    """Return whether this process may have threads that work on collectives of tensors in the host's memory.
+
+    Any group may be gloo's: the default group's backend is "undefined" where the job named none.
+    """
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextlib.contextmanager
+def without_sessions() -> Iterator[None]:
+    """Note the threads that begin meanwhile as a group's of pacecar's own: no session records what they do."""
+    before = _tasks()
+    try:
+        yield
+    finally:
+        after = _tasks()
+        _own_tasks.intersection_update(after)
+        _own_tasks.update(after - before)
+
+
+def _tasks() -> set[str]:
+    try:
+        return set(os.listdir(TASKS))
+    except OSError:  # another system
+        return set()
+
+
+class SessionPause:
+    """The pause before a session ends: nothing more of this thread is recorded, and collectives come to an end."""
+
+    def __init__(self, tasks: str = TASKS) -> None:
+        self._tasks = tasks
+        self._thread: int | None = None
+        self._begun_at = 0.0
+        self._working: set[str] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a session is paused."""
+        return self._thread is not None
+
+    def begin(self) -> None:
+        """Record nothing more of this thread: from now on no collective begins that writes to the session."""
+        if self._thread is None:
+            recording_switch.pause()
+            self._thread = threading.get_ident()
+            self._begun_at = time.monotonic()
+            self._working = self.working()
+
+    def end(self) -> None:
+        """Record again what this thread calls; without effect on another thread than that of `begin`."""
+        if self._thread == threading.get_ident():
+            self._thread = None
+            recording_switch.resume()
+
+    def is_over(self) -> bool:
+        """Return whether the paused session may end.  This looks at each thread that had work at the last look."""
+        if self._working is None:
+            return time.monotonic() - self._begun_at >= BLIND_SECONDS
+        if self._working:
+            self._working = {task for task in self._working if not self._is_idle(task)}
+        return not self._working
+
+    def wait(self) -> None:
+        """Hold the job up until a session may end that must end now, for at most WAIT_SECONDS_MAX."""
+        if not may_collectives_be_out():
+            return
+        self.begin()
+        if self._working is None:
+            time.sleep(BLIND_WAIT_SECONDS)
+            return
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while not self.is_over() and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+
+    def working(self) -> set[str] | None:
+        """Return those of gloo's threads that work on a collective; None: that cannot be told here."""
+        try:
+            tasks = [task for task in os.listdir(self._tasks) if self._is_gloos(task)]
+            if not tasks or not all(self._read(task, "syscall") for task in tasks):
+                return None
+        except OSError:  # another system, or another kernel
+            return None
+        if platform.machine() not in FUTEX_NUMBERS:
+            return None
+        return {task for task in tasks if task not in _own_tasks and not self._is_idle(task)}
+
+    def _is_gloos(self, task: str) -> bool:
+        try:
+            return self._read(task, "comm") == GLOO_THREAD
+        except OSError:
+            return not os.path.exists(f"{self._tasks}/{task}")
+
+    def _is_idle(self, task: str) -> bool:
+        """Return whether a thread waits for work, or has ended."""
+        try:
+            call = self._read(task, "syscall").split()
+        except OSError:
+            return not os.path.exists(f"{self._tasks}/{task}")
+        if call[0] != FUTEX_NUMBERS[platform.machine()]:
+            return False
+        return len(call) > TIME_LIMIT_AT and int(call[TIME_LIMIT_AT], 16) == 0
+
+    def _read(self, task: str, name: str) -> str:
+        with open(f"{self._tasks}/{task}/{name}", encoding="utf-8", errors="replace") as stream:
+            return stream.read().strip()
