@@ -1,5 +1,6 @@
 """The hook on a real DDP job of two gloo ranks: ledgers sum, communication is seen, and the numbers are the same."""
 
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -89,9 +90,12 @@ def test_ranks_take_turns_and_no_step_is_disturbed_on_both(runs):
     steps = [[r for r in records_of(runs[1], rank) if isinstance(r, StepRecord)] for rank in range(2)]
     profiled, disturbed = ([{r.step for r in rank if test(r)} for rank in steps] for test in (is_exact, is_disturbed))
     for exact, slowed in zip(profiled, disturbed, strict=True):
-        # A window of a gloo job is read at the end of the step after its own, and that is what the third pays.
-        assert slowed - COUNTED == {step + late for step in exact for late in range(3)} & set(range(200))
-        assert slowed >= COUNTED
+        # A window of a gloo job is read at the end of the step after its own, and that is what the third pays.  Where
+        # a busy machine keeps gloo's threads from running it is read later, and slows a step before that no more.
+        assert slowed >= COUNTED | {step + late for step in exact for late in range(2)} & set(range(200))
+        windows = [[step for step in slowed - COUNTED if first <= step < first + 6] for first in sorted(exact)]
+        assert sorted(slowed - COUNTED) == sorted(step for window in windows for step in window)
+        assert statistics.median(len(window) for window in windows) == 3
     assert disturbed[0] & disturbed[1] == COUNTED
 
 
