@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
-from pacecar.config import Config, HookConfig, TuneConfig
+from pacecar.config import Config, HookConfig, TuneConfig, default_socket
 from pacecar.controller.command_handler import CommandHandler, make_ordered_policy, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
 from pacecar.controller.guards.tuning_pause import TuningPause
@@ -85,7 +85,8 @@ class JobRun(StepListener, DaemonInbox):
         self._node = make_node(model, hello)
         self.messages = DaemonMessages(hello.job, hello.rank)
         """The daemon's commands to this rank."""
-        self._outbox = DaemonSocket(config.socket, hello, inbox=self)
+        # Where nobody named a socket a node may well have no daemon.
+        self._outbox = DaemonSocket(config.socket, hello, inbox=self, is_optional=config.socket == default_socket())
         self._queues: list[RecordQueue] = [self._outbox]
         if config.run_dir is not None:
             self._queues.append(RunLog(config.run_dir, hello))

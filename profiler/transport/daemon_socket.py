@@ -59,8 +59,10 @@ class DaemonSocket(RecordQueue):
         *,
         queue_length_max: int = QUEUE_LENGTH_MAX,
         inbox: DaemonInbox | None = None,
+        is_optional: bool = False,
     ) -> None:
-        super().__init__(_SocketCarrier(path, hello, inbox, self._received), queue_length_max=queue_length_max)
+        carrier = _SocketCarrier(path, hello, inbox, self._received)
+        super().__init__(carrier, queue_length_max=queue_length_max, is_optional=is_optional)
 
     def _received(self, refusal: Answer | None) -> None:
         """Answer a command that was refused; have the training thread look at one that was kept."""

@@ -102,13 +102,19 @@ class RecordSource(Protocol):
 
 
 class RecordQueue:
-    """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`."""
+    """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`.
 
-    def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
+    `is_optional`: the destination may never be there, which is said as information and not as a warning.
+    """
+
+    def __init__(
+        self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX, is_optional: bool = False
+    ) -> None:
         self._carrier = carrier
         self._sendable = FieldFilter(carrier.destination)
         self._queue: deque[JobRecord | Answer] = deque()
         self._queue_length_max = queue_length_max
+        self._is_optional = is_optional
         self._dropped = 0
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
@@ -207,12 +213,19 @@ class RecordQueue:
             self._is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError, UntrustedDaemonError))
             if not self._is_complaining:
                 self._is_complaining = True
-                _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)
+                self._complain(error)
             return False
         else:
             self._is_complaining = False
             self._has_delivered = True
         return True
+
+    def _complain(self, error: OSError) -> None:
+        """Say once that records cannot be delivered."""
+        if self._is_optional and isinstance(error, FileNotFoundError) and not self._has_delivered:
+            _log.info("pacecar does not find %s: it measures without it, and keeps looking", self._carrier.destination)
+        else:
+            _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)
 
     def _put_back(self, record: JobRecord | Answer) -> None:
         if len(self._queue) >= self._queue_length_max:

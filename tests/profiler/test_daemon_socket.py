@@ -1,5 +1,6 @@
 """The outbox against a real SEQPACKET listener: there, absent, full, killed and restarted, and in a forked child."""
 
+import logging
 import os
 import socket
 import threading
@@ -234,6 +235,29 @@ def test_a_run_log_holds_the_hello_and_every_record(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_optional", [True, False])
+def test_where_no_socket_is_configured_a_node_without_a_daemon_is_no_reason_to_warn(tmp_path, caplog, is_optional):
+    caplog.set_level(logging.INFO, logger="pacecar")
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello(), is_optional=is_optional)
+    outbox.put(record(0))
+    until(lambda: caplog.records)
+    time.sleep(3 * LOOK_SECONDS)
+    said = [(one.levelno, one.getMessage()) for one in caplog.records]
+    path = tmp_path / "s"
+    if is_optional:
+        assert said == [
+            (logging.INFO, f"pacecar does not find the daemon at {path}: it measures without it, and keeps looking")
+        ]
+    else:
+        assert [level for level, _ in said] == [logging.WARNING]
+    daemon = Listener(path)
+    until(lambda: len(daemon.frames) == 2, "it has kept looking")
+    daemon.kill()
+    outbox.put(record(1))
+    until(lambda: caplog.records[-1].levelno == logging.WARNING, "a daemon that is gone is missed")
+    outbox.close(0.0)
+
+
 def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
     (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path, job_hello(), queue_length_max=4)
