@@ -5,7 +5,8 @@ on which all ranks agree without communicating: the name that the user gave (PAC
 all of them, else the script's name and a process id (of the process that started them, or its own).  Two jobs may have
 one name, so a hello also has the launch (`launch_id`), which no two have.
 
-    torchrun     its run id; without one ("none") the cluster's job id, and its rendezvous' port
+    torchrun     its run id; without one ("none") the cluster's job id, and its rendezvous' port; with one that
+                 `--standalone` drew the cluster's job id and the script's name
     Slurm, LSF, PBS   the job's id
     Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
     MPI          the namespace that PMIx gives a launch
@@ -47,6 +48,9 @@ LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_
 """Variables of the launchers: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
 
 SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
+DRAWN_RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""The run id that `torchrun --standalone` draws for each start: a UUID."""
+
 NAME_LENGTH_MAX = 253
 """The longest name of a pod: a DNS subdomain (RFC 1123,
 kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
@@ -106,13 +110,21 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
     cluster = _cluster_job(environ)
     if torchrun == "none":  # torchrun's default names no run; with the port of its rendezvous two in one job differ
         torchrun = f"{cluster or 'torchrun'}-{environ.get('MASTER_PORT', 'none')}"
+    elif torchrun and DRAWN_RUN_ID.fullmatch(torchrun):  # a new one for each start says nothing to a person
+        torchrun = f"{cluster}-{_script()}" if cluster else _script()
     name = environ.get("PACECAR_JOB") or torchrun or cluster or _mpi_job(environ)
     if not name:
-        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+        script = _script()
         parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
         port = environ.get("MASTER_PORT")  # or the ranks were started one by one
         name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
+
+
+def _script() -> str:
+    """Return the name of the script, of a package that is run as a module that of its folder."""
+    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    return path.parent.name if path.stem == "__main__" and path.parent.name else path.stem
 
 
 def _cluster_job(environ: Mapping[str, str]) -> str | None:

@@ -1,6 +1,8 @@
 """Who a process is, from the environment, torch.distributed or neither."""
 
 import os
+import sys
+import uuid
 
 import torch
 from torch import nn
@@ -29,6 +31,16 @@ def test_the_cluster_names_a_job_that_torchrun_does_not():
     assert job_id({**pod, "JOB_COMPLETION_INDEX": "3", "HOSTNAME": "gpt-3"}) == "k8s-gpt"
     assert job_id({**pod, **none}) == "torchrun-29500"
     assert job_id({"PMIX_NAMESPACE": "prterun-host-17@1"}) == "mpi-prterun-host-17@1"
+
+
+def test_a_run_id_that_torchrun_drew_gives_way_to_the_scripts_name(monkeypatch):
+    drawn = {"TORCHELASTIC_RUN_ID": str(uuid.uuid4())}
+    for argv, name in [("/home/me/train.py", "train"), ("/site/nano/__main__.py", "nano"), ("", "python")]:
+        monkeypatch.setattr(sys, "argv", [argv])
+        assert job_id(drawn) == name
+        assert job_id({**drawn, "SLURM_JOB_ID": "9"}) == f"slurm-9-{name}"
+    assert job_id({**drawn, "PACECAR_JOB": "mine"}) == "mine"
+    assert job_id({"TORCHELASTIC_RUN_ID": "0123abcd"}) == "0123abcd", "somebody's own"
 
 
 def test_a_job_id_can_be_a_label_and_a_file_name():
