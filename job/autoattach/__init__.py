@@ -6,7 +6,8 @@
     rank_gathering      agrees, without waiting, on the step at which all ranks attach
     tuning_permission   decides what may be done here, and calls `pacecar.attach`
     dataloader_waits    times how long the loop waits for torch's DataLoader
-    stderr_line         writes the one line that the user sees
+    stderr_line         writes the line that the user sees
+    end_line            writes another when the script ends: what was measured, what was kept
 
 Nothing is guessed: where it is not clear, one line says why and the script is left alone.
 """

@@ -1,4 +1,4 @@
-"""Writes the one line that a user of `pacecar run` sees, on rank 0's stderr, and keeps pacecar's log off the script's.
+"""Writes the lines that a user of `pacecar run` sees, on rank 0's stderr, and keeps pacecar's log off the script's.
 
 Everything else that pacecar has to say is in its records.  Its warnings would be lines among the script's own, where
 logging is configured on stdout even among its results; with a run folder they go to `rank<r>.log` there.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pacecar.profiler.hook.job_identity import RANK
 from pacecar.safe_files import appending
 
-__all__ = ["keep_quiet", "say"]
+__all__ = ["keep_quiet", "say", "write_line"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -31,6 +31,11 @@ def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
         rank = next((environ[name] for name in RANK if name in environ), "0")
     if rank != "0":
         return
+    write_line(what)
+
+
+def write_line(what: str) -> None:
+    """Write one line to stderr."""
     line = f"pacecar: {' '.join(what.split())}\n"
     # Not sys.stderr: what the script put in its place is for the script's own output.
     with contextlib.suppress(OSError):

@@ -26,6 +26,7 @@ from pacecar.torch_internals import lacking, need
 
 from ..attach import Pacer, attach
 from .dataloader_waits import time_waits
+from .end_line import EndLine
 from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet
 
@@ -106,7 +107,9 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
     """Attach; return the pacer, and the line that says what it does."""
     hello = make_hello(wished.model, job=wished.config.hook.job)
     keep_quiet(hello.rank, wished.config.hook.run_dir)
-    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=wished.config, **AS_NOBODY_ASKED)
+    config, options = wished.config, AS_NOBODY_ASKED
+    end_line = EndLine(config.hook.run_dir)
+    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=config, loggers=[end_line], **options)
     if pacer.inert_because is not None:
         return pacer, f"does not attach: {pacer.inert_because}"
     if pacer._hook is not None:

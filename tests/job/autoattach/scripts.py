@@ -32,18 +32,22 @@ TIMEOUT_SECONDS = 300
 # DeepSpeed, which accelerate imports where it is installed, would say with a time stamp that it found no GPU.
 SAME = {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false", "DS_ACCELERATOR": "cpu"}
 
+END = re.compile(r"pacecar: \d+ steps? of ")
+"""What the line begins with that says, at the end, what was measured and kept."""
+
 EACH_STEP = {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0"}
 """Each step has a record: on a busy machine the usual budget pays for one in some."""
 
 
 @dataclass
 class Done:
-    """What a run left behind: its exit code, its lines, pacecar's own lines, its records by rank."""
+    """What a run left behind: its exit code, its lines, pacecar's own lines and the one of its end, records by rank."""
 
     code: int
     out: str
     errors: list[str]
     pacecar: list[str]
+    end: list[str]
     records: list[list[dict[str, Any]]]
 
     def of(self, rank: int, kind: str) -> list[dict[str, Any]]:
@@ -104,7 +108,8 @@ def run(
         done.returncode,
         done.stdout,
         sorted(neutral(line) for line in lines if line not in own and not is_chance(line)),
-        own,
+        [line for line in own if not END.match(line)],
+        [line for line in own if END.match(line)],
         [] if folder is None else [read_records(folder / f"rank{rank}.jsonl") for rank in range(ranks)],
     )
 

@@ -32,6 +32,9 @@ def test_exact_tuning_decides_about_buckets_on_all_ranks_alike(tmp_path: Path, s
     )
     assert seen.code == 0, seen.errors
     assert seen.pacecar == [line for line in seen.pacecar if line.endswith("; mode exact")]
+    (end,) = seen.end
+    assert "; kept " in end
+    assert end.endswith(f"; more: pacecar report {tmp_path}")
     decided = [decision for decision in seen.of(0, "decision") if "bucket" in decision["knob"]]
     assert decided, [status["detail"] for status in seen.of(0, "tuner")]
     switches = [[(s["decision"], s["epoch"], s["knobs"]["values"]) for s in seen.of(r, "switch")] for r in range(2)]

@@ -1,0 +1,76 @@
+"""Says in one line, when a script under `pacecar run` ends, what was measured and kept and what pacecar itself took.
+
+It hears the records as a user's logger does (`attach(loggers=...)`), and writes when it is closed, on rank 0 only.  In:
+verdicts, decisions and the goodbye with its totals.  Left out: every number of a single step (the run folder has them).
+"""
+
+from __future__ import annotations
+
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.quantities import duration, percent, plural
+from pacecar.knobs import setting
+from pacecar.records import LEDGER_HEADINGS, Decision, Goodbye, JobRecord, Ledger, TunerStatus, Verdict
+
+from .stderr_line import write_line
+
+__all__ = ["EndLine"]
+
+SHARES_MAX = 3
+SHARE_MIN = 0.01
+"""Headings of the ledger that the line names: the largest, of a hundredth of the time or more."""
+
+TURNING = ("warming", "screening", "trial", "watching")
+"""States of a tuner that may turn a knob."""
+
+
+class EndLine:
+    """A `RecordSink` that writes the line; `run_dir` is the folder that it points to."""
+
+    dropped = 0
+
+    def __init__(self, run_dir: str | None) -> None:
+        self._run_dir = run_dir
+        self._is_tuned = False
+        self._decided: dict[int, Decision] = {}
+        self._kept: dict[str, tuple[int | str, int | str]] = {}
+        self._goodbye: Goodbye | None = None
+
+    def put(self, record: JobRecord) -> None:
+        """Note a record; of most there is nothing to note."""
+        if isinstance(record, Decision):
+            self._decided[record.decision] = record
+        elif isinstance(record, Verdict):
+            decision = self._decided.pop(record.decision, None)
+            if decision is not None and record.outcome == "kept":
+                first, _ = self._kept.get(decision.knob, (decision.from_value, None))
+                self._kept[decision.knob] = (first, decision.to_value)
+        elif isinstance(record, TunerStatus):
+            self._is_tuned |= record.state in TURNING
+        elif isinstance(record, Goodbye):
+            self._goodbye = record
+
+    def close(self, timeout_seconds: float) -> None:
+        """Write the line, once; not where no step was measured."""
+        goodbye, self._goodbye = self._goodbye, None
+        if goodbye is not None and goodbye.rank == 0 and goodbye.totals is not None and goodbye.total_steps:
+            write_line(self._line(goodbye, goodbye.totals, goodbye.total_steps))
+
+    def _line(self, goodbye: Goodbye, totals: Ledger, steps: int) -> str:
+        wall_ns = max(1, totals.wall_ns)
+        said = f"{plural(steps, 'step')} of {duration(wall_ns / steps)}: {_shares(totals)}"
+        if goodbye.total_overhead_ns is not None:
+            said += f"; pacecar's own time {percent(goodbye.total_overhead_ns / wall_ns, digits=2)}"
+        if self._is_tuned:
+            changes = [
+                f"{knob} {setting(knob, first)} -> {setting(knob, last)}"
+                for knob, (first, last) in self._kept.items()
+                if first != last
+            ]
+            said += f"; kept {', '.join(changes) or 'no change'}"
+        return said if self._run_dir is None else f"{said}; more: pacecar report {self._run_dir}"
+
+
+def _shares(ledger: Ledger) -> str:
+    parts = {heading: getattr(ledger, f"{heading}_ns") / max(1, ledger.wall_ns) for heading in LEDGER_HEADINGS}
+    largest = sorted((heading for heading in parts if parts[heading] >= SHARE_MIN), key=lambda each: -parts[each])
+    return ", ".join(f"{percent(parts[heading])} {HEADING_WORDS[heading]}" for heading in largest[:SHARES_MAX])
