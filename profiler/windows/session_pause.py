@@ -11,8 +11,10 @@ proc(5)).  A group's works are begun in their order, and none of them is recorde
 that was seen without work once since then has done with the session, whatever it does later.  Threads of pacecar's own
 groups are left out (`without_sessions`): their collectives are never recorded, and a gather may be out for hours.
 
-Where Linux does not tell, or where the threads have no name (an older torch, other libraries than gloo), only time can
-be let pass.
+Gloo's threads have names since torch 2.11.  Where none has, each thread that is not python's may be one; such a thread
+rests, too, while it sleeps or waits for others to send, as the threads that move gloo's bytes do.  Threads of other
+libraries may never rest (OpenMP's turn in a loop), so the session ends after BLIND_SECONDS at the latest.  Where Linux
+does not tell what threads do, only time can be let pass.
 
 Left out: what the job does meanwhile (`window_schedule`, `trace_request`).
 """
@@ -38,11 +40,19 @@ GLOO_THREAD = "pt_gloo_runloop"
 FUTEX_NUMBERS = {"x86_64": "202", "aarch64": "98"}
 """The number of the system call futex, by machine."""
 
+OTHER_WAITS = {
+    "x86_64": frozenset({"7", "23", "232", "270", "271", "281", "441", "0", "43", "45", "47", "288", "35", "230"}),
+    "aarch64": frozenset({"73", "72", "22", "441", "63", "202", "207", "212", "242", "101", "115"}),
+}
+"""The numbers of poll, select, epoll_wait and their like, of read, accept and recv, and of sleeping, by machine.  A
+thread of a group that works on a collective is in none of them; other libraries' threads often are."""
+
 TIME_LIMIT_AT = 4
 """Where the fourth argument stands in a line of `syscall`: for futex the address of its limit in time."""
 
 BLIND_SECONDS = 1.0
-"""How long a session is paused where nothing tells what the threads do: a scheduler keeps none waiting for so long."""
+"""How long a session is paused at most where nothing tells for certain what the threads do: a scheduler keeps none
+waiting for so long."""
 
 BLIND_WAIT_SECONDS = 0.1
 """The same where the job waits for it."""
@@ -93,6 +103,7 @@ class SessionPause:
         self._thread: int | None = None
         self._begun_at = 0.0
         self._working: set[str] | None = None
+        self._is_guess = False
 
     @property
     def is_on(self) -> bool:
@@ -106,6 +117,9 @@ class SessionPause:
             self._thread = threading.get_ident()
             self._begun_at = time.monotonic()
             self._working = self.working()
+            self._is_guess = self._working is None
+            if self._is_guess:
+                self._working = self._unnamed()
 
     def end(self) -> None:
         """Record again what this thread calls; without effect on another thread than that of `begin`."""
@@ -115,11 +129,12 @@ class SessionPause:
 
     def is_over(self) -> bool:
         """Return whether the paused session may end.  This looks at each thread that had work at the last look."""
-        if self._working is None:
-            return time.monotonic() - self._begun_at >= BLIND_SECONDS
+        if self._is_guess and time.monotonic() - self._begun_at >= BLIND_SECONDS:
+            return True
         if self._working:
-            self._working = {task for task in self._working if not self._is_idle(task)}
-        return not self._working
+            is_idle = self._may_rest if self._is_guess else self._is_idle
+            self._working = {task for task in self._working if not is_idle(task)}
+        return self._working is not None and not self._working
 
     def wait(self) -> None:
         """Hold the job up until a session may end that must end now, for at most WAIT_SECONDS_MAX."""
@@ -145,6 +160,21 @@ class SessionPause:
             return None
         return {task for task in tasks if task not in _own_tasks and not self._is_idle(task)}
 
+    def _unnamed(self) -> set[str] | None:
+        """Return the threads that may be a group's, where none has a name, and are not known to rest; None: unknown."""
+        others = {str(thread.native_id) for thread in threading.enumerate()} | _own_tasks
+        try:
+            tasks = os.listdir(self._tasks)
+        except OSError:
+            return None
+        if platform.machine() not in FUTEX_NUMBERS or not any(self._call(task) for task in tasks):
+            return None
+        return {task for task in tasks if task not in others and not self._may_rest(task)}
+
+    def _may_rest(self, task: str) -> bool:
+        """Return whether a thread that may be a group's has no work: it waits for some, or is not a group's."""
+        return self._is_idle(task) or not OTHER_WAITS[platform.machine()].isdisjoint(self._call(task)[:1])
+
     def _is_gloos(self, task: str) -> bool:
         try:
             return self._read(task, "comm") == GLOO_THREAD
@@ -153,13 +183,19 @@ class SessionPause:
 
     def _is_idle(self, task: str) -> bool:
         """Return whether a thread waits for work, or has ended."""
-        try:
-            call = self._read(task, "syscall").split()
-        except OSError:
+        call = self._call(task)
+        if not call:
             return not os.path.exists(f"{self._tasks}/{task}")
         if call[0] != FUTEX_NUMBERS[platform.machine()]:
             return False
         return len(call) > TIME_LIMIT_AT and int(call[TIME_LIMIT_AT], 16) == 0
+
+    def _call(self, task: str) -> list[str]:
+        """Return the number and arguments of the system call that a thread is in; [] where that cannot be read."""
+        try:
+            return self._read(task, "syscall").split()
+        except OSError:
+            return []
 
     def _read(self, task: str, name: str) -> str:
         with open(f"{self._tasks}/{task}/{name}", encoding="utf-8", errors="replace") as stream:

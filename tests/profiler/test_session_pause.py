@@ -176,11 +176,51 @@ def test_a_record_that_is_asked_for_is_written_although_a_step_before_it_is_held
     assert not any(step.is_held for step in steps)
 
 
-@pytest.mark.parametrize("lacks", ["names", "calls", "machine", "all"])
+SLEEPING = {"x86_64": "230", "aarch64": "115"}.get(platform.machine(), "none")
+
+
+@pytest.mark.parametrize(
+    ("calls", "rests"),
+    [((IDLE, f"{SLEEPING} 0x0"), True), ((IDLE, COLLECTIVE), False), (("running",), False), (("-1 0x0",), False)],
+)
+def test_where_no_thread_has_a_name_each_that_is_not_pythons_may_be_a_groups(
+    tasks: Tasks, now: list[float], monkeypatch: pytest.MonkeyPatch, calls: tuple[str, ...], rests: bool
+) -> None:
+    """As with torch before 2.11."""
+    monkeypatch.setitem(session_pause.OTHER_WAITS, "x86_64", frozenset({SLEEPING}))
+    for number, call in enumerate(calls):
+        tasks.thread(f"{10 + number}", "python", call)
+    tasks.thread(str(threading.main_thread().native_id), "python", "running")
+    pause = SessionPause(str(tasks.folder))
+    assert pause.working() is None, "so that no window of a device is cut for a guess"
+    pause.begin()
+    assert pause.is_over() is rests
+    now[0] += 0.99
+    assert pause.is_over() is rests
+    for number in range(len(calls)):
+        tasks.thread(f"{10 + number}", "python", IDLE)
+    assert pause.is_over()
+    pause.end()
+
+
+@needs_system_calls
+def test_without_names_a_collective_of_this_torch_is_seen_to_work_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, pause = Pair(), SessionPause()
+    work = pair.begin()
+    until(lambda: len(pause.working() or ()) == 1, "a thread at work")
+    (task,) = pause.working() or ()
+    monkeypatch.setattr(session_pause, "GLOO_THREAD", "unnamed")
+    assert task in (pause._unnamed() or ())
+    pair.join()
+    work.wait()
+    until(lambda: task not in (pause._unnamed() or ()), "an idle thread")
+
+
+@pytest.mark.parametrize("lacks", ["rest", "calls", "machine", "all"])
 def test_where_nothing_tells_what_the_threads_do_a_second_passes(
     tasks: Tasks, now: list[float], monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
-    tasks.thread("11", "python" if lacks == "names" else GLOO_THREAD, IDLE)
+    tasks.thread("11", "python", "running")
     if lacks == "calls":
         (tasks.folder / "11" / "syscall").unlink()
     if lacks == "machine":
