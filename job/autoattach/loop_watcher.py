@@ -209,7 +209,11 @@ def why_no_rank(helper_of: str | None, *, is_fork: bool = False, environ: Mappin
     if is_up and dist.get_world_size() > 1:
         return f"does not attach: process {helper_of} is this rank, and started this one"
     if helper_of is not None or is_child:
-        return ""
+        # One of a script's own processes speaks for all of them.
+        is_first = helper_of is None and multiprocessing.current_process().name.endswith("-1")
+        return (
+            "does not attach: the script trains in processes of its own, without torch.distributed" if is_first else ""
+        )
     sizes = [environ[name] for name in WORLD_SIZE if environ.get(name, "").isdigit()]
     if sizes and int(sizes[0]) > 1:
         return f"does not attach: one of {sizes[0]} processes, and torch.distributed is not initialized"

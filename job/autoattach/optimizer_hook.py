@@ -3,10 +3,14 @@
 The hook stays for the whole run.  Until the first step it is all that there is of pacecar in a process.  The rest is
 imported in that step, which is the job's slowest anyway.  The import may fail (a library is missing, pacecar was
 upgraded meanwhile), so what guards it imports nothing itself.
+
+A process that ends without a step although it is a rank, or computed gradients, says so in one line: its weights are
+updated by hand, inside torch.compile, or somewhere else.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pacecar.profiler.timing.torch_compile import is_tracing, keep_out
+from pacecar.torch_internals import find
 
 __all__ = ["listen"]
 
@@ -30,6 +35,7 @@ def listen(helper_of: str | None) -> None:
     _helper_of, _pid = helper_of, os.getpid()
     keep_out(_stepped)
     register_optimizer_step_post_hook(_stepped)
+    atexit.register(_ended)
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -45,19 +51,33 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         _heard(optimizer)
     except Exception as error:  # noqa: BLE001  the job comes first
         _heard = _ignore
-        _tell(error)
+        _tell(f"does not attach: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def _tell(error: Exception) -> None:
-    """Say on stderr, on rank 0, why there is no pacecar here.
+def _ended() -> None:
+    """Say that nothing was measured, where a user may have expected it."""
+    try:
+        if _heard is None and _helper_of is None and os.getpid() == _pid and ("RANK" in os.environ or _has_gradients()):
+            _tell("measured nothing: no optimizer of torch made a step in this process, where pacecar would see it")
+    except Exception:  # noqa: BLE001  the end of the script is its own
+        return
+
+
+def _has_gradients() -> bool:
+    """Return whether this thread recorded operators for a backward; False where this torch does not tell."""
+    sequence: Callable[[], int] | None = find("torch._C._autograd._get_sequence_nr")
+    return sequence is not None and sequence() > 0
+
+
+def _tell(what: str) -> None:
+    """Say one thing on stderr, on rank 0.
 
     It uses only what this process has loaded: whatever would have to be imported may be what is missing.
     """
     try:
         rank = str(dist.get_rank()) if dist.is_available() and dist.is_initialized() else os.environ.get("RANK", "0")
         if rank == "0":
-            line = f"pacecar: does not attach: {type(error).__name__}: {' '.join(str(error).split())}\n"
-            os.write(2, line.encode(errors="replace"))
+            os.write(2, f"pacecar: {what}\n".encode(errors="replace"))
     except Exception:  # noqa: BLE001  a message is not worth a job
         return
 

@@ -78,6 +78,43 @@ for _ in range(12):
 """
 OPTIMIZER = PLAIN.replace("total = 0.0", "optimizer.step = torch.compile(optimizer.step, backend='eager')\ntotal = 0.0")
 
+BY_HAND = """
+model = mlp()
+for step in range(12):
+    model(x).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-4 * parameter.grad
+            parameter.grad = None
+total = 0.0
+"""
+INFERENCE = """
+model = mlp()
+with torch.no_grad():
+    for step in range(12):
+        model(x)
+total = 0.0
+"""
+HOGWILD = """
+import torch.multiprocessing as processes
+model = mlp().share_memory()
+
+def train(rank):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(12):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+trainers = [processes.get_context("fork").Process(target=train, args=(rank,)) for rank in range(2)]
+for trainer in trainers:
+    trainer.start()
+for trainer in trainers:
+    trainer.join()
+total = 0.0
+"""
+
+NOTHING = "pacecar: measured nothing: no optimizer of torch made a step in this process, where pacecar would see it"
 MEASURES = "pacecar: measures job j, {} on 1 ranks; tunes nothing"
 
 
@@ -107,7 +144,8 @@ for text in {texts!r}:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each of the loops prints without pacecar: all in one process, as each starts torch anew."""
-    texts = [PLAIN, GAN, HOLDER, COMPILED, BLOCKS, IN_PLACE, FUNCTION, OPTIMIZER]
+    # Those without an optimizer come first: the others load torch._dynamo, of which the script prints counts.
+    texts = [BY_HAND, INFERENCE, HOGWILD, PLAIN, GAN, HOLDER, COMPILED, BLOCKS, IN_PLACE, FUNCTION, OPTIMIZER]
     script = tmp_path_factory.mktemp("bare") / "script.py"
     script.write_text(EACH.format(texts=[HEAD + text + TAIL for text in texts]))
     done = run(script, ranks=1, python=python())
@@ -129,9 +167,24 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "pacecar: does not attach: torch.compile is used on functions; call pacecar.attach in the script",
             0,
         ),
-        (OPTIMIZER, None, 0),
+        (OPTIMIZER, NOTHING, 0),
+        (BY_HAND, NOTHING, 0),
+        (INFERENCE, None, 0),
+        (HOGWILD, "pacecar: does not attach: the script trains in processes of its own, without torch.distributed", 0),
     ],
-    ids=["plain", "gan", "holder", "compiled", "blocks", "in place", "function", "optimizer"],
+    ids=[
+        "plain",
+        "gan",
+        "holder",
+        "compiled",
+        "blocks",
+        "in place",
+        "function",
+        "optimizer",
+        "by hand",
+        "inference",
+        "hogwild",
+    ],
 )
 def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
     tmp_path: Path, bare: dict[str, str], text: str, line: str | None, steps: int
