@@ -65,7 +65,7 @@ POLL_SECONDS = 0.001
 TASKS = "/proc/self/task"
 
 _own_tasks = set[str]()
-"""Threads of pacecar's own groups, whose collectives no session records."""
+"""Threads of pacecar's own groups, whose collectives no session records, and of kineto."""
 
 
 def may_collectives_be_out() -> bool:
@@ -78,7 +78,7 @@ def may_collectives_be_out() -> bool:
 
 @contextlib.contextmanager
 def without_sessions() -> Iterator[None]:
-    """Note the threads that begin meanwhile as a group's of pacecar's own: no session records what they do."""
+    """Note the threads that begin meanwhile as pacecar's own: no session records what they do."""
     before = _tasks()
     try:
         yield

@@ -25,6 +25,7 @@ from ..timing.step_timer import PHASES, Stretch, TimedStep
 from .collective_stats import backward_window, sum_collectives
 from .device_phases import passed_stretches
 from .kineto_window import WindowProfiler, WindowUnavailable
+from .session_pause import without_sessions
 from .trace_spans import Activity, TraceSpans, read_rows
 
 __all__ = ["Measurement", "WindowReader"]
@@ -135,7 +136,8 @@ class WindowReader:
             return
         self._is_installed = True
         if self._profiler.may_open():
-            self._profiler.open()
+            with without_sessions():  # kineto starts a thread of its own, which looks for a configuration for ever
+                self._profiler.open()
             self._profiler.close()
 
     def uninstall(self) -> None:

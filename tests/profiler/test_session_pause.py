@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import platform
+import subprocess
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause, without_sessions
 from pacecar.profiler.windows.window_reader import WindowReader
 from pacecar.records import StepRecord
+from tests.kit.forking_python import forking_python
 from tests.kit.waiting import until
 from tests.profiler.test_tracing import Job as TracedJob
 from tests.profiler.test_tracing import marks_of
@@ -428,3 +430,21 @@ def test_a_job_that_ends_while_its_trace_is_paused_leaves_the_trace(
     with torch.autograd.profiler.profile() as profile:
         torch.ones(1).add(1.0)
     assert "aten::add" in [event.name for event in profile.function_events or ()], "the pause is over"
+
+
+KINETOS = """
+from pacecar.clock import SystemClock
+from pacecar.profiler.windows.session_pause import SessionPause
+from pacecar.profiler.windows.window_reader import WindowReader
+reader = WindowReader(SystemClock(), on_device=False)
+before = SessionPause()._unnamed()
+reader.install()
+print(before == SessionPause()._unnamed() == set())
+"""
+
+
+@needs_system_calls
+def test_kinetos_own_thread_is_not_taken_for_a_groups() -> None:
+    """It waits with a limit for a new configuration, as a thread does that works on a collective."""
+    done = subprocess.run([forking_python(), "-c", KINETOS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
