@@ -7,7 +7,7 @@
     tuning_permission   decides what may be done here, and calls `pacecar.attach`
     dataloader_waits    times how long the loop waits for torch's DataLoader
     stderr_line         writes the line that the user sees
-    end_line            writes another when the script ends: what was measured, what was kept
+    outcome_lines       writes others: that there is nothing to tune; at the end what was measured and kept
 
 Nothing is guessed: where it is not clear, one line says why and the script is left alone.
 """

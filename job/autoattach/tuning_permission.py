@@ -26,7 +26,7 @@ from pacecar.torch_internals import lacking, need
 
 from ..attach import Pacer, attach
 from .dataloader_waits import time_waits
-from .end_line import EndLine
+from .outcome_lines import OutcomeLines
 from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet
 
@@ -108,8 +108,8 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
     hello = make_hello(wished.model, job=wished.config.hook.job)
     keep_quiet(hello.rank, wished.config.hook.run_dir)
     config, options = wished.config, AS_NOBODY_ASKED
-    end_line = EndLine(config.hook.run_dir)
-    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=config, loggers=[end_line], **options)
+    outcome_lines = OutcomeLines(config.hook.run_dir)
+    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=config, loggers=[outcome_lines], **options)
     if pacer.inert_because is not None:
         return pacer, f"does not attach: {pacer.inert_because}"
     if pacer._hook is not None:

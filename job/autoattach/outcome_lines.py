@@ -1,7 +1,8 @@
-"""Says in one line, when a script under `pacecar run` ends, what was measured and kept and what pacecar itself took.
+"""Says what comes of a run under `pacecar run`: at its end, and before if there turns out to be nothing to tune.
 
-It hears the records as a user's logger does (`attach(loggers=...)`), and writes when it is closed, on rank 0 only.  In:
-verdicts, decisions and the goodbye with its totals.  Left out: every number of a single step (the run folder has them).
+It hears the records as a user's logger does (`attach(loggers=...)`), and writes on rank 0 only.  In: states of the
+tuner, decisions and verdicts, and the goodbye with its totals.  Left out: every number of a single step (the run folder
+has them).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pacecar.records import LEDGER_HEADINGS, Decision, Goodbye, JobRecord, Ledge
 
 from .stderr_line import write_line
 
-__all__ = ["EndLine"]
+__all__ = ["OutcomeLines"]
 
 SHARES_MAX = 3
 SHARE_MIN = 0.01
@@ -23,8 +24,8 @@ TURNING = ("warming", "screening", "trial", "watching")
 """States of a tuner that may turn a knob."""
 
 
-class EndLine:
-    """A `RecordSink` that writes the line; `run_dir` is the folder that it points to."""
+class OutcomeLines:
+    """A `RecordSink` that writes the lines; `run_dir` is the folder that the last one points to."""
 
     dropped = 0
 
@@ -45,7 +46,9 @@ class EndLine:
                 first, _ = self._kept.get(decision.knob, (decision.from_value, None))
                 self._kept[decision.knob] = (first, decision.to_value)
         elif isinstance(record, TunerStatus):
-            self._is_tuned |= record.state in TURNING
+            if record.state == "off" and self._is_tuned and record.rank == 0:
+                write_line(f"tunes nothing: {_first_reason(record.detail)}")
+            self._is_tuned = record.state != "off" and (self._is_tuned or record.state in TURNING)
         elif isinstance(record, Goodbye):
             self._goodbye = record
 
@@ -68,6 +71,11 @@ class EndLine:
             ]
             said += f"; kept {', '.join(changes) or 'no change'}"
         return said if self._run_dir is None else f"{said}; more: pacecar report {self._run_dir}"
+
+
+def _first_reason(detail: str) -> str:
+    """Return why the first of the knobs cannot be turned: those of DDP come first, and a script here has no others."""
+    return detail.removeprefix("nothing to tune: ").removeprefix("not tuning: ").split("; ")[0]
 
 
 def _shares(ledger: Ledger) -> str:

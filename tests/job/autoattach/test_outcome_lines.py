@@ -1,4 +1,4 @@
-"""The line that `pacecar run` says when the script ends, from records alone."""
+"""The lines that `pacecar run` says of what came of a run, from records alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacecar.job.autoattach.end_line import EndLine
+from pacecar.job.autoattach.outcome_lines import OutcomeLines
 from pacecar.records import Decision, Goodbye, TunerStatus, Verdict
 from tests.kit.records import MS, ledger, step_record
 
@@ -20,8 +20,8 @@ def goodbye(**changes: Any) -> Goodbye:
     return Goodbye(**(fields | changes))
 
 
-def status(state: Any) -> TunerStatus:
-    return TunerStatus(job="j", rank=0, state=state, detail="", step=1, wall_ns=1, exploration_ns=0, trials=0)
+def status(state: Any, detail: str = "", rank: int = 0) -> TunerStatus:
+    return TunerStatus(job="j", rank=rank, state=state, detail=detail, step=1, wall_ns=1, exploration_ns=0, trials=0)
 
 
 def tried(number: int, knob: str, before: int, after: int, outcome: Any) -> list[Decision | Verdict]:
@@ -40,7 +40,7 @@ def tried(number: int, knob: str, before: int, after: int, outcome: Any) -> list
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Any:
     def run(*records: Any, run_dir: str | None = None) -> str:
-        line = EndLine(run_dir)
+        line = OutcomeLines(run_dir)
         for record in records:
             line.put(record)
         line.close(1.0)
@@ -74,6 +74,14 @@ def test_a_tuned_script_hears_what_was_kept_from_the_first_value_to_the_last(sai
     )
     assert said(status("watching"), goodbye()).endswith("; kept no change\n")
     assert "kept" not in said(status("off"), status("frozen"), goodbye())
+
+
+def test_where_there_turns_out_to_be_nothing_to_tune_the_first_reason_is_said_at_once(said: Any) -> None:
+    detail = "nothing to tune: bucket_bytes: all gradients fit in the smallest bucket; loader_workers: no loader"
+    line = "pacecar: tunes nothing: bucket_bytes: all gradients fit in the smallest bucket\n"
+    assert said(status("warming"), status("off", detail), status("off", detail)) == line
+    assert said(status("warming", rank=1), status("off", detail, rank=1), goodbye(rank=1)) == ""
+    assert said(status("warming"), status("off", detail), goodbye()) == f"{line}{MEASURED}; pacecar's own time 0.50 %\n"
 
 
 def test_a_script_without_measured_steps_and_other_ranks_than_the_first_hear_nothing(said: Any) -> None:
