@@ -13,12 +13,14 @@ It is no short cut of the analysis.  Hosts execute programs instruction by instr
 streams run what was launched in order, collectives and messages meet, on one true clock (`engine`).  What a fault costs
 is not computed: the job is run again without it, with the same draws.
 
-    layout, job        what is simulated: values
-    kernels, schedules, instructions, programs    the program of one training step
-    durations, links   how long things take, drawn by seed and place
-    lanes, engine, run    the simulation and its result
-    clocks, collectives, traces    what a trace shows of it
-    truth              what faults cost
+    layout, job                          what is simulated: values
+    kernels, schedules, instructions     what a program is made of
+    programs, cpu_programs               the program of one training step
+    durations, links                     how long things take, drawn by seed and place
+    lanes, engine, run                   the simulation and its result
+    clocks, collectives, waits, traces   what a trace shows of it
+    kineto                               the file that torch would have written of a trace
+    truth, dependencies                  what faults cost, and what work had to wait for
 
 Deliberately simple: one link between two ranks is not shared by two collectives at a time; the queue of launches has
 no end; python threads do not take the interpreter from each other; a communication kernel slows others but is not

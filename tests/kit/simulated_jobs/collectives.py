@@ -1,7 +1,7 @@
 """Says which collective, send or receive each exchange of a rank is, as torch's metadata has it.
 
 torch numbers the collectives of a group from 1 ("Seq"), and a rank's sends and receives in a group by a counter of
-their own, whatever the peer: so two ranks have different numbers for the same message.
+their own, whatever the peer: so two ranks have different numbers for the same message.  Gloo's rows have none.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pacecar.profiler.trace.columns import NONE, CollectiveColumns
 from .instructions import Code, Program
 from .job import Job
 
-__all__ = ["DTYPE", "ELEMENT_BYTES", "call_annotations", "collectives_of"]
+__all__ = ["CPU_DTYPE", "DTYPE", "ELEMENT_BYTES", "call_annotations", "collectives_of"]
 
 DTYPE, ELEMENT_BYTES = "BFloat16", 2
-_CPU_DTYPE = "Float"
+CPU_DTYPE = "Float"
+"""Gloo's rows have no group, no ranks and no sequence; the reader takes group and ranks from the header."""
 
 
 def collectives_of(job: Job, program: Program, rank: int) -> tuple[tuple[CollectiveColumns, ...], NDArray[np.int64]]:
@@ -35,7 +36,7 @@ def collectives_of(job: Job, program: Program, rank: int) -> tuple[tuple[Collect
             meta = CollectiveColumns(
                 operation=one.operation,
                 bytes=one.bytes,
-                dtype=_CPU_DTYPE if job.is_cpu else DTYPE,
+                dtype=CPU_DTYPE if job.is_cpu else DTYPE,
                 group=group.name,
                 group_size=len(group.ranks),
                 ranks=group.ranks,

@@ -118,13 +118,13 @@ def _add_faults(
             case FaultKind.SLOW_LAUNCH:
                 host[2, program.is_launch] += size
             case FaultKind.DATA_WAIT:
-                host[2, _only(phase == Phase.DATA)] += size
+                host[2, _first(phase == Phase.DATA)] += size
             case FaultKind.CHECKPOINT:
-                host[2, _only(phase == Phase.CHECKPOINT)] += size
+                host[2, _first(phase == Phase.CHECKPOINT)] += size
             case FaultKind.OPTIMIZER_HOST:
                 host[0, _first(phase == Phase.OPTIMIZER, after=1)] += size
             case FaultKind.COPY:
-                device[_only((phase == Phase.INPUT) & (program.device_ns > 0))] += size
+                device[_first((phase == Phase.INPUT) & (program.device_ns > 0))] += size
             case FaultKind.STALL | FaultKind.GC:
                 places = np.flatnonzero(_stops(program))
                 drawn = generator(job, _PAUSE, number, rank, step).random()
@@ -132,7 +132,7 @@ def _add_faults(
             case _:  # links and extra layers are not a matter of durations, imbalance was above
                 pass
     if step in job.checkpoint_steps:
-        host[2, _only(phase == Phase.CHECKPOINT)] += job.checkpoint_ns
+        host[2, _first(phase == Phase.CHECKPOINT)] += job.checkpoint_ns
 
 
 def _stretch(
@@ -157,10 +157,5 @@ def _lengths(job: Job, program: Program, rank: int, step: int, size: float) -> N
     return of[program.microbatch] ** np.maximum(program.power, 0)
 
 
-def _only(which: NDArray[np.bool_]) -> int:
-    (place,) = np.flatnonzero(which)
-    return int(place)
-
-
-def _first(which: NDArray[np.bool_], after: int) -> int:
+def _first(which: NDArray[np.bool_], after: int = 0) -> int:
     return int(np.flatnonzero(which)[after])

@@ -76,7 +76,8 @@ class Model:
 
     `layers` are those of one pipeline stage (all virtual stages of a rank together).  `kernel_scale` stretches all
     kernels: below 0.3 the host is nearly too slow to keep the device busy.  `buckets_of` is how many layers share a
-    bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).
+    bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).  `loader_ns` is what every rank
+    waits for data in every step.
     """
 
     layers: int = 4
@@ -88,6 +89,7 @@ class Model:
     schedule: str = "1f1b"
     chunks: int = 1
     optimizer_kernels: int = 4
+    loader_ns: int = 250_000
     has_pageable_input: bool = False
     ends_with_sync: bool = True
 
@@ -139,7 +141,7 @@ class Job:
     `steps` are recorded, after `steps_before` that run unrecorded, as a profiler's window begins in a running job.
     `contention_ratio` is by how much more a kernel takes while a communication kernel is resident on its device.
     `checkpoint_steps` are those after which every rank saves for `checkpoint_ns`: nobody's fault.  On a CPU job
-    (`is_cpu`) operators are the work and gloo communicates.
+    (`is_cpu`) operators are the work and gloo communicates.  `has_sync_rows` is torch's `enable_cuda_sync_events`.
     """
 
     layout: Layout
@@ -155,6 +157,7 @@ class Job:
     checkpoint_steps: tuple[int, ...] = ()
     checkpoint_ns: int = 0
     is_cpu: bool = False
+    has_sync_rows: bool = False
     is_balanced: bool = False
     """Whether IMBALANCE gives every microbatch the mean length of its step: the same work, evenly spread."""
 

@@ -74,9 +74,12 @@ class Layout:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Return all groups; torch's default group of everybody comes first and has the name "0"."""
+        """Return the groups by role.  What includes all ranks is torch's default group, whose name is "0".
+
+        Messages up and down a pipeline have groups of their own, so that neither waits for the other.
+        """
         t, d, p = range(self.tensor), range(self.data), range(self.pipeline)
-        found = [("world", tuple(range(self.ranks)))]
+        found: list[tuple[str, tuple[int, ...]]] = []
         if self.tensor > 1:
             found += [("tensor", tuple(self.rank_at(s, r, k) for k in t)) for s in p for r in d]
         if self.data > 1:
@@ -84,7 +87,12 @@ class Layout:
         if self.pipeline > 1:
             lines = [tuple(self.rank_at(s, r, k) for s in p) for r in d for k in t]
             found += [(role, line) for line in lines for role in ("forward", "backward")]
-        return tuple(Group(str(number), role, ranks) for number, (role, ranks) in enumerate(found))
+        everybody = tuple(range(self.ranks))
+        groups = [Group("0", "world", everybody)]
+        for number, (role, ranks) in enumerate(found, start=1):
+            is_default = ranks == everybody and role in ("tensor", "data")
+            groups.append(Group("0" if is_default else str(number), role, ranks))
+        return tuple(groups)
 
     @cached_property
     def _group_of(self) -> dict[tuple[int, str], Group]:

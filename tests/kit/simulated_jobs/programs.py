@@ -177,7 +177,7 @@ def device_program(job: Job, stage: int, extra_layers: int = 0) -> Program:
     b = _Builder(layout, model, stage)
     b.open(STEP_ROW, HostKind.ANNOTATION, before_ns=0)
     b.phase = Phase.DATA
-    b.add(Code.HOST, LOADER_ROW, kind=HostKind.LOADER, before_ns=10_000, call_ns=250_000)
+    b.add(Code.HOST, LOADER_ROW, kind=HostKind.LOADER, before_ns=10_000, call_ns=model.loader_ns)
     b.phase = Phase.OTHER
     b.add(Code.HOST, "Optimizer.zero_grad#AdamW.zero_grad", kind=HostKind.OPTIMIZER, before_ns=10_000, call_ns=30_000)
     if stage == 0:

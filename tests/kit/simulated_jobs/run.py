@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pacecar.profiler.trace.columns import Trace
 
 from .clocks import HostClock, host_clocks
+from .cpu_programs import cpu_program
 from .engine import RankTimes, Simulation
 from .instructions import Program
 from .job import FaultKind, Job
@@ -29,6 +30,8 @@ __all__ = ["Run", "program_of", "simulate"]
 
 def program_of(job: Job, stage: int) -> Program:
     """Return the program of one pipeline stage, with the layers that a fault adds to it."""
+    if job.is_cpu:
+        return cpu_program(job)
     ranks = set(job.layout.ranks_of_stage(stage))
     extra = [round(f.size) for f in job.faults if f.kind is FaultKind.EXTRA_LAYERS and ranks <= set(f.ranks)]
     return device_program(job, stage, sum(extra))

@@ -26,6 +26,7 @@ from pacecar.profiler.trace.columns import (
     HostKind,
     HostRows,
     StepMark,
+    SyncRows,
     Trace,
 )
 
@@ -33,9 +34,10 @@ from .clocks import HostClock
 from .collectives import call_annotations, collectives_of
 from .durations import durations, generator
 from .engine import RankTimes
-from .instructions import Code, Program
+from .instructions import AUTOGRAD, Code, Program
 from .job import Job
 from .programs import STEP_ROW
+from .waits import END_RECORD, START_RECORD, START_WAIT, sync_rows
 
 __all__ = ["BASE_NS", "CORRELATIONS", "build_trace", "host_name"]
 
@@ -49,6 +51,8 @@ DEVICE_CLOCK_NS = 300
 """Standard deviation by which a device's rows are off their host's clock."""
 
 _STAMP = 50
+_NODE = "autograd::engine::evaluate_function: "
+"""The row that autograd's engine puts around a backward operator begins so."""
 
 Times = NDArray[np.int64]
 
@@ -125,11 +129,12 @@ def build_trace(job: Job, program: Program, times: RankTimes, rank: int, clock: 
         host=host_name(layout.host(rank)),
         gpus=() if job.is_cpu else ("NVIDIA H100 80GB HBM3",) * min(layout.ranks_per_host, layout.ranks),
         names=names,
-        threads=tuple((str(1000 + rank), str(1000 + rank + 7 * number)) for number in range(2)),
+        threads=tuple((str(1000 + rank), str(1000 + rank + 7 * number)) for number in range(3 if job.is_cpu else 2)),
         collectives=collectives,
         grids=grids,
         device=device,
         host_rows=host,
+        syncs=_syncs(job, program, place, anchors, rank) if job.has_sync_rows else SyncRows.empty(),
         steps=tuple(
             StepMark(int(names[host.name[row]].removeprefix(STEP_ROW)), int(host.start_ns[row]), int(host.end_ns[row]))
             for row in marks.tolist()
@@ -164,7 +169,12 @@ def _add_operators(table: _Table, program: Program, at: _Anchors, job: Job) -> N
     which = _tiled(np.array(has_row), job).astype(np.bool_) & (at.end > at.row)
     name = _tiled([table.name(one.row) if has else NONE for one, has in zip(ones, has_row, strict=True)], job)
     kind, thread = (_tiled(program.column(column), job) for column in ("kind", "thread"))
-    table.add(at.row[which], at.end[which], kind[which], name[which], thread[which])
+    row, end, kind, thread = at.row[which], at.end[which], kind[which], thread[which]
+    nodes = (thread == AUTOGRAD) & (kind == HostKind.OPERATOR)
+    outer = [table.name(_NODE + one.row) if has else NONE for one, has in zip(ones, has_row, strict=True)]
+    table.add(row[nodes], end[nodes], HostKind.OPERATOR, _tiled(outer, job)[which][nodes], thread[nodes])
+    margin = np.where(nodes, (end - row) // 50, 0)
+    table.add(row + margin, end - margin, kind, name[which], thread)
 
 
 def _add_exchanges(
@@ -186,9 +196,9 @@ def _add_exchanges(
     table.add(row + inside * 3 // 10, end - after // 5, call, described, thread, collective=collective[which])
     numbers = correlation[which]
     for number, start, name in (
-        (1, row + inside * 4 // 10, "cudaEventRecord"),
-        (2, row + inside // 2, "cudaStreamWaitEvent"),
-        (3, called + after // 10, "cudaEventRecord"),
+        (START_RECORD, row + inside * 4 // 10, "cudaEventRecord"),
+        (START_WAIT, row + inside // 2, "cudaStreamWaitEvent"),
+        (END_RECORD, called + after // 10, "cudaEventRecord"),
     ):
         table.add(start, start + 900, HostKind.RUNTIME, table.name(name), thread, correlation=numbers + number)
     words = _tiled([table.name(word) for word in call_annotations(job, program, rank)], job)
@@ -224,6 +234,11 @@ def _add_spans(table: _Table, program: Program, at: _Anchors, job: Job) -> None:
             name = np.array([table.name(f"{STEP_ROW}{k}" if is_step else begun.row) for k in numbers])
             thread = np.full(job.steps, begun.thread)
             table.add(at.row[places + opened], at.end[places + place], begun.kind, name, thread)
+
+
+def _syncs(job: Job, program: Program, place: Times, at: _Anchors, rank: int) -> SyncRows:
+    device = rank % job.layout.ranks_per_host
+    return sync_rows(program, place, CORRELATIONS, at.call, at.called, device)
 
 
 def _device_rows(
