@@ -14,12 +14,14 @@ from tests.kit.simulated_jobs.durations import durations
 from tests.kit.simulated_jobs.engine import EVENT_NS, GAP_NS, SYNC_NS
 from tests.kit.simulated_jobs.kineto import write_job, write_trace
 from tests.kit.simulated_jobs.traces import CORRELATIONS
+from tests.kit.simulated_jobs.waits import NCCL_STREAM
 
 PIPELINE = Model(layers=2, microbatches=4)
 JOBS = {
     "ddp": Job(Layout(data=4, ranks_per_host=2), noise=LOUD),
     "fsdp": Job(Layout(data=4, is_sharded=True)),
     "tensor x ddp": Job(Layout(tensor=2, data=2), contention_ratio=0.2),
+    "tensor x ddp, in order": Job(Layout(tensor=2, data=2), Model(is_tensor_sync=True), has_nccl_events=False),
     "1f1b x ddp": Job(Layout(pipeline=2, data=2, ranks_per_host=2), PIPELINE),
     "interleaved": Job(Layout(pipeline=2), replace(PIPELINE, chunks=2, schedule="interleaved")),
     "cpu": Job(Layout(data=2), Model(buckets_of=2), is_cpu=True),
@@ -75,7 +77,9 @@ def test_the_waits_of_the_trace_are_the_true_ones():
         device, syncs = trace.device, trace.syncs
         launches = np.sort(device.correlation)
         found = set()
-        for row in np.flatnonzero(syncs.kind == SyncKind.STREAM_WAIT):
+        own = (syncs.stream == NCCL_STREAM) | (syncs.on_stream == NCCL_STREAM)
+        assert own.sum() == 2 * (device.work == WORKS.index(_communication())).sum()
+        for row in np.flatnonzero((syncs.kind == SyncKind.STREAM_WAIT) & ~own):
             recorded = device.correlation[
                 (device.stream == syncs.on_stream[row]) & (device.correlation <= syncs.on_record[row])
             ]

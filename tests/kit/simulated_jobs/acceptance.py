@@ -92,6 +92,8 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
         chunks=2 if kind == "interleaved x ddp" else 1,
         loader_ns=int(drawn.choice([100_000, 400_000, 1_500_000])),
         has_pageable_input=bool(drawn.random() < 0.3),
+        is_tensor_sync=bool(drawn.random() < 0.5),
+        ends_with_sync=bool(drawn.random() < 0.8),
     )
     return Job(
         layout,

@@ -45,7 +45,7 @@ def dependencies_of(job: Job, program: Program) -> Dependencies:
         for place, one in enumerate(program.instructions, start=step * len(program)):
             number = place * CORRELATIONS
             if one.code <= Code.RECV:
-                if one.code != Code.LAUNCH and one.on_stream in tails:
+                if one.code != Code.LAUNCH and one.on_stream != one.stream and one.on_stream in tails:
                     told.setdefault(one.stream, []).append(tails[one.on_stream])
                 if one.stream in tails:
                     found["streams"].append((tails[one.stream], number))

@@ -129,7 +129,8 @@ class Simulation:
                 work = DeviceWork(rank, base + place, called + latency[place], device[place], is_kernel=one.power > 0)
                 if code != Code.LAUNCH:
                     self._meet(rank, work, one, scatter[place])
-                    self._wait_for(rank, one.stream, rank.stream(one.on_stream).tail)
+                    if one.on_stream != one.stream:
+                        self._wait_for(rank, one.stream, rank.stream(one.on_stream).tail)
                     rank.events[one.event] = work
                 self._enqueue(rank.stream(one.stream), work)
                 if one.is_blocking:

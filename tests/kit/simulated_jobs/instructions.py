@@ -37,7 +37,7 @@ class Code(IntEnum):
     """What an instruction does besides taking time on the host."""
 
     LAUNCH = 0  # puts a kernel or a copy on `stream`
-    COLLECTIVE = 1  # puts a collective's kernel on `stream`, which waits for `on_stream` as it is now
+    COLLECTIVE = 1  # puts a collective's kernel on `stream`, which waits for `on_stream` as it is now, if another
     SEND = 2  # as COLLECTIVE, with a peer
     RECV = 3
     WAIT = 4  # `stream` waits for `event`
@@ -110,7 +110,7 @@ class Instruction(NamedTuple):
 
 
 class Program:
-    """The instructions of one step and their columns; `is_on` says which exist without the fault EXTRA_LAYERS."""
+    """The instructions of one step and their columns, one entry for each instruction."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = tuple(instructions)

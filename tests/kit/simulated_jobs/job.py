@@ -82,7 +82,8 @@ class Model:
     `layers` are those of one pipeline stage (all virtual stages of a rank together).  `kernel_scale` stretches all
     kernels: below 0.3 the host is nearly too slow to keep the device busy.  `buckets_of` is how many layers share a
     bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).  `loader_ns` is what every rank
-    waits for data in every step.
+    waits for data in every step.  With `is_tensor_sync` tensor parallel sums are on the stream of compute itself, as
+    torch has it since 2.8 for calls that wait.
     """
 
     layers: int = 4
@@ -95,6 +96,7 @@ class Model:
     chunks: int = 1
     optimizer_kernels: int = 4
     loader_ns: int = 250_000
+    is_tensor_sync: bool = False
     has_pageable_input: bool = False
     ends_with_sync: bool = True
 
@@ -166,6 +168,8 @@ class Job:
     checkpoint_ns: int = 0
     is_cpu: bool = False
     has_sync_rows: bool = False
+    has_nccl_events: bool = True
+    """Whether NCCL's own records and waits are in the trace; they order nothing that is."""
     is_balanced: bool = False
     """Whether IMBALANCE gives every microbatch the mean length of its step: the same work, evenly spread."""
 

@@ -45,7 +45,6 @@ _SYNCS = {
     SyncKind.STREAM: "Stream Sync",
     SyncKind.CONTEXT: "Context Sync",
 }
-_ALIGNED_NS = 1_000
 
 
 def write_job(folder: Path, traces: list[Trace], layout: Layout) -> list[Path]:
@@ -117,7 +116,7 @@ def _arrow(phase: str, number: int, pid: int, tid: int, at: int) -> str:
 
 
 def _us(ns: int) -> str:
-    whole, rest = divmod(ns, _ALIGNED_NS)
+    whole, rest = divmod(ns, 1_000)
     return f"{whole}.{rest:03d}"
 
 

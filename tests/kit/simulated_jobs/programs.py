@@ -142,7 +142,10 @@ class _Builder:
         """Sum activations over the tensor parallel ranks; the layer goes on when they are there."""
         if self.layout.tensor > 1:
             size = self.model.activation_bytes
-            self.wait(self.collective("all_reduce", "tensor", size, stream=Stream.TENSOR))
+            if self.model.is_tensor_sync:
+                self.collective("all_reduce", "tensor", size, stream=Stream.COMPUTE)
+            else:
+                self.wait(self.collective("all_reduce", "tensor", size, stream=Stream.TENSOR))
 
     def gather(self, extra: bool) -> int:
         """Gather a layer's parameters, copied in on a stream of their own; return the event of the end."""

@@ -6,10 +6,11 @@ as torch.profiler leaves them:
 
     c10d::allreduce_         |--------------------------------------|
     record_param_comms         |---------------------------------|
-    cudaEventRecord, cudaStreamWaitEvent  ||  ||
-    nccl:all_reduce                             |--------------|
-    cudaLaunchKernelExC                            |-----|
-    cudaEventRecord                                         ||
+    cudaEventRecord, cudaStreamWaitEvent  || ||
+    nccl:all_reduce                             |----------------|
+    the same two, NCCL's own                      || ||       || ||
+    cudaLaunchKernelExC                                 |----|
+    cudaEventRecord                                               ||
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .engine import RankTimes
 from .instructions import AUTOGRAD, Code, Program
 from .job import Job
 from .programs import STEP_ROW
-from .waits import END_RECORD, START_RECORD, START_WAIT, sync_rows
+from .waits import CALL_NS, calls_of, sync_rows
 
 __all__ = ["BASE_NS", "CORRELATIONS", "build_trace", "host_name"]
 
@@ -194,15 +195,14 @@ def _add_exchanges(
         return
     described = table.name("record_param_comms")
     table.add(row + inside * 3 // 10, end - after // 5, call, described, thread, collective=collective[which])
-    numbers = correlation[which]
-    for number, start, name in (
-        (START_RECORD, row + inside * 4 // 10, "cudaEventRecord"),
-        (START_WAIT, row + inside // 2, "cudaStreamWaitEvent"),
-        (END_RECORD, called + after // 10, "cudaEventRecord"),
-    ):
-        table.add(start, start + 900, HostKind.RUNTIME, table.name(name), thread, correlation=numbers + number)
+    calls = [calls_of(one, has_nccl_events=job.has_nccl_events) for one in ones]
+    for number, call_ in sorted({call.number: call for its in calls for call in its}.items()):
+        has = _tiled([call_ in its for its in calls], job).astype(np.bool_)
+        start = call_.start_ns(row, inside, called, after)[has]
+        name = table.name(call_.name)
+        table.add(start, start + CALL_NS, HostKind.RUNTIME, name, thread[has], (correlation[which] + number)[has])
     words = _tiled([table.name(word) for word in call_annotations(job, program, rank)], job)
-    table.add(row + inside * 6 // 10, called + after * 4 // 10, HostKind.ANNOTATION, words, thread)
+    table.add(row + inside * 6 // 10, called + after * 6 // 10, HostKind.ANNOTATION, words, thread)
 
 
 def _add_calls(table: _Table, program: Program, at: _Anchors, job: Job, correlation: Times) -> None:
@@ -237,8 +237,14 @@ def _add_spans(table: _Table, program: Program, at: _Anchors, job: Job) -> None:
 
 
 def _syncs(job: Job, program: Program, place: Times, at: _Anchors, rank: int) -> SyncRows:
+    starts = {0: at.call}
+    for one in program.instructions:
+        if one.role:
+            for call in calls_of(one, has_nccl_events=job.has_nccl_events):
+                if call.number not in starts:
+                    starts[call.number] = call.start_ns(at.row, at.inside, at.called, at.after)
     device = rank % job.layout.ranks_per_host
-    return sync_rows(program, place, CORRELATIONS, at.call, at.called, device)
+    return sync_rows(program, place, CORRELATIONS, starts, at.called, device, nccl=job.has_nccl_events)
 
 
 def _device_rows(
