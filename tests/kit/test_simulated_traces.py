@@ -14,7 +14,7 @@ from tests.kit.simulated_jobs.durations import durations
 from tests.kit.simulated_jobs.engine import EVENT_NS, GAP_NS, SYNC_NS
 from tests.kit.simulated_jobs.kineto import write_job, write_trace
 from tests.kit.simulated_jobs.traces import CORRELATIONS
-from tests.kit.simulated_jobs.waits import NCCL_STREAM
+from tests.kit.simulated_jobs.waits import NCCL_STREAM, START_WAIT
 
 PIPELINE = Model(layers=2, microbatches=4)
 JOBS = {
@@ -61,11 +61,9 @@ def test_all_enter_a_collective_before_any_leaves_and_all_leave_it(name):
     sizes = {2, run.job.layout.data, run.job.layout.tensor} - {1}
     for meeting in meetings:
         assert len(meeting) in sizes
-        spans = [
-            (run.times[r].device_start[n // CORRELATIONS], run.times[r].device_end[n // CORRELATIONS])
-            for r, n in meeting
-        ]
-        assert max(start for start, _ in spans) < min(end for _, end in spans)
+        starts = [run.times[rank].device_start[number // CORRELATIONS] for rank, number in meeting]
+        ends = [run.times[rank].device_end[number // CORRELATIONS] for rank, number in meeting]
+        assert max(starts) < min(ends)
 
 
 def test_the_waits_of_the_trace_are_the_true_ones():
@@ -80,12 +78,9 @@ def test_the_waits_of_the_trace_are_the_true_ones():
         own = (syncs.stream == NCCL_STREAM) | (syncs.on_stream == NCCL_STREAM)
         assert own.sum() == 2 * (device.work == WORKS.index(_communication())).sum()
         for row in np.flatnonzero((syncs.kind == SyncKind.STREAM_WAIT) & ~own):
-            recorded = device.correlation[
-                (device.stream == syncs.on_stream[row]) & (device.correlation <= syncs.on_record[row])
-            ]
-            waiting = device.correlation[
-                (device.stream == syncs.stream[row]) & (device.correlation >= syncs.correlation[row] - 2)
-            ]
+            number, call = device.correlation, syncs.correlation[row]
+            recorded = number[(device.stream == syncs.on_stream[row]) & (number <= syncs.on_record[row])]
+            waiting = number[(device.stream == syncs.stream[row]) & (number >= call - START_WAIT)]
             if len(recorded) and len(waiting):
                 found.add((int(recorded.max()), int(waiting.min())))
         seen = {pair for pair in true if pair[0] >= launches[0] and pair[1] >= launches[0]}
