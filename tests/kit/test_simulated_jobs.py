@@ -33,6 +33,8 @@ MIXTURES = {
     "1f1b": Job(Layout(pipeline=4), Model(layers=2, microbatches=6)),
     "gpipe": Job(Layout(pipeline=4), Model(layers=2, microbatches=4, schedule="gpipe")),
     "interleaved": Job(Layout(pipeline=4), Model(layers=2, microbatches=4, schedule="interleaved", chunks=2)),
+    "1f1b in batches": Job(Layout(pipeline=4), Model(layers=2, microbatches=6, is_batched=True)),
+    "gpipe in batches": Job(Layout(pipeline=4), Model(layers=2, microbatches=4, schedule="gpipe", is_batched=True)),
     "1f1b x ddp": Job(Layout(pipeline=2, data=2, ranks_per_host=2), Model(layers=2, microbatches=4)),
     "tensor x ddp": Job(Layout(tensor=2, data=2)),
     "fsdp x tensor": Job(Layout(tensor=2, data=2, is_sharded=True)),

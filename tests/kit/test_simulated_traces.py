@@ -23,6 +23,7 @@ JOBS = {
     "tensor x ddp": Job(Layout(tensor=2, data=2), contention_ratio=0.2),
     "tensor x ddp, in order": Job(Layout(tensor=2, data=2), Model(is_tensor_sync=True), has_nccl_events=False),
     "1f1b x ddp": Job(Layout(pipeline=2, data=2, ranks_per_host=2), PIPELINE),
+    "1f1b in batches": Job(Layout(pipeline=3, ranks_per_host=2), replace(PIPELINE, is_batched=True)),
     "interleaved": Job(Layout(pipeline=2), replace(PIPELINE, chunks=2, schedule="interleaved")),
     "cpu": Job(Layout(data=2), Model(buckets_of=2), is_cpu=True),
 }
@@ -157,6 +158,22 @@ def test_messages_name_their_peer_and_are_counted_by_the_rank_and_not_by_the_pai
     assert {one.source_rank for one in met if one.operation == "recv"} == {2}
     reduced = [one.sequence for one in met if one.operation == "all_reduce"]
     assert reduced == list(range(3, 7))
+
+
+def test_the_kernel_of_a_batch_says_nothing_and_the_calls_before_it_say_whom_it_meets():
+    """As torch has it (pytorch#194693): record_param_comms has the peers, the kernel is `coalesced`."""
+    trace = run_of("1f1b in batches").trace(1)
+    device, host = trace.device, trace.host_rows
+    is_batch = np.array([n != NONE and trace.collectives[n].operation == "coalesced" for n in device.collective])
+    assert is_batch.sum() == 2 * (3 + 5 + 3)  # alone while the pipeline fills and drains, both at once in between
+    said = [trace.collectives[n] for n in host.collective if n != NONE]
+    assert {(one.operation, one.source_rank, one.destination_rank) for one in said} == {
+        ("send", None, 0),
+        ("send", None, 2),
+        ("recv", 0, None),
+        ("recv", 2, None),
+    }
+    assert len({one.sequence for one in said}) == is_batch.sum()
 
 
 def test_ranks_of_a_host_share_its_clock_and_hosts_do_not():

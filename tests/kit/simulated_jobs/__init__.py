@@ -15,7 +15,8 @@ is not computed: the job is run again without it, with the same draws.
 
     layout, job                          what is simulated: values
     kernels, schedules, instructions     what a program is made of
-    programs, cpu_programs               the program of one training step
+    step_builder, messages, programs     the program of one training step
+    cpu_programs                         the same of a DDP job with gloo
     durations, links                     how long things take, drawn by seed and place
     lanes, engine, run                   the simulation and its result
     clocks, collectives, waits, traces   what a trace shows of it

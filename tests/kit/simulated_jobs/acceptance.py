@@ -90,6 +90,7 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
         microbatches=2 * layout.pipeline if pipelined else 1,
         schedule={"gpipe x ddp": "gpipe", "interleaved x ddp": "interleaved"}.get(kind, "1f1b"),
         chunks=2 if kind == "interleaved x ddp" else 1,
+        is_batched=pipelined and kind != "interleaved x ddp" and bool(drawn.random() < 0.5),
         loader_ns=int(drawn.choice([100_000, 400_000, 1_500_000])),
         has_pageable_input=bool(drawn.random() < 0.3),
         is_tensor_sync=bool(drawn.random() < 0.5),

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .instructions import ALL, Code, Program
+from .instructions import ALL, Code, Instruction, Program
 from .job import Job
+from .layout import Layout
 from .run import Run
 from .traces import CORRELATIONS
 
@@ -44,9 +45,9 @@ def dependencies_of(job: Job, program: Program) -> Dependencies:
         events: dict[int, int] = {}
         for place, one in enumerate(program.instructions, start=step * len(program)):
             number = place * CORRELATIONS
-            if one.code <= Code.RECV:
-                if one.code != Code.LAUNCH and one.on_stream != one.stream and one.on_stream in tails:
-                    told.setdefault(one.stream, []).append(tails[one.on_stream])
+            if one.role and one.on_stream != one.stream and one.on_stream in tails:
+                told.setdefault(one.stream, []).append(tails[one.on_stream])
+            if one.code <= Code.BATCH and not one.is_batched:
                 if one.stream in tails:
                     found["streams"].append((tails[one.stream], number))
                 found["events"] += [(awaited, number) for awaited in told.pop(one.stream, [])]
@@ -72,15 +73,24 @@ def meetings_of(run: Run) -> list[list[tuple[int, int]]]:
     met: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for rank in range(layout.ranks):
         program, counts = run.program(rank), dict[tuple[object, ...], int]()
-        exchanges = [(place, one) for place, one in enumerate(program.instructions) if one.role]
+        waiting: list[tuple[object, ...]] = []
         for step in range(run.job.all_steps):
-            for place, one in exchanges:
-                group = layout.group(rank, one.role).name
-                key: tuple[object, ...] = (group, "all")
-                if one.code != Code.COLLECTIVE:
-                    other = layout.neighbour(rank, one.peer)
-                    key = (group, rank, other) if one.code == Code.SEND else (group, other, rank)
-                counted = (*key, one.code == Code.RECV)
-                number = counts[counted] = counts.get(counted, 0) + 1
-                met.setdefault((*key, number), []).append((rank, (step * len(program) + place) * CORRELATIONS))
+            for place, one in enumerate(program.instructions, start=step * len(program)):
+                if one.role:
+                    key = _key(layout, rank, one)
+                    counted = (*key, one.code == Code.RECV)
+                    number = counts[counted] = counts.get(counted, 0) + 1
+                    waiting.append((*key, number))
+                if one.code <= Code.BATCH and not one.is_batched:
+                    for joined in waiting:
+                        met.setdefault(joined, []).append((rank, place * CORRELATIONS))
+                    waiting = []
     return list(met.values())
+
+
+def _key(layout: Layout, rank: int, one: Instruction) -> tuple[object, ...]:
+    group = layout.group(rank, one.role).name
+    if one.code == Code.COLLECTIVE:
+        return (group, "all")
+    other = layout.neighbour(rank, one.peer)
+    return (group, rank, other) if one.code == Code.SEND else (group, other, rank)

@@ -125,16 +125,21 @@ class Simulation:
             now = called + after[place]
             waits: list[DeviceWork] = []
             code = one.code
-            if code <= Code.RECV:
-                work = DeviceWork(rank, base + place, called + latency[place], device[place], is_kernel=one.power > 0)
-                if code != Code.LAUNCH:
-                    self._meet(rank, work, one, scatter[place])
+            if code <= Code.BATCH:
+                if one.role:
+                    rank.batch.append(self._meeting(rank, one))
                     if one.on_stream != one.stream:
                         self._wait_for(rank, one.stream, rank.stream(one.on_stream).tail)
-                    rank.events[one.event] = work
-                self._enqueue(rank.stream(one.stream), work)
-                if one.is_blocking:
-                    waits = [work]
+                if not one.is_batched:
+                    work = DeviceWork(rank, base + place, called + latency[place], device[place])
+                    if code == Code.LAUNCH:
+                        work.is_kernel = one.power > 0
+                    else:
+                        work.met, rank.batch, work.left = rank.batch, [], scatter[place]
+                        rank.events[one.event] = work
+                    self._enqueue(rank.stream(one.stream), work)
+                    if one.is_blocking:
+                        waits = [work]
             elif code == Code.WAIT:
                 self._wait_for(rank, one.stream, rank.events.get(one.event))
             elif code == Code.RECORD:
@@ -193,9 +198,11 @@ class Simulation:
         rank = work.rank
         rank.starts[work.place] = now
         work.since = now
-        if work.meeting is not None:
+        if work.met:
             self._change_residents(rank, now, 1)
-            self._come(work.meeting, work, now)
+            work.meetings = len(work.met)
+            for meeting in work.met:
+                self._come(meeting, work, now)
             return
         if work.is_kernel and self.job.contention_ratio:
             rank.running.add(work)
@@ -211,9 +218,9 @@ class Simulation:
         rank = work.rank
         work.end = rank.ends[work.place] = now
         work.version += 1
-        if work.meeting is not None:
+        if work.met:
             self._change_residents(rank, now, -1)
-            work.meeting = None
+            work.met = []
         rank.running.discard(work)
         for follower, lag in work.followers:
             follower.ready = max(follower.ready, now + lag)
@@ -239,8 +246,8 @@ class Simulation:
 
     # ---- meetings
 
-    def _meet(self, rank: Rank, work: DeviceWork, instruction: Instruction, scatter: int) -> None:
-        """Give the work its collective or message, which the first rank to launch it makes."""
+    def _meeting(self, rank: Rank, instruction: Instruction) -> Meeting:
+        """Return the collective or message, which the first rank to launch it makes."""
         layout, code = self.job.layout, instruction.code
         group = layout.group(rank.number, instruction.role)
         key: tuple[object, ...] = (group.name,)
@@ -253,11 +260,10 @@ class Simulation:
         if met is None:
             members = len(group.ranks) if code == Code.COLLECTIVE else 2
             met = self._meetings[(*key, number)] = Meeting(members, self._wire_ns(rank, key, number, instruction.role))
-        work.meeting = met
-        work.left = scatter
         met.launched += 1
         if met.launched == met.members:
             del self._meetings[(*key, number)]
+        return met
 
     def _wire_ns(self, rank: Rank, key: tuple[object, ...], number: int, role: str) -> int:
         program, step = rank.program, rank.step
@@ -266,19 +272,25 @@ class Simulation:
             if len(key) == 1:
                 found = wires(self.job, program, self.job.layout.group(rank.number, role), step)
             else:
-                places = program.exchanges[role]
-                code = Code.SEND if key[1] == rank.number else Code.RECV
-                sizes = [program.instructions[p].bytes for p in places if program.instructions[p].code == code]
-                found = peer_wires(self.job, int(str(key[1])), int(str(key[2])), role, sizes, step)
+                source, destination = int(str(key[1])), int(str(key[2]))
+                code, other = (Code.SEND, destination) if source == rank.number else (Code.RECV, source)
+                ones = [program.instructions[place] for place in program.exchanges[role]]
+                its = [one for one in ones if one.code == code]
+                sizes = [one.bytes for one in its if self.job.layout.neighbour(rank.number, one.peer) == other]
+                found = peer_wires(self.job, source, destination, role, sizes, step)
             self._wires[(*key, step)] = found
         return found[number - step * len(found)]
 
     def _come(self, meeting: Meeting, work: DeviceWork, now: int) -> None:
         """Let the work wait for the others; the last one to come sets all of them on their way."""
         meeting.come.append(work)
-        if len(meeting.come) == meeting.members:
-            for one in meeting.come:
-                heappush(self._agenda, (now + meeting.wire_ns + one.left, next(self._serial), one.version, one))
+        if len(meeting.come) < meeting.members:
+            return
+        for one in meeting.come:
+            one.meetings -= 1
+            one.leaves = max(one.leaves, now + meeting.wire_ns)
+            if one.meetings == 0:
+                heappush(self._agenda, (one.leaves + one.left, next(self._serial), one.version, one))
 
 
 def _lists(drawn: Durations) -> tuple[list[int], ...]:

@@ -34,18 +34,19 @@ ALL = -1
 
 
 class Code(IntEnum):
-    """What an instruction does besides taking time on the host."""
+    """What an instruction does besides taking time on the host; all up to BATCH put work on a stream."""
 
     LAUNCH = 0  # puts a kernel or a copy on `stream`
     COLLECTIVE = 1  # puts a collective's kernel on `stream`, which waits for `on_stream` as it is now, if another
-    SEND = 2  # as COLLECTIVE, with a peer
+    SEND = 2  # as COLLECTIVE, with a peer; one that `is_batched` only joins the next BATCH
     RECV = 3
-    WAIT = 4  # `stream` waits for `event`
-    RECORD = 5  # `event` is what was last put on `stream`
-    HOST = 6  # nothing else: python, data, checkpoint, operators of a CPU job
-    SYNC = 7  # the host waits for `stream` or, where it has one, for `event`
-    OPEN = 8  # a row begins that ends at its CLOSE: a step, an annotation around operators
-    CLOSE = 9
+    BATCH = 4  # puts one kernel on `stream` that sends and receives all that was batched since the last
+    WAIT = 5  # `stream` waits for `event`
+    RECORD = 6  # `event` is what was last put on `stream`
+    HOST = 7  # nothing else: python, data, checkpoint, operators of a CPU job
+    SYNC = 8  # the host waits for `stream` or, where it has one, for `event`
+    OPEN = 9  # a row begins that ends at its CLOSE: a step, an annotation around operators
+    CLOSE = 10
 
 
 class Stream(IntEnum):
@@ -59,6 +60,7 @@ class Stream(IntEnum):
     RECV_FORWARD = 32
     SEND_BACKWARD = 36
     RECV_BACKWARD = 40
+    PIPELINE = 44
 
 
 class Phase(IntEnum):
@@ -102,6 +104,7 @@ class Instruction(NamedTuple):
     power: int = 1
     microbatch: int = 0
     is_blocking: bool = False
+    is_batched: bool = False
     is_extra: bool = False
     role: str = ""
     operation: str = ""
@@ -153,7 +156,8 @@ class Program:
     @cached_property
     def is_launch(self) -> NDArray[np.bool_]:
         """Whether the instruction puts work on the device."""
-        return self.code <= Code.RECV
+        puts: NDArray[np.bool_] = (self.code <= Code.BATCH) & (self.column("is_batched") == 0)
+        return puts
 
     @cached_property
     def is_operator(self) -> NDArray[np.bool_]:

@@ -81,7 +81,8 @@ class Model:
 
     `layers` are those of one pipeline stage (all virtual stages of a rank together).  `kernel_scale` stretches all
     kernels: below 0.3 the host is nearly too slow to keep the device busy.  `buckets_of` is how many layers share a
-    bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).  `loader_ns` is what every rank
+    bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).  With `is_batched` a pipeline sends
+    and receives by `batch_isend_irecv`, one kernel for both, as Megatron does.  `loader_ns` is what every rank
     waits for data in every step.  With `is_tensor_sync` tensor parallel sums are on the stream of compute itself, as
     torch has it since 2.8 for calls that wait.
     """
@@ -94,6 +95,7 @@ class Model:
     microbatches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
+    is_batched: bool = False
     optimizer_kernels: int = 4
     loader_ns: int = 250_000
     is_tensor_sync: bool = False

@@ -18,7 +18,7 @@ import numpy as np
 from pacecar.profiler.ledger.attribution import Work
 from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns, HostKind, SyncKind, Trace
 
-from .collectives import CPU_DTYPE, ELEMENT_BYTES
+from .collectives import BATCH, CPU_DTYPE, ELEMENT_BYTES
 from .kernels import NCCL
 from .layout import Layout
 
@@ -152,7 +152,7 @@ def _device_events(trace: Trace) -> Iterator[str]:
         category = "gpu_memcpy" if WORKS[work] is Work.COPY else "kernel"
         if grid != NONE:
             args |= {"grid": list(trace.grids[grid]), "block": [128, 1, 1]}
-        if collective != NONE:
+        if collective != NONE and trace.collectives[collective] != BATCH:
             args |= _described(trace, trace.collectives[collective])
         yield _event(category, trace.names[name], device, stream, start, end, args)
         yield _arrow("f", correlation, device, stream, start)
@@ -168,8 +168,9 @@ def _external_ids(trace: Trace) -> np.ndarray[tuple[int, ...], np.dtype[np.int64
     for row, number in enumerate(device.correlation.tolist()):
         call = by_number.get(number)
         if call is not None:  # rows nest, so the innermost open one is the latest to begin
-            before = np.searchsorted(host.start_ns[outer], host.start_ns[call], side="right")
-            found[row] = outer[before - 1] + 1 if before else 0
+            before = int(np.searchsorted(host.start_ns[outer], host.start_ns[call], side="right"))
+            is_open = before > 0 and host.end_ns[outer[before - 1]] >= host.end_ns[call]
+            found[row] = outer[before - 1] + 1 if is_open else 0
     return found
 
 

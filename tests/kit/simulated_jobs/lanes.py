@@ -13,20 +13,26 @@ __all__ = ["DeviceWork", "Meeting", "Rank", "StreamQueue"]
 
 
 class DeviceWork:
-    """One piece of work on a stream, from its launch to its end."""
+    """One piece of work on a stream, from its launch to its end.
+
+    A communication kernel has met with others when none of its `meetings` is open; the last of them lets it leave at
+    `leaves`, and then it is late by what is `left`.
+    """
 
     __slots__ = (
-        *("ahead", "end", "followers", "has_waiter", "is_kernel", "left"),
-        *("meeting", "place", "rank", "ready", "since", "version"),
+        *("ahead", "end", "followers", "has_waiter", "is_kernel", "leaves", "left"),
+        *("meetings", "met", "place", "rank", "ready", "since", "version"),
     )
 
-    def __init__(self, rank: Rank, place: int, ready: int, left: int, *, is_kernel: bool) -> None:
+    def __init__(self, rank: Rank, place: int, ready: int, left: int) -> None:
         self.rank = rank
         self.place = place
         self.ready = ready
         self.left = left
-        self.meeting: Meeting | None = None
-        self.is_kernel = is_kernel
+        self.met: list[Meeting] = []
+        self.meetings = 0
+        self.leaves = 0
+        self.is_kernel = False
         self.ahead = 0
         self.end = -1
         self.since = 0
@@ -71,6 +77,7 @@ class Rank:
     running: set[DeviceWork] = field(default_factory=set)
     streams: dict[int, StreamQueue] = field(default_factory=dict)
     events: dict[int, DeviceWork] = field(default_factory=dict)
+    batch: list[Meeting] = field(default_factory=list)
     counts: dict[tuple[object, ...], int] = field(default_factory=dict)
     lists: tuple[list[int], ...] = ()
     host_start: list[int] = field(default_factory=list)

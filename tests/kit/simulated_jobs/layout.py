@@ -76,7 +76,8 @@ class Layout:
     def groups(self) -> tuple[Group, ...]:
         """Return the groups by role.  What includes all ranks is torch's default group, whose name is "0".
 
-        Messages up and down a pipeline have groups of their own, so that neither waits for the other.
+        Messages up and down a pipeline have groups of their own, so that neither waits for the other; batches of both
+        have a third.
         """
         t, d, p = range(self.tensor), range(self.data), range(self.pipeline)
         found: list[tuple[str, tuple[int, ...]]] = []
@@ -86,7 +87,7 @@ class Layout:
             found += [("data", tuple(self.rank_at(s, r, k) for r in d)) for s in p for k in t]
         if self.pipeline > 1:
             lines = [tuple(self.rank_at(s, r, k) for s in p) for r in d for k in t]
-            found += [(role, line) for line in lines for role in ("forward", "backward")]
+            found += [(role, line) for line in lines for role in ("forward", "backward", "pipeline")]
         everybody = tuple(range(self.ranks))
         groups = [Group("0", "world", everybody)]
         for number, (role, ranks) in enumerate(found, start=1):

@@ -182,7 +182,7 @@ def _add_exchanges(
     table: _Table, program: Program, at: _Anchors, job: Job, rank: int, correlation: Times, collective: Times
 ) -> None:
     """Add the rows that the call of a collective, a send or a receive leaves, but its launch."""
-    is_exchange = (program.code >= Code.COLLECTIVE) & (program.code <= Code.RECV)
+    is_exchange = (program.code >= Code.COLLECTIVE) & (program.code <= Code.BATCH)
     which = _tiled(is_exchange, job).astype(np.bool_)
     if not which.any():
         return
@@ -190,19 +190,24 @@ def _add_exchanges(
     row, called, end, inside, after = (part[which] for part in (at.row, at.called, at.end, at.inside, at.after))
     thread = _tiled(program.column("thread"), job)[which]
     call = HostKind.COLLECTIVE_CALL
-    table.add(row, end, call, _tiled([table.name(one.row) for one in ones], job), thread)
+    said = _tiled([bool(one.role) for one in ones], job).astype(np.bool_)  # the batch itself has no such rows
+    rows = _tiled([table.name(one.row) if one.role else NONE for one in ones], job)
+    table.add(row[said], end[said], call, rows[said], thread[said])
     if job.is_cpu:
         return
-    described = table.name("record_param_comms")
-    table.add(row + inside * 3 // 10, end - after // 5, call, described, thread, collective=collective[which])
+    described, start = table.name("record_param_comms"), row + inside * 3 // 10
+    said_of = collective[which][said]
+    table.add(start[said], (end - after // 5)[said], call, described, thread[said], collective=said_of)
     calls = [calls_of(one, has_nccl_events=job.has_nccl_events) for one in ones]
     for number, call_ in sorted({call.number: call for its in calls for call in its}.items()):
         has = _tiled([call_ in its for its in calls], job).astype(np.bool_)
         start = call_.start_ns(row, inside, called, after)[has]
         name = table.name(call_.name)
         table.add(start, start + CALL_NS, HostKind.RUNTIME, name, thread[has], (correlation[which] + number)[has])
-    words = _tiled([table.name(word) for word in call_annotations(job, program, rank)], job)
-    table.add(row + inside * 6 // 10, called + after * 6 // 10, HostKind.ANNOTATION, words, thread)
+    words = _tiled([table.name(word) if word else NONE for word in call_annotations(job, program, rank)], job)
+    has = words != NONE
+    start, end = (row + inside * 6 // 10)[has], (called + after * 6 // 10)[has]
+    table.add(start, end, HostKind.ANNOTATION, words[has], thread[has])
 
 
 def _add_calls(table: _Table, program: Program, at: _Anchors, job: Job, correlation: Times) -> None:
@@ -239,7 +244,7 @@ def _add_spans(table: _Table, program: Program, at: _Anchors, job: Job) -> None:
 def _syncs(job: Job, program: Program, place: Times, at: _Anchors, rank: int) -> SyncRows:
     starts = {0: at.call}
     for one in program.instructions:
-        if one.role:
+        if Code.COLLECTIVE <= one.code <= Code.BATCH:
             for call in calls_of(one, has_nccl_events=job.has_nccl_events):
                 if call.number not in starts:
                     starts[call.number] = call.start_ns(at.row, at.inside, at.called, at.after)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 START_RECORD, START_WAIT, END_RECORD = 1, 2, 7
-"""Numbers of torch's calls among those of an exchange, of which the launch is 0."""
+"""Numbers of torch's calls among those of an exchange, of which the launch is 0; a wait follows its record."""
 
 CALL_NS = 900
 """How long each of these calls takes."""
@@ -71,11 +71,11 @@ _CALLS = (
 def calls_of(one: Instruction, *, has_nccl_events: bool) -> list[ExchangeCall]:
     """Return the calls of a collective, a send or a receive."""
     own = (START_RECORD, START_WAIT)
-    return [
-        call
-        for call in _CALLS
-        if (has_nccl_events or not call.is_nccl) and not (call.number in own and one.stream == one.on_stream)
-    ]
+    if one.is_batched:  # only torch's, before the launch of the batch
+        return [call for call in _CALLS if call.number in own]
+    has_own = one.stream != one.on_stream and one.code != Code.BATCH  # what is in a batch had them before
+    calls = [call for call in _CALLS if has_nccl_events or not call.is_nccl]
+    return [call for call in calls if has_own or call.number not in own]
 
 
 class _Wait(NamedTuple):
@@ -125,16 +125,18 @@ def _waits(program: Program, correlations: int, *, nccl: bool) -> dict[int, list
         elif one.code == Code.SYNC:
             kind, stream = (SyncKind.CONTEXT, NONE) if one.stream == ALL else (SyncKind.STREAM, one.stream)
             found[at] = [_Wait(0, kind, stream)]
-        elif one.role:
-            waits = []
-            if one.stream != one.on_stream:
-                record = number + START_RECORD
-                waits.append(_Wait(START_WAIT, SyncKind.STREAM_WAIT, one.stream, one.on_stream, record))
-            if nccl:
-                waits.append(_Wait(4, SyncKind.STREAM_WAIT, one.stream, NCCL_STREAM, number + 3))
-                waits.append(_Wait(6, SyncKind.STREAM_WAIT, NCCL_STREAM, one.stream, number + 5))
-            found[at] = waits
+        elif Code.COLLECTIVE <= one.code <= Code.BATCH:
+            streams = {
+                START_WAIT: (one.stream, one.on_stream),
+                4: (one.stream, NCCL_STREAM),
+                6: (NCCL_STREAM, one.stream),
+            }
+            found[at] = [
+                _Wait(call.number, SyncKind.STREAM_WAIT, *streams[call.number], number + call.number - 1)
+                for call in calls_of(one, has_nccl_events=nccl)
+                if call.number in streams
+            ]
     return found
 
 
-_RECORDING = (Code.RECORD, Code.COLLECTIVE, Code.SEND, Code.RECV)
+_RECORDING = (Code.RECORD, Code.COLLECTIVE, Code.SEND, Code.RECV, Code.BATCH)
