@@ -244,6 +244,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
         is_long=True),  # tests/commands/demo runs it in its own sizes
     Run(r"pacecar version", says=PROJECT["project"]["version"]),
     Run(r"pacecar sample.*"),
+    Run(r"pacecar health", ("daemon",), says="ok"),
     Run(r"pacecar top( --once)?( node-a:9850| 127.0.0.1:9850)?", ("job",), (ONCE,), says=JOB),
     Run(r"pacecar top https://.*", ("job",), ((r"https://\S+", "http://127.0.0.1:PORT"), ONCE), says=JOB),
     Run(r"pacecar doctor --pid 4242.*", fill={"4242": lambda world: str(world.rank_pid())}, exits=(0, 1)),
