@@ -181,7 +181,7 @@ $(SITE)/.installed: requirements/site.txt
 site: $(SITE)/.installed ## Build the documentation as a site into build/site, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet && echo "build/site/index.html"
 
-tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
+tools: ## Fetch promtool, Prometheus, node_exporter, Chromium, TypeScript and helm into .tools, for the tests that need them
 	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools
 
 seen: $(DEV_STAMP) ## Draw the dashboards with Grafana's own components into docs/images (needs half a gigabyte from npm)
