@@ -6,7 +6,7 @@ socket).
 
     of a run        report/          of a machine    doctor/, sample_text       of a network    bench/
     of a node       top/, dump, health       of a job        tune, knobs                of traces       analyze
-    to start        run, demo/       to install      deploy, dashboards
+    to start        run, demo/       to install      deploy, man_pages, dashboards
 
 `main` itself has `daemon`, `sample`, `trace` and `version`.
 """
