@@ -1,7 +1,8 @@
 """Writes the generated dashboards, rules and docs/metrics.md into the checkout in the working directory.
 
 Run as `python -m pacecar.dashboards`; `make dashboards` calls it.  The files are those of dashboards/generated/,
-docs/metrics.md, and the rules once more as an object of the Prometheus operator.  To get the dashboards out of an installed pacecar use `pacecar dashboards export DIR`.
+docs/metrics.md, and the rules once more as an object of the Prometheus operator.  To get the dashboards out of an
+installed pacecar use `pacecar dashboards export DIR`.
 """
 
 from __future__ import annotations

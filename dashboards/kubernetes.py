@@ -1,7 +1,7 @@
 """Renders what Kubernetes reads of rules and dashboards: a PrometheusRule, and the kustomization of ConfigMaps.
 
-The Prometheus operator takes rules as an object of its own kind, and Grafana's sidecar takes dashboards out of ConfigMaps
-with a label.  A second copy by hand would drift, so both are made of what Prometheus and Grafana themselves read.
+The Prometheus operator takes rules as an object of its own kind, and Grafana's sidecar takes dashboards out of
+ConfigMaps with a label.  A second copy by hand would drift, so both are made of what Prometheus and Grafana read.
 
     prometheus_rule     deploy/kubernetes/components/prometheusrule/prometheusrule.yaml
     kustomization       dashboards/generated/kustomization.yaml: kustomize reads files below a kustomization only, so it
