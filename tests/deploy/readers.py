@@ -22,10 +22,10 @@ OPERATOR = json.loads((Path(__file__).parent / "operator_schemas.json").read_tex
 """Kind -> schema, of the objects of the Prometheus operator; the file says of which version."""
 
 
-def ran(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def ran(*command: str | Path, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; what it said is text."""
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False, **options
+        [str(word) for word in command], capture_output=True, text=True, timeout=timeout, check=False, **options
     )
 
 

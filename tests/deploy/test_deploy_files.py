@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pacecar.commands.main import cli
 from pacecar.config import DaemonConfig, load_config
 from pacecar.deploy import export
 from tests.deploy.readers import DEPLOY, ROOT, beside_python, built, documents, operator_errors, ran, valid
@@ -106,6 +107,44 @@ def test_the_image_is_given_all_that_the_wheel_is_made_of():
     sent = {line[1:] for line in ignore if line.startswith("!")}
     rooms = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
     assert sent == {"pyproject.toml", "README.md", "LICENSE", "pacecar"} | rooms
+
+
+def test_the_healthcheck_asks_through_the_socket():
+    """By HTTP it would need the certificate's name and a password; tests/monitor/test_health.py runs it under both."""
+    text = (DEPLOY / "container/Containerfile").read_text()
+    asked = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
+    assert asked is not None
+    assert json.loads(asked[1]) == ["pacecar", "health"]
+    assert "health" in cli.commands
+
+
+@pytest.mark.parametrize(
+    ("here", "asked"),
+    [
+        (["buildah", "podman", "docker"], "docker build -f deploy/container/Containerfile -t pacecar:VERSION ."),
+        (
+            ["buildah", "podman"],
+            "podman build -f deploy/container/Containerfile --ignorefile deploy/container/Containerfile.dockerignore"
+            " -t pacecar:VERSION .",
+        ),
+        ([], None),
+    ],
+)
+def test_make_image_is_one_command_with_whichever_builder_is_here(here, asked, tmp_path):
+    for name in ("bash", "sed", "sh"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    for name in here:
+        (tmp_path / name).write_text('#!/bin/sh\necho "${0##*/} $*"\n')
+        (tmp_path / name).chmod(0o755)
+    done = ran(shutil.which("make"), "--no-print-directory", "image", cwd=ROOT, env={"PATH": str(tmp_path)})
+    if asked is None:
+        assert done.returncode != 0
+        assert "there is no docker, podman or buildah here" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert " ".join(done.stdout.split()) == asked.replace("VERSION", PROJECT["project"]["version"])
+        for path in re.findall(r"deploy/\S+", asked):
+            assert (ROOT / path).exists()
 
 
 def test_the_images_variables_are_keys_that_exist():
@@ -462,7 +501,9 @@ def test_the_podmonitor_finds_the_pods_and_their_port():
 
 
 def test_shellcheck_finds_nothing_in_the_scripts():
-    for severity, scripts in (("style", SLURM), ("warning", [ROOT / ".ci/run", ROOT / ".ci/tools"])):
+    deb = sorted((DEPLOY / "deb").glob("*.sh"))
+    assert len(deb) == 5
+    for severity, scripts in (("style", [*SLURM, *deb]), ("warning", [ROOT / ".ci/run", ROOT / ".ci/tools"])):
         done = ran(beside_python("shellcheck"), f"--severity={severity}", *scripts)
         assert done.returncode == 0, done.stdout
 
