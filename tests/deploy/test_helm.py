@@ -193,6 +193,13 @@ def test_monitors_rules_and_dashboards_are_those_of_the_components(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_readmes_values_are_values_of_the_chart(tmp_path):
+    (values,) = re.findall(r"`values\.yaml`:\n\n```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    kinds = {one["kind"] for one in rendered(values, tmp_path)}
+    assert {"PodMonitor", "PrometheusRule", "ConfigMap", "DaemonSet"} <= kinds
+
+
+@pytest.mark.slow
 def test_alerts_lead_to_a_page_of_ones_own(tmp_path):
     rules = only("PrometheusRule", rendered('rules: {enabled: true, runbookUrl: "https://wiki.example/p"}', tmp_path))
     links = [rule["annotations"] for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
