@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Debian package of the daemon: program with its dependencies, unit, account, configuration, manual pages and
-# completions.  Needs dpkg-deb and pip; downloads the dependencies' wheels.  Not root.
+# completions.  Needs dpkg-deb and pip; downloads the dependencies' wheels.  Not root.  (nfpm would build it where there is no
+# dpkg, but is a download of its own, and what it builds is not what dpkg's own tool would.)
 #
 #   deploy/deb/build.sh [--wheel FILE] [--lib FOLDER] [FOLDER]      the package goes into FOLDER, dist/ without
 #
@@ -116,8 +117,16 @@ main()
 START
 chmod 755 "$stage/opt/pacecar/bin/pacecar"
 ln -s ../../opt/pacecar/bin/pacecar "$stage/usr/bin/pacecar"
+# What is packed runs here only where it is for this machine and this python; else what runs here is fetched as well.
+native=$stage/opt/pacecar/lib
+numbers=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
+if [[ -z $lib && ($arch != $(dpkg --print-architecture) || " $versions " != *" $numbers "*) ]]; then
+  native=$work/native
+  # shellcheck disable=SC2086  # a list of words
+  "${pip[@]}" install ${PIP_FLAGS:-} --no-deps --target "$native" --requirement "$here/requirements.txt" "$wheel"
+fi
 run() {
-  PYTHONPATH=$stage/opt/pacecar/lib PYTHONDONTWRITEBYTECODE=1 "$python" -c 'from pacecar.commands.main import main; main()' "$@"
+  PYTHONPATH=$native PYTHONDONTWRITEBYTECODE=1 "$python" -c 'from pacecar.commands.main import main; main()' "$@"
 }
 version=$(run version)
 version=${version#pacecar }
@@ -137,8 +146,7 @@ done
 mkdir -p "$stage/DEBIAN"
 for script in preinst postinst prerm postrm; do put 755 "$here/$script.sh" "DEBIAN/$script"; done
 printf '%s\n' /etc/pacecar/pacecar.toml /etc/default/pacecar >"$stage/DEBIAN/conffiles"
-read -ra numbers <<<"$versions"
-first=${numbers[0]} last=${numbers[-1]}
+first=${versions%% *} last=${versions##* }
 cat >"$stage/DEBIAN/control" <<CONTROL
 Package: pacecar
 Version: $version-1
