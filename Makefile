@@ -19,6 +19,9 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 SEEN_FLAGS ?=
 MUTATION_FLAGS ?=
+BUILDER ?=
+BUILD_FLAGS ?=
+IMAGE ?= pacecar:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TORCH ?=
 
 VENV := .venv
@@ -48,7 +51,7 @@ PARALLEL := --numprocesses=auto --dist=loadfile
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards site seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -167,6 +170,17 @@ compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapte
 	@PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python tests/compatibility/run.py --torch "$(TORCH)"; ran=$$?; \
 	$(BIN)/python tests/adapters/compatibility.py && exit $$ran
 
+deb: $(RUN_STAMP) ## Build the Debian package of the daemon into dist/ (ARCH=arm64 for another machine)
+	@PYTHON="$(abspath $(BIN)/python)" PIP_FLAGS="$(PIP_FLAGS)" deploy/deb/build.sh dist
+
+# One command with whichever of the three is here (docker alone finds the file of what to leave out by its name); BUILD_FLAGS are the builder's own words, as --build-arg PYTHON_IMAGE=...
+image: ## Build the daemon's container image by docker, podman or buildah (BUILDER, IMAGE, BUILD_FLAGS)
+	@builder="$(BUILDER)"; \
+	for one in docker podman buildah; do [ -n "$$builder" ] || ! command -v $$one >/dev/null || builder=$$one; done; \
+	[ -n "$$builder" ] || { echo "there is no docker, podman or buildah here: name one by BUILDER" >&2; exit 1; }; \
+	case "$$builder" in *docker) ignore=;; *) ignore="--ignorefile deploy/container/Containerfile.dockerignore";; esac; \
+	exec $$builder build -f deploy/container/Containerfile $$ignore -t "$(IMAGE)" $(BUILD_FLAGS) .
+
 dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards
 	$(BIN)/python -m pacecar.commands.doctor docs/doctor.md
@@ -181,7 +195,7 @@ $(SITE)/.installed: requirements/site.txt
 site: $(SITE)/.installed ## Build the documentation as a site into build/site, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet && echo "build/site/index.html"
 
-tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
+tools: ## Fetch promtool, Prometheus, node_exporter, Chromium, TypeScript and helm into .tools, for the tests that need them
 	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools
 
 seen: $(DEV_STAMP) ## Draw the dashboards with Grafana's own components into docs/images (needs half a gigabyte from npm)

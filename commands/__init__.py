@@ -5,8 +5,8 @@ Start with `main`; what several commands share is in `shared_options` (options) 
 socket).
 
     of a run        report/          of a machine    doctor/, sample_text       of a network    bench/
-    of a node       top/, dump       of a job        tune, knobs                of traces       analyze
-    to start        run, demo/       to install      deploy, dashboards
+    of a node       top/, dump, health       of a job        tune, knobs                of traces       analyze
+    to start        run, demo/       to install      deploy, man_pages, dashboards
 
 `main` itself has `daemon`, `sample`, `trace` and `version`.
 """

@@ -18,7 +18,7 @@ import msgspec
 
 from pacecar.daemon_peer import UntrustedDaemonError, connect
 from pacecar.formatting.plain_text import clean_values
-from pacecar.records import Answer, DumpRequest, KnobValue, Request, TunerReport
+from pacecar.records import Answer, DumpRequest, HealthRequest, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["AskError", "Reply", "ask", "converse"]
@@ -88,7 +88,7 @@ def ask(
         yield from _replies(connection, first, begun + patience)
 
 
-def converse(path: str, request: DumpRequest, *, timeout_seconds: float) -> Answer:
+def converse(path: str, request: DumpRequest | HealthRequest, *, timeout_seconds: float) -> Answer:
     """Return the one answer that the daemon at `path` gives to a request of its own.
 
     Raises:
@@ -142,8 +142,8 @@ def _connect(path: str, timeout_seconds: float) -> socket.socket:
     except UntrustedDaemonError as error:
         raise AskError(f"the daemon at {path} is not asked: {error}") from error
     except OSError as error:
-        hint = "is the daemon running, and is this its socket?" if isinstance(error, FileNotFoundError) else ""
-        raise AskError(f"cannot reach the daemon at {path}: {error.strerror or error} {hint}".rstrip()) from error
+        hint = ": is the daemon running, and is this its socket?" if isinstance(error, FileNotFoundError) else ""
+        raise AskError(f"cannot reach the daemon at {path}: {error.strerror or error}{hint}") from error
 
 
 def _next(connection: socket.socket, deadline: float) -> Answer | None:

@@ -25,6 +25,7 @@ from .dashboards import dashboards
 from .deploy import deploy
 from .doctor.command import doctor
 from .dump import dump
+from .health import health
 from .knobs import knobs
 from .report.command import report
 from .run import run
@@ -265,6 +266,7 @@ cli.add_command(dashboards)
 cli.add_command(deploy)
 cli.add_command(doctor)
 cli.add_command(dump)
+cli.add_command(health)
 cli.add_command(knobs)
 cli.add_command(report)
 cli.add_command(run)

@@ -11,6 +11,7 @@ Dashboards that are kept by hand drift from the metrics.  Here one list, the cat
     omitted        metrics that are on no panel, and why
     tidy           removes from grafanalib's output what Grafana must not see     pure
     render         all dashboards and rules as text
+    kubernetes     the same for the Prometheus operator and for Grafana's sidecar
     reference      docs/metrics.md, from the same catalog                         pure
     push           sends dashboards to a running Grafana
 

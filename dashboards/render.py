@@ -12,6 +12,7 @@ from .boards.itself import itself_dashboard
 from .boards.job import job_dashboard
 from .boards.node import node_dashboard
 from .boards.tuning import tuning_dashboard
+from .kubernetes import kustomization
 from .rules.rule_files import render_rules
 from .tidy import dumps, tidy
 
@@ -24,8 +25,9 @@ _DRAWN = {
 
 
 def render() -> dict[str, str]:
-    """Return file name -> text of every dashboard (JSON) and of the rules (YAML)."""
-    return {name: dumps(_plain(draw())) for name, draw in _DRAWN.items()} | render_rules()
+    """Return file name -> text of every dashboard (JSON), of the rules (YAML), and of the dashboards' kustomization."""
+    drawn = {name: dumps(_plain(draw())) for name, draw in _DRAWN.items()}
+    return drawn | render_rules() | {"kustomization.yaml": kustomization(drawn)}
 
 
 def _plain(dashboard: object) -> Any:  # noqa: ANN401  a JSON value is of any type

@@ -127,6 +127,7 @@ class Daemon:
             self._clock,
             recorder=self._recorder,
             faults=self._faults,
+            trouble=self._trouble,
         )
         self._throttles = Throttles()
         self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
@@ -289,7 +290,11 @@ class Daemon:
 
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
-        return self._has_begun() and self.staleness_reason() is None
+        return self._trouble() is None
+
+    def _trouble(self) -> str | None:
+        """Return why the daemon is not healthy, in words; None while it is."""
+        return self.staleness_reason() or (None if self._has_begun() else "no tick yet")
 
     def _has_begun(self) -> bool:
         return self._state.snapshot() is not None

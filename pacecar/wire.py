@@ -17,14 +17,14 @@ from enum import StrEnum
 
 import msgspec
 
-from pacecar.records import Answer, Command, DumpRequest, HelloRefused, JobRecord, Request, Throttling
+from pacecar.records import Answer, Command, DumpRequest, HealthRequest, HelloRefused, JobRecord, Request, Throttling
 from pacecar.records.host_signals import HostSignals
 
 __all__ = [
     "FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame", "payload_of",
 ]  # fmt: skip
 
-Message = JobRecord | Request | DumpRequest | Command | Answer | Throttling | HostSignals | HelloRefused
+Message = JobRecord | Request | DumpRequest | HealthRequest | Command | Answer | Throttling | HostSignals | HelloRefused
 """What may cross the socket, in either direction."""
 
 VERSION = 1

@@ -17,7 +17,7 @@ from .alerts_job import ITSELF_ALERTS, JOB_ALERTS
 from .alerts_node import GPU_ALERTS, LINK_ALERTS
 from .recording import RECORDED
 
-__all__ = ["ALERTS", "render_rules"]
+__all__ = ["ALERTS", "dumped", "render_rules", "rule_groups"]
 
 ALERTS: tuple[Group, ...] = (GPU_ALERTS, LINK_ALERTS, JOB_ALERTS, ITSELF_ALERTS)
 """All alerts, in the order in which they stand in the file and in the runbook."""
@@ -39,14 +39,28 @@ _Dumper.add_representer(str, _block)
 
 def render_rules() -> dict[str, str]:
     """Return file name -> YAML text of the rules."""
-    recorded = [{"record": rule.name, "expr": rule.expression} for rule in RECORDED]
+    recorded, *alerts = rule_groups()
     return {
-        "pacecar.rules.yml": _text("dashboards/rules/recording.py", [{"name": "pacecar-recording", "rules": recorded}]),
-        "pacecar-alerts.rules.yml": _text(
-            "dashboards/rules/alerts_node.py and alerts_job.py",
-            [{"name": group.name, "rules": [_rule(alert) for alert in group.alerts]} for group in ALERTS],
+        "pacecar.rules.yml": dumped("dashboards/rules/recording.py", {"groups": [recorded]}),
+        "pacecar-alerts.rules.yml": dumped(
+            "dashboards/rules/alerts_node.py and alerts_job.py", {"groups": list(alerts)}
         ),
     }
+
+
+def rule_groups() -> list[dict[str, Any]]:
+    """Return all groups as Prometheus reads them: the one that records, then those of alerts."""
+    recorded = [{"record": rule.name, "expr": rule.expression} for rule in RECORDED]
+    return [
+        {"name": "pacecar-recording", "rules": recorded},
+        *({"name": group.name, "rules": [_rule(alert) for alert in group.alerts]} for group in ALERTS),
+    ]
+
+
+def dumped(source: str, document: dict[str, Any]) -> str:
+    """Return `document` as YAML, under a line that says from which file of ours it was generated."""
+    body: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return HEAD.format(source=source) + body
 
 
 def _rule(alert: Alert) -> dict[str, Any]:
@@ -61,8 +75,3 @@ def _rule(alert: Alert) -> dict[str, Any]:
             "runbook": f"{RUNBOOK}#{anchor(alert.name)}",
         },
     }
-
-
-def _text(source: str, groups: list[dict[str, Any]]) -> str:
-    body: str = yaml.dump({"groups": groups}, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
-    return HEAD.format(source=source) + body

@@ -26,6 +26,7 @@ from pacecar.records import (
     Decision,
     DumpRequest,
     EstimateCheck,
+    HealthRequest,
     HelloRefused,
     JobHello,
     JobLedger,
@@ -49,7 +50,10 @@ from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["FrameValidation", "Peer", "ValidatedFrame", "own_pid"]
 
-ValidatedFrame = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
+Asked = Request | DumpRequest | HealthRequest
+"""What comes from people's commands, on a connection without a hello."""
+
+ValidatedFrame = tuple[JobRecord | Answer, JobHello] | tuple[Asked, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
 
@@ -87,9 +91,9 @@ class FrameValidation:
         if isinstance(record, JobHello):
             self._check_hello(record)
             self.hello = record
-        elif isinstance(record, Request | DumpRequest) and self.hello is None:
+        elif isinstance(record, Asked) and self.hello is None:
             return record, None
-        elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals | HelloRefused):
+        elif isinstance(record, Asked | Command | Throttling | HostSignals | HelloRefused):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")

@@ -21,7 +21,17 @@ from typing import Literal, Protocol
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.plain_text import clean
-from pacecar.records import Answer, DumpRequest, HelloRefused, JobHello, JobRecord, Request, Sample, Throttling
+from pacecar.records import (
+    Answer,
+    DumpRequest,
+    HealthRequest,
+    HelloRefused,
+    JobHello,
+    JobRecord,
+    Request,
+    Sample,
+    Throttling,
+)
 from pacecar.records.job_identity import JobKey
 from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
@@ -37,7 +47,7 @@ from .authorization import Target, may_dump
 from .command_routing import CommandRouting
 from .connection import Connection, is_hung_up, peer_of
 from .frame_rate_limit import PAUSE_SECONDS, FrameRateLimits
-from .frame_validation import FrameValidation, own_pid
+from .frame_validation import FrameValidation
 from .log_limiter import LogLimiter
 from .unix_socket import UnixSocket
 
@@ -94,9 +104,9 @@ class SocketServer:
         *,
         connections_max: int = CONNECTIONS_MAX,
         connections_per_uid_max: int = CONNECTIONS_PER_UID_MAX,
-        own_pid: Callable[[int], int | None] = own_pid,
         recorder: RankRecorder | None = None,
         faults: FaultContainment | None = None,
+        trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._unix_socket = unix_socket
         self._state = state
@@ -107,9 +117,9 @@ class SocketServer:
         self._budgets = FrameRateLimits(clock)
         self._displaced = 0
         self._notices = LogLimiter(_log, WARNINGS_PER_MINUTE, clock)
-        self._own_pid = own_pid
         self._recorder = recorder
         self._faults = faults or FaultContainment()
+        self._trouble = trouble
         self._connections: dict[int, Connection] = {}
         self._requests = CommandRouting(self._send)
         self._numbers = itertools.count(1)
@@ -263,7 +273,7 @@ class SocketServer:
         sock.setblocking(False)
         peer = peer_of(sock)
         now = self._clock.monotonic_ns()
-        connection = Connection(next(self._numbers), sock, FrameValidation(peer, own_pid=self._own_pid), now)
+        connection = Connection(next(self._numbers), sock, FrameValidation(peer), now)
         full = self._make_room(now, peer.uid)
         if full is not None:
             self._refuse(connection, FrameError(Refusal.LIMIT, f"{full} already, hung up on this one"))
@@ -369,6 +379,8 @@ class SocketServer:
             self._ask(connection, record)
         elif isinstance(record, DumpRequest):
             self._ask_for_dump(connection, record)
+        elif isinstance(record, HealthRequest):
+            self._say_health(connection, record)
         elif isinstance(record, Answer):
             self._requests.answered(record, connection=connection.number)
         else:
@@ -415,6 +427,13 @@ class SocketServer:
             answer(False, "this daemon has no recorder: see [daemon] recorder_seconds")
         else:
             self._recorder.ask(uid, request.note, answer)
+
+    def _say_health(self, connection: Connection, request: HealthRequest) -> None:
+        """Answer whether the daemon's numbers are fresh: anybody who may connect may know, as at /-/healthy."""
+        trouble = self._trouble()
+        state: Literal["done", "refused"] = "done" if trouble is None else "refused"
+        answer = Answer(job="", rank=None, number=request.serial, state=state, detail=trouble or "ok")
+        self._say(connection, answer)
 
     def _send(self, number: int, message: Message) -> bool:
         for connection in list(self._connections.values()):

@@ -45,6 +45,7 @@ __all__ = [
     "Answer",
     "Command",
     "DumpRequest",
+    "HealthRequest",
     "KnobValue",
     "Request",
     "TunerChange",
@@ -144,6 +145,12 @@ class DumpRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dump_request")
 
     serial: Count
     note: Text = ""
+
+
+class HealthRequest(msgspec.Struct, frozen=True, kw_only=True, tag="health_request"):
+    """Somebody asks the daemon whether its numbers are fresh; the answer is "done", or "refused" with the reason."""
+
+    serial: Count
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):

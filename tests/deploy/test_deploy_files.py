@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,31 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pacecar.commands.main import cli
 from pacecar.config import DaemonConfig, load_config
+from pacecar.deploy import export
+from tests.deploy.readers import DEPLOY, ROOT, beside_python, built, documents, operator_errors, ran, valid
 from tests.kit.tools import find_tool
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SLURM = [DEPLOY / "slurm" / name for name in ("job.sbatch", "prolog.sh", "epilog.sh", "targets.sh")]
-
-
-def ran(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False, **options
-    )
-
-
-def beside_python(name: str) -> str:
-    """Return a program that a development dependency installed."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    assert found is not None, f"{name} is a development dependency: run `make test`"
-    return found
-
-
-def documents(path: Path) -> list[dict]:
-    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one is not None]
 
 
 # --- systemd ----------------------------------------------------------------------------------------------------
@@ -124,6 +107,44 @@ def test_the_image_is_given_all_that_the_wheel_is_made_of():
     sent = {line[1:] for line in ignore if line.startswith("!")}
     rooms = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
     assert sent == {"pyproject.toml", "README.md", "LICENSE", "pacecar"} | rooms
+
+
+def test_the_healthcheck_asks_through_the_socket():
+    """By HTTP it would need the certificate's name and a password; tests/monitor/test_health.py runs it under both."""
+    text = (DEPLOY / "container/Containerfile").read_text()
+    asked = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
+    assert asked is not None
+    assert json.loads(asked[1]) == ["pacecar", "health"]
+    assert "health" in cli.commands
+
+
+@pytest.mark.parametrize(
+    ("here", "asked"),
+    [
+        (["buildah", "podman", "docker"], "docker build -f deploy/container/Containerfile -t pacecar:VERSION ."),
+        (
+            ["buildah", "podman"],
+            "podman build -f deploy/container/Containerfile --ignorefile deploy/container/Containerfile.dockerignore"
+            " -t pacecar:VERSION .",
+        ),
+        ([], None),
+    ],
+)
+def test_make_image_is_one_command_with_whichever_builder_is_here(here, asked, tmp_path):
+    for name in ("bash", "sed", "sh"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    for name in here:
+        (tmp_path / name).write_text('#!/bin/sh\necho "${0##*/} $*"\n')
+        (tmp_path / name).chmod(0o755)
+    done = ran(shutil.which("make"), "--no-print-directory", "image", cwd=ROOT, env={"PATH": str(tmp_path)})
+    if asked is None:
+        assert done.returncode != 0
+        assert "there is no docker, podman or buildah here" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert " ".join(done.stdout.split()) == asked.replace("VERSION", PROJECT["project"]["version"])
+        for path in re.findall(r"deploy/\S+", asked):
+            assert (ROOT / path).exists()
 
 
 def test_the_images_variables_are_keys_that_exist():
@@ -254,6 +275,33 @@ def relabellings() -> list[list[dict]]:
     return [job["relabel_configs"], monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]]
 
 
+def test_a_service_names_its_daemons_by_their_nodes():
+    """Endpoints of a service have the labels of their pods; sidecars are not among them."""
+    (monitor,) = documents(KUBERNETES / "components/servicemonitor/servicemonitor.yaml")
+    (service,) = documents(KUBERNETES / "components/servicemonitor/service.yaml")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    labels = relabelled(endpoint["relabelings"], pod("pacecar-x", "node") | {"job": "the service's name"})
+    assert labels is not None
+    assert (labels["instance"], labels["job"]) == ("node-7", "pacecar")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] == service["spec"]["ports"][0]["name"]
+    (daemons,) = [one for one in plain_objects() if one["kind"] == "DaemonSet"]
+    assert service["spec"]["selector"].items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
+    # One of the operator's ways is like the other.
+    (pods,) = documents(KUBERNETES / "components/podmonitor/podmonitor.yaml")
+    for key in ("interval", "scrapeTimeout", "port"):
+        assert endpoint[key] == pods["spec"]["podMetricsEndpoints"][0][key]
+    assert monitor["spec"]["sampleLimit"] == pods["spec"]["sampleLimit"]
+
+
+def test_the_operator_is_given_the_rules_that_prometheus_is_given():
+    (rule,) = documents(KUBERNETES / "components/prometheusrule/prometheusrule.yaml")
+    files = ("pacecar.rules.yml", "pacecar-alerts.rules.yml")
+    groups = [group for name in files for (one,) in [documents(ROOT / "dashboards/generated" / name)]
+              for group in one["groups"]]  # fmt: skip
+    assert rule["spec"]["groups"] == groups, "run `make dashboards` and commit what it wrote"
+
+
 @pytest.mark.parametrize("rules", relabellings(), ids=["kubernetes.yml", "podmonitor"])
 def test_each_daemon_of_a_node_is_an_instance_of_its_own(rules):
     """Two targets with the same labels are one to Prometheus, and rules join by instance."""
@@ -299,39 +347,26 @@ def test_victoriametrics_accepts_the_same_jobs(name, tmp_path):
 OVERLAY = """
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-resources: [base]
+resources: [deploy/kubernetes/base]
 components: [{components}]
 """
 
 
-def built(folder: Path) -> list[dict]:
-    """Return what kustomize makes of a folder, by kubectl; skips where there is none."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not here: it brings kustomize")
-    done = ran(kubectl, "kustomize", folder)
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
-
-
-def valid(objects: list[dict], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all(objects))
-    return ran(beside_python("kubernetes-validate"), "--strict", file)
-
-
 def plain_objects() -> list[dict]:
-    """Return the objects as they are written, without kustomize; a PodMonitor is no kind of Kubernetes' own."""
-    found = [one for path in sorted(KUBERNETES.rglob("*.yaml")) if path.name != "kustomization.yaml"
-             for one in documents(path)]  # fmt: skip
-    return [one for one in found if one["kind"] != "PodMonitor"]
+    """Return the objects as they are written, without kustomize."""
+    return [one for path in sorted(KUBERNETES.rglob("*.yaml")) if path.name != "kustomization.yaml"
+            for one in documents(path)]  # fmt: skip
 
 
-def test_kubernetes_knows_every_field_of_every_object(tmp_path):
+def test_kubernetes_and_the_operator_know_every_field_of_every_object(tmp_path):
     objects = plain_objects()
-    assert {one["kind"] for one in objects} == {"Namespace", "ServiceAccount", "DaemonSet", "Job", "NetworkPolicy"}
+    assert {one["kind"] for one in objects} == {
+        "Namespace", "ServiceAccount", "DaemonSet", "Job", "NetworkPolicy", "Service",
+        "PodMonitor", "ServiceMonitor", "PrometheusRule",
+    }  # fmt: skip
     done = valid(objects, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert operator_errors(objects) == []
 
 
 def test_a_slip_in_an_object_would_be_found(tmp_path):
@@ -339,22 +374,36 @@ def test_a_slip_in_an_object_would_be_found(tmp_path):
     (daemons,) = [one for one in objects if one["kind"] == "DaemonSet"]
     daemons["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     assert valid(objects, tmp_path).returncode != 0
+    (monitor,) = [one for one in objects if one["kind"] == "ServiceMonitor"]
+    monitor["spec"]["endpoints"][0]["scrapeTimout"] = monitor["spec"]["endpoints"][0].pop("scrapeTimeout")
+    (said,) = operator_errors(objects)
+    assert "ServiceMonitor/pacecar: $.spec.endpoints[0]" in said
+    assert "scrapeTimout" in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("components", ["", "podmonitor", "scrape-annotations,nvidia,web-config"])
+@pytest.mark.parametrize(
+    "components",
+    ["", "podmonitor", "scrape-annotations,nvidia,web-config", "servicemonitor,prometheusrule,grafana-dashboards"],
+)
 def test_kustomize_builds_the_base_with_its_components(components, tmp_path):
-    shutil.copytree(KUBERNETES / "base", tmp_path / "base")
-    shutil.copytree(KUBERNETES / "components", tmp_path / "components")
-    named = ", ".join(f"components/{name}" for name in components.split(",") if name)
+    """Exported, as who has no checkout uses them: components reach the dashboards beside deploy/."""
+    export(tmp_path)
+    named = ", ".join(f"deploy/kubernetes/components/{name}" for name in components.split(",") if name)
     (tmp_path / "kustomization.yaml").write_text(OVERLAY.format(components=named))
     objects = built(tmp_path)
-    done = valid([one for one in objects if one["kind"] != "PodMonitor"], tmp_path)
+    done = valid(objects, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert operator_errors(objects) == []
     (pod,) = [one["spec"]["template"] for one in objects if one["kind"] == "DaemonSet"]
     image = pod["spec"]["containers"][0]["image"]
     assert image == f"pacecar:{PROJECT['project']['version']}"
     assert ("PodMonitor" in {one["kind"] for one in objects}) == ("podmonitor" in components)
+    if "grafana-dashboards" in components:
+        boards = [one for one in objects if one["kind"] == "ConfigMap"]
+        given = {name: text for one in boards for name, text in one["data"].items()}
+        assert given == {path.name: path.read_text() for path in (ROOT / "dashboards/generated").glob("*.json")}
+        assert {one["metadata"]["labels"]["grafana_dashboard"] for one in boards} == {"1"}
     if "nvidia" in components:
         assert pod["spec"]["runtimeClassName"] == "nvidia"
         assert pod["metadata"]["annotations"]["prometheus.io/port"] == "9850"
@@ -452,7 +501,9 @@ def test_the_podmonitor_finds_the_pods_and_their_port():
 
 
 def test_shellcheck_finds_nothing_in_the_scripts():
-    for severity, scripts in (("style", SLURM), ("warning", [ROOT / ".ci/run", ROOT / ".ci/tools"])):
+    deb = sorted((DEPLOY / "deb").glob("*.sh"))
+    assert len(deb) == 5
+    for severity, scripts in (("style", [*SLURM, *deb]), ("warning", [ROOT / ".ci/run", ROOT / ".ci/tools"])):
         done = ran(beside_python("shellcheck"), f"--severity={severity}", *scripts)
         assert done.returncode == 0, done.stdout
 

@@ -126,7 +126,7 @@ def test_dashboards_and_unit_files_come_out_of_the_wheel_as_they_are_here(bare):
     python, folder = bare
     unit = pacecar(python, folder, "deploy", "show", "systemd/pacecar.service").stdout
     assert unit == (ROOT / "deploy/systemd/pacecar.service").read_text()
-    for topic in ("systemd", "compose", "kubernetes", "slurm", "prometheus", "container"):
+    for topic in ("systemd", "deb", "compose", "kubernetes", "helm", "slurm", "prometheus", "container"):
         shown = pacecar(python, folder, "deploy", "show", topic).stdout
         assert shown.startswith(f"# ---- deploy/{topic}/")
     lines = pacecar(python, folder, "deploy", "export", str(folder / "out")).stdout.splitlines()

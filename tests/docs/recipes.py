@@ -19,6 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from pacecar.commands.main import cli
+from pacecar.commands.man_pages import man_pages
 from tests.docs.pages import ROOT
 from tests.docs.world import JOB, World
 
@@ -183,6 +184,31 @@ def sysuser(command: str) -> None:
     assert f"u {command.split()[-1]} " in (UNITS / "sysusers.conf").read_text(encoding="utf-8")
 
 
+def deb(command: str) -> None:
+    """The file is the one that `make deb` writes, and its version ours."""
+    found = re.search(r"dist/pacecar_(\S+)-1_(amd64|arm64)\.deb$", command)
+    assert found is not None, "no such file is built"
+    assert found[1] == PROJECT["project"]["version"]
+    assert '"$out/pacecar_$version-1_$arch.deb"' in (ROOT / "deploy/deb/build.sh").read_text(encoding="utf-8")
+
+
+def man(command: str) -> None:
+    page = f"{command.split()[1]}.1"
+    assert page in man_pages(cli), f"there is no page {page}"
+
+
+def helm(command: str) -> None:
+    """The chart is there, and has the values that are set."""
+    chart = shlex.split(command)[3]
+    there(f"{chart}/Chart.yaml")
+    values = yaml.safe_load((ROOT / chart / "values.yaml").read_text(encoding="utf-8"))
+    for setting in re.findall(r"--set (\S+?)=", command):
+        found = values
+        for key in setting.split("."):
+            assert key in found, f"the chart has no value {setting}"
+            found = found[key]
+
+
 MAKERS = {".md", ".service", ".conf", ".socket", ".yaml"}
 
 
@@ -244,6 +270,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
         is_long=True),  # tests/commands/demo runs it in its own sizes
     Run(r"pacecar version", says=PROJECT["project"]["version"]),
     Run(r"pacecar sample.*"),
+    Run(r"pacecar health", ("daemon",), says="ok"),
     Run(r"pacecar top( --once)?( node-a:9850| 127.0.0.1:9850)?", ("job",), (ONCE,), says=JOB),
     Run(r"pacecar top https://.*", ("job",), ((r"https://\S+", "http://127.0.0.1:PORT"), ONCE), says=JOB),
     Run(r"pacecar doctor --pid 4242.*", fill={"4242": lambda world: str(world.rank_pid())}, exits=(0, 1)),
@@ -266,7 +293,8 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"pacecar knobs .*", fill={"4f2a91": lambda world: world.remembered()}),
     Run(r"(sudo )?pacecar dump --note .*", ("job",), (("^sudo ", ""),)),
     Run(r"pacecar dump --show FILE.*", ("job",), fill={"FILE": lambda world: str(world.recording())}),
-    Run(r"pacecar deploy (show|export).*"),
+    Run(r"pacecar deploy (show|export|man|completion).*", exchange=((r"~/\.local/share", "share"),)),
+    Run(r"mkdir -p ~/.*", exchange=((r"~/\.local/share", "share"),)),
     Run(r"pacecar dashboards export .*"),
     Run(r"pacecar dashboards push .*", exchange=(
         (r"^(.* --user .*)$", r"GRAFANA_PASSWORD=secret GRAFANA_TOKEN= \1"),
@@ -302,6 +330,9 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Cannot(r"sudo (python3 -m venv /opt/pacecar|/opt/pacecar/bin/pip install .*)", ROOT_ONLY, venv_pip),
     Cannot(r"sudo cp .*", ROOT_ONLY, copy),
     Cannot(r"sudo rm -r?f .*", ROOT_ONLY, remove),
+    Cannot(r"sudo apt install \./dist/.*", ROOT_ONLY + "; tests/deploy installs it below a scratch root", deb),
+    Cannot(r"man pacecar.*", "needs man, and MANPATH; tests/deploy shows the pages", man),
+    Cannot(r"helm .*", NO_CLUSTER, helm),
     Cannot(r"sudo userdel pacecar", ROOT_ONLY, sysuser),
     Cannot(r"sudo systemctl .*", "systemd does not run here; verbs and units are checked", systemctl),
     Cannot(r"sudo systemd-sysusers", ROOT_ONLY + "; tests/deploy runs it below a scratch root", nothing_more),

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Stops the daemon before it is removed, and takes away what postinst compiled.  Jobs go on; their hooks find nobody.
+set -e
+
+if [ "$1" = remove ] && [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then
+  deb-systemd-invoke stop pacecar.service >/dev/null || true
+fi
+find "$DPKG_ROOT/opt/pacecar/lib" -depth -name __pycache__ -type d -exec rm -r {} +
