@@ -22,6 +22,7 @@ from tests.kit.simulated_jobs import (
     without,
 )
 from tests.kit.simulated_jobs.acceptance import COST_RATIO_MAX, COST_RATIO_MIN, healthy_jobs, planted_faults
+from tests.kit.simulated_jobs.identifiability import ranks_told
 from tests.kit.simulated_jobs.instructions import Code
 
 SILENT = Noise(0, 0, 0, 0, scatter_ns=0, stamp_ns=0)
@@ -212,7 +213,7 @@ def test_planted_faults_cost_what_they_must_and_are_the_same_for_the_same_seed()
         for one in truth.culprits:
             assert COST_RATIO_MIN <= one.saved_ratio <= COST_RATIO_MAX
             assert one.saved_ns == truth.wall_ns - simulate(without(job, one.fault)).wall_ns
-            assert set(one.ranks) <= set(range(job.layout.ranks))
+            assert set(one.ranks) <= set(one.told) <= set(range(job.layout.ranks))
             assert one.causes
             assert job.steps_before <= one.since_step < job.all_steps
     again = [truth.run.job for truth in planted_faults(5, 2, kinds=kinds)]
@@ -234,3 +235,25 @@ def test_a_thousand_ranks_can_be_simulated():
     run = simulate(Job(Layout(tensor=8, pipeline=4, data=32), Model(layers=1, microbatches=4, kernel_scale=4), steps=1))
     assert run.job.layout.ranks == len(run.times) == 1024
     assert run.trace(1023).steps[0].number == 1
+
+
+NIC, DEVICE_LINK = FaultKind.SLOW_LINK, FaultKind.SLOW_DEVICE_LINK
+STAGES_ON_HOSTS = Layout(pipeline=4, data=2, ranks_per_host=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "ranks", "told"),
+    [
+        (Layout(data=16), DEVICE_LINK, (3,), None),  # one group of all
+        (Layout(data=32), NIC, tuple(range(8)), None),
+        (Layout(tensor=8, data=4), NIC, tuple(range(8)), None),  # all groups are between all hosts
+        (Layout(tensor=4, data=4), DEVICE_LINK, (5,), (5,)),  # its two groups are slow, others of their kind are not
+        (STAGES_ON_HOSTS, NIC, (2, 3), (2, 3)),
+        (STAGES_ON_HOSTS, NIC, (0, 1), (0, 1)),
+        (Layout(pipeline=8, ranks_per_host=4), NIC, (0, 1, 2, 3), None),  # one link between two hosts
+        (Layout(pipeline=4), DEVICE_LINK, (1,), (1,)),
+        (Layout(pipeline=4), DEVICE_LINK, (0,), (0,)),  # 1 is fast with 2
+    ],
+)
+def test_a_slow_link_can_be_told_as_far_as_others_that_do_the_same_are_fast(layout, kind, ranks, told):
+    assert ranks_told(Job(layout), Fault(kind, ranks, 1.0)) == told

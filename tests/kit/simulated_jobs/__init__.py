@@ -22,6 +22,7 @@ is not computed: the job is run again without it, with the same draws.
     clocks, collectives, waits, traces   what a trace shows of it
     kineto                               the file that torch would have written of a trace
     truth, dependencies                  what faults cost, and what work had to wait for
+    identifiability                      whom the traces can show to have a slow link
     acceptance                           the jobs that an analysis is judged by
     damage                               traces as users may have them: older, cut, with a clock that jumped
 

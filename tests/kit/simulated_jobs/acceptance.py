@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .identifiability import ranks_told
 from .job import LOUD, QUIET, Clocks, Fault, FaultKind, Job, Model, without
 from .layout import Layout
 from .run import Run, simulate
@@ -175,7 +176,7 @@ def _only_in(fault: Fault, steps: range, job: Job) -> Fault:
 
 
 def _draw_fault(drawn: np.random.Generator, job: Job) -> Fault:
-    """Return a fault that such a job can have, of no size yet."""
+    """Return a fault that such a job can have and its traces can tell, of no size yet."""
     layout = job.layout
     kinds = [*_IN_NS, FaultKind.SLOW_COMPUTE, FaultKind.SLOW_BACKWARD]
     if job.is_cpu:
@@ -185,7 +186,11 @@ def _draw_fault(drawn: np.random.Generator, job: Job) -> Fault:
     kinds += [FaultKind.EXTRA_LAYERS, FaultKind.SLOW_COMPUTE] * (layout.pipeline > 1)
     kinds += [FaultKind.IMBALANCE] * (layout.data > 1)
     kind = kinds[int(drawn.integers(len(kinds)))]
-    return Fault(kind, _draw_ranks(drawn, kind, layout), 0, _draw_steps(drawn, kind, job))
+    fault = Fault(kind, _draw_ranks(drawn, kind, layout), 0, _draw_steps(drawn, kind, job))
+    told = ranks_told(job, fault)
+    if told is None or len(told) > max(2, len(fault.ranks)):
+        return _draw_fault(drawn, job)
+    return fault
 
 
 def _draw_ranks(drawn: np.random.Generator, kind: FaultKind, layout: Layout) -> tuple[int, ...]:

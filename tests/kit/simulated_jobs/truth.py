@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .identifiability import ranks_told
 from .job import Fault, FaultKind, Job, without
 from .run import Run, simulate
 
@@ -19,12 +20,14 @@ __all__ = ["Culprit", "Truth", "truth_of"]
 class Culprit:
     """A fault and what its removal saves of the recorded steps' wall time, in all and a step.
 
-    `ranks` are empty where nobody is to blame (imbalance).  Any of `causes` is a right answer.  `since_step` is the
-    first recorded step in which it was there.
+    `ranks` are empty where nobody is to blame (imbalance).  Any of `causes` is a right answer, and any of `told`, which
+    are the ranks that the traces can show: None where they cannot.  `since_step` is the first recorded step in which
+    the fault was there.
     """
 
     fault: Fault
     ranks: tuple[int, ...]
+    told: tuple[int, ...] | None
     causes: tuple[str, ...]
     since_step: int
     saved_ns: int
@@ -62,5 +65,7 @@ def truth_of(job: Job, healthy: Run | None = None) -> Truth:
         blamed = () if fault.kind is FaultKind.IMBALANCE else fault.ranks
         steps = [job.steps_before] if fault.steps is None else [s for s in fault.steps if s >= job.steps_before]
         since = min(steps, default=job.steps_before)
-        culprits.append(Culprit(fault, blamed, fault.causes, since, saved, saved / job.steps, saved / run.wall_ns))
+        told = ranks_told(job, fault)
+        saving = (saved, saved / job.steps, saved / run.wall_ns)
+        culprits.append(Culprit(fault, blamed, told, fault.causes, since, *saving))
     return Truth(run, tuple(sorted(culprits, key=lambda one: -one.saved_ns)))
