@@ -1,0 +1,162 @@
+"""Compares what each rank did with what its peers did: the same kernel, of the same step, under the same operator.
+
+The measure is the median of the peers, without the rank itself; a peer that did not do it counts as zero, so a kernel
+that only one rank ran is all excess.  Where ranks have different roles (pipeline stages) the caller says who are peers.
+
+A key is (what, step, name, operator, how often before in this step); times are durations, so clocks do not matter.
+
+Pure: graphs in, columns out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..trace.columns import NONE
+from .causes import OWN_CAUSES, Cause
+from .rank_graph import RankGraph, RankWeights
+
+__all__ = ["Atoms", "Compared", "atoms_of", "compare", "equalized"]
+
+Index = NDArray[np.int64]
+
+_ROW, _DELAY, _HOST = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """What one rank did, piece by piece: n pieces that its peers may have, too.
+
+    `kind` and `at` say which row, delay or host interval a piece is; `key` is the same for the same piece of a peer;
+    `step` counts steps from 0.
+    """
+
+    kind: NDArray[np.uint8]
+    at: Index
+    key: Index
+    step: Index
+    cause: NDArray[np.uint8]
+    duration_ns: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Pieces with the median of the peers; `excess_ns[cause, step]` is the sum of what is over it, less under it."""
+
+    atoms: Atoms
+    median_ns: Index
+    excess_ns: Index
+    total_ns: Index
+    """The rank's own time by cause and step."""
+
+
+def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: int) -> list[Atoms]:
+    """Return the pieces of each rank; `step_starts` are when each step began on it, on the common clock."""
+    numbers: dict[str, int] = {}
+    raw = [_raw(graph, starts, numbers) for graph, starts in zip(graphs, step_starts, strict=True)]
+    names = len(numbers) + 1
+    deepest = 1
+    coded = []
+    for kind, at, step, name, operator, order, cause, duration in raw:
+        code = ((kind.astype(np.int64) * max(steps, 1) + step) * names + name) * names + operator
+        sort = np.lexsort((order, code))
+        first = np.ones(len(sort), dtype=np.bool_)
+        first[1:] = code[sort][1:] != code[sort][:-1]
+        begins = np.maximum.accumulate(np.where(first, np.arange(len(sort)), 0))
+        ordinal = np.empty(len(sort), dtype=np.int64)
+        ordinal[sort] = np.arange(len(sort)) - begins
+        deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
+        coded.append((kind, at, step, cause, duration, code, ordinal))
+    return [
+        Atoms(kind, at, code * deepest + ordinal, step, cause, duration)
+        for kind, at, step, cause, duration, code, ordinal in coded
+    ]
+
+
+def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Index, ...]:
+    """Return kind, place, step, name, operator, order, cause and duration of the pieces of one rank."""
+    rows, lane = graph.events.rows, graph.events.host
+    known = np.zeros(len(graph.events.trace.names) + 1, dtype=np.int64)
+    used = [rows.name, rows.operator, lane.name]
+    for name in np.unique(np.concatenate(used)).tolist():
+        if name != NONE:
+            known[name] = numbers.setdefault(graph.events.trace.names[name], len(numbers) + 1)
+    order = graph.order
+    issued = np.where(
+        rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
+    )[order]
+    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph._in_join  # noqa: SLF001 - its own package's column
+    at_row = np.flatnonzero(own)
+    at_delay = np.flatnonzero((graph.delay_ns > 0) & np.isin(graph.delay_cause, OWN_CAUSES))
+    at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES))
+    kinds = np.repeat((_ROW, _DELAY, _HOST), (len(at_row), len(at_delay), len(at_host)))
+    at = np.concatenate((at_row, at_delay, at_host))
+    time = np.concatenate((issued[at_row], issued[at_delay], lane.time_ns[at_host]))
+    step = np.searchsorted(starts, time, side="right") - 1 if len(starts) else np.zeros(len(time), dtype=np.int64)
+    of_row = np.concatenate((order[at_row], order[at_delay]))
+    name = np.concatenate((known[rows.name[of_row]], known[lane.name[at_host]]))
+    operator = np.concatenate((known[rows.operator[of_row]], lane.cause[at_host].astype(np.int64)))
+    cause = np.concatenate((rows.cause[order[at_row]], graph.delay_cause[at_delay], lane.cause[at_host]))
+    weights = graph.weights
+    duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
+    inside = step >= 0
+    columns = (kinds, at, step, name, operator, time, cause, duration)
+    return tuple(column[inside] for column in columns)
+
+
+def compare(atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int) -> list[Compared]:
+    """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them."""
+    found: list[Compared | None] = [None] * len(atoms)
+    for group in peers:
+        medians = _medians([atoms[place] for place in group])
+        for place, median in zip(group, medians, strict=True):
+            mine = atoms[place]
+            slot = mine.cause.astype(np.int64) * steps + mine.step
+            size = len(Cause) * steps
+            excess = np.bincount(slot, mine.duration_ns - median, size).astype(np.int64).reshape(len(Cause), steps)
+            total = np.bincount(slot, mine.duration_ns, size).astype(np.int64).reshape(len(Cause), steps)
+            found[place] = Compared(mine, median, excess, total)
+    return [each for each in found if each is not None]
+
+
+def _medians(group: Sequence[Atoms]) -> list[Index]:
+    """Return for each rank's pieces the median of the others' durations, absent ones as zero."""
+    members = len(group)
+    if members < 2:
+        return [mine.duration_ns for mine in group]
+    key = np.concatenate([mine.key for mine in group])
+    value = np.concatenate([mine.duration_ns for mine in group])
+    order = np.lexsort((value, key))
+    key, value = key[order], value[order]
+    first = np.ones(len(key), dtype=np.bool_)
+    first[1:] = key[1:] != key[:-1]
+    heads = np.flatnonzero(first)
+    counts = np.diff(np.append(heads, len(key)))
+    head, absent = np.repeat(heads, counts), members - np.repeat(counts, counts)
+    mine = np.arange(len(key)) - head + absent
+
+    def without_me(nth: int) -> Index:
+        place = np.where(nth < mine, nth, nth + 1) - absent
+        picked: Index = np.where(place < 0, 0, value[np.clip(head + np.maximum(place, 0), 0, len(value) - 1)])
+        return picked
+
+    median = np.empty(len(key), dtype=np.int64)
+    median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
+    bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
+    return np.split(median, bounds)
+
+
+def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:
+    """Return the durations of a rank with its pieces of `causes` (all of its own: None) as its peers' medians."""
+    atoms = compared.atoms
+    chosen = np.ones(len(atoms.at), dtype=np.bool_) if causes is None else np.isin(atoms.cause, causes)
+    weights = graph.weights
+    parts = [weights.row_ns.copy(), weights.delay_ns.copy(), weights.host_ns.copy()]
+    for kind, part in enumerate(parts):
+        mine = chosen & (atoms.kind == kind)
+        part[atoms.at[mine]] = compared.median_ns[mine]
+    return RankWeights(*parts)
