@@ -101,7 +101,14 @@ def from_metadata(args: Args) -> CollectiveColumns:
         group_size=args.group_size,
         ranks=_ranks(args),
         sequence=args.sequence,
+        source_rank=_peer(args.source_rank),
+        destination_rank=_peer(args.destination_rank),
     )
+
+
+def _peer(rank: int | None) -> int | None:
+    """Return the global rank of a send's or receive's peer; torch writes none where the group's ranks are unknown."""
+    return rank if rank is not None and rank >= 0 else None
 
 
 def _ranks(args: Args) -> tuple[int, ...] | None:

@@ -58,7 +58,9 @@ class CollectiveColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     `operation` is normalized (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
     send, recv, send_recv, barrier, or the trace's own word).  `bytes` is what nccl-tests calls the size: the larger of
-    input and output for one rank.  `ranks` are global ranks.
+    input and output for one rank.  `ranks` are global ranks, as are `source_rank` of a recv and `destination_rank` of
+    a send.  `sequence` counts the group's collectives; for sends and receives it counts those of this rank, whatever
+    their peer, so that it is not the same on both sides.
     """
 
     operation: str
@@ -68,6 +70,8 @@ class CollectiveColumns(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int | None = None
     ranks: tuple[int, ...] | None = None
     sequence: int | None = None
+    source_rank: int | None = None
+    destination_rank: int | None = None
 
 
 class StepMark(msgspec.Struct, frozen=True):

@@ -84,6 +84,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     rank_start: int | None = msgspec.field(name="Global rank start", default=None)
     rank_stride: int | None = msgspec.field(name="Global rank stride", default=None)
     sequence: int | None = msgspec.field(name="Seq", default=None)
+    source_rank: int | None = msgspec.field(name="Src Rank", default=None)
+    destination_rank: int | None = msgspec.field(name="Dst Rank", default=None)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
 

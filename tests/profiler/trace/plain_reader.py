@@ -147,6 +147,8 @@ def _collective(args: dict[str, Any]) -> CollectiveColumns:
         group_size=_whole(args.get("Group size")),
         ranks=None if not ranks or "..." in ranks else tuple(int(r) for r in ranks.split(",")),
         sequence=_whole(args.get("Seq")),
+        source_rank=_whole(args.get("Src Rank")),
+        destination_rank=_whole(args.get("Dst Rank")),
     )
 
 

@@ -197,6 +197,36 @@ def test_ranks_are_listed_or_follow_from_start_and_stride(listed, more, ranks):
     assert from_metadata(Args(operation="allreduce", ranks=listed, **more)).ranks == ranks
 
 
+def peer_to_peer(word, sequence, **peer):
+    """Return the arguments of a send or receive of NCCL as torch's saveNcclMeta writes them ("Rank" is the peer's)."""
+    group = {"Process Group Name": "5", "Process Group Ranks": "[2, 6]", "Group size": 2, "Rank": 1, "Seq": sequence}
+    return {"Collective name": word, "In msg nelems": 8, "Out msg nelems": 8, "dtype": "BFloat16", **group, **peer}
+
+
+def test_sends_and_receives_name_their_peer(read):
+    name = "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)"
+    trace = read(
+        kernel(100, name=name, **peer_to_peer("send", 1, **{"Dst Rank": 6})),
+        kernel(200, name=name, correlation=2, **peer_to_peer("recv", 2, **{"Src Rank": 0})),
+        kernel(300, name=name, correlation=3, **peer_to_peer("recv", 3, **{"Src Rank": -1})),
+        kernel(400, name=name, correlation=4, **peer_to_peer("send", 4)),
+    )
+    found = [meta for _, meta in said_of(trace)]
+    assert [(one.operation, one.source_rank, one.destination_rank) for one in found] == [
+        ("send", None, 6),
+        ("recv", 0, None),
+        ("recv", None, None),
+        ("send", None, None),
+    ]
+    assert {(one.bytes, one.group, one.ranks) for one in found} == {(16, "5", (2, 6))}
+
+
+def test_the_linked_host_row_names_the_peer_where_the_kernel_does_not(read):
+    row = host(90, 50, "record_param_comms", **peer_to_peer("send", 1, **{"Dst Rank": 6}), **{"External id": 12})
+    trace = read(row, kernel(name="ncclKernel_SendRecv", correlation=900, **{"External id": 12}))
+    assert said_of(trace)[0][1].destination_rank == 6
+
+
 @pytest.mark.parametrize("shapes", ["nonsense", [[-1]], [["a"]], [[1 << 60]], {"a": 1}, [[[4]]], [None], [[]] * 9999])
 def test_shapes_that_are_none_are_no_bytes(read, shapes):
     row = host(30, 40, "gloo:all_reduce", "user_annotation", **{"Input Dims": shapes, "Input type": ["float"]})

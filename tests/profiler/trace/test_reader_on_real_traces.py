@@ -50,7 +50,7 @@ def own_arguments_are_kept(fast, plain):
         key = (fast.device.start_ns[row], fast.device.stream[row])
         if key in said:
             mine = fast.collectives[fast.device.collective[row]]
-            for field in ("dtype", "group", "group_size", "ranks", "sequence"):
+            for field in ("dtype", "group", "group_size", "ranks", "sequence", "source_rank", "destination_rank"):
                 assert getattr(mine, field) == getattr(said[key], field)
             found += 1
     assert found == len(said)
