@@ -42,6 +42,9 @@ SMALL_SAMPLE_FACTOR = 1.12
 SCALE_NS_MIN = 100.0
 """The least noise assumed: time stamps are whole microseconds in older traces and jump by tens of ns in newer."""
 
+RESOLUTION_NS = 100.0
+"""No offset is known better: ranks leave a collective one after the other by so much, and always in the same order."""
+
 SKEW_SAMPLES_MIN = 6
 """Residuals from which on their mode means something."""
 
@@ -261,6 +264,7 @@ class _Island:
         # Few collectives fit any offsets exactly and look errorless: no less than what the noise's scale gives.
         freedom = max(len(self._meeting) - self._count - k + 1, 0)
         least = np.diag(inverse)[:k] * self.scale**2 if freedom < 2 * k else np.zeros(k)
+        least = np.maximum(least, RESOLUTION_NS**2)
         offsets, slopes = both[:k, :k].copy(), both[k:, k:] / self._span**2
         offsets[np.diag_indices(k)] = np.maximum(np.diag(offsets), least) + self._skews() ** 2
         return offsets, slopes

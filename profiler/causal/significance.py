@@ -83,7 +83,7 @@ def change_step(excess: NDArray[np.float64]) -> int:
     steps = len(excess)
     best, found = 0.0, 0
     for at in range(1, steps):
-        before, after = float(np.median(excess[:at])), float(excess[at:].mean())
+        before, after = float(excess[:at].mean()), float(excess[at:].mean())
         gain = (after - before) ** 2 * at * (steps - at)
         if before <= SINCE_RATIO_MAX * after and gain > best:
             best, found = gain, at
