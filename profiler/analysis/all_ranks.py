@@ -1,4 +1,4 @@
-"""Compares several ranks' traces: matches collectives, aligns clocks, splits waiting from wire, builds the causal model.
+"""Compares several ranks' traces: collectives, clocks, waiting and wire, and who holds the job up.
 
 One trace shows that a collective took 7.6 ms but not why.  Its peers show it: one came 7.5 ms later, and the link
 needed 0.1 ms.  So the collectives are found in all traces (`collective_matching`), the clocks are aligned (`clocks`),
@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..causal.model import JobModel
 from ..ledger.attribution import Work
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.intervals import EMPTY, Intervals, clip, length, subtract, union
-from ..causal.model import JobModel
 from ..trace.columns import CollectiveColumns, Trace, TraceWarning
 from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of

@@ -279,9 +279,7 @@ def _is_on_epoch(trace: Trace) -> bool:
     return trace.start_ns is not None and trace.start_ns + wall_offset_ns(trace) > EPOCH_NS_MIN
 
 
-def _warnings(
-    clocks: Sequence[RankClock], apart: NDArray[np.float64], traces: Sequence[Trace]
-) -> list[TraceWarning]:
+def _warnings(clocks: Sequence[RankClock], apart: NDArray[np.float64], traces: Sequence[Trace]) -> list[TraceWarning]:
     warnings = []
     if loose := [clock.rank for clock in clocks if clock.method in ("none", "wall_clock")]:
         message = f"no collective lays the clocks of ranks {loose} on the others'; their waits are not comparable"

@@ -61,8 +61,8 @@ class Matched:
 
     `traces` are the k indices in the list of traces, `rows` (n, k) the indices in each one's `Events`, NONE where that
     trace lacks it; `start_ns` and `end_ns` (n, k) are times of the files, meaningless where the row is NONE.  `size`
-    is how many ranks the group has, None when unknown.  `is_assumed`: the group is assumed, without metadata.  `pair` is who sends to
-    whom, of sends and receives.
+    is how many ranks the group has, None when unknown.  `is_assumed`: the group is assumed, without metadata.  `pair`
+    is who sends to whom, of sends and receives.
     """
 
     group: str | None
@@ -293,10 +293,7 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
     wall = wall_offset_ns(trace)
     names = [_SAME_AS.get(meta.operation, meta.operation) for meta in metas]
-    sizes = [
-        NONE if meta.bytes is None or meta.operation in _SIZES_DIFFER else meta.bytes
-        for meta in metas
-    ]
+    sizes = [NONE if meta.bytes is None or meta.operation in _SIZES_DIFFER else meta.bytes for meta in metas]
     return CallSequence(
         start_ns=events.start_ns[rows] + wall,
         end_ns=events.end_ns[rows] + wall,

@@ -222,7 +222,7 @@ class RankShare(msgspec.Struct, kw_only=True):
 class LateTraceRank(msgspec.Struct, kw_only=True):
     """Who holds the job up, and by what: named by replaying the job with this rank as its peers.
 
-    `excess_ns` (of the cause, over the peers), `saved_ns` and `error_ns` are for one step, or for the whole window where
+    `excess_ns` (of the cause, over the peers), `saved_ns` and `error_ns` are of one step, or of the whole window where
     no steps are marked.  `caused_wait_ns` is what others waited for the ranks, over the whole window.
     """
 

@@ -172,12 +172,13 @@ class _Island:
         self._clocks = clocks
         self._weight = np.ones(len(data.meeting))
         self._residual = np.zeros(len(data.meeting))
-        self.offset = np.zeros(clocks)
-        self._slope = np.zeros(clocks)
+        self.offset: Floats = np.zeros(clocks)
+        self._slope: Floats = np.zeros(clocks)
         self.scale = SCALE_NS_MIN
 
     @property
     def drift(self) -> Floats:
+        """The drift of each clock."""
         return self._slope / self._span
 
     def solve(self) -> None:
@@ -187,7 +188,7 @@ class _Island:
             before = self.offset
             self._reweight()
             matrix, right = self._equations()
-            solved = np.linalg.lstsq(matrix, right, rcond=None)[0] if self._clocks < 2 else _solved(matrix, right)
+            solved = _solved(matrix, right)
             self.offset, self._slope = solved[: self._clocks], solved[self._clocks :]
             if np.abs(self.offset - before).max() < CONVERGED_NS:
                 break
@@ -265,7 +266,8 @@ class _Island:
         freedom = max(len(self._meeting) - self._count - k + 1, 0)
         least = np.diag(inverse)[:k] * self.scale**2 if freedom < 2 * k else np.zeros(k)
         least = np.maximum(least, RESOLUTION_NS**2)
-        offsets, slopes = both[:k, :k].copy(), both[k:, k:] / self._span**2
+        offsets: Floats = both[:k, :k].copy()
+        slopes: Floats = both[k:, k:] / self._span**2
         offsets[np.diag_indices(k)] = np.maximum(np.diag(offsets), least) + self._skews() ** 2
         return offsets, slopes
 
@@ -284,10 +286,9 @@ class _Island:
 
 def _solved(matrix: Floats, right: Floats) -> Floats:
     try:
-        solved: Floats = np.linalg.solve(matrix, right)
+        return np.asarray(np.linalg.solve(matrix, right), dtype=np.float64)
     except np.linalg.LinAlgError:
-        solved = np.linalg.lstsq(matrix, right, rcond=None)[0]
-    return solved
+        return np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], dtype=np.float64)
 
 
 def _mode(values: Floats) -> float:

@@ -126,7 +126,7 @@ def _unfold(walk: _Walk, graph: JobGraph, edge: int, place: int, times: Index) -
     elif kind == EdgeKind.LAUNCH:
         _launched(walk, graph, rank, place, ref)
     else:
-        seg = int(rank._seg_of[ref]) if kind == EdgeKind.EVENT else ref  # noqa: SLF001 - its own package's column
+        seg = int(rank._seg_of[ref]) if kind == EdgeKind.EVENT else ref
         first = int(rank.seg_first[seg])
         lead = Cause.UNKNOWN if kind == EdgeKind.SOURCE else Cause.HOST_BOUND
         _rows(walk, graph, rank, place, seg, first, begin, lead)

@@ -126,6 +126,7 @@ class JobGraph:
 
     @property
     def nodes(self) -> int:
+        """How many nodes there are."""
         return len(self.order)
 
 
@@ -166,17 +167,17 @@ def join_ranks(ranks: Sequence[RankGraph], joins: Joins, base_ns: int) -> JobGra
     order, level, broken = _ordered(source, target, nodes, apart)
     position = np.empty(nodes, dtype=np.int64)
     position[order] = np.arange(nodes)
-    place = np.argsort(position[target], kind="stable")
+    played = np.argsort(position[target], kind="stable")
     levels = np.arange(int(level.max(initial=0)) + 1)
     return JobGraph(
         ranks=ranks, joins=joins, base_ns=base_ns, offset=offset, source=source, target=target,
         kind=np.concatenate([np.full(len(part[0]), part[2], dtype=np.uint8) for part in parts]),
         rank=np.concatenate([np.full(len(part[0]), part[3], dtype=np.int64) for part in parts]),
         ref=np.concatenate([part[4] for part in parts]),
-        place=place, slices=slices, leave=leave, leave_join=leave_join, leave_base_ns=leave_ns,
+        place=played, slices=slices, leave=leave, leave_join=leave_join, leave_base_ns=leave_ns,
         arrive_ns=last, wire_ns=wire, order=order,
         node_level_end=np.searchsorted(level[order], levels, side="right"),
-        edge_level_end=np.searchsorted(level[target[place]], levels, side="right"),
+        edge_level_end=np.searchsorted(level[target[played]], levels, side="right"),
         broken=broken,
     )  # fmt: skip
 
@@ -222,10 +223,8 @@ def _ordered(source: Index, target: Index, nodes: int, apart: _Apart) -> tuple[I
             return np.argsort(level, kind="stable"), level, tuple(broken)
         in_cycle = _cycle(source, target, left)
         stuck = [node - joins_at for node in in_cycle if node >= joins_at]
-        if len(broken) >= CYCLES_MAX or not stuck:
-            stuck = (np.flatnonzero(left[joins_at:])).tolist()
-        else:
-            stuck = stuck[:1]
+        is_hopeless = len(broken) >= CYCLES_MAX or not stuck
+        stuck = np.flatnonzero(left[joins_at:]).tolist() if is_hopeless else stuck[:1]
         if not stuck:  # a cycle within one rank: rows that overlap on a stream; its nodes keep the order of numbers
             level[left] = int(level.max()) + 1 + np.arange(int(left.sum()))
             return np.argsort(level, kind="stable"), level, tuple(broken)
@@ -261,7 +260,8 @@ def _cycle(source: Index, target: Index, left: NDArray[np.bool_]) -> list[int]:
     """Return the nodes of one cycle among those that are left."""
     inside = np.flatnonzero(left[source] & left[target])
     before = dict(zip(target[inside].tolist(), source[inside].tolist(), strict=True))
-    node, seen = next(iter(before), None), {}
+    node: int | None = next(iter(before), None)
+    seen: dict[int, int] = {}
     while node is not None and node not in seen:
         seen[node] = len(seen)
         node = before.get(node)

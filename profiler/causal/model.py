@@ -107,7 +107,9 @@ def build_model(job: JobInput) -> JobModel | None:
         np.searchsorted(each.host.time_ns, times) if len(times) else times
         for each, times in zip(events, starts, strict=True)
     ]
-    bounds = [np.minimum(points, max(len(each.host.time_ns) - 1, 0)) for points, each in zip(bounds, events, strict=True)]
+    bounds = [
+        np.minimum(points, max(len(each.host.time_ns) - 1, 0)) for points, each in zip(bounds, events, strict=True)
+    ]
     begins = [times[:-1] for times in starts] if spans is not None else _units(graph, base)
     units = max((len(each) for each in begins), default=0)
     atoms = atoms_of(graphs, begins, units)
@@ -166,7 +168,9 @@ def _cut(trace: Trace, end_ns: int | None) -> _Cut:
     rows = {name: getattr(device, name)[keep_device] for name in DeviceRows.__dataclass_fields__}
     calls = {name: getattr(host, name)[keep_host] for name in HostRows.__dataclass_fields__}
     if end_ns is not None:
-        calls["end_ns"] = np.where(calls["kind"] == HostKind.COLLECTIVE_WORK, calls["end_ns"], np.minimum(calls["end_ns"], end_ns))
+        calls["end_ns"] = np.where(
+            calls["kind"] == HostKind.COLLECTIVE_WORK, calls["end_ns"], np.minimum(calls["end_ns"], end_ns)
+        )
     return _Cut(replace(trace, device=DeviceRows(**rows), host_rows=HostRows(**calls)), row_of)
 
 

@@ -72,7 +72,7 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
         deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
         coded.append((kind, at, step, cause, duration, code, ordinal))
     return [
-        Atoms(kind, at, code * deepest + ordinal, step, cause, duration)
+        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, step, cause.astype(np.uint8), duration)
         for kind, at, step, cause, duration, code, ordinal in coded
     ]
 
@@ -89,10 +89,10 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     issued = np.where(
         rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
     )[order]
-    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph._in_join  # noqa: SLF001 - its own package's column
+    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph._in_join
     at_row = np.flatnonzero(own)
     at_delay = np.flatnonzero((graph.delay_ns > 0) & np.isin(graph.delay_cause, OWN_CAUSES))
-    at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES))
+    at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES) & (len(graph.host_begin) > 0))
     kinds = np.repeat((_ROW, _DELAY, _HOST), (len(at_row), len(at_delay), len(at_host)))
     at = np.concatenate((at_row, at_delay, at_host))
     time = np.concatenate((issued[at_row], issued[at_delay], lane.time_ns[at_host]))
@@ -105,7 +105,7 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
     inside = step >= 0
     columns = (kinds, at, step, name, operator, time, cause, duration)
-    return tuple(column[inside] for column in columns)
+    return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
 
 
 def compare(atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int) -> list[Compared]:

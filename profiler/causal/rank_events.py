@@ -173,9 +173,7 @@ def _host_lane(trace: Trace, spans: _Spans, is_host_job: bool) -> tuple[HostLane
     caused = np.concatenate([np.empty(0, dtype=np.int64), *spans.caused.values()])
     both = np.concatenate((spans.operator, spans.call if is_host_job else spans.call[:0], spans.sync, caused))
     copies = _blocking_calls(trace, spans)
-    parts = (launched, host.start_ns[spans.launch], host.start_ns[both], host.end_ns[both], host.end_ns[copies], marks)
-    if is_host_job:
-        parts = (*parts, host.start_ns[spans.call], host.end_ns[spans.call])
+    parts = [launched, host.start_ns[spans.launch], host.start_ns[both], host.end_ns[both], host.end_ns[copies], marks]
     time = np.unique(np.concatenate(parts))
     if len(time) == 0:
         empty = np.empty(0, dtype=np.int64)
@@ -211,7 +209,8 @@ def _blocking_calls(trace: Trace, spans: _Spans) -> Index:
     at = np.minimum(np.searchsorted(starts, device.launch_ns[copies]), len(starts) - 1)
     calls = spans.launch[at]
     is_call = host.start_ns[calls] == device.launch_ns[copies]
-    return calls[is_call & (host.end_ns[calls] >= device.end_ns[copies])]
+    blocking: Index = calls[is_call & (host.end_ns[calls] >= device.end_ns[copies])]
+    return blocking
 
 
 def _covered(trace: Trace, rows: Index, at: Index) -> Bools:

@@ -67,10 +67,10 @@ class RankWeights:
 
 @dataclass(frozen=True)
 class RankGraph:
-    """Nodes and edges of one rank.  Nodes: host segments' beginnings and the lane's end, then the ends of row
-    segments, then the arrivals of segments that are collectives.
+    """Nodes and edges of one rank.
 
-    Row columns are in stream order (`order` has the indices into `events.rows`).  `delay_ns` is the part of a start
+    Nodes are host segments' beginnings and the lane's end, then the ends of row segments, then the arrivals of those
+    segments that are collectives.  Row columns are in stream order (`order` has the indices into `events.rows`).  `delay_ns` is the part of a start
     that no edge explains, `delay_cause` what it is charged to; `bound` is the kind of edge that bound each row.
     """
 
@@ -99,6 +99,7 @@ class RankGraph:
 
     @property
     def nodes(self) -> int:
+        """How many nodes there are."""
         return len(self.host_begin) + len(self.seg_first) + int(self.is_join.sum())
 
     @cached_property
@@ -125,8 +126,10 @@ class RankGraph:
         host = np.concatenate(([0], np.cumsum(weights.host_ns)))
         # From the first row's start to the segment's end; a collective's segment ends where it arrives.
         chain = np.where(self.is_join, 0, done[self.seg_last] - done[self.seg_first] + weights.row_ns[self.seg_first])
-        found = {EdgeKind.HOST: np.diff(host[self.host_begin]) if len(self.host_begin) else self.host_begin}
-        of_source = self.edges[EdgeKind.SOURCE][2]
+        found: dict[int, Index] = {
+            EdgeKind.HOST: np.diff(host[self.host_begin]) if len(self.host_begin) else self.host_begin
+        }
+        of_source: Index = self.edges[EdgeKind.SOURCE][2]
         begin = self.pair_ns[EdgeKind.SOURCE]
         found[EdgeKind.SOURCE] = begin + np.where(of_source == NONE, 0, chain[of_source]) if len(chain) else begin
         sync = self.pair_ns[EdgeKind.SYNC]
@@ -151,7 +154,8 @@ class RankGraph:
         value = np.where(launched, host[np.maximum(at, 0)] + lag + rest, NEVER)
         most = np.maximum.reduceat(value, self.seg_first)
         end = np.where(self.is_join, 0, done[self.seg_last])
-        begin = host[self.host_begin[np.maximum(self.host_of_seg, 0)]] if len(self.host_begin) else 0
+        begins = self.host_begin if len(self.host_begin) else np.zeros(1, dtype=np.int64)
+        begin = host[begins[np.maximum(self.host_of_seg, 0)]]
         found: Index = most + end - begin
         return found
 
@@ -185,12 +189,15 @@ def condense(events: RankEvents, waits: Waits, join_rows: Index, base_ns: int) -
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     host_begin, host_own, sync = _host_segments(events, waits)
+    if not events.is_host_job and (rows.launch == NONE).all():  # a host lane that nothing ties to the work
+        host_begin, sync = host_begin[:0], (sync[0][:0], sync[1][:0], sync[2][:0])
     start, end, stream = rows.start_ns[order], rows.end_ns[order], rows.stream[order]
     launch = rows.launch[order]
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = stream[1:] != stream[:-1]
     before = np.where(first, NEVER, np.concatenate(([NEVER], end[:-1])) if len(end) else end)
-    launched = np.where(launch == NONE, NEVER, lane.time_ns[np.maximum(launch, 0)]) if len(lane.time_ns) else before * 0 + NEVER
+    launched = np.full(len(order), NEVER)
+    launched[launch != NONE] = lane.time_ns[launch[launch != NONE]]
     row, awaited = place[waits.row], waits.awaited
     latest = np.full(len(order), NEVER)
     np.maximum.at(latest, row, rows.end_ns[awaited])

@@ -95,9 +95,7 @@ def _unexplained(graph: RankGraph) -> float:
     return int(graph.delay_ns[graph.delay_cause == Cause.UNKNOWN].sum()) / span if span else 0.0
 
 
-def step_times(
-    graph: JobGraph, times: Index, bounds: Sequence[Index], *, scenario: Scenario | None = None
-) -> Index:
+def step_times(graph: JobGraph, times: Index, bounds: Sequence[Index], *, scenario: Scenario | None = None) -> Index:
     """Return when the job passed each boundary of its steps: the latest rank's host, in `scenario`.
 
     `bounds` has for each rank the host points at which steps begin, and last where the last ends; empty for a rank

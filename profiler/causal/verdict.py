@@ -263,7 +263,8 @@ def _error(state: _State, scenario: Scenario, saved: int) -> int:
     """Return how far the true saving may lie below: the scatter of the steps' savings, and the replay's own error."""
     graph = state.graph
     before, after = (play(graph, graph.weights(each)) for each in (state.now, scenario))
-    times = [np.diff(_steps(graph, play_, state.bounds, each)) for play_, each in ((before, state.now), (after, scenario))]
+    pairs = ((before, state.now), (after, scenario))
+    times = [np.diff(_steps(graph, played, state.bounds, each)) for played, each in pairs]
     scatter = 0.0
     if len(times[0]) == len(times[1]) and len(times[0]) > 1:
         per_step = times[0] - times[1]

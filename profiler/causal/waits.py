@@ -56,7 +56,7 @@ _DEVICE_SYNCS = ("DeviceSynchronize", "CtxSynchronize")
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Pairs: `row[i]` waits for the end of `awaited[i]`; the host passes `point[j]` after the end of `awaited_of[j]`."""
+    """Pairs: `row[i]` waits for the end of `awaited[i]`; the host passes `point[j]` after that of `awaited_of[j]`."""
 
     row: Index
     awaited: Index

@@ -119,9 +119,8 @@ def simulate(
             for r, me in enumerate(team):
                 start, launched, number = arrivals[r]
                 me.comm_end = last + int(wire_us * US * wires[step, layer]) + r % 3 * 200
-                me.device.append(
-                    (start, me.comm_end, WORKS.index(Work.COMMUNICATION), "ncclAllReduce", 20, number, launched, sequence)
-                )  # fmt: skip
+                work = WORKS.index(Work.COMMUNICATION)
+                me.device.append((start, me.comm_end, work, "ncclAllReduce", 20, number, launched, sequence))
             sequence += 1
         for r, me in enumerate(team):
             launch(r, "cudaStreamWaitEvent", HostKind.RUNTIME)
@@ -139,9 +138,7 @@ def simulate(
             host(r, step, 2 * layers + 1)
             me.marks.append(StepMark(step, starts[r], me.now))
     length = max(max(me.now, me.compute_end) for me in team) - begin
-    traces = [
-        _trace(r, ranks, me, sequence, clock_ns.get(r, 0), hosts.get(r, "one")) for r, me in enumerate(team)
-    ]
+    traces = [_trace(r, ranks, me, sequence, clock_ns.get(r, 0), hosts.get(r, "one")) for r, me in enumerate(team)]
     return traces, length
 
 
