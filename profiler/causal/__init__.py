@@ -6,5 +6,5 @@ played.  Start at `model.build_model`.
 
 One rank: `rank_events` (columns), `waits` (what waits for what), `rank_graph` (condensed to nodes and edges).  All
 ranks: `clocks`, `job_graph`, `replay`, `critical_path`.  The verdict: `peers` (medians), `roles`, `links`,
-`significance`, `verdict`.  Everything is numpy, linear in the events, and integers of nanoseconds; no torch and no files.
+`significance`, `verdict`.  Everything is numpy, linear in the events, and integers of nanoseconds; no torch, no files.
 """

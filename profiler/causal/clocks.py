@@ -267,7 +267,7 @@ class _Island:
         least = np.diag(inverse)[:k] * self.scale**2 if freedom < 2 * k else np.zeros(k)
         least = np.maximum(least, RESOLUTION_NS**2)
         offsets: Floats = both[:k, :k].copy()
-        slopes: Floats = both[k:, k:] / self._span**2
+        slopes = np.asarray(both[k:, k:] / self._span**2, dtype=np.float64)
         offsets[np.diag_indices(k)] = np.maximum(np.diag(offsets), least) + self._skews() ** 2
         return offsets, slopes
 

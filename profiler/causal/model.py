@@ -81,6 +81,7 @@ class JobModel:
 
     @property
     def wall_ns(self) -> int:
+        """How long the job took, over the window."""
         return self.path.wall_ns
 
 
