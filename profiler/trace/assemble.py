@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from ..ledger.attribution import Work
 from ..ledger.classification import classify_device
 from .collectives import from_kernel
-from .columns import NONE, WORKS, DeviceRows, HostKind, HostRows
+from .columns import NONE, WORKS, DeviceRows, HostKind, HostRows, SyncRows
+from .events import grid_of
 from .kernel_links import are_external_ids_sound, first_at, innermost
 from .row_kinds import host_kind
-from .rows import Column, Rows
+from .rows import Column, Numbers, Rows
 
-__all__ = ["Launches", "device_rows", "host_rows"]
+__all__ = ["Launches", "device_rows", "host_rows", "sync_rows"]
 
 _NO_WORK = 255
 _LINKED = "record_param_comms"
@@ -64,8 +65,8 @@ def host_rows(rows: Rows) -> tuple[HostRows, Launches]:
     return sorted_rows, launches
 
 
-def device_rows(rows: Rows, launches: Launches) -> DeviceRows:
-    """Return the work on devices, sorted by start, each with its launch and its collective."""
+def device_rows(rows: Rows, launches: Launches) -> tuple[DeviceRows, tuple[tuple[int, ...], ...]]:
+    """Return the work on devices, sorted by start, each with its launch and its collective; and `Trace.grids`."""
     columns = rows.device
     category, name = columns.take("category", np.uint8), columns.take("name", np.int32)
     correlation, external = columns.take("correlation"), columns.take("external")
@@ -84,7 +85,8 @@ def device_rows(rows: Rows, launches: Launches) -> DeviceRows:
     start = columns.take("start")
     order = np.argsort(start, kind="stable")
     order = order[work[order] != _NO_WORK]
-    return DeviceRows(
+    grid, grids = _grids(rows, columns.take("grid", np.int32).astype(np.int32))
+    sorted_rows = DeviceRows(
         start_ns=start[order],
         end_ns=columns.take("end")[order],
         work=work[order],
@@ -94,7 +96,36 @@ def device_rows(rows: Rows, launches: Launches) -> DeviceRows:
         correlation=correlation[order],
         launch_ns=launch_ns[order],
         collective=collective[order].astype(np.int32),
+        grid=grid[order],
     )
+    return sorted_rows, grids
+
+
+def sync_rows(rows: Rows) -> SyncRows:
+    """Return the waits, sorted by start; a negative stream or correlation, as CUPTI's "invalid", is NONE."""
+    columns = rows.syncs
+    start = columns.take("start_ns")
+    order = np.argsort(start, kind="stable")
+    stream, correlation, on_stream, on_record = (
+        np.maximum(columns.take(name)[order], NONE) for name in ("stream", "correlation", "on_stream", "on_record")
+    )
+    return SyncRows(
+        start_ns=start[order],
+        end_ns=columns.take("end_ns")[order],
+        kind=columns.take("kind", np.uint8)[order].astype(np.uint8),
+        device=columns.take("device", np.int32)[order].astype(np.int32),
+        stream=stream,
+        correlation=correlation,
+        on_stream=on_stream,
+        on_record=on_record,
+    )
+
+
+def _grids(rows: Rows, number: NDArray[np.int32]) -> tuple[NDArray[np.int32], tuple[tuple[int, ...], ...]]:
+    """Return the rows' numbers among the grids that are lists of whole numbers, and those grids."""
+    numbers: Numbers[tuple[int, ...]] = Numbers()
+    table = np.array([NONE if (grid := grid_of(raw)) is None else numbers[grid] for raw in rows.grids], dtype=np.int32)
+    return table[number] if len(table) else number, tuple(numbers)
 
 
 def _work(category: str, name: str, linked: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Defines the columns in which a trace file is held in memory: `Trace`, `DeviceRows` and `HostRows`.
+"""Defines the columns in which a trace file is held in memory: `Trace`, `DeviceRows`, `HostRows` and `SyncRows`.
 
 A trace of four gigabytes holds a few hundred megabytes of numbers and the same few thousand strings over and over.  So
 an event is a row of integers here and every string is kept once.  What no analysis needs (flow arrows, python frames,
@@ -27,6 +27,8 @@ __all__ = [
     "HostKind",
     "HostRows",
     "StepMark",
+    "SyncKind",
+    "SyncRows",
     "Trace",
     "TraceWarning",
 ]
@@ -51,6 +53,15 @@ class HostKind(IntEnum):
     LAUNCH = 7  # a runtime or driver call that puts work on a device (cudaLaunchKernel, cudaMemcpyAsync, hipLaunch...)
     SYNC = 8  # a runtime or driver call that waits for a device (cudaStreamSynchronize, cudaDeviceSynchronize, ...)
     RUNTIME = 9  # any other runtime or driver call
+
+
+class SyncKind(IntEnum):
+    """Who waits for what on the device's side; `SyncRows.kind` holds these.  CUPTI's four types of synchronization."""
+
+    EVENT = 0  # the host waits for an event: cudaEventSynchronize, cudaEventQuery
+    STREAM_WAIT = 1  # a stream waits for an event: cudaStreamWaitEvent
+    STREAM = 2  # the host waits for a stream
+    CONTEXT = 3  # the host waits for all streams of the device
 
 
 class CollectiveColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +107,9 @@ class DeviceRows:
 
     `work` indexes WORKS.  `name` indexes `Trace.names`.  `launch_ns` is when the host began to launch the row, NONE
     where the trace does not say.  `collective` indexes `Trace.collectives`, NONE for none.  `correlation` is the
-    trace's own number, NONE for none.  Rows with no duration are kept; rows that are not work (annotations,
-    synchronization) are not.
+    trace's own number, NONE for none.  `grid` indexes `Trace.grids`, the blocks of threads that a kernel was launched
+    with, NONE where the trace does not say and for copies.  Rows with no duration are kept; rows that are not work
+    (annotations, synchronization) are not.
     """
 
     start_ns: NDArray[np.int64]
@@ -109,6 +121,7 @@ class DeviceRows:
     correlation: NDArray[np.int64]
     launch_ns: NDArray[np.int64]
     collective: NDArray[np.int32]
+    grid: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,33 @@ class HostRows:
     thread: NDArray[np.int32]
     correlation: NDArray[np.int64]
     collective: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRows:
+    """Waits for events, streams and devices as CUPTI recorded them, sorted by start.  They are not work.
+
+    torch writes them only where `enable_cuda_sync_events` was set.  `kind` holds SyncKind.  `stream` is the stream that
+    waits (STREAM_WAIT) or is waited for (STREAM).  `correlation` is that of the runtime call.  Of an event that is
+    waited for, `on_stream` is the stream that recorded it and `on_record` the correlation of the cudaEventRecord.  Each
+    is NONE where the trace does not say: kineto before September 2023 wrote no `on_record`, with CUDA 12.9 and later
+    `on_stream` is unknown.
+    """
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+    device: NDArray[np.int32]
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    on_stream: NDArray[np.int64]
+    on_record: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls) -> SyncRows:
+        """Return no rows, as of a trace that was recorded without them."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(none, none, none.astype(np.uint8), none.astype(np.int32), none, none, none, none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +182,10 @@ class Trace:
     names: tuple[str, ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveColumns, ...] = ()
+    grids: tuple[tuple[int, ...], ...] = ()
     device: DeviceRows
     host_rows: HostRows
+    syncs: SyncRows = field(default_factory=SyncRows.empty)
     steps: tuple[StepMark, ...] = ()
     start_ns: int | None = None
     end_ns: int | None = None

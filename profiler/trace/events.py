@@ -18,7 +18,17 @@ import msgspec
 
 from .columns import NONE
 
-__all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "KnownEvent", "TraceEvent", "decimal_of", "event_of", "value_end"]
+__all__ = [
+    "KNOWN_EVENTS",
+    "Args",
+    "DigitEvent",
+    "KnownEvent",
+    "TraceEvent",
+    "decimal_of",
+    "event_of",
+    "grid_of",
+    "value_end",
+]
 
 NUMBER_MAX = (1 << 63) - 1
 """The largest number that fits a column."""
@@ -65,7 +75,7 @@ Category = Literal[
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments that say where a row ran, what launched it and, for a collective, what it moved.
+    """The arguments that say where a row ran, what launched it, what it waited for and what a collective moved.
 
     The names for collectives are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp.
     """
@@ -74,6 +84,9 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     external_id: int = msgspec.field(name="External id", default=NONE)
     device: int = NONE
     stream: int = NONE
+    on_stream: int = msgspec.field(name="wait_on_stream", default=NONE)
+    on_record: int = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=NONE)
+    grid: msgspec.Raw = msgspec.Raw()
     operation: str | None = msgspec.field(name="Collective name", default=None)
     elements_in: int | None = msgspec.field(name="In msg nelems", default=None)
     elements_out: int | None = msgspec.field(name="Out msg nelems", default=None)
@@ -93,8 +106,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
 NO_ARGS = Args()
 NO_DIGITS = msgspec.Raw()
 
+_GRID = msgspec.json.Decoder(tuple[int, int, int])
+
 _FIELDS = [(field.name, field.encode_name) for field in msgspec.structs.fields(Args)]
-_RAW = frozenset({"shapes", "types"})
+_RAW = frozenset({"grid", "shapes", "types"})
 _TEXTS = frozenset({"operation", "dtype", "group", "ranks"})
 
 
@@ -147,6 +162,14 @@ class DigitEvent(msgspec.Struct, gc=False):
     ts: msgspec.Raw = NO_DIGITS
     dur: msgspec.Raw = NO_DIGITS
     args: Args = NO_ARGS
+
+
+def grid_of(raw: bytes) -> tuple[int, ...] | None:
+    """Return the grid that a kernel's arguments spell (`[8, 1, 1]`), None when they hold none."""
+    try:
+        return _GRID.decode(raw) if raw else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def decimal_of(text: str) -> Decimal | None:

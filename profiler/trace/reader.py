@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from .assemble import device_rows, host_rows
+from .assemble import device_rows, host_rows, sync_rows
 from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
 from .compressed_source import TraceError, TraceSource
 from .event_stream import EventStreamReader
@@ -57,7 +57,7 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
     if document.read == 0:
         notes.add("no_events", "there is no event in this trace")
     host, launches = host_rows(rows)
-    device = device_rows(rows, launches)
+    device, grids = device_rows(rows, launches)
     collectives = [_with_ranks(collective, header) for collective in rows.collectives]
     device, host, collectives = _only_used(device, host, collectives)
     return Trace(
@@ -70,8 +70,10 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
         names=tuple(rows.names.texts),
         threads=tuple((str(pid), str(tid)) for pid, tid in rows.threads),
         collectives=tuple(collectives),
+        grids=grids,
         device=device,
         host_rows=host,
+        syncs=sync_rows(rows),
         steps=_steps(rows, host),
         start_ns=rows.low,
         end_ns=rows.high,

@@ -7,6 +7,7 @@ what it is.
     kernel, gpu_memcpy, ...                 work on a device: see `pacecar.profiler.ledger.classification`
     cpu_op, user_annotation                 by name
     cuda_runtime, hip_driver, ...           a call that launches, a call that waits, or another call
+    cuda_sync, xpu_sync                     a wait for an event, a stream or a device
     python_function, ac2g, overhead, ...    left out on purpose
     anything else                           left out, with a warning
 
@@ -18,9 +19,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from ..ledger.classification import HostRow, classify_device, classify_host
-from .columns import HostKind
+from .columns import HostKind, SyncKind
 
-__all__ = ["RowPlace", "canonical", "host_kind", "is_collective_call", "place_of"]
+__all__ = ["RowPlace", "canonical", "host_kind", "is_collective_call", "place_of", "sync_kind"]
 
 _OLD = {
     "memcpy": "gpu_memcpy",
@@ -35,11 +36,20 @@ _LEFT_OUT = frozenset(
     {
         *("python_function", "cpu_instant_event", "overhead", "external_correlation", "python"),
         *("gpu_user_annotation", "mtia_user_annotation", "xpu_user_annotation", "privateuse1_user_annotation"),
-        *("cuda_sync", "cuda_event", "xpu_sync", "gpu_pm_counter", "cuda_profiler_range"),  # GPU-side, yet no work
+        *("cuda_event", "gpu_pm_counter", "cuda_profiler_range"),  # GPU-side, yet no work
         *("ac2g", "async_cpu_to_gpu", "async_gpu_to_cpu", "async", "fwdbwd", "forward_backward"),  # arrows
         *("mtia_counters", "hardware"),
     }
 )
+_SYNCS = frozenset({"cuda_sync", "xpu_sync"})
+_SYNC_KINDS = {
+    "Event Sync": SyncKind.EVENT,
+    "Stream Wait Event": SyncKind.STREAM_WAIT,
+    "Stream Sync": SyncKind.STREAM,
+    "Context Sync": SyncKind.CONTEXT,
+}
+"""Kineto's names of CUpti_ActivitySynchronizationType; it calls all others "<unknown>"."""
+
 _FRAMES = frozenset({"trace", ""})
 """Rows that frame the whole trace ("PyTorch Profiler (0)"), and metadata, which has no category."""
 
@@ -51,6 +61,7 @@ class RowPlace(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
+    SYNC = "sync"
     LEFT_OUT = "left_out"
     FRAME = "frame"
     UNKNOWN = "unknown"
@@ -70,6 +81,8 @@ def place_of(category: str) -> RowPlace:
         return RowPlace.DEVICE
     if category in ("cpu_op", "user_annotation") or category.endswith(("_runtime", "_driver")):
         return RowPlace.HOST
+    if category in _SYNCS:
+        return RowPlace.SYNC
     return RowPlace.LEFT_OUT if category in _LEFT_OUT else RowPlace.UNKNOWN
 
 
@@ -95,6 +108,11 @@ def host_kind(category: str, name: str) -> HostKind:
         return HostKind.OPERATOR
     lower = name.lower()
     return HostKind.CHECKPOINT if any(word in lower for word in _CHECKPOINT) else HostKind.ANNOTATION
+
+
+def sync_kind(name: str) -> SyncKind | None:
+    """Return what waits in a row of this name, None when the name does not say."""
+    return _SYNC_KINDS.get(name)
 
 
 def is_collective_call(name: str) -> bool:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from . import times
 from .collectives import from_annotation, from_metadata, tensors
-from .columns import NONE, CollectiveColumns
+from .columns import NONE, CollectiveColumns, SyncRows
 from .event_stream import Batch
 from .events import Args, DigitEvent, KnownEvent, TraceEvent
 from .kernel_links import LaunchCalls
 from .notes import Notes
-from .row_kinds import RowPlace, canonical, is_collective_call, place_of
+from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_kind
 
 __all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 
@@ -32,6 +32,9 @@ NAME_LETTERS_MAX = 16_384
 
 CATEGORIES_MAX = 200
 """The most categories that are told apart, so that a code fits a byte; kineto knows thirty."""
+
+GRID_BYTES_MAX = 256
+"""The most bytes kept of a grid: three numbers of ten digits on indented lines fit, and what is longer is none."""
 
 FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
@@ -48,6 +51,7 @@ class Categories(dict[str, int]):
         self.canonical = ["", ""]
         self.is_device = np.zeros(256, dtype=np.bool_)
         self.is_host = np.zeros(256, dtype=np.bool_)
+        self.is_sync = np.zeros(256, dtype=np.bool_)
         self._notes = notes
 
     def __missing__(self, category: str) -> int:
@@ -56,7 +60,7 @@ class Categories(dict[str, int]):
         code = FRAME if place == RowPlace.FRAME else LEFT_OUT
         if place == RowPlace.UNKNOWN:
             self._notes.add("unknown_category", f"rows of a category not known here were left out: {category[:60]!r}")
-        if place in (RowPlace.DEVICE, RowPlace.HOST):
+        if place in (RowPlace.DEVICE, RowPlace.HOST, RowPlace.SYNC):
             if name in self.canonical:
                 code = self.canonical.index(name)
             elif len(self.canonical) < CATEGORIES_MAX:
@@ -64,6 +68,7 @@ class Categories(dict[str, int]):
                 self.canonical.append(name)
                 self.is_device[code] = place == RowPlace.DEVICE
                 self.is_host[code] = place == RowPlace.HOST
+                self.is_sync[code] = place == RowPlace.SYNC
         if len(self) < 1 << 16:  # bounds a file in which every event has its own category
             self[category] = code
         return code
@@ -127,8 +132,10 @@ class Rows:
         self.names = Names(notes)
         self.threads: Numbers[tuple[int | str, int | str]] = Numbers()
         self.collectives: Numbers[CollectiveColumns] = Numbers()
-        self.device = Columns(*_COMMON, "device", "stream", "external")
+        self.grids: Numbers[bytes] = Numbers()
+        self.device = Columns(*_COMMON, "device", "stream", "external", "grid")
         self.host = Columns(*_COMMON, "thread")
+        self.syncs = Columns(*SyncRows.__dataclass_fields__)
         self.described = LaunchCalls()
         self.annotations = LaunchCalls()
         self.operators = LaunchCalls()
@@ -155,7 +162,11 @@ class Rows:
         low, high = int(start[counted].min()), int(end[counted].max())
         self.low = low if self.low is None else min(low, self.low)
         self.high = high if self.high is None else max(high, self.high)
-        for mask, add in ((category.is_device[codes], self._add_device), (category.is_host[codes], self._add_host)):
+        for mask, add in (
+            (category.is_device[codes], self._add_device),
+            (category.is_host[codes], self._add_host),
+            (category.is_sync[codes], self._add_syncs),
+        ):
             if sound is not None:
                 mask &= sound
             if mask.any():
@@ -215,6 +226,7 @@ class Rows:
             collective=np.array(
                 [NONE if a.operation is None else collectives[from_metadata(a)] for a in args], dtype=np.int32
             ),
+            grid=np.array([self.grids[bytes(a.grid)[:GRID_BYTES_MAX]] for a in args], dtype=np.int32),
         )
 
     def _add_host(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
@@ -235,6 +247,23 @@ class Rows:
             thread=thread,
             correlation=_whole([event.args.correlation for event in events]),
             collective=collective,
+        )
+
+    def _add_syncs(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
+        """Add waits; one of a kind that the name does not say is left out, as it says nothing about who waits."""
+        kinds = [sync_kind(event.name) for event in events]
+        known = np.array([kind is not None for kind in kinds], dtype=np.bool_)
+        args = [event.args for event, kind in zip(events, kinds, strict=True) if kind is not None]
+        device = _whole([a.device for a in args])
+        self.syncs.add(
+            start_ns=start[known],
+            end_ns=end[known],
+            kind=np.array([kind for kind in kinds if kind is not None], dtype=np.uint8),
+            device=np.where(np.abs(device) < 1 << 31, device, NONE).astype(np.int32),
+            stream=_whole([a.stream for a in args]),
+            correlation=_whole([a.correlation for a in args]),
+            on_stream=_whole([a.on_stream for a in args]),
+            on_record=_whole([a.on_record for a in args]),
         )
 
     def _note_call(self, name: str, args: Args, thread: int, start: int, end: int) -> int:

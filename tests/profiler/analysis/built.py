@@ -63,6 +63,7 @@ def build(
             correlation=np.full(d.shape[1], NONE, dtype=np.int64),
             launch_ns=d[4],
             collective=d[5].astype(np.int32),
+            grid=np.full(d.shape[1], NONE, dtype=np.int32),
         ),
         host_rows=HostRows(
             start_ns=h[0],

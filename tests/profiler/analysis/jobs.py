@@ -126,6 +126,7 @@ def make_trace(
             correlation=nothing,
             launch_ns=nothing,
             collective=d[4].astype(np.int32),
+            grid=np.full(d.shape[1], NONE, dtype=np.int32),
         ),
         host_rows=HostRows(
             start_ns=h[0],

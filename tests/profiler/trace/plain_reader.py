@@ -22,6 +22,7 @@ from pacecar.profiler.trace.columns import (
     HostKind,
     HostRows,
     StepMark,
+    SyncRows,
     Trace,
 )
 
@@ -35,6 +36,10 @@ OLD_CATEGORIES = {
     "operator": "cpu_op",
 }
 """torch 1.8 and 1.9 wrote "Kernel", "Memcpy", ..."""
+
+
+WAITS = ("device", "stream", "correlation", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+SYNCS = ["Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync"]
 
 
 def nanoseconds(number: str | float) -> int:
@@ -53,6 +58,8 @@ def plain_read(path: Path) -> Trace:
     names: dict[str, int] = {}
     threads: dict[tuple[str, str], int] = {}
     collectives: dict[CollectiveColumns, int] = {}
+    grids: dict[tuple[int, ...], int] = {}
+    syncs: list[tuple[int, ...]] = []
     device: list[tuple[int, ...]] = []
     host: list[tuple[int, ...]] = []
     steps: list[StepMark] = []
@@ -80,7 +87,13 @@ def plain_read(path: Path) -> Trace:
         if work is not None:
             row = (start, end, WORKS.index(work), names.setdefault(name, len(names)))
             where = (int(args.get("device", 0)), int(args.get("stream", event.get("tid", 0))))
-            device.append((*row, *where, correlation, collective))
+            shape = tuple(int(size) for size in args["grid"]) if isinstance(args.get("grid"), list) else None
+            grid = NONE if shape is None else grids.setdefault(shape, len(grids))
+            device.append((*row, *where, correlation, collective, grid))
+            continue
+        if category == "cuda_sync":
+            waits = (int(args.get(key, NONE)) for key in WAITS)
+            syncs.append((start, end, SYNCS.index(name), *waits))
             continue
         kind = _host_kind(category, name)
         if kind is None:
@@ -93,8 +106,9 @@ def plain_read(path: Path) -> Trace:
         host.append((start, end, kind, names.setdefault(name, len(names)), thread, correlation, collective))
     device.sort(key=lambda row: row[:2])
     host.sort(key=lambda row: row[:2])
-    d = np.array(device, dtype=np.int64).reshape(-1, 8).T
+    d = np.array(device, dtype=np.int64).reshape(-1, 9).T
     h = np.array(host, dtype=np.int64).reshape(-1, 7).T
+    s = np.array(sorted(syncs, key=lambda row: row[0]), dtype=np.int64).reshape(-1, 8).T
     launched = [launches.get(int(c), NONE) if c != NONE else NONE for c in d[6]]
     return Trace(
         file=str(path),
@@ -105,6 +119,7 @@ def plain_read(path: Path) -> Trace:
         names=tuple(names),
         threads=tuple(threads),
         collectives=tuple(collectives),
+        grids=tuple(grids),
         device=DeviceRows(
             start_ns=d[0],
             end_ns=d[1],
@@ -115,6 +130,7 @@ def plain_read(path: Path) -> Trace:
             correlation=d[6],
             launch_ns=np.array(launched, dtype=np.int64),
             collective=d[7].astype(np.int32),
+            grid=d[8].astype(np.int32),
         ),
         host_rows=HostRows(
             start_ns=h[0],
@@ -125,6 +141,7 @@ def plain_read(path: Path) -> Trace:
             correlation=h[5],
             collective=h[6].astype(np.int32),
         ),
+        syncs=SyncRows(s[0], s[1], s[2].astype(np.uint8), s[3].astype(np.int32), s[4], s[5], s[6], s[7]),
         steps=tuple(sorted(steps, key=lambda step: step.start_ns)),
         start_ns=low,
         end_ns=high,

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from pacecar.profiler.trace.columns import NONE
+from pacecar.profiler.trace.columns import NONE, SyncRows
 from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.trace.plain_reader import plain_read
 from tests.profiler.trace.traces import each_kind, manifest, trace_file
 
 DEVICE = ("start_ns", "end_ns", "work", "device", "stream", "correlation", "launch_ns")
+SYNCS = tuple(SyncRows.__dataclass_fields__)
 HOST = ("start_ns", "end_ns", "kind", "correlation")
 
 
@@ -25,9 +26,10 @@ def table(trace, rows, columns, *texts):
 def test_every_column_equals_the_plain_readers(name):
     path = trace_file(name)
     fast, plain = read_trace(path), plain_read(path)
-    assert table(fast, fast.device, DEVICE, ("name", fast.names)) == table(
-        plain, plain.device, DEVICE, ("name", plain.names)
+    assert table(fast, fast.device, DEVICE, ("name", fast.names), ("grid", (*fast.grids, ()))) == table(
+        plain, plain.device, DEVICE, ("name", plain.names), ("grid", (*plain.grids, ()))
     )
+    assert table(fast, fast.syncs, SYNCS) == table(plain, plain.syncs, SYNCS)
     threads = (("name", fast.names), ("thread", fast.threads)), (("name", plain.names), ("thread", plain.threads))
     assert table(fast, fast.host_rows, HOST, *threads[0]) == table(plain, plain.host_rows, HOST, *threads[1])
     assert fast.steps == plain.steps
