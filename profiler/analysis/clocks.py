@@ -246,9 +246,9 @@ def _residuals(
             shift = abs(np.median(after) - np.median(before))
             if shift > max(JUMP_NS_MIN, JUMP_RATIO * scatter):
                 jumps.append(place)
-    # On a clock of one trace the median is what the fit left; only within a shared clock does it tell traces apart.
-    shared = np.bincount(clock, minlength=len(fit.offset_ns))[clock] > 1
-    return np.where(shared, apart, 0.0), jumps
+    # Only within a shared clock does it tell traces apart: against the first of them.
+    _, first = np.unique(clock, return_index=True)
+    return apart - apart[first][clock], jumps
 
 
 def _untold(traces: Sequence[Trace], fit: ClockFit, clock: NDArray[np.int64]) -> list[ClockPair]:

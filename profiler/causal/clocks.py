@@ -249,7 +249,10 @@ class _Island:
         # Only differences are determined: the sum of the offsets is held at zero.
         matrix[:k, :k] += np.trace(matrix[:k, :k]) / (k * k)
         apart = self._end - self._means(self._end)[self._meeting]
-        right = np.concatenate((np.bincount(clock, -w * apart, k), np.bincount(clock, -w * apart * tau, k)))
+        pull = -w * apart
+        right: Floats = np.concatenate(
+            (np.bincount(clock, pull, k), np.bincount(clock, pull * tau, k)), dtype=np.float64
+        )
         return matrix, right
 
     def covariances(self) -> tuple[Floats, Floats]:
@@ -266,8 +269,7 @@ class _Island:
         freedom = max(len(self._meeting) - self._count - k + 1, 0)
         least = np.diag(inverse)[:k] * self.scale**2 if freedom < 2 * k else np.zeros(k)
         least = np.maximum(least, RESOLUTION_NS**2)
-        offsets: Floats = both[:k, :k].copy()
-        slopes = np.asarray(both[k:, k:] / self._span**2, dtype=np.float64)
+        offsets, slopes = both[:k, :k].copy(), both[k:, k:] / self._span**2
         offsets[np.diag_indices(k)] = np.maximum(np.diag(offsets), least) + self._skews() ** 2
         return offsets, slopes
 

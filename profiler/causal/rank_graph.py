@@ -71,7 +71,8 @@ class RankGraph:
 
     Nodes are host segments' beginnings and the lane's end, then the ends of row segments, then the arrivals of those
     segments that are collectives.  Row columns are in stream order (`order` has the indices into `events.rows`).
-    `delay_ns` is the part of a start that no edge explains, `delay_cause` what it is charged to; `bound` is the kind of edge that bound each row.
+    `delay_ns` is the part of a start that no edge explains, `delay_cause` what it is charged to; `bound` is the kind of
+    edge that bound each row.
     """
 
     events: RankEvents

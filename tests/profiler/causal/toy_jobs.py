@@ -176,6 +176,7 @@ def _trace(rank: int, world: int, me: _Rank, collectives: int, clock: int, host:
             stream=d[4],
             correlation=d[5],
             launch_ns=d[6] + clock,
+            grid=np.full(d.shape[1], NONE, dtype=np.int32),
             collective=d[7].astype(np.int32),
         ),
         host_rows=HostRows(
