@@ -43,6 +43,9 @@ WALL_CLOCKS_NS = 1_000_000
 DOUBT_ERRORS = 2.0
 """A lateness of fewer standard errors of its clock says nothing (95 % of a normal distribution)."""
 
+SCATTERS = 5.0
+"""And by so many times what they scatter: gloo's threads wake some 100 us apart, always in the same order."""
+
 PAIRS_MAX = 1_000
 """The most pairs of clocks listed that cannot be told, those with the largest error first."""
 
@@ -106,7 +109,7 @@ def align_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
     drift = fit.drift[clock] - (fit.drift[clock[0]] if len(clock) else 0.0)
     drift = np.where(island == island[0], drift, 0.0) if len(clock) else drift
     middle = fit.middle_ns
-    apart, jumps = _residuals(meetings, of_trace, fit, clock, len(traces))
+    apart, differ, jumps = _residuals(meetings, of_trace, fit, clock, len(traces))
     found, corrections = [], []
     for place, trace in enumerate(traces):
         # The axis is the first trace's file: its own wall offset is taken off again.
@@ -115,7 +118,7 @@ def align_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
         found.append(_rank_clock(trace, place, traces, fit, clock, island, round(whole), float(drift[place]), apart))
     offsets = np.array([each.offset_ns for each in found], dtype=np.int64)
     pairs = _untold(traces, fit, clock)
-    warnings = [*_warnings(found, apart, traces), *_jumped(jumps, traces)]
+    warnings = _warnings(found, differ, jumps, traces)
     return Clocks(found, offsets, corrections, clock, island, fit, pairs, warnings)
 
 
@@ -222,12 +225,15 @@ def _meetings(
 
 def _residuals(
     meetings: Meetings, of_trace: NDArray[np.int64], fit: ClockFit, clock: NDArray[np.int64], traces: int
-) -> tuple[NDArray[np.float64], list[int]]:
-    """Return how far each trace's ends lie from those of its collectives (median), and the traces whose clock jumps."""
-    apart = np.zeros(traces)
+) -> tuple[NDArray[np.float64], list[int], list[int]]:
+    """Return how far each trace's ends lie from those of the first trace of its clock.
+
+    Also the traces that contradict being on that clock, and those whose clock jumps.
+    """
+    apart, scatters = np.zeros(traces), np.zeros(traces)
     jumps: list[int] = []
     if len(meetings.end_ns) == 0:
-        return apart, jumps
+        return apart, [], jumps
     relative = (meetings.end_ns - fit.middle_ns).astype(np.float64)
     moved = relative + fit.offset_ns[meetings.clock] + fit.drift[meetings.clock] * relative
     order = np.lexsort((moved, meetings.meeting))
@@ -239,6 +245,7 @@ def _residuals(
         if len(mine) == 0:
             continue
         apart[place] = np.median(mine)
+        scatters[place] = 1.4826 * np.median(np.abs(mine - apart[place]))
         half = len(mine) // 2
         if half >= 4:
             before, after = mine[:half], mine[half:]
@@ -248,7 +255,9 @@ def _residuals(
                 jumps.append(place)
     # Only within a shared clock does it tell traces apart: against the first of them.
     _, first = np.unique(clock, return_index=True)
-    return apart - apart[first][clock], jumps
+    apart = apart - apart[first][clock]
+    differ = np.flatnonzero(np.abs(apart) > np.maximum(SAME_CLOCK_NS, SCATTERS * scatters)).tolist()
+    return apart, differ, jumps
 
 
 def _untold(traces: Sequence[Trace], fit: ClockFit, clock: NDArray[np.int64]) -> list[ClockPair]:
@@ -279,19 +288,19 @@ def _is_on_epoch(trace: Trace) -> bool:
     return trace.start_ns is not None and trace.start_ns + wall_offset_ns(trace) > EPOCH_NS_MIN
 
 
-def _warnings(clocks: Sequence[RankClock], apart: NDArray[np.float64], traces: Sequence[Trace]) -> list[TraceWarning]:
+def _warnings(
+    clocks: Sequence[RankClock], differ: Sequence[int], jumps: Sequence[int], traces: Sequence[Trace]
+) -> list[TraceWarning]:
     warnings = []
     if loose := [clock.rank for clock in clocks if clock.method in ("none", "wall_clock")]:
         message = f"no collective lays the clocks of ranks {loose} on the others'; their waits are not comparable"
         warnings.append(TraceWarning("clocks_not_aligned", message, len(loose)))
-    if differ := [clock.rank for clock, far in zip(clocks, apart, strict=True) if abs(far) > SAME_CLOCK_NS]:
-        message = f"ranks {differ} name the host of others, and their clocks contradict that"
+    if differ:
+        ranks = [traces[place].rank for place in differ]
+        message = f"ranks {ranks} name the host of others, and their clocks contradict that"
         warnings.append(TraceWarning("host_clocks_differ", message, len(differ)))
+    if jumps:
+        ranks = [traces[place].rank for place in jumps]
+        message = f"the clocks of ranks {ranks} jump against the others' during the trace"
+        warnings.append(TraceWarning("clock_jumps", message, len(jumps)))
     return warnings
-
-
-def _jumped(jumps: Sequence[int], traces: Sequence[Trace]) -> list[TraceWarning]:
-    if not jumps:
-        return []
-    message = f"the clocks of ranks {[traces[place].rank for place in jumps]} jump against the others' during the trace"
-    return [TraceWarning("clock_jumps", message, len(jumps))]

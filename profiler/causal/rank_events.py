@@ -174,6 +174,9 @@ def _host_lane(trace: Trace, spans: _Spans, is_host_job: bool) -> tuple[HostLane
     both = np.concatenate((spans.operator, spans.call if is_host_job else spans.call[:0], spans.sync, caused))
     copies = _blocking_calls(trace, spans)
     parts = [launched, host.start_ns[spans.launch], host.start_ns[both], host.end_ns[both], host.end_ns[copies], marks]
+    if is_host_job:  # a gap in which a group's work ended is two: waiting for it, and python
+        ends = host.end_ns[host.kind == HostKind.COLLECTIVE_WORK]
+        parts.append(ends[~_covered(trace, spans.operator, ends)])
     time = np.unique(np.concatenate(parts))
     if len(time) == 0:
         empty = np.empty(0, dtype=np.int64)

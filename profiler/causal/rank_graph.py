@@ -38,6 +38,8 @@ SYNC_LAG_NS = 5_000
 LAG_QUANTILE = 0.05
 """Of the lags of edges that bound: the least that hardware needs, almost free of what else delayed a start."""
 
+KNOWN_DELAYS = (Cause.DATA_WAIT, Cause.OPTIMIZER_HOST, Cause.CHECKPOINT, Cause.GC)
+
 NEVER = np.iinfo(np.int64).min // 4
 
 
@@ -115,9 +117,12 @@ class RankGraph:
         stream, launch = self.gap_ns, self.lag_ns
         event = self.pair_ns[EdgeKind.EVENT]
         if fixed:
-            stream = np.full_like(stream, self.lags.stream_ns)
-            launch = np.full_like(launch, self.lags.launch_ns)
+            # What the host is known to have done before a row without a launch is explained.
+            known = np.where(np.isin(self.delay_cause, KNOWN_DELAYS), self.delay_ns, 0)
+            stream = self.lags.stream_ns + np.where(self.bound == EdgeKind.STREAM, known, 0)
+            launch = self.lags.launch_ns + np.where(self.bound == EdgeKind.LAUNCH, known, 0)
             event = np.minimum(event, self.lags.event_ns)
+            event = event + np.where(self.bound == EdgeKind.EVENT, known, 0)[self._pair_row]
         else:
             more = weights.delay_ns - self.delay_ns
             if more.any():

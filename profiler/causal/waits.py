@@ -42,10 +42,8 @@ UNEXPLAINED_NS = 20_000
 GLOO_WAKE_NS = 200_000
 """A process group's thread may close its row so much after it woke the thread that waits for it."""
 
-GAP_RATIO_MIN = 3.0
-"""A gap between operators in which a thread waited is so many times the usual gap."""
-
 GAP_NS_MIN = 20_000
+"""A gap between operators in which a thread waited for a process group lasts so long; python alone takes less."""
 
 PENDING_MAX = 64
 """Collectives that may be under way unawaited; DDP has as many as buckets."""
@@ -258,13 +256,11 @@ def _of_host_job(events: RankEvents) -> tuple[RankEvents, Waits]:
     if len(rows.end_ns) == 0 or len(lane.cause) == 0:
         return events, Waits(nothing, nothing, nothing, nothing)
     begin, end = lane.time_ns[:-1], lane.time_ns[1:]
-    gaps = np.flatnonzero(lane.cause != Cause.COMPUTE)
-    lengths = end[gaps] - begin[gaps]
-    usual = float(np.median(lengths)) if len(gaps) else 0.0
-    gaps = gaps[lengths >= max(GAP_RATIO_MIN * usual if len(gaps) > 2 else 0.0, GAP_NS_MIN)]
+    gaps = np.flatnonzero((lane.cause != Cause.COMPUTE) & (end - begin >= GAP_NS_MIN))
     if len(gaps) == 0:
         return events, Waits(nothing, nothing, nothing, nothing)
-    at = np.searchsorted(begin[gaps], rows.end_ns, side="right") - 1
+    # Rows' ends are points where they lie in a gap, so the gap before such a point ends exactly there.
+    at = np.searchsorted(begin[gaps], rows.end_ns, side="left") - 1
     known = (at >= 0) & (rows.end_ns <= end[gaps[np.maximum(at, 0)]] + GLOO_WAKE_NS)
     awaited = np.flatnonzero(known)
     gap = gaps[at[known]]
