@@ -108,13 +108,13 @@ def align_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
     offset = fit.offset_ns[clock] - _reference(fit, clock) if len(clock) else np.empty(0)
     drift = fit.drift[clock] - (fit.drift[clock[0]] if len(clock) else 0.0)
     drift = np.where(island == island[0], drift, 0.0) if len(clock) else drift
-    middle = fit.middle_ns
+    middle = fit.middle_ns[clock] if len(clock) else clock
     apart, differ, jumps = _residuals(meetings, of_trace, fit, clock, len(traces))
     found, corrections = [], []
     for place, trace in enumerate(traces):
         # The axis is the first trace's file: its own wall offset is taken off again.
         whole = float(offset[place]) + int(walls[place] - walls[0])
-        corrections.append(RankClockCorrection(whole, float(drift[place]), middle - int(walls[place])))
+        corrections.append(RankClockCorrection(whole, float(drift[place]), int(middle[place] - walls[place])))
         found.append(_rank_clock(trace, place, traces, fit, clock, island, round(whole), float(drift[place]), apart))
     offsets = np.array([each.offset_ns for each in found], dtype=np.int64)
     pairs = _untold(traces, fit, clock)
@@ -234,8 +234,9 @@ def _residuals(
     jumps: list[int] = []
     if len(meetings.end_ns) == 0:
         return apart, [], jumps
-    relative = (meetings.end_ns - fit.middle_ns).astype(np.float64)
-    moved = relative + fit.offset_ns[meetings.clock] + fit.drift[meetings.clock] * relative
+    from_middle = (meetings.end_ns - fit.middle_ns[meetings.clock]).astype(np.float64)
+    moved = (meetings.end_ns - meetings.end_ns[0]) + fit.offset_ns[meetings.clock]
+    moved = moved + fit.drift[meetings.clock] * from_middle
     order = np.lexsort((moved, meetings.meeting))
     numbers, first, counts = np.unique(meetings.meeting[order], return_index=True, return_counts=True)
     middle = moved[order][first + counts // 2]

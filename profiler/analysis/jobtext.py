@@ -20,7 +20,7 @@ from pacecar.formatting.quantities import bandwidth, duration, percent, plural, 
 from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
-from .report import CollectiveInstance, CriticalPart, LateTraceRank, RankClock, TraceJob, TraceReport
+from .report import CollectiveInstance, CriticalPart, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
 from .tracetext import BAR_WIDTH_MAX, collectives_table, ladder_table
 from .verdict_report import CAUSE_WORDS
 
@@ -130,7 +130,7 @@ def _clocks(clocks: Sequence[RankClock]) -> Iterator[Text]:
         errors = [clock.standard_error_ns for clock in some if clock.standard_error_ns]
         if errors:
             text += f", standard error at most {duration(max(errors))}"
-        elif residuals and max(residuals):
+        elif any(residuals):
             text += f", residual at most {duration(max(residuals))}"
         yield Text(text, style="dim")
 

@@ -4,7 +4,7 @@ Ranks leave a collective nearly together, so the ends of one collective on two h
 apart.  One pair of hosts at a time wastes most of that and makes one host the judge of all.  Here all ends are fitted
 at once: the end of collective c on clock h is
 
-    end[c, h] + offset[h] + drift[h] * (t - middle) = T[c] + noise
+    end[c, h] + offset[h] + drift[h] * (end[c, h] - middle[h]) = T[c] + noise
 
 T[c] is eliminated, and the rest is least squares with Huber's weights (P. Huber, Robust Estimation of a Location
 Parameter, 1964), so that ranks that wake late count little.  Standard errors are those of the sandwich estimator with
@@ -33,8 +33,8 @@ ROUNDS_MAX = 30
 
 CONVERGED_NS = 1.0
 
-DRIFT_PRIOR_RATIO = 20e-6
-"""What is expected of drifts before any is seen: quartz is within some 50 parts in a million, disciplined within 5."""
+DRIFT_PRIOR_RATIO = 50e-6
+"""What is expected of drifts before any is seen: quartz is within 50 parts in a million, disciplined within 5."""
 
 SMALL_SAMPLE_FACTOR = 1.12
 """Sandwich errors are too small in small samples; with this, 95 % intervals held 93 to 99 % of simulated offsets."""
@@ -68,7 +68,9 @@ class Meetings:
 
 @dataclass(frozen=True, slots=True)
 class ClockFit:
-    """The corrections: clock h's time t becomes t + `offset_ns[h]` + `drift[h]` * (t - `middle_ns`).
+    """The corrections: clock h's time t becomes t + `offset_ns[h]` + `drift[h]` * (t - `middle_ns[h]`).
+
+    `middle_ns` is one instant, the middle of the collectives, as each clock shows it.
 
     Clocks with one `island` are connected by collectives; offsets of different islands are not comparable.
     `covariance` (h, h) is that of the offsets, `drift_covariance` that of the drifts, both with the terms for skewed
@@ -77,7 +79,7 @@ class ClockFit:
 
     offset_ns: Floats
     drift: Floats
-    middle_ns: int
+    middle_ns: Index
     island: Index
     covariance: Floats
     drift_covariance: Floats
@@ -94,7 +96,7 @@ class ClockFit:
 def fit_clocks(meetings: Meetings, clocks: int) -> ClockFit:
     """Return offset and drift of each of `clocks` clocks; a clock that meets no other has an island of its own."""
     data = _one_end_each(meetings)
-    middle = 0 if len(data.end_ns) == 0 else (int(data.end_ns.min()) + int(data.end_ns.max())) // 2
+    middle = np.zeros(clocks, dtype=np.int64)
     island = _islands(data, clocks)
     offset, drift = np.zeros(clocks), np.zeros(clocks)
     covariance, drift_covariance = np.zeros((clocks, clocks)), np.zeros((clocks, clocks))
@@ -103,8 +105,9 @@ def fit_clocks(meetings: Meetings, clocks: int) -> ClockFit:
         members = np.flatnonzero(island == number)
         if len(members) > 1:
             mine = _of(data, members, clocks)
-            fit = _Island(mine, len(members), middle)
+            fit = _Island(mine, len(members))
             fit.solve()
+            middle[members] = fit.middle_ns
             at = np.ix_(members, members)
             offset[members], drift[members] = fit.offset, fit.drift
             covariance[at], drift_covariance[at] = fit.covariances()
@@ -159,22 +162,31 @@ def _of(data: Meetings, members: Index, clocks: int) -> Meetings:
 class _Island:
     """The fit of clocks that are connected: n ends of m collectives on k clocks."""
 
-    def __init__(self, data: Meetings, clocks: int, middle_ns: int) -> None:
+    def __init__(self, data: Meetings, clocks: int) -> None:
         self._meeting, self._clock, self._kind = data.meeting, data.clock, data.kind
         self._count = int(data.meeting.max()) + 1
         base = np.zeros(self._count, dtype=np.int64)
         base[data.meeting] = data.end_ns
         self._end = (data.end_ns - base[data.meeting]).astype(np.float64)
         """Relative to the collective: differences of nanoseconds since 1970 need all bits of a float."""
-        span = max(int(np.ptp(data.end_ns)), 1)
-        self._tau = (base[data.meeting] - middle_ns) / span
-        self._span = float(span)
         self._clocks = clocks
         self._weight = np.ones(len(data.meeting))
         self._residual = np.zeros(len(data.meeting))
         self.offset: Floats = np.zeros(clocks)
         self._slope: Floats = np.zeros(clocks)
         self.scale = SCALE_NS_MIN
+        self._begin()
+        # When each collective was, in spans around the middle: on the clocks as the medians bring them together.
+        self._zero = int(data.end_ns[0])
+        when = self._means((data.end_ns - self._zero) + self.offset[self._clock])
+        self._span = max(float(np.ptp(when)), 1.0)
+        self._middle = float(when.min() + when.max()) / 2
+        self._tau = ((when - self._middle) / self._span)[self._meeting]
+
+    @property
+    def middle_ns(self) -> Index:
+        """The middle of the collectives as each clock shows it."""
+        return self._zero + np.rint(self._middle - self.offset).astype(np.int64)
 
     @property
     def drift(self) -> Floats:
@@ -183,7 +195,6 @@ class _Island:
 
     def solve(self) -> None:
         """Fit by reweighted least squares, beginning at medians."""
-        self._begin()
         for _ in range(ROUNDS_MAX):
             before = self.offset
             self._reweight()

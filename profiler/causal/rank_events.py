@@ -78,8 +78,9 @@ class RankEvents:
     trace: Trace
     host: HostLane
     rows: WorkRows
-    offset_ns: Index
-    """The clock's correction at each host row's start, for calls that are looked up later."""
+    call_start_ns: Index
+    """When each host row of the trace began, on the common clock; `call_end_ns` when it ended."""
+    call_end_ns: Index
     is_host_job: bool
 
 
@@ -101,8 +102,8 @@ def rank_events(trace: Trace, offset_ns: float = 0.0, drift: float = 0.0, middle
         common(rows.start_ns), common(rows.end_ns), rows.cause, rows.stream,
         rows.name, rows.operator, rows.launch, rows.thread,
     )  # fmt: skip
-    starts = trace.host_rows.start_ns
-    return RankEvents(trace, moved_lane, moved_rows, common(starts) - starts, is_host_job)
+    host = trace.host_rows
+    return RankEvents(trace, moved_lane, moved_rows, common(host.start_ns), common(host.end_ns), is_host_job)
 
 
 def launching_threads(trace: Trace) -> Index:

@@ -17,7 +17,7 @@ Pure: columns in, pairs of indices out.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ def _wait_calls(events: RankEvents, launched: Index) -> Index | None:
     mine = np.flatnonzero(is_wait[host.name] & (host.kind == HostKind.RUNTIME))
     if len(mine) == 0:
         return None
-    times, threads = host.start_ns[mine] + events.offset_ns[mine], host.thread[mine]
+    times, threads = events.call_start_ns[mine], host.thread[mine]
     at = events.host.time_ns[rows.launch[launched]]
     counts = np.zeros(len(launched), dtype=np.int64)
     for thread in np.unique(threads).tolist():
@@ -201,7 +201,7 @@ def _of_syncs(events: RankEvents) -> tuple[Index, Index]:
     """Return the host's waits for the device: synchronizations and copies that block."""
     trace, rows, lane = events.trace, events.rows, events.host
     host = trace.host_rows
-    starts, ends = host.start_ns + events.offset_ns, host.end_ns + events.offset_ns
+    starts, ends = events.call_start_ns, events.call_end_ns
     pairs: list[tuple[int, int]] = []
     copies = np.flatnonzero((rows.cause == Cause.EXPOSED_COPY) & (rows.launch != NONE))
     calls = np.flatnonzero(np.isin(host.kind, (HostKind.LAUNCH,)))
@@ -217,6 +217,8 @@ def _of_syncs(events: RankEvents) -> tuple[Index, Index]:
     order = np.flatnonzero((rows.launch != NONE) & (rows.cause != Cause.LINK))
     order = order[np.argsort(rows.launch[order], kind="stable")]
     launches = lane.time_ns[rows.launch[order]]
+    by_end = np.argsort(rows.end_ns, kind="stable")
+    by_end_ns = rows.end_ns[by_end]
     tails = _last_of_streams(rows, order, launches, starts[syncs]) if len(syncs) else {}
     for place, sync in enumerate(syncs.tolist()):
         point = int(np.searchsorted(lane.time_ns, ends[sync]))
@@ -227,7 +229,14 @@ def _of_syncs(events: RankEvents) -> tuple[Index, Index]:
         else:
             last = int(np.searchsorted(launches, starts[sync])) - 1
             awaited = [int(order[last])] if last >= 0 else []
-        pairs += [(point, row) for row in awaited if row != NONE and rows.end_ns[row] <= ends[sync] + SLACK_NS]
+        awaited = [row for row in awaited if row != NONE and rows.end_ns[row] <= ends[sync] + SLACK_NS]
+        blocked = ends[sync] - starts[sync] > UNEXPLAINED_NS
+        if blocked and not any(ends[sync] - rows.end_ns[row] < EVENT_LAG_NS_MAX for row in awaited):
+            # It waited for more than was launched: a stream that itself waits for an event.
+            last = int(np.searchsorted(by_end_ns, ends[sync] + SLACK_NS, side="right")) - 1
+            if last >= 0 and ends[sync] - by_end_ns[last] < EVENT_LAG_NS_MAX:
+                awaited.append(int(by_end[last]))
+        pairs += [(point, row) for row in awaited]
     if not pairs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     found = np.unique(np.array(pairs, dtype=np.int64), axis=0)
@@ -251,7 +260,7 @@ def _of_host_job(events: RankEvents) -> tuple[RankEvents, Waits]:
     rows = WorkRows(
         rows.start_ns, rows.end_ns, rows.cause, rows.stream, rows.name, rows.operator, launch, thread
     )  # fmt: skip
-    events = RankEvents(events.trace, lane, rows, events.offset_ns, events.is_host_job)
+    events = replace(events, rows=rows)
     nothing = np.empty(0, dtype=np.int64)
     if len(rows.end_ns) == 0 or len(lane.cause) == 0:
         return events, Waits(nothing, nothing, nothing, nothing)
@@ -277,7 +286,7 @@ def _calls_of_groups(events: RankEvents) -> tuple[Index, Index]:
     inner = np.array([name == "record_param_comms" or "wait_tensor" in name for name in trace.names] or [False])
     mine = np.isin(host.thread, launching_threads(trace)) & (host.kind == HostKind.COLLECTIVE_CALL)
     calls = np.flatnonzero(mine & ~inner[host.name])
-    starts = host.start_ns[calls] + events.offset_ns[calls]
+    starts = events.call_start_ns[calls]
     launch = np.full(len(rows.start_ns), NONE, dtype=np.int64)
     thread = np.full(len(rows.start_ns), NONE, dtype=np.int64)
     if len(calls) == 0:
