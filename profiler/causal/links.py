@@ -23,7 +23,7 @@ SLOW_RATIO_MIN = 1.15
 COLLECTIVES_MIN = 4
 """Collectives of one kind that a group needs for its median to mean anything."""
 
-GROUPS_MIN = 3
+GROUPS_MIN = 2
 
 SIGNS_MIN = 0.9
 """The share of a slow group's collectives that are slower than the reference."""
@@ -48,7 +48,7 @@ def slow_links(graph: JobGraph, now: Scenario) -> tuple[Index, list[int], dict[s
                 medians[group] = float(np.median(some))
         if len(medians) < GROUPS_MIN:
             continue
-        reference = float(np.quantile(list(medians.values()), 0.25))
+        reference = float(np.quantile(list(medians.values()), 0.25, method="lower"))
         for group, median in medians.items():
             some = mine[groups == group]
             is_slow = median > SLOW_RATIO_MIN * reference and (wire[some] > reference).mean() >= SIGNS_MIN

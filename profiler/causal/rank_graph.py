@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from ..trace.columns import NONE
 from .causes import Cause
+from .device_waits import UNEXPLAINED_NS
 from .rank_events import RankEvents
-from .waits import UNEXPLAINED_NS, Waits
+from .waits import Waits
 
 __all__ = ["BLOCKED_OWN_NS", "EdgeKind", "Lags", "RankGraph", "RankWeights", "condense"]
 

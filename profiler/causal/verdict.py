@@ -154,9 +154,9 @@ def _best_rank(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, 
     for at in np.argsort(-saved).tolist():
         if saved[at] < SAVED_RATIO_MIN * state.whole_ns:
             return None
-        place = candidates[at][0]
-        group = next(group for group in roles if place in group)
-        finding = _named(state, [place], list(group), state.compared, scenarios[at], int(saved[at]))
+        # Of two replicas one step is no evidence, but ranks of all roles scatter alike around their own peers.
+        group = [place for group in roles if len(group) > 1 for place in group]
+        finding = _named(state, candidates[at], group, state.compared, scenarios[at], int(saved[at]))
         if finding is not None:
             return finding, scenarios[at]
     return None
