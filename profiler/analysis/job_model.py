@@ -25,11 +25,11 @@ def model_of(
     traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks
 ) -> JobModel | None:
     """Return the causal model of the job, whose collectives are numbered through `groups`; None of empty traces."""
-    return build_model(JobInput(traces, clocks.corrections, _joins(groups, events)))
+    return build_model(JobInput(traces, clocks.corrections, _joins(groups, events, clocks)))
 
 
-def _joins(groups: Sequence[Matched], events: Sequence[Events]) -> Joins:
-    """Return all matched collectives as columns; those of one kind have one label."""
+def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
+    """Return all matched collectives as columns; those of one kind that span as many hosts have one label."""
     join, rank, row, label, of_group, pair, binds = ([] for _ in range(7))
     labels: dict[tuple[object, ...], int] = {}
     count = 0
@@ -44,8 +44,9 @@ def _joins(groups: Sequence[Matched], events: Sequence[Events]) -> Joins:
             mine = places == place
             source[mine] = events[place].source[rows[mine]]
         row.append(source)
+        hosts = len(set(clocks.clock[list(group.traces)].tolist()))
         for meta in group.collectives:
-            key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None)
+            key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None, hosts)
             label.append(labels.setdefault(key, len(labels)))
             binds.append(meta.operation in SYNCHRONIZING and group.pair is None)
         of_group += [number] * len(group.collectives)

@@ -80,7 +80,7 @@ def slow_links(graph: JobGraph, now: Scenario) -> tuple[Index, list[int], dict[s
 
 
 def _smallest(slow: set[int], fast: set[int], members: dict[int, set[int]]) -> list[int] | None:
-    """Return the fewest places that touch all slow groups, those first that are in no fast one."""
+    """Return the fewest places that touch all slow groups, those first that are in few fast ones."""
     left = set(slow)
     in_fast: dict[int, int] = {}
     for group in fast:
@@ -92,9 +92,13 @@ def _smallest(slow: set[int], fast: set[int], members: dict[int, set[int]]) -> l
         for group in left:
             for place in members[group]:
                 counts[place] = counts.get(place, 0) + 1
-        place = max(counts, key=lambda each: (counts[each], -in_fast.get(each, 0), -each))
-        chosen.append(place)
-        left = {group for group in left if place not in members[group]}
-        if len(chosen) > len(slow) // 2 + 1:
+        most = max((counts[place], -in_fast.get(place, 0)) for place in counts)
+        # Ends of the same link that nothing tells apart are named together.
+        alike = [place for place in counts if (counts[place], -in_fast.get(place, 0)) == most]
+        first = min(alike)
+        both = [p for p in alike if all((p in members[group]) == (first in members[group]) for group in left)]
+        chosen += both
+        left = {group for group in left if first not in members[group]}
+        if len(chosen) > max(len(slow) // 2 + 1, 2):
             return None
     return sorted(chosen)
