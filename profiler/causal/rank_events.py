@@ -24,7 +24,7 @@ from ..trace.columns import NONE, WORKS, HostKind, Trace
 from ..trace.kernel_links import LaunchCalls, innermost
 from .causes import Cause
 
-__all__ = ["HostLane", "RankEvents", "WorkRows", "rank_events"]
+__all__ = ["COPY_SLACK_NS", "HostLane", "RankEvents", "WorkRows", "rank_events"]
 
 Index = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -35,6 +35,9 @@ _CAUSE_OF_WORK = {
     Work.COPY: Cause.EXPOSED_COPY,
     Work.OTHER: Cause.UNKNOWN,
 }
+COPY_SLACK_NS = 3_000
+"""A device's clock may be off its host's by so much: a call that waited seems to return before its copy has ended."""
+
 _GC_WORDS = ("gc.collect", "garbage", "python gc", "gc:")
 
 
@@ -213,7 +216,7 @@ def _blocking_calls(trace: Trace, spans: _Spans) -> Index:
     at = np.minimum(np.searchsorted(starts, device.launch_ns[copies]), len(starts) - 1)
     calls = spans.launch[at]
     is_call = host.start_ns[calls] == device.launch_ns[copies]
-    blocking: Index = calls[is_call & (host.end_ns[calls] >= device.end_ns[copies])]
+    blocking: Index = calls[is_call & (host.end_ns[calls] >= device.end_ns[copies] - COPY_SLACK_NS)]
     return blocking
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["P_MAX", "change_step", "is_one_off", "permutation_p", "winsorised"]
+__all__ = ["P_MAX", "change_step", "is_one_off", "lasting_ratio", "permutation_p", "winsorised"]
 
 P_MAX = 0.003
 """Of 400 healthy simulated jobs one had a rank below this that also saved enough to be named."""
@@ -64,6 +64,12 @@ def permutation_p(excess: Excess, rank: int) -> float:
     for _ in range(deals):
         as_large += bool(random.permuted(pulled, axis=0).sum(axis=1).max() >= seen - 0.5)
     return (as_large + 1) / (deals + 1)
+
+
+def lasting_ratio(excess: NDArray[np.float64]) -> float:
+    """Return the part of one rank's excess (by step) that is left without its largest step."""
+    total = float(excess.sum())
+    return float(np.clip(winsorised(excess[None])[0].sum() / total, 0.0, 1.0)) if total > 0 else 0.0
 
 
 def is_one_off(excess: Excess, rank: int) -> bool:

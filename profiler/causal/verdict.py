@@ -24,7 +24,7 @@ from .job_graph import JobGraph, Scenario
 from .links import slow_links
 from .peers import Atoms, Compared, compare, equalized
 from .replay import play, step_times, walls
-from .significance import P_MAX, change_step, is_one_off, permutation_p
+from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -36,6 +36,9 @@ EXCESS_RATIO_MIN = 0.005
 
 CANDIDATES_MAX = 64
 """The ranks with the largest excess that are tried in one round."""
+
+TRIED_RATIO_MIN = 0.5
+"""What all of a rank's pieces together must save, as a part of that, before its causes are looked at one by one."""
 
 FINDINGS_MAX = 4
 
@@ -148,18 +151,9 @@ def judge(
 
 def _best_rank(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, Scenario] | None:
     """Return the rank whose equalizing saves most, of those that are named at all."""
-    candidates = _candidates(state, [[place] for group in roles if len(group) > 1 for place in group])
-    scenarios = [_with(state, places, state.compared, None) for places in candidates]
-    saved = state.wall_ns - walls(state.graph, scenarios)
-    for at in np.argsort(-saved).tolist():
-        if saved[at] < SAVED_RATIO_MIN * state.whole_ns:
-            return None
-        # Of two replicas one step is no evidence, but ranks of all roles scatter alike around their own peers.
-        group = [place for group in roles if len(group) > 1 for place in group]
-        finding = _named(state, candidates[at], group, state.compared, scenarios[at], int(saved[at]))
-        if finding is not None:
-            return finding, scenarios[at]
-    return None
+    # Of two replicas one step is no evidence, but ranks of all roles scatter alike around their own peers.
+    group = [place for role in roles if len(role) > 1 for place in role]
+    return _best(state, [[place] for place in group], state.compared, [[place] for place in group])
 
 
 def _best_stage(
@@ -169,31 +163,38 @@ def _best_stage(
     if len(roles) < 2:
         return None
     across = compare(atoms, [list(range(len(atoms)))], state.steps)
-    candidates = _candidates(replace_state(state, across), [list(group) for group in roles])
-    scenarios = [_with(state, places, across, None) for places in candidates]
-    saved = state.wall_ns - walls(state.graph, scenarios)
+    stages = [list(stage) for stage in roles]
+    return _best(state, stages, across, stages)
+
+
+def _best(
+    state: _State, groups: Sequence[list[int]], compared: list[Compared], rows: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return the group of places whose equalizing saves most, of those that are named.
+
+    `rows` are what it is tested against: ranks, or stages.
+    """
+    candidates = _candidates(state, groups, compared)
+    saved = state.wall_ns - walls(state.graph, [_with(state, places, compared, None) for places in candidates])
+    best: tuple[Finding, Scenario] | None = None
     for at in np.argsort(-saved).tolist():
-        if saved[at] < SAVED_RATIO_MIN * state.whole_ns:
-            return None
-        everyone = list(range(len(atoms)))
-        finding = _named(state, candidates[at], everyone, across, scenarios[at], int(saved[at]), roles)
-        if finding is not None:
-            return finding, scenarios[at]
-    return None
+        if saved[at] < TRIED_RATIO_MIN * SAVED_RATIO_MIN * state.whole_ns:
+            break
+        if best is not None and saved[at] < best[0].saved_ns:
+            break
+        found = _named(state, candidates[at], compared, rows)
+        if found is not None and (best is None or found[0].saved_ns > best[0].saved_ns):
+            best = found
+    return best
 
 
-def replace_state(state: _State, compared: list[Compared]) -> _State:
-    """Return the state with other medians."""
-    return replace(state, compared=compared)
-
-
-def _candidates(state: _State, groups: Sequence[list[int]]) -> list[list[int]]:
+def _candidates(state: _State, groups: Sequence[list[int]], compared: Sequence[Compared]) -> list[list[int]]:
     """Return those groups of places that have any excess worth trying, the largest first."""
     found = []
     for places in groups:
         if state.mended & set(places):
             continue
-        excess = sum(int(np.maximum(state.compared[place].excess_ns.sum(axis=0), 0).sum()) for place in places)
+        excess = sum(int(np.maximum(compared[place].excess_ns.sum(axis=0), 0).sum()) for place in places)
         if excess / len(places) > EXCESS_RATIO_MIN * state.whole_ns:
             found.append((excess, places))
     found.sort(key=lambda each: -each[0])
@@ -207,27 +208,34 @@ def _with(state: _State, places: Sequence[int], compared: Sequence[Compared], ca
 
 
 def _named(
-    state: _State,
-    places: list[int],
-    group: list[int],
-    compared: list[Compared],
-    scenario: Scenario,
-    saved: int,
-    roles: Sequence[Sequence[int]] | None = None,
-) -> Finding | None:
-    """Return the finding if the excess is no chance, else None."""
-    own = [cause for cause in OWN_CAUSES if sum(int(compared[place].excess_ns[cause].sum()) for place in places) > 0]
+    state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return the finding, and the job without it, if excess of some cause is no chance and saves enough."""
+    own, sure = [], {}
+    row = next(at for at, group in enumerate(rows) if places[0] in group)
+    for cause in OWN_CAUSES:
+        if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
+            continue
+        table = np.stack([sum(compared[place].excess_ns[cause] for place in group) / len(group) for group in rows])
+        p = permutation_p(table, row)
+        if p < P_MAX:
+            own.append(cause)
+            sure[cause] = (p, lasting_ratio(table[row]))
+        elif cause in ANNOTATED and is_one_off(table, row):
+            own.append(cause)
+            sure[cause] = (p, 1.0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
-    table, row = _table(compared, places, group, cause, roles)
-    p = permutation_p(table, row)
-    if p >= P_MAX and not (cause in ANNOTATED and is_one_off(table, row)):
+    scenario = _with(state, places, compared, own)
+    saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    p, lasting = sure[cause]
+    if saved * lasting < SAVED_RATIO_MIN * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
     first = compared[places[0]]
-    return Finding(
+    finding = Finding(
         places=places,
         kind="rank" if len(places) == 1 else "stage",
         cause=cause,
@@ -239,24 +247,8 @@ def _named(
         since=change_step(by_step.astype(np.float64)) if p < P_MAX else int(by_step.argmax()),
         by_step_ns=by_step.tolist(),
         p=p,
-        details={"alone_ratio": float(alone.max() / saved) if saved else 0.0},
     )
-
-
-def _table(
-    compared: Sequence[Compared],
-    places: Sequence[int],
-    group: Sequence[int],
-    cause: Cause,
-    roles: Sequence[Sequence[int]] | None,
-) -> tuple[NDArray[np.float64], int]:
-    """Return the excess by rank (or by stage) and step, and the row of the candidate."""
-    if roles is None:
-        table = np.stack([compared[place].excess_ns[cause] for place in group]).astype(np.float64)
-        return table, list(group).index(places[0])
-    rows = [sum(compared[place].excess_ns[cause] for place in stage) / len(stage) for stage in roles]
-    row = next(at for at, stage in enumerate(roles) if places[0] in stage)
-    return np.stack(rows).astype(np.float64), row
+    return finding, scenario
 
 
 def _error(state: _State, scenario: Scenario, saved: int) -> int:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..trace.columns import NONE, HostKind
 from .causes import Cause
 from .device_waits import EVENT_LAG_NS_MAX, SLACK_NS, UNEXPLAINED_NS, device_waits
-from .rank_events import RankEvents, WorkRows, launching_threads
+from .rank_events import COPY_SLACK_NS, RankEvents, WorkRows, launching_threads
 
 __all__ = ["Waits", "find_waits"]
 
@@ -64,7 +64,9 @@ def _of_syncs(events: RankEvents) -> tuple[Index, Index]:
     calls = np.flatnonzero(np.isin(host.kind, (HostKind.LAUNCH,)))
     if len(copies) and len(calls):
         at = np.minimum(np.searchsorted(starts[calls], lane.time_ns[rows.launch[copies]]), len(calls) - 1)
-        blocks = (starts[calls[at]] == lane.time_ns[rows.launch[copies]]) & (ends[calls[at]] >= rows.end_ns[copies])
+        blocks = (starts[calls[at]] == lane.time_ns[rows.launch[copies]]) & (
+            ends[calls[at]] >= rows.end_ns[copies] - COPY_SLACK_NS
+        )
         points = np.searchsorted(lane.time_ns, ends[calls[at[blocks]]])
         pairs += list(zip(points.tolist(), copies[blocks].tolist(), strict=True))
     is_query = np.array(["Query" in name for name in trace.names] or [False])
