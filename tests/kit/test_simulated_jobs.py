@@ -8,6 +8,7 @@ import pytest
 from pacecar.profiler.analysis.one_trace import analyze_trace
 from tests.kit.simulated_jobs import (
     LOUD,
+    QUIET,
     Clocks,
     Fault,
     FaultKind,
@@ -20,6 +21,8 @@ from tests.kit.simulated_jobs import (
     truth_of,
     without,
 )
+from tests.kit.simulated_jobs.acceptance import COST_RATIO_MAX, COST_RATIO_MIN, healthy_jobs, planted_faults
+from tests.kit.simulated_jobs.instructions import Code
 
 SILENT = Noise(0, 0, 0, 0, scatter_ns=0, stamp_ns=0)
 
@@ -142,7 +145,7 @@ def kernels_of(run, rank):
 def test_imbalance_is_nobodys_fault_and_evening_it_out_saves():
     job = Job(Layout(data=8), faults=(Fault(FaultKind.IMBALANCE, (), 0.2),))
     (culprit,) = truth_of(job).culprits
-    assert (culprit.ranks, culprit.cause) == ((), "imbalance")
+    assert (culprit.ranks, culprit.causes) == ((), ("imbalance",))
     assert culprit.saved_ratio > 0.05
     alone = Job(Layout(tensor=4), faults=(Fault(FaultKind.IMBALANCE, (), 0.2),), noise=SILENT)
     spread = without(alone)
@@ -186,3 +189,46 @@ def test_links_between_hosts_are_slower():
     assert simulate(Job(far, steps=2)).wall_ns > simulate(Job(near, steps=2)).wall_ns
     slow = Job(far, links=Links(between=5e9), steps=2)
     assert simulate(slow).wall_ns > simulate(Job(far, steps=2)).wall_ns
+
+
+def test_a_host_that_leaves_late_does_so_always_alike():
+    job = Job(Layout(data=4, ranks_per_host=2), noise=replace(SILENT, lateness_ns=50_000), steps=1)
+    program, times = simulate(job).program(0), simulate(job).times
+    last = np.flatnonzero(np.tile(program.code == Code.COLLECTIVE, 2))[-1]
+    ends = [int(one.device_end[last]) for one in times]
+    assert ends[0] == ends[1] != ends[2] == ends[3]
+
+
+@pytest.mark.slow
+def test_planted_faults_cost_what_they_must_and_are_the_same_for_the_same_seed():
+    kinds = ("ddp", "tensor", "cpu")
+    found = list(planted_faults(5, 6, kinds=kinds))
+    for truth in found:
+        job = truth.run.job
+        assert 8 <= job.layout.ranks <= 64
+        assert truth.culprits
+        for one in truth.culprits:
+            assert COST_RATIO_MIN <= one.saved_ratio <= COST_RATIO_MAX
+            assert one.saved_ns == truth.wall_ns - simulate(without(job, one.fault)).wall_ns
+            assert set(one.ranks) <= set(range(job.layout.ranks))
+            assert one.causes
+            assert job.steps_before <= one.since_step < job.all_steps
+    again = [truth.run.job for truth in planted_faults(5, 2, kinds=kinds)]
+    assert again == [truth.run.job for truth in found[:2]]
+
+
+def test_healthy_jobs_have_no_fault_and_differ():
+    for loud in (False, True):
+        jobs = list(healthy_jobs(3, 50, loud=loud))
+        assert all(job.faults == () for job in jobs)
+        assert {job.noise for job in jobs} == {LOUD if loud else QUIET}
+        assert len({job.layout for job in jobs}) > 10
+        assert len({job.seed for job in jobs}) == 50
+    assert truth_of(jobs[0]).culprits == ()
+
+
+@pytest.mark.full
+def test_a_thousand_ranks_can_be_simulated():
+    run = simulate(Job(Layout(tensor=8, pipeline=4, data=32), Model(layers=1, microbatches=4, kernel_scale=4), steps=1))
+    assert run.job.layout.ranks == len(run.times) == 1024
+    assert run.trace(1023).steps[0].number == 1

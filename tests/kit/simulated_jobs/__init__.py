@@ -21,6 +21,7 @@ is not computed: the job is run again without it, with the same draws.
     clocks, collectives, waits, traces   what a trace shows of it
     kineto                               the file that torch would have written of a trace
     truth, dependencies                  what faults cost, and what work had to wait for
+    acceptance                           the jobs that an analysis is judged by
 
 Deliberately simple: one link between two ranks is not shared by two collectives at a time; the queue of launches has
 no end; python threads do not take the interpreter from each other; a communication kernel slows others but is not

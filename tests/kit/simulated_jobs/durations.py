@@ -25,7 +25,7 @@ LATENCY_NS = 5_000
 KERNEL_NS_MIN = 1_000
 """No kernel is shorter."""
 
-_RANK, _STEP, _HICCUP, _PAUSE, _LENGTH = range(5)
+_RANK, _STEP, _HICCUP, _PAUSE, _LENGTH, _LATENESS = range(6)
 
 Times = NDArray[np.int64]
 
@@ -51,7 +51,9 @@ def durations(job: Job, program: Program, rank: int, step: int) -> Durations:
     """Return the durations of the program's instructions on `rank` in `step`."""
     noise = job.noise
     normal, scatter = _draws(generator(job, _STEP, rank, step), program)
-    scatter *= noise.scatter_ns
+    scatter = scatter * noise.scatter_ns
+    if noise.lateness_ns:
+        scatter += generator(job, _LATENESS, job.layout.host(rank)).exponential(noise.lateness_ns)
     own = 1 + noise.rank_ratio * generator(job, _RANK, rank).standard_normal(2)
     host = program.host_ns * np.exp(noise.host_ratio * normal[1]) * own[0]
     device = program.device_ns * np.maximum(1 + noise.kernel_ratio * normal[0], 0.5) * own[1]

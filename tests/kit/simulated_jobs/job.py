@@ -33,24 +33,24 @@ class FaultKind(StrEnum):
     IMBALANCE = "imbalance"  # ratio: standard deviation of the sequence lengths; nobody is to blame
 
 
-CAUSES: dict[FaultKind, str] = {
-    FaultKind.SLOW_COMPUTE: "compute",
-    FaultKind.SLOW_BACKWARD: "compute",
-    FaultKind.EXTRA_LAYERS: "compute",
-    FaultKind.SLOW_HOST: "host_bound",
-    FaultKind.SLOW_LAUNCH: "host_bound",
-    FaultKind.DATA_WAIT: "data_wait",
-    FaultKind.OPTIMIZER_HOST: "optimizer_host",
-    FaultKind.CHECKPOINT: "checkpoint",
-    FaultKind.COPY: "exposed_copy",
-    FaultKind.STALL: "host_bound",
-    FaultKind.GC: "gc",
-    FaultKind.SLOW_LINK: "link",
-    FaultKind.SLOW_DEVICE_LINK: "link",
-    FaultKind.IMBALANCE: "imbalance",
+CAUSES: dict[FaultKind, tuple[str, ...]] = {
+    FaultKind.SLOW_COMPUTE: ("compute",),
+    FaultKind.SLOW_BACKWARD: ("compute",),
+    FaultKind.EXTRA_LAYERS: ("compute",),
+    FaultKind.SLOW_HOST: ("host_bound",),
+    FaultKind.SLOW_LAUNCH: ("host_bound",),
+    FaultKind.DATA_WAIT: ("data_wait",),
+    FaultKind.OPTIMIZER_HOST: ("optimizer_host",),
+    FaultKind.CHECKPOINT: ("checkpoint",),
+    FaultKind.COPY: ("exposed_copy",),
+    FaultKind.STALL: ("host_bound", "unknown"),
+    FaultKind.GC: ("gc", "host_bound"),
+    FaultKind.SLOW_LINK: ("link",),
+    FaultKind.SLOW_DEVICE_LINK: ("link",),
+    FaultKind.IMBALANCE: ("imbalance",),
 }
-"""The cause in the words of `analyze`.  A stall or a collection leaves no row in a trace of torch.profiler: both are
-seen as a host that launched nothing."""
+"""The causes in the words of `analyze` that are true of a fault.  A stall or a collection leaves no row in a trace of
+torch.profiler: it is a host that launched nothing for a while."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,13 @@ class Fault:
     size: float
     steps: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind is FaultKind.EXTRA_LAYERS and self.steps is not None:
+            raise ValueError("layers are there in every step")
+
     @property
-    def cause(self) -> str:
+    def causes(self) -> tuple[str, ...]:
+        """Return the causes that may be named for it, the best first."""
         return CAUSES[self.kind]
 
     def hits(self, rank: int, step: int) -> bool:
@@ -110,6 +115,8 @@ class Noise:
 
     `hiccup_ratio` of all rank-steps have one stop of `hiccup_ns`, of the host or of a kernel.  `scatter_ns` is the
     mean by which a rank leaves a collective later than the earliest could; `stamp_ns` the error of a time stamp.
+    `lateness_ns` is the mean by which all ranks of a host leave later than those of others, always alike: from the
+    ends of collectives it cannot be told from a clock that is behind.
     """
 
     kernel_ratio: float = 0.005
@@ -120,6 +127,7 @@ class Noise:
     hiccup_ns: int = 3_000_000
     scatter_ns: float = 2_000.0
     stamp_ns: float = 100.0
+    lateness_ns: float = 0.0
 
 
 QUIET = Noise()

@@ -19,12 +19,14 @@ __all__ = ["Culprit", "Truth", "truth_of"]
 class Culprit:
     """A fault and what its removal saves of the recorded steps' wall time, in all and a step.
 
-    `ranks` are empty where nobody is to blame (imbalance).
+    `ranks` are empty where nobody is to blame (imbalance).  Any of `causes` is a right answer.  `since_step` is the
+    first recorded step in which it was there.
     """
 
     fault: Fault
     ranks: tuple[int, ...]
-    cause: str
+    causes: tuple[str, ...]
+    since_step: int
     saved_ns: int
     saved_step_ns: float
     saved_ratio: float
@@ -47,12 +49,18 @@ class Truth:
         return tuple(clock.offset_ns for clock in self.run.clocks)
 
 
-def truth_of(job: Job) -> Truth:
-    """Run the job with all of its faults, and once more without each of them."""
+def truth_of(job: Job, healthy: Run | None = None) -> Truth:
+    """Run the job with all of its faults, and once more without each of them.
+
+    `healthy` is the run without any fault where the caller has it already; it saves a run where there is one fault.
+    """
     run = simulate(job)
     culprits = []
     for fault in job.faults:
-        saved = run.wall_ns - simulate(without(job, fault)).wall_ns
+        mended = healthy if healthy is not None and len(job.faults) == 1 else simulate(without(job, fault))
+        saved = run.wall_ns - mended.wall_ns
         blamed = () if fault.kind is FaultKind.IMBALANCE else fault.ranks
-        culprits.append(Culprit(fault, blamed, fault.cause, saved, saved / job.steps, saved / run.wall_ns))
+        steps = [job.steps_before] if fault.steps is None else [s for s in fault.steps if s >= job.steps_before]
+        since = min(steps, default=job.steps_before)
+        culprits.append(Culprit(fault, blamed, fault.causes, since, saved, saved / job.steps, saved / run.wall_ns))
     return Truth(run, tuple(sorted(culprits, key=lambda one: -one.saved_ns)))
