@@ -25,7 +25,11 @@ def model_of(
     traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks
 ) -> JobModel | None:
     """Return the causal model of the job, whose collectives are numbered through `groups`; None of empty traces."""
-    return build_model(JobInput(traces, clocks.corrections, _joins(groups, events, clocks)))
+    hosts: dict[str, list[int]] = {}
+    for place, trace in enumerate(traces):
+        if trace.host is not None:
+            hosts.setdefault(trace.host, []).append(place)
+    return build_model(JobInput(traces, clocks.corrections, _joins(groups, events, clocks), list(hosts.values())))
 
 
 def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:

@@ -241,7 +241,7 @@ class LateTraceRank(msgspec.Struct, kw_only=True):
     since_step: int | None
     """The step from which on it is so; None where no steps are marked."""
     kind: str = "rank"
-    """rank, stage (all ranks of a pipeline stage), link, or imbalance."""
+    """rank, stage (all ranks of a pipeline stage), host (all ranks on one), link, or imbalance."""
     ranks: list[int] = []
     """All ranks concerned; `rank` is the first of them."""
 

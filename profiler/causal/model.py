@@ -57,6 +57,8 @@ class JobInput:
     traces: Sequence[Trace]
     clocks: Sequence[RankClockCorrection]
     joins: Joins
+    hosts: Sequence[Sequence[int]] = ()
+    """The places on each host, where the traces name their hosts."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def build_model(job: JobInput) -> JobModel | None:
     atoms = atoms_of(graphs, begins, units)
     roles = roles_of(joins, len(graphs))
     error = fixed_lag_error(graph, bounds)
-    judgement = judge(graph, atoms, roles, bounds, units, error.ratio)
+    judgement = judge(graph, atoms, roles, bounds, units, error.ratio, job.hosts)
     return JobModel(
         graph, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
     )  # fmt: skip

@@ -24,6 +24,9 @@ __all__ = ["Atoms", "Compared", "atoms_of", "compare", "equalized"]
 
 Index = NDArray[np.int64]
 
+PARTS = 4
+"""A step is tested in so many parts: two pipeline stages in six steps would prove nothing."""
+
 _ROW, _DELAY, _HOST = range(3)
 
 
@@ -39,6 +42,8 @@ class Atoms:
     at: Index
     key: Index
     step: Index
+    part: Index
+    """Which of `PARTS` equally many pieces of its step, in the order of issue, a piece is in."""
     cause: NDArray[np.uint8]
     duration_ns: Index
 
@@ -50,6 +55,8 @@ class Compared:
     atoms: Atoms
     median_ns: Index
     excess_ns: Index
+    parts_ns: Index
+    """The same by cause and part of a step: (causes, steps * PARTS)."""
     total_ns: Index
     """The rank's own time by cause and step."""
 
@@ -70,11 +77,21 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
         ordinal = np.empty(len(sort), dtype=np.int64)
         ordinal[sort] = np.arange(len(sort)) - begins
         deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
-        coded.append((kind, at, step, cause, duration, code, ordinal))
+        coded.append((kind, at, step, _parts(step, order), cause, duration, code, ordinal))
     return [
-        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, step, cause.astype(np.uint8), duration)
-        for kind, at, step, cause, duration, code, ordinal in coded
+        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, step, part, cause.astype(np.uint8), duration)
+        for kind, at, step, part, cause, duration, code, ordinal in coded
     ]
+
+
+def _parts(step: Index, order: Index) -> Index:
+    """Return which part of its step each piece is in."""
+    sort = np.lexsort((order, step))
+    _, first, counts = np.unique(step[sort], return_index=True, return_counts=True)
+    within = np.arange(len(sort)) - np.repeat(first, counts)
+    part = np.empty(len(sort), dtype=np.int64)
+    part[sort] = within * PARTS // np.repeat(counts, counts)
+    return part
 
 
 def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Index, ...]:
@@ -108,19 +125,36 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
 
 
-def compare(atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int) -> list[Compared]:
-    """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them."""
+def compare(
+    atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int, *, roles_differ: bool = False
+) -> list[Compared]:
+    """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
+
+    Where `roles_differ`, a piece that most peers lack is excess only if it is compute, a checkpoint or a collection:
+    the first stage alone copies the input, and that is nobody's fault.
+    """
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
         medians = _medians([atoms[place] for place in group])
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
+            if roles_differ:
+                median = np.where((median == 0) & ~np.isin(mine.cause, ANYWHERE), mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
-            size = len(Cause) * steps
-            excess = np.bincount(slot, mine.duration_ns - median, size).astype(np.int64).reshape(len(Cause), steps)
-            total = np.bincount(slot, mine.duration_ns, size).astype(np.int64).reshape(len(Cause), steps)
-            found[place] = Compared(mine, median, excess, total)
+            over = mine.duration_ns - median
+            excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
+            found[place] = Compared(mine, median, excess, _sums(slot * PARTS + mine.part, over, steps * PARTS), total)
     return [each for each in found if each is not None]
+
+
+ANYWHERE = (Cause.COMPUTE, Cause.CHECKPOINT, Cause.GC)
+"""Causes whose pieces count against a role that alone has them."""
+
+
+def _sums(slot: Index, values: Index, columns: int) -> Index:
+    """Return the sums of values by slot as (causes, columns); below 2**53 ns, some 100 days, floats are exact."""
+    found: Index = np.bincount(slot, values, len(Cause) * columns).astype(np.int64).reshape(len(Cause), columns)
+    return found
 
 
 def _medians(group: Sequence[Atoms]) -> list[Index]:

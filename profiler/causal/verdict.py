@@ -62,7 +62,7 @@ class Finding:
 
     places: list[int]
     kind: str
-    """rank, stage, link or imbalance."""
+    """rank, stage, host (all ranks of one), link or imbalance."""
     cause: Cause
     saved_ns: int
     error_ns: int
@@ -115,8 +115,13 @@ def judge(
     bounds: Sequence[Index],
     steps: int,
     error_ratio: float,
+    hosts: Sequence[Sequence[int]] = (),
 ) -> Judgement:
-    """Return the verdict; `bounds` are the host points of steps as of `step_times`, `error_ratio` the replay's."""
+    """Return the verdict.
+
+    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's; `hosts` are the places on
+    each host, where hosts are known.
+    """
     compared = compare(atoms, roles, steps)
     if len(graph.ranks) < 2 or steps < 1:
         return Judgement([], [], Scenario(), compared)
@@ -125,7 +130,8 @@ def judge(
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
-        found = [each for each in (_best_stage(state, atoms, roles), _best_rank(state, roles)) if each is not None]
+        tried = (_best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles))
+        found = [each for each in tried if each is not None]
         if not links_tried:
             link = slow_links(graph, state.now)
             if link is not None:
@@ -137,8 +143,9 @@ def judge(
         if not found:
             break
         chosen = max(found, key=lambda each: each[0].saved_ns)
-        ranks = next((each for each in found if each[0].kind == "rank"), None)
-        if chosen[0].kind == "stage" and ranks and chosen[0].saved_ns < STAGE_RATIO_MIN * ranks[0].saved_ns:
+        ranks = next((each for each in found if len(each[0].places) == 1), None)
+        is_shared = chosen[0].kind in ("stage", "host")
+        if is_shared and ranks and chosen[0].saved_ns < STAGE_RATIO_MIN * ranks[0].saved_ns:
             chosen = ranks
         finding, then = chosen
         findings.append(finding)
@@ -162,13 +169,28 @@ def _best_stage(
     """Return the stage whose equalizing with the other stages saves most, if it is named."""
     if len(roles) < 2:
         return None
-    across = compare(atoms, [list(range(len(atoms)))], state.steps)
+    across = compare(atoms, [list(range(len(atoms)))], state.steps, roles_differ=True)
     stages = [list(stage) for stage in roles]
     return _best(state, stages, across, stages)
 
 
+def _best_host(
+    state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], hosts: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return the host whose ranks, made as good as the same roles' on other hosts, save most, if it is named."""
+    several = [list(places) for places in hosts if len(places) > 1]
+    if len(several) < 3:  # of two hosts either may be the odd one
+        return None
+    return _best(state, several, state.compared, several, kind="host")
+
+
 def _best(
-    state: _State, groups: Sequence[list[int]], compared: list[Compared], rows: Sequence[Sequence[int]]
+    state: _State,
+    groups: Sequence[list[int]],
+    compared: list[Compared],
+    rows: Sequence[Sequence[int]],
+    *,
+    kind: str = "stage",
 ) -> tuple[Finding, Scenario] | None:
     """Return the group of places whose equalizing saves most, of those that are named.
 
@@ -182,7 +204,7 @@ def _best(
             break
         if best is not None and saved[at] < best[0].saved_ns:
             break
-        found = _named(state, candidates[at], compared, rows)
+        found = _named(state, candidates[at], compared, rows, kind)
         if found is not None and (best is None or found[0].saved_ns > best[0].saved_ns):
             best = found
     return best
@@ -208,7 +230,7 @@ def _with(state: _State, places: Sequence[int], compared: Sequence[Compared], ca
 
 
 def _named(
-    state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]]
+    state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]], kind: str
 ) -> tuple[Finding, Scenario] | None:
     """Return the finding, and the job without it, if excess of some cause is no chance and saves enough."""
     own, sure = [], {}
@@ -216,8 +238,8 @@ def _named(
     for cause in OWN_CAUSES:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
             continue
-        table = np.stack([sum(compared[place].excess_ns[cause] for place in group) / len(group) for group in rows])
-        p = permutation_p(table, row)
+        p = permutation_p(_means([[compared[place].parts_ns[cause] for place in group] for group in rows]), row)
+        table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
         if p < P_MAX:
             own.append(cause)
             sure[cause] = (p, lasting_ratio(table[row]))
@@ -237,7 +259,7 @@ def _named(
     first = compared[places[0]]
     finding = Finding(
         places=places,
-        kind="rank" if len(places) == 1 else "stage",
+        kind="rank" if len(places) == 1 else kind,
         cause=cause,
         saved_ns=saved,
         error_ns=_error(state, scenario, saved),
@@ -249,6 +271,11 @@ def _named(
         p=p,
     )
     return finding, scenario
+
+
+def _means(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
+    """Return the mean of each row's members, as (rows, columns)."""
+    return np.stack([np.mean(members, axis=0) for members in rows])
 
 
 def _error(state: _State, scenario: Scenario, saved: int) -> int:

@@ -1,4 +1,4 @@
-"""The graph repeats the recorded run to the nanosecond, and its critical path adds up; the fixed-lag error is stated."""
+"""The graph repeats the recorded run to the nanosecond, and its path adds up; the fixed-lag error is stated."""
 
 from __future__ import annotations
 
