@@ -41,6 +41,8 @@ class Atoms:
     kind: NDArray[np.uint8]
     at: Index
     key: Index
+    what: Index
+    """The same for the same kernel under the same operator, in whatever step and place."""
     step: Index
     part: Index
     """Which of `PARTS` equally many pieces of its step, in the order of issue, a piece is in."""
@@ -77,10 +79,11 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
         ordinal = np.empty(len(sort), dtype=np.int64)
         ordinal[sort] = np.arange(len(sort)) - begins
         deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
-        coded.append((kind, at, step, _parts(step, order), cause, duration, code, ordinal))
+        what = (kind.astype(np.int64) * names + name) * names + operator
+        coded.append((kind, at, what, step, _parts(step, order), cause, duration, code, ordinal))
     return [
-        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, step, part, cause.astype(np.uint8), duration)
-        for kind, at, step, part, cause, duration, code, ordinal in coded
+        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, what, step, part, cause.astype(np.uint8), duration)
+        for kind, at, what, step, part, cause, duration, code, ordinal in coded
     ]
 
 
@@ -130,16 +133,19 @@ def compare(
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, a piece that most peers lack is excess only if it is compute, a checkpoint or a collection:
-    the first stage alone copies the input, and that is nobody's fault.
+    Where `roles_differ`, a piece that most peers lack is excess only if it is a checkpoint, a collection, or compute
+    that they do, too, but less often: the first stage alone copies the input, the last alone has the loss, and that is
+    nobody's fault.
     """
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
         medians = _medians([atoms[place] for place in group])
+        shared = _shared([atoms[place] for place in group]) if roles_differ else None
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
-            if roles_differ:
-                median = np.where((median == 0) & ~np.isin(mine.cause, ANYWHERE), mine.duration_ns, median)
+            if shared is not None:
+                counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
+                median = np.where((median == 0) & ~counts, mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
             over = mine.duration_ns - median
             excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
@@ -147,8 +153,14 @@ def compare(
     return [each for each in found if each is not None]
 
 
-ANYWHERE = (Cause.COMPUTE, Cause.CHECKPOINT, Cause.GC)
+ANYWHERE = (Cause.CHECKPOINT, Cause.GC)
 """Causes whose pieces count against a role that alone has them."""
+
+
+def _shared(group: Sequence[Atoms]) -> Index:
+    """Return what most members do, in whatever place."""
+    what, counts = np.unique(np.concatenate([np.unique(mine.what) for mine in group]), return_counts=True)
+    return what[2 * counts > len(group)]
 
 
 def _sums(slot: Index, values: Index, columns: int) -> Index:

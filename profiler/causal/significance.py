@@ -66,10 +66,18 @@ def permutation_p(excess: Excess, rank: int) -> float:
     return (as_large + 1) / (deals + 1)
 
 
-def lasting_ratio(excess: NDArray[np.float64]) -> float:
-    """Return the part of one rank's excess (by step) that is left without its largest step."""
+def lasting_ratio(excess: NDArray[np.float64], dropped: int = 1) -> float:
+    """Return the part of an excess (by step) that is left when its largest steps are set to the next.
+
+    One step for a rank; two for several ranks together, any of which may have had a bad one.
+    """
     total = float(excess.sum())
-    return float(np.clip(winsorised(excess[None])[0].sum() / total, 0.0, 1.0)) if total > 0 else 0.0
+    if total <= 0:
+        return 0.0
+    if len(excess) < 4:
+        return 1.0
+    limit = np.sort(excess)[-1 - min(dropped, len(excess) // 3)]
+    return float(np.clip(np.minimum(excess, limit).sum() / total, 0.0, 1.0))
 
 
 def is_one_off(excess: Excess, rank: int) -> bool:

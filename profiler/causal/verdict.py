@@ -242,7 +242,7 @@ def _named(
         table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
         if p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, lasting_ratio(table[row]))
+            sure[cause] = (p, lasting_ratio(table[row], 1 if len(places) == 1 else 2))
         elif cause in ANNOTATED and is_one_off(table, row):
             own.append(cause)
             sure[cause] = (p, 1.0)
