@@ -78,16 +78,17 @@ def test_a_slow_rank_of_any_layout_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        (FaultKind.DATA_WAIT, 2e6), (FaultKind.OPTIMIZER_HOST, 8e6), (FaultKind.CHECKPOINT, 2e6), (FaultKind.COPY, 2e6),
+        (FaultKind.DATA_WAIT, 2e6), (FaultKind.OPTIMIZER_HOST, 16e6), (FaultKind.CHECKPOINT, 2e6), (FaultKind.COPY, 2e6),
         (FaultKind.SLOW_HOST, 4.0), (FaultKind.SLOW_BACKWARD, 0.15), (FaultKind.STALL, 3e6),
     ],
 )  # fmt: skip
 def test_every_kind_of_fault_has_its_cause(kind: FaultKind, size: float) -> None:
-    truth = truth_of(Job(Layout(data=8), faults=(Fault(kind, (6,), size),), seed=12))
+    truth = truth_of(Job(Layout(data=8), faults=(Fault(kind, (6,), size, steps=tuple(range(1, 7))),), seed=12))
     [culprit] = truth.culprits
     assert culprit.saved_ratio > 0.03
     [straggler] = analyzed(truth.run.traces()).stragglers
-    assert (straggler.rank, straggler.cause) == (6, culprit.cause)
+    assert straggler.rank == 6
+    assert straggler.cause in culprit.causes
     assert abs(straggler.saved_ns - culprit.saved_step_ns) <= 0.02 * truth.run.step_ns
     assert straggler.saved_ns - straggler.error_ns <= culprit.saved_step_ns
 
