@@ -86,6 +86,12 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
             f" wire for {_ms(finding.own_ns)} ms on average, where like ones of other groups took"
             f" {_ms(finding.peers_ns)} ms"
         )
+    elif finding.kind == "imbalance":
+        yield (
+            "the same work takes ranks differently long, in each step anew:"
+            f" {finding.details['spread_ratio']:.1%} apart (robust standard deviation); the longest of a step {_ms(finding.own_ns / steps)} ms{per}, the mean"
+            f" {_ms(finding.peers_ns / steps)} ms; no rank is slow throughout"
+        )
     else:
         peers = "the other stages' median" if finding.kind == "stage" else "the median of its peers"
         yield f"{words}: {_ms(finding.own_ns / steps)} ms{per}, {peers} {_ms(finding.peers_ns / steps)} ms"
@@ -95,7 +101,8 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
         if finding.cause is Cause.COMPUTE:
             yield _counts(model, finding)
     wall = model.wall_ns / steps
-    yield f"as its peers it would save {_ms(finding.saved_ns / steps)} of {_ms(wall)} ms{per}, by replay"
+    how = "evenly spread" if finding.kind == "imbalance" else "as its peers"
+    yield f"{how} it would save {_ms(finding.saved_ns / steps)} of {_ms(wall)} ms{per}, by replay"
     yield f"the replay's own error is {abs(model.error.ratio):.2%}"
 
 

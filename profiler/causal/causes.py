@@ -25,6 +25,7 @@ class Cause(IntEnum):
     LINK = 7
     BLOCKED = 8  # the host waits for the device: not a cause, what it waits for is
     UNKNOWN = 9
+    IMBALANCE = 10  # uneven work: of a finding, never of a stretch
 
     @property
     def word(self) -> str:

@@ -20,7 +20,7 @@ from ..trace.columns import NONE
 from .causes import OWN_CAUSES, Cause
 from .rank_graph import RankGraph, RankWeights
 
-__all__ = ["Atoms", "Compared", "atoms_of", "compare", "equalized"]
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
 
 Index = NDArray[np.int64]
 
@@ -199,10 +199,15 @@ def _medians(group: Sequence[Atoms]) -> list[Index]:
 def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:
     """Return the durations of a rank with its pieces of `causes` (all of its own: None) as its peers' medians."""
     atoms = compared.atoms
-    chosen = np.ones(len(atoms.at), dtype=np.bool_) if causes is None else np.isin(atoms.cause, causes)
-    weights = graph.weights
+    every = causes is None
+    chosen = np.arange(len(atoms.at)) if every else np.flatnonzero(np.isin(atoms.cause, causes or ()))
+    return with_durations(graph.weights, atoms, chosen, compared.median_ns[chosen])
+
+
+def with_durations(weights: RankWeights, atoms: Atoms, chosen: Index, durations_ns: Index) -> RankWeights:
+    """Return the weights with these durations of the pieces `chosen`."""
     parts = [weights.row_ns.copy(), weights.delay_ns.copy(), weights.host_ns.copy()]
     for kind, part in enumerate(parts):
-        mine = chosen & (atoms.kind == kind)
-        part[atoms.at[mine]] = compared.median_ns[mine]
+        mine = atoms.kind[chosen] == kind
+        part[atoms.at[chosen[mine]]] = durations_ns[mine]
     return RankWeights(*parts)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .causes import OWN_CAUSES, Cause
+from .imbalance import spread_evenly
 from .job_graph import JobGraph, Scenario
 from .links import slow_links
 from .peers import Atoms, Compared, compare, equalized
@@ -39,6 +40,9 @@ CANDIDATES_MAX = 64
 
 TRIED_RATIO_MIN = 0.5
 """What all of a rank's pieces together must save, as a part of that, before its causes are looked at one by one."""
+
+UNEVEN_RATIO_MIN = 0.02
+"""What spreading work evenly must save to be said: with more ranks somebody's noise is always largest."""
 
 FINDINGS_MAX = 4
 
@@ -105,6 +109,7 @@ class _State:
     whole_ns: int
     steps: int
     error_ratio: float
+    is_uneven: bool
     mended: set[int] = field(default_factory=set)
 
 
@@ -126,7 +131,8 @@ def judge(
     if len(graph.ranks) < 2 or steps < 1:
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio)
+    is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
+    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven)
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
@@ -152,6 +158,10 @@ def judge(
         state.mended |= set(finding.places) if finding.kind != "link" else set()
         links_tried = links_tried or finding.kind == "link"
         state.now, state.wall_ns = then, int(walls(graph, [then])[0])
+    uneven = _imbalance(state, atoms, roles) if state.is_uneven else None
+    if uneven is not None:
+        findings.append(uneven[0])
+        state.now = uneven[1]
     findings.sort(key=lambda each: -each.saved_ns)
     return Judgement(findings, _incidents(state, findings), state.now, compared)
 
@@ -238,8 +248,10 @@ def _named(
     for cause in OWN_CAUSES:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
             continue
-        p = permutation_p(_means([[compared[place].parts_ns[cause] for place in group] for group in rows]), row)
         table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
+        parts = _means([[compared[place].parts_ns[cause] for place in group] for group in rows])
+        # The parts of a step are no independent witnesses where its sequences are long or short throughout.
+        p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         if p < P_MAX:
             own.append(cause)
             sure[cause] = (p, lasting_ratio(table[row], 1 if len(places) == 1 else 2))
@@ -313,6 +325,28 @@ def _link(
         since=0, by_step_ns=[], p=details["p"], details=details,
     )  # fmt: skip
     return [(finding, scenario)]
+
+
+def _imbalance(
+    state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return what spreading compute evenly would save, where work is uneven and nobody's."""
+    found = spread_evenly(state.graph, atoms, roles, state.steps, state.now)
+    if found is None:
+        return None
+    scenario, spread, totals = found
+    saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    if saved < UNEVEN_RATIO_MIN * state.whole_ns:
+        return None
+    over = totals - totals.mean(axis=0)
+    place = int(over.sum(axis=1).argmax())
+    finding = Finding(
+        places=[place], kind="imbalance", cause=Cause.IMBALANCE, saved_ns=saved,
+        error_ns=_error(state, scenario, saved), excess_ns=int(np.maximum(over, 0).max(axis=0).sum()),
+        own_ns=int(totals.max(axis=0).sum()), peers_ns=int(totals.mean(axis=0).sum()), since=0,
+        by_step_ns=np.rint(over[place]).astype(np.int64).tolist(), p=1.0, details={"spread_ratio": spread},
+    )  # fmt: skip
+    return finding, scenario
 
 
 def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:

@@ -78,8 +78,8 @@ def test_a_slow_rank_of_any_layout_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        (FaultKind.DATA_WAIT, 2e6), (FaultKind.OPTIMIZER_HOST, 16e6), (FaultKind.CHECKPOINT, 2e6), (FaultKind.COPY, 2e6),
-        (FaultKind.SLOW_HOST, 4.0), (FaultKind.SLOW_BACKWARD, 0.15), (FaultKind.STALL, 3e6),
+        (FaultKind.DATA_WAIT, 2e6), (FaultKind.OPTIMIZER_HOST, 16e6), (FaultKind.CHECKPOINT, 2e6),
+        (FaultKind.COPY, 2e6), (FaultKind.SLOW_HOST, 4.0), (FaultKind.SLOW_BACKWARD, 0.15), (FaultKind.STALL, 3e6),
     ],
 )  # fmt: skip
 def test_every_kind_of_fault_has_its_cause(kind: FaultKind, size: float) -> None:
@@ -126,3 +126,14 @@ def test_healthy_jobs_name_nobody(name: str) -> None:
             job = analyzed(simulate(Job(**LAYOUTS[name], **noise, seed=100 + seed)).traces())
             assert job.stragglers == []
             assert sum(part.duration_ns for part in job.critical_path) == job.wall_ns
+
+
+@pytest.mark.slow
+def test_sequences_of_different_lengths_are_uneven_work_and_nobodys_fault() -> None:
+    job = Job(Layout(data=8, is_sharded=True), faults=(Fault(FaultKind.IMBALANCE, (), 0.15),), seed=15)
+    truth = truth_of(job)
+    [culprit] = truth.culprits
+    [found] = analyzed(truth.run.traces()).stragglers
+    assert (found.kind, found.cause) == ("imbalance", "imbalance")
+    assert found.saved_ns == pytest.approx(culprit.saved_step_ns, rel=0.1)
+    assert "no rank is slow throughout" in found.evidence
