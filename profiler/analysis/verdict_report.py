@@ -89,7 +89,8 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
     elif finding.kind == "imbalance":
         yield (
             "the same work takes ranks differently long, in each step anew:"
-            f" {finding.details['spread_ratio']:.1%} apart (robust standard deviation); the longest of a step {_ms(finding.own_ns / steps)} ms{per}, the mean"
+            f" {finding.details['spread_ratio']:.1%} apart (robust standard deviation);"
+            f" the longest of a step {_ms(finding.own_ns / steps)} ms{per}, the mean"
             f" {_ms(finding.peers_ns / steps)} ms; no rank is slow throughout"
         )
     else:

@@ -25,6 +25,14 @@ SPREAD_RATIO_MIN = 0.02
 """The robust standard deviation of ranks' compute in a part of a step from which on work is uneven; kernels that vary
 by 3 % each leave 0.7 % there."""
 
+COMMON_RATIO_MIN = 4.0
+"""How many times the variance that kernels have by themselves a part must vary: all kernels of a long sequence are long
+together, and what makes each kernel vary alone averages out."""
+
+CHI_SQUARE_MEDIAN = 0.455
+"""The median square of a normal deviate of variance one."""
+
+Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
@@ -35,33 +43,43 @@ def spread_evenly(
 
     Ranks are compared with those of their role.
     """
-    apart, ranks = [], dict(now.ranks)
+    apart, noise, ranks = [], [], dict(now.ranks)
     totals = np.zeros((len(atoms), steps), dtype=np.int64)
     for group in roles:
         chosen = [np.flatnonzero(atoms[place].cause == Cause.COMPUTE) for place in group]
-        parts = np.stack(
-            [
-                np.bincount(
-                    (atoms[place].step * PARTS + atoms[place].part)[at], atoms[place].duration_ns[at], steps * PARTS
-                )
-                for place, at in zip(group, chosen, strict=True)
-            ]
-        )
-        totals[list(group)] = parts.reshape(len(group), steps, PARTS).sum(axis=2)
-        mean = parts.mean(axis=0)
-        if len(group) > 1 and (mean > 0).any():
-            apart.append(((parts - mean) / np.where(mean > 0, mean, 1))[:, mean > 0].reshape(-1))
-            means = _means([atoms[place].key[at] for place, at in zip(group, chosen, strict=True)],
-                           [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)])  # fmt: skip
-            for place, at, even in zip(group, chosen, means, strict=True):
-                before = ranks.get(place, graph.ranks[place].weights)
-                ranks[place] = with_durations(before, atoms[place], at, even)
+        keys = [atoms[place].key[at] for place, at in zip(group, chosen, strict=True)]
+        times = [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)]
+        for place, at, own, even in zip(group, chosen, times, _means(keys, times), strict=True):
+            step = atoms[place].step[at]
+            totals[place] = np.bincount(step, own, steps)
+            if len(group) > 1:
+                off, by_chance = _parts(step * PARTS + atoms[place].part[at], own, even, steps * PARTS)
+                apart.append(off)
+                noise.append(by_chance)
+                ranks[place] = with_durations(ranks.get(place, graph.ranks[place].weights), atoms[place], at, even)
     if not apart:
         return None
-    spread = 1.4826 * float(np.median(np.abs(np.concatenate(apart))))
-    if spread < SPREAD_RATIO_MIN:
+    squares, chance = np.concatenate(apart) ** 2, np.concatenate(noise)
+    if len(squares) == 0:
+        return None
+    spread = 1.4826 * float(np.sqrt(np.median(squares)))
+    is_common = np.median(squares) > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(chance)
+    if spread < SPREAD_RATIO_MIN or not is_common:
         return None
     return Scenario(ranks, now.wire_ns), spread, totals
+
+
+def _parts(part: Index, own: Index, even: Index, parts: int) -> tuple[Floats, Floats]:
+    """Return for each part of a rank's steps how far its compute is off the mean, and that squared by chance.
+
+    By chance: if each kernel were off by itself, as far as those of the part are off each other.
+    """
+    count, mean = np.bincount(part, minlength=parts), np.bincount(part, even, parts)
+    off = np.bincount(part, own, parts) / np.maximum(mean, 1) - 1
+    rest = np.bincount(part, (own - even * (1 + off[part])) ** 2, parts)
+    used = (count > 2) & (mean > 0)
+    by_chance = rest[used] / mean[used] ** 2 * count[used] / (count[used] - 1)
+    return off[used], by_chance
 
 
 def _means(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:

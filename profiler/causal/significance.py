@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["P_MAX", "change_step", "is_one_off", "lasting_ratio", "permutation_p", "winsorised"]
+__all__ = ["P_MAX", "change_step", "is_one_off", "lasting_ratio", "permutation_p", "spread_ratio", "winsorised"]
 
 P_MAX = 0.003
 """Of 400 healthy simulated jobs one had a rank below this that also saved enough to be named."""
@@ -66,18 +66,24 @@ def permutation_p(excess: Excess, rank: int) -> float:
     return (as_large + 1) / (deals + 1)
 
 
-def lasting_ratio(excess: NDArray[np.float64], dropped: int = 1) -> float:
-    """Return the part of an excess (by step) that is left when its largest steps are set to the next.
-
-    One step for a rank; two for several ranks together, any of which may have had a bad one.
-    """
+def lasting_ratio(excess: NDArray[np.float64], dropped: int) -> float:
+    """Return the part of an excess (by step) that is left when its largest steps are set to the next."""
     total = float(excess.sum())
     if total <= 0:
         return 0.0
     if len(excess) < 4:
         return 1.0
-    limit = np.sort(excess)[-1 - min(dropped, len(excess) // 3)]
+    limit = np.sort(excess)[-1 - min(dropped, len(excess) - 1)]
     return float(np.clip(np.minimum(excess, limit).sum() / total, 0.0, 1.0))
+
+
+def spread_ratio(parts: NDArray[np.float64]) -> float:
+    """Return the part of an excess (steps, parts) that is left without the largest part of each step.
+
+    A stop is in one part of its step; work that is slow is slow in all of them.
+    """
+    total = float(parts.sum())
+    return float(np.clip((parts.sum() - parts.max(axis=1).sum()) / total, 0.0, 1.0)) if total > 0 else 0.0
 
 
 def is_one_off(excess: Excess, rank: int) -> bool:

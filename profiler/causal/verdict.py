@@ -25,7 +25,7 @@ from .job_graph import JobGraph, Scenario
 from .links import slow_links
 from .peers import Atoms, Compared, compare, equalized
 from .replay import play, step_times, walls
-from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p
+from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p, spread_ratio
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -254,7 +254,7 @@ def _named(
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         if p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, lasting_ratio(table[row], 1 if len(places) == 1 else 2))
+            sure[cause] = (p, _lasting(cause, table[row], parts[row]))
         elif cause in ANNOTATED and is_one_off(table, row):
             own.append(cause)
             sure[cause] = (p, 1.0)
@@ -283,6 +283,18 @@ def _named(
         p=p,
     )
     return finding, scenario
+
+
+def _lasting(cause: Cause, excess: NDArray[np.float64], parts: NDArray[np.float64]) -> float:
+    """Return the part of an excess that is no single event.
+
+    Hosts and kernels stop now and then, in three steps of six by chance.  So a third of the steps do not count, unless
+    the excess is in all parts of its steps.  What the trace names itself stops for no other reason.
+    """
+    steps = len(excess)
+    if cause in ANNOTATED:
+        return lasting_ratio(excess, 1)
+    return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
 
 
 def _means(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from pacecar.profiler.causal.significance import (
     is_one_off,
     lasting_ratio,
     permutation_p,
+    spread_ratio,
     winsorised,
 )
 
@@ -27,14 +28,14 @@ def test_one_outlying_step_is_pulled_in() -> None:
     table[3, 2] = 100
     assert permutation_p(table, 3) > P_MAX
     assert winsorised(table).max() == 0
-    assert lasting_ratio(table[3]) == 0
+    assert lasting_ratio(table[3], 1) == 0
 
 
 def test_an_excess_in_every_step_is_no_chance() -> None:
     table = np.random.default_rng(1).standard_normal((8, 6))
     table[3] += 6
     assert permutation_p(table, 3) < P_MAX
-    assert lasting_ratio(table[3]) > 0.9
+    assert lasting_ratio(table[3], 1) > 0.9
 
 
 def test_two_ranks_and_few_steps_prove_nothing() -> None:
@@ -53,3 +54,8 @@ def test_what_happens_once_stands_out_of_all_ranks_and_steps() -> None:
 def test_where_an_excess_begins() -> None:
     assert change_step(np.array([0.0, 0.1, 5.0, 5.1, 4.9, 5.0])) == 2
     assert change_step(np.array([5.0, 5.1, 4.9, 5.0, 5.2, 5.0])) == 0
+
+
+def test_a_stop_is_in_one_part_of_its_step_and_slow_work_in_all() -> None:
+    assert spread_ratio(np.array([[0.0, 3, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0]])) == 0
+    assert spread_ratio(np.ones((3, 4))) == 0.75
