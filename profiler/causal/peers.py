@@ -133,9 +133,9 @@ def compare(
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, a piece that most peers lack is excess only if it is a checkpoint, a collection, or compute
-    that they do, too, but less often: the first stage alone copies the input, the last alone has the loss, and that is
-    nobody's fault.
+    Where `roles_differ`, the host's own work and copies are not compared, and a piece that most peers lack is excess
+    only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone copies
+    the input, the last alone has the loss, and that is nobody's fault.
     """
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
@@ -145,13 +145,17 @@ def compare(
             mine = atoms[place]
             if shared is not None:
                 counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
-                median = np.where((median == 0) & ~counts, mine.duration_ns, median)
+                own = np.isin(mine.cause, STRUCTURAL) | ((median == 0) & ~counts)
+                median = np.where(own, mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
             over = mine.duration_ns - median
             excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
             found[place] = Compared(mine, median, excess, _sums(slot * PARTS + mine.part, over, steps * PARTS), total)
     return [each for each in found if each is not None]
 
+
+STRUCTURAL = (Cause.HOST_BOUND, Cause.OPTIMIZER_HOST, Cause.EXPOSED_COPY)
+"""Causes that say nothing between roles: an inner stage receives and sends, which is more work for its host."""
 
 ANYWHERE = (Cause.CHECKPOINT, Cause.GC)
 """Causes whose pieces count against a role that alone has them."""
