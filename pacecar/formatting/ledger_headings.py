@@ -25,12 +25,13 @@ HEADING_WORDS = {
 
 SCENARIO_WORDS = {
     "communication_hidden": "communication fully hidden",
+    "link_twice_as_fast": "link twice as fast",
     "data_free": "data for free",
     "straggler_median": "straggler as fast as the median",
     "launch_gaps_gone": "launch gaps gone",
     "all": "all of these",
 }
-"""The scenarios of the what-if bounds."""
+"""The scenarios of the what-if bounds, and those that only `pacecar analyze` answers, by replay."""
 
 HEADING_COLOURS = {
     "compute": "#009E73",

@@ -1,10 +1,10 @@
-"""Compares several ranks' traces: matches collectives, aligns clocks, splits waiting from wire time, finds stragglers.
+"""Compares several ranks' traces: collectives, clocks, waiting and wire, and who holds the job up.
 
 One trace shows that a collective took 7.6 ms but not why.  Its peers show it: one came 7.5 ms later, and the link
 needed 0.1 ms.  So the collectives are found in all traces (`collective_matching`), the clocks are aligned (`clocks`),
-every collective's time is split into waiting and wire (`collective_arrivals`), and each wait is charged to the rank
-that caused it and to what that rank did instead (`stragglers`).  Communication that looks slow on most ranks is most
-often one slow rank.
+every collective's time is split into waiting and wire (`collective_arrivals`), and each wait is counted for the rank
+that came last (`lateness`).  Who is to blame for what, and what mending it is worth, comes from the causal model of all
+ranks (`job_model`, `pacecar.profiler.causal`) and not from arrivals, which name victims.
 
 Pure: traces and their reports in, one `TraceJob` out.  Incomplete input is allowed: ranks that are missing, given twice
 or without a number are named in warnings, and so is every collective that could not be matched.
@@ -19,20 +19,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.records import Ledger
-
+from ..causal.model import JobModel
 from ..ledger.attribution import Work
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.intervals import EMPTY, Intervals, clip, length, subtract, union
-from ..trace.columns import Trace, TraceWarning
+from ..trace.columns import CollectiveColumns, Trace, TraceWarning
 from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of
 from .collective_matching import Matched, Matching, match
 from .collectives import coverage
-from .one_trace import Charges, charges_of
-from .report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, Scenario, TraceJob, TraceReport
-from .stragglers import Blame, find_stragglers
-from .what_if_scenarios import Runner, of_job
+from .job_model import model_of
+from .lateness import Lateness, lateness_of
+from .one_trace import charges_of
+from .replayed_scenarios import replayed
+from .report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, TraceJob, TraceReport
+from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of
 
 __all__ = ["ARRIVALS_MAX", "analyze_job"]
 
@@ -41,11 +42,10 @@ ARRIVALS_MAX = 200_000
 
 
 class _Rank(NamedTuple):
-    """One rank: its trace, its report, the spans behind its ledgers, and the union of its compute."""
+    """One rank: its trace, its report, and the union of its compute."""
 
     trace: Trace
     report: TraceReport
-    charges: Charges
     compute: Intervals
 
 
@@ -70,20 +70,29 @@ def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Trac
     clocks = align_clocks(tables, groups)
     groups, strangers = _believed(groups, clocks)
     arrivals = [arrivals_of(group, clocks) for group in groups if group.collectives]
-    blame = find_stragglers(arrivals, clocks, tables, [rank.charges for rank in ranks])
+    lateness = lateness_of(arrivals, clocks, len(tables))
+    model = model_of(tables, groups, matching.events, clocks)
+    metas = [meta for group in groups for meta in group.collectives]
     shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
     instances, shortened = _instances(arrivals, tables)
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
+    warnings += _of_model(model, metas)
     return TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
         clocks=clocks.clocks,
-        shares=[_rank_share(place, rank, shares[place], arrivals, blame) for place, rank in enumerate(ranks)],
+        shares=[_rank_share(place, rank, shares[place], arrivals, lateness) for place, rank in enumerate(ranks)],
         collectives=_totals(arrivals, ranks),
         instances=instances,
-        stragglers=blame.stragglers,
-        what_if=_ladder(ranks, shares, blame),
+        stragglers=[] if model is None else stragglers_of(model, tables, lateness),
+        what_if=[] if model is None else replayed(model),
         warnings=warnings,
+        wall_ns=None if model is None else model.wall_ns,
+        critical_path=[] if model is None else critical_parts(model, tables, metas),
+        replay_error_ratio=None if model is None else model.error.ratio,
+        unexplained_ratio=None if model is None else model.error.unexplained_ratio,
+        incidents=[] if model is None else incidents_of(model, tables),
+        clock_pairs_untold=clocks.pairs,
     )
 
 
@@ -102,7 +111,7 @@ def _chosen(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> tuple[li
             warnings.append(TraceWarning("rank_twice", message))
         else:
             charges = charges_of(trace)
-            found[trace.rank] = _Rank(trace, report, charges, union(charges.work.get(Work.COMPUTE, EMPTY)))
+            found[trace.rank] = _Rank(trace, report, union(charges.work.get(Work.COMPUTE, EMPTY)))
     return [found[rank] for rank in sorted(found)], warnings
 
 
@@ -184,7 +193,7 @@ def _share(place: int, rank: _Rank, arrivals: Sequence[Arrivals]) -> _Share:
     return _Share(subtract(union(clip(np.concatenate(waits), low, high)), wire), wire)
 
 
-def _rank_share(place: int, rank: _Rank, share: _Share, arrivals: Sequence[Arrivals], blame: Blame) -> RankShare:
+def _rank_share(place: int, rank: _Rank, share: _Share, arrivals: Sequence[Arrivals], lateness: Lateness) -> RankShare:
     mine = [(each, each.group.traces.index(place)) for each in arrivals if place in each.group.traces]
     steps = [step.ledger.wall_ns for step in rank.report.steps]
     assert rank.trace.rank is not None
@@ -195,7 +204,7 @@ def _rank_share(place: int, rank: _Rank, share: _Share, arrivals: Sequence[Arriv
         communication_ns=rank.report.communication_ns,
         wait_ns=sum(int(each.wait_ns[:, column].sum()) for each, column in mine),
         wire_ns=sum(int(each.wire_ns[:, column].sum()) for each, column in mine),
-        caused_wait_ns=int(blame.caused_wait_ns[place]),
+        caused_wait_ns=int(lateness.caused_wait_ns[place]),
         exposed_wait_ns=length(subtract(share.wait, rank.compute)),
         exposed_wire_ns=length(subtract(share.wire, rank.compute)),
     )
@@ -315,21 +324,18 @@ def _total(
     )
 
 
-def _ladder(ranks: Sequence[_Rank], shares: Sequence[_Share], blame: Blame) -> list[Scenario]:
-    """Return the job's what-if bounds; of the steps where there are any, else of the whole window."""
-    runners = []
-    for rank, share in zip(ranks, shares, strict=True):
-        steps = rank.report.steps
-        ledger = sum((step.ledger for step in steps), Ledger(wall_ns=0)) if steps else rank.report.ledger
-        start = steps[0].start_ns if steps else rank.report.start_ns or 0
-        waited = length(clip(share.wait, start, start + ledger.wall_ns))
-        runners.append(Runner(ledger, len(steps) or None, min(waited, ledger.communication_ns)))
-    if len(ranks) < 2:
-        return of_job(runners, None)
-    worst = int(blame.caused_wait_ns.argmax())
-    # No more can be gained than the others waited with nothing else to do.
-    idle = max(
-        length(subtract(s.wait, r.compute)) for p, (s, r) in enumerate(zip(shares, ranks, strict=True)) if p != worst
-    )
-    saved = min(int(blame.saved_ns[worst]), idle)
-    return of_job(runners, saved / max((runner.steps or 1) for runner in runners))
+def _of_model(model: JobModel | None, metas: Sequence[CollectiveColumns]) -> list[TraceWarning]:
+    """Return what is odd about the causal model: cycles, and runs that it explains too little of."""
+    warnings = []
+    if model is not None and model.graph.broken:
+        first = metas[int(model.kept_joins[model.graph.broken[0]])]
+        count = len(model.graph.broken)
+        message = f"{count} collectives wait for themselves (the first: {first.operation}) and are taken apart"
+        warnings.append(TraceWarning("cycle_broken", message, count))
+    if model is not None and not is_trusted(model):
+        message = (
+            f"work began for no known reason in {model.error.unexplained_ratio:.0%} of a rank's time (sampled traces,"
+            " missing launches): who holds the job up cannot be told, and what-if answers mean little"
+        )
+        warnings.append(TraceWarning("replay_not_trusted", message))
+    return warnings

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .clocks import Clocks
+from .clocks import Clocks, on_common_clock
 from .collective_matching import Matched
 
 __all__ = ["Arrivals", "arrivals_of"]
@@ -50,9 +50,8 @@ class Arrivals:
 
 def arrivals_of(group: Matched, clocks: Clocks) -> Arrivals:
     """Return when each rank came to each collective of `group`."""
-    has, offsets = group.has, clocks.offsets_ns[list(group.traces)]
-    start = np.where(has, group.start_ns + offsets, 0)
-    end = np.where(has, group.end_ns + offsets, 0)
+    has = group.has
+    start, end = (np.where(has, times, 0) for times in on_common_clock(group, clocks))
     late = np.where(has, start, np.iinfo(np.int64).min).argmax(axis=1)
     each = np.arange(len(start))
     last, first = start[each, late], np.where(has, start, np.iinfo(np.int64).max).min(axis=1)

@@ -9,8 +9,9 @@ A collective belongs to a process group, and a group is what the metadata say: n
 (torch before 2.1) show kernels and no groups.  Then all collectives of a rank are taken as one sequence of one group of
 all ranks, which a warning says, and a pair that does not overlap on the common clock is dropped later (`clocks`).
 
-Sends and receives belong to pairs of ranks that no trace names, so they are left out and counted.  A kernel that is
-called SendRecv and has no metadata may be either; it is taken for an all-to-all, under the same condition.
+A send and its receive are matched like a collective of the two ranks, where the metadata name the peer ("Src Rank",
+"Dst Rank"); others are left out and counted.  A kernel that is called SendRecv and has no metadata may be either; it is
+taken for an all-to-all, under the same condition.
 
 Pure: traces in, matched rows out.
 """
@@ -34,10 +35,11 @@ __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_n
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv"})
 _SIZES_DIFFER = frozenset({"all_to_all", "send_recv", "gather", "scatter"})
 """Operations in which the number of bytes may differ between ranks."""
-_SAME_AS = {"send_recv": "all_to_all"}
+_SAME_AS = {"send_recv": "all_to_all", "recv": "send", "irecv": "send", "isend": "send"}
 
-_Key = tuple[str | None, tuple[int, ...] | None]
-"""A process group: its name, and its ranks where they are known (names may repeat from one mesh to another)."""
+_Key = tuple[str | None, tuple[int, ...] | None, tuple[int, int] | None]
+"""A process group: its name, its ranks where they are known (names may repeat from one mesh to another), and of sends
+and receives who sends to whom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Events:
     issue_ns: NDArray[np.int64]
     meta: NDArray[np.int64]
     collectives: tuple[CollectiveColumns, ...]
+    source: NDArray[np.int64]
+    """The row in the trace: of the device's, or of the host's, numbered after all of the device's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,14 @@ class Matched:
 
     `traces` are the k indices in the list of traces, `rows` (n, k) the indices in each one's `Events`, NONE where that
     trace lacks it; `start_ns` and `end_ns` (n, k) are times of the files, meaningless where the row is NONE.  `size`
-    is how many ranks the group has, None when unknown.  `is_assumed`: the group is assumed, without metadata.
+    is how many ranks the group has, None when unknown.  `is_assumed`: the group is assumed, without metadata.  `pair`
+    is who sends to whom, of sends and receives.
     """
 
     group: str | None
     size: int | None
     is_assumed: bool
+    pair: tuple[int, int] | None
     traces: tuple[int, ...]
     collectives: tuple[CollectiveColumns, ...]
     rows: NDArray[np.int64]
@@ -82,6 +88,7 @@ class Matched:
             group=self.group,
             size=self.size,
             is_assumed=self.is_assumed,
+            pair=self.pair,
             traces=self.traces,
             collectives=chosen,
             rows=self.rows[keep],
@@ -110,7 +117,7 @@ def match(traces: Sequence[Trace], world_size: int | None) -> Matching:
     keys: dict[_Key, dict[int, NDArray[np.int64]]] = {}
     left_out = 0
     for place, mine in enumerate(events):
-        found, pairs = _by_group(mine)
+        found, pairs = _by_group(mine, traces[place].rank)
         left_out += pairs
         for key, rows in found.items():
             keys.setdefault(key, {})[place] = rows
@@ -157,8 +164,9 @@ def events_of(trace: Trace) -> Events:
         meta[(meta == NONE) & (name == index)] = len(collectives)
         operation = collective_operation(trace.names[index])
         collectives.append(CollectiveColumns(operation=trace.names[index] if operation is None else operation))
+    source = np.concatenate((np.flatnonzero(of_device), len(rows.start_ns) + np.flatnonzero(of_host)))
     order = np.lexsort((end, start))
-    events = Events(start[order], end[order], issue[order], meta[order], tuple(collectives))
+    events = Events(start[order], end[order], issue[order], meta[order], tuple(collectives), source[order])
     return _joined(events)
 
 
@@ -176,24 +184,35 @@ def _joined(events: Events) -> Events:
         return events
     end = events.end_ns.copy()
     np.maximum.at(end, into, events.end_ns)
-    return Events(events.start_ns[keep], end[keep], events.issue_ns[keep], events.meta[keep], events.collectives)
+    columns = (events.start_ns[keep], end[keep], events.issue_ns[keep], events.meta[keep])
+    return Events(*columns, events.collectives, events.source[keep])
 
 
-def _by_group(events: Events) -> tuple[dict[_Key, NDArray[np.int64]], int]:
-    """Return the indices of each group's events, and how many were sends or receives."""
+def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.int64]], int]:
+    """Return the indices of each group's events, and how many were sends or receives without a known peer."""
     known: dict[_Key, int] = {}
     number = np.full(len(events.collectives) + 1, NONE, dtype=np.int64)
     for index, meta in enumerate(events.collectives):
-        if meta.operation not in _POINT_TO_POINT:
-            number[index] = known.setdefault((meta.group, meta.ranks), len(known))
+        pair = _pair(meta, rank)
+        if meta.operation not in _POINT_TO_POINT or pair is not None:
+            number[index] = known.setdefault((meta.group, meta.ranks, pair), len(known))
     mine = number[events.meta]
     found = {key: np.flatnonzero(mine == at) for key, at in known.items()}
     return {key: rows for key, rows in found.items() if len(rows)}, int((mine == NONE).sum())
 
 
+def _pair(meta: CollectiveColumns, rank: int | None) -> tuple[int, int] | None:
+    """Return who sends to whom, of a send or receive of this rank; None of all else and where the peer is unknown."""
+    if meta.operation not in _POINT_TO_POINT or rank is None:
+        return None
+    if meta.operation in ("send", "isend"):
+        return None if meta.destination_rank is None else (rank, meta.destination_rank)
+    return None if meta.source_rank is None else (meta.source_rank, rank)
+
+
 def _names_several(key: _Key, members: Mapping[int, NDArray[np.int64]], events: Sequence[Events]) -> bool:
     """Return whether more ranks use this group's name than the group has ranks: then several groups share the name."""
-    if key[1] is not None:
+    if key[1] is not None or key[2] is not None:
         return False
     place, rows = next(iter(members.items()))
     size = events[place].collectives[int(events[place].meta[rows[0]])].group_size
@@ -214,11 +233,14 @@ def _match_group(
     rows, doubts = _laid([calls[place] for place in places])
     columns = [(events[place], rows[:, column]) for column, place in enumerate(places)]
     collectives = tuple(_agreed(columns, at) for at in range(len(rows)))
-    name, ranks = key
+    name, ranks, pair = key
     size = len(ranks) if ranks else next((c.group_size for c in collectives if c.group_size), None)
-    is_assumed = name is None and ranks is None
+    is_assumed = name is None and ranks is None and pair is None
+    if pair is not None:
+        name, size = f"{name or ''} {pair[0]} to {pair[1]}".strip(), 2
     return Matched(
         group=name,
+        pair=pair,
         size=size if size is not None or not is_assumed else world_size,
         is_assumed=is_assumed,
         traces=tuple(places),
@@ -271,19 +293,21 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
     wall = wall_offset_ns(trace)
     names = [_SAME_AS.get(meta.operation, meta.operation) for meta in metas]
-    sizes = [
-        NONE if meta.bytes is None or meta.operation in _SIZES_DIFFER or meta.operation in _SAME_AS else meta.bytes
-        for meta in metas
-    ]
+    sizes = [NONE if meta.bytes is None or meta.operation in _SIZES_DIFFER else meta.bytes for meta in metas]
     return CallSequence(
         start_ns=events.start_ns[rows] + wall,
         end_ns=events.end_ns[rows] + wall,
         operation=np.array([operations.setdefault(name, len(operations)) for name in names], dtype=np.int64),
         bytes=np.array(sizes, dtype=np.int64),
-        sequence=np.array([NONE if meta.sequence is None else meta.sequence for meta in metas], dtype=np.int64),
+        sequence=np.array([_sequence(meta) for meta in metas], dtype=np.int64),
         step=_steps(trace, events.issue_ns[rows]),
         row=rows,
     )
+
+
+def _sequence(meta: CollectiveColumns) -> int:
+    """Return the number that is the same on all ranks; sends and receives are numbered by each rank for itself."""
+    return NONE if meta.sequence is None or meta.operation in _POINT_TO_POINT else meta.sequence
 
 
 def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -310,7 +334,7 @@ def _agreed(columns: Sequence[tuple[Events, NDArray[np.int64]]], at: int) -> Col
 
 
 def _point_to_point(count: int) -> TraceWarning:
-    message = f"{count} sends and receives are left out of the comparison of ranks: no trace names their peers"
+    message = f"{count} sends and receives are left out of the comparison of ranks: the traces do not name their peers"
     return TraceWarning("point_to_point_left_out", message, count)
 
 

@@ -1,4 +1,4 @@
-"""Prints the comparison of several ranks for a terminal: which rank waits for which, and what the wire can do.
+"""Prints the comparison of several ranks for a terminal: who holds the job up, who waits, and what the wire can do.
 
 Each rank's own figures are one line; the rest is what no single trace can show.  A rank that communicates for long
 looks slow and is not: it waits for one that came late, so its communication is split into waiting and wire.
@@ -15,19 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
-from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import bandwidth, duration, percent, plural, size_text, unit_for
 from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
-from .report import CollectiveInstance, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
+from .report import CollectiveInstance, CriticalPart, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
 from .tracetext import BAR_WIDTH_MAX, collectives_table, ladder_table
+from .verdict_report import CAUSE_WORDS
 
 __all__ = ["job_text"]
 
 RANKS_MAX = 16
 """The most ranks that have a line; beyond it, those that the others waited for longest."""
+
+CRITICAL_MAX = 8
+"""The most parts of the critical path that have a line: the longest."""
 
 INSTANCES_MAX = 12
 """The most collectives that have a line: those with the largest skew."""
@@ -58,8 +61,9 @@ def job_text(reports: Sequence[TraceReport], job: TraceJob, console: Console) ->
         yield Text()
     yield _ranks(reports, job, console)
     yield from _clocks(job.clocks)
-    yield from _stragglers(job.stragglers, job.shares)
+    yield from _verdict(job)
     for part in (
+        _critical(job),
         collectives_table(job.collectives, console),
         _instances(job.instances),
         ladder_table(job.what_if),
@@ -123,30 +127,78 @@ def _clocks(clocks: Sequence[RankClock]) -> Iterator[Text]:
         moved = [clock.offset_ns for clock in some if clock.offset_ns]
         if moved and method == "collectives":
             text += f", moved by {duration(min(moved))} .. {duration(max(moved))}"
-        if residuals:
+        errors = [clock.standard_error_ns for clock in some if clock.standard_error_ns]
+        if errors:
+            text += f", standard error at most {duration(max(errors))}"
+        elif any(residuals):
             text += f", residual at most {duration(max(residuals))}"
         yield Text(text, style="dim")
 
 
-def _stragglers(stragglers: Sequence[LateTraceRank], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
-    if not stragglers:
+def _verdict(job: TraceJob) -> Iterator[RenderableType]:
+    """Yield who holds the job up, or that nobody does."""
+    if job.wall_ns is None or len(job.ranks) < 2:
         return
-    table = rich_table("Who is late, and why")
-    for column in ("rank", "last in", "others waited", "of all waiting"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("cause", no_wrap=True)
-    worst = sorted(stragglers, key=lambda straggler: -straggler.caused_wait_ns)
-    unit = unit_for([one.caused_wait_ns for one in worst])
-    waited = sum(share.wait_ns for share in shares)
-    for one in worst:
-        share = percent(one.caused_wait_ns / waited) if waited else "-"
-        last = f"{one.late_count} of {one.collectives}"
-        cause = HEADING_WORDS.get(one.cause, clean(one.cause))
-        table.add_row(str(one.rank), last, unit.text(one.caused_wait_ns), share, Text(cause, style="bold"))
     yield Text()
-    yield table
-    for one in worst:
-        yield Padding(Text(f"rank {one.rank}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
+    per = " a step" if any(one.since_step is not None for one in job.stragglers) else ""
+    if not job.stragglers:
+        told = not any(warning.code == "replay_not_trusted" for warning in job.warnings)
+        yield Text("Nobody holds the job up" if told else "Who holds the job up cannot be told", style="bold")
+        return
+    yield _stragglers(job.stragglers, per)
+    for one in job.stragglers:
+        yield Padding(Text(f"{_named(one)}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
+
+
+def _named(one: LateTraceRank) -> str:
+    if one.kind == "rank" or len(one.ranks) < 2:
+        return f"rank {one.rank}"
+    shown = ", ".join(map(str, one.ranks[:RANKS_NAMED_MAX]))
+    return f"ranks {shown}{', ...' if len(one.ranks) > RANKS_NAMED_MAX else ''}"
+
+
+RANKS_NAMED_MAX = 4
+
+
+def _stragglers(stragglers: Sequence[LateTraceRank], per: str) -> Table:
+    table = rich_table(f"Who holds the job up, and by what{', for one step' if per else ''}")
+    table.add_column("", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    for column in ("excess", "saved without", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("since step", justify="right", no_wrap=True)
+    unit = unit_for([one.saved_ns for one in stragglers])
+    for one in stragglers:
+        cells = (unit.text(one.excess_ns), unit.text(one.saved_ns), unit.text(one.error_ns))
+        since = "-" if one.since_step is None else str(one.since_step)
+        cause = CAUSE_WORDS.get(one.cause, clean(one.cause))
+        table.add_row(_named(one), Text(cause, style="bold"), *cells, since)
+    return table
+
+
+def _critical(job: TraceJob) -> Table | None:
+    """Return the table of the critical path: the longest parts by rank and cause."""
+    if not job.wall_ns or len(job.ranks) < 2:
+        return None
+    sums: dict[tuple[int, str], list[CriticalPart]] = {}
+    for part in job.critical_path:
+        sums.setdefault((part.rank, part.cause), []).append(part)
+    order = sorted(sums.items(), key=lambda item: -sum(part.duration_ns for part in item[1]))
+    few = len(order) > CRITICAL_MAX
+    table = rich_table(f"Critical path ({duration(job.wall_ns)}{f', the longest {CRITICAL_MAX} parts' if few else ''})")
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("most of it in", no_wrap=True, overflow="ellipsis")
+    unit = unit_for([sum(part.duration_ns for part in parts) for _, parts in order])
+    for (rank, cause), parts in order[:CRITICAL_MAX]:
+        total = sum(part.duration_ns for part in parts)
+        longest = max(parts, key=lambda part: part.duration_ns)
+        where = longest.collective or longest.family or ""
+        words = CAUSE_WORDS.get(cause, clean(cause)) if cause != "link" else "on the wire"
+        table.add_row(str(rank), words, unit.text(total), percent(total / job.wall_ns), clean(where))
+    return table
 
 
 def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:

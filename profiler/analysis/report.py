@@ -14,8 +14,10 @@ from ..trace.columns import TraceWarning
 
 __all__ = [
     "Arrival",
+    "ClockPair",
     "CollectiveInstance",
     "CollectiveTotal",
+    "CriticalPart",
     "Difference",
     "Family",
     "Gap",
@@ -23,6 +25,7 @@ __all__ = [
     "RankClock",
     "RankShare",
     "Scenario",
+    "StepIncident",
     "StepReport",
     "TraceComparison",
     "TraceDocument",
@@ -82,14 +85,19 @@ class Gap(msgspec.Struct, kw_only=True):
 
 
 class Scenario(msgspec.Struct, kw_only=True):
-    """One what-if bound: the shortest step if only this were gone.  A bound, not a promise."""
+    """One what-if answer: of one trace a bound (the shortest step if only this were gone), of a job by replay.
+
+    Times are of one step, or of the whole window where no steps are marked.
+    """
 
     name: str
-    """communication_hidden, data_free, straggler_median, launch_gaps_gone, all."""
+    """communication_hidden, link_twice_as_fast (of a job), data_free, straggler_median, launch_gaps_gone, all."""
     step_ns: float
     speedup: float
     saved_ns: float
     note: str
+    error_ns: float | None = None
+    """How far `saved_ns` may be off; None for a bound."""
 
 
 class StepReport(msgspec.Struct, kw_only=True):
@@ -167,7 +175,11 @@ class CollectiveInstance(msgspec.Struct, kw_only=True):
 
 
 class RankClock(msgspec.Struct, kw_only=True):
-    """How one rank's clock was aligned with the common one: add `offset_ns`.  `residual_ns` is the remaining doubt."""
+    """How one rank's clock was aligned with the common one: add `offset_ns`.
+
+    `residual_ns` is the remaining doubt: two standard errors, and what a host that is said to be one leaves apart.  The
+    axis is the first rank's clock; that of an island that no collective ties to it is its own first rank's.
+    """
 
     rank: int
     host: str | None
@@ -175,6 +187,19 @@ class RankClock(msgspec.Struct, kw_only=True):
     residual_ns: int | None
     method: str
     """same_host, collectives, wall_clock or none."""
+    standard_error_ns: int | None = None
+    """Of `offset_ns` against the first rank's clock: zero on its own host, None where no collective ties the two."""
+    drift_ratio: float | None = None
+    """How much faster the first rank's clock runs: `offset_ns` holds in the middle of the traces, and grows by this."""
+    drift_standard_error_ratio: float | None = None
+
+
+class ClockPair(msgspec.Struct, kw_only=True):
+    """Two clocks, each by one of its ranks, whose difference cannot be told; None: no collective connects them."""
+
+    ranks: list[int]
+    hosts: list[str | None]
+    standard_error_ns: int | None
 
 
 class RankShare(msgspec.Struct, kw_only=True):
@@ -195,17 +220,57 @@ class RankShare(msgspec.Struct, kw_only=True):
 
 
 class LateTraceRank(msgspec.Struct, kw_only=True):
-    """A rank that the others wait for, and the cause, from its own ledger compared with the median rank's."""
+    """Who holds the job up, and by what: named by replaying the job with this rank as its peers.
+
+    `excess_ns` (of the cause, over the peers), `saved_ns` and `error_ns` are of one step, or of the whole window where
+    no steps are marked.  `caused_wait_ns` is what others waited for the ranks, over the whole window.
+    """
 
     rank: int
     caused_wait_ns: int
     late_count: int
     collectives: int
     cause: str
-    """compute, host_bound, data_wait, optimizer_host, checkpoint, exposed_copy, unknown, or exposed_communication: held
-    up in another collective."""
+    """compute, host_bound, data_wait, optimizer_host, checkpoint, exposed_copy, gc, link, imbalance or unknown."""
     excess_ns: int
     evidence: str
+    saved_ns: int
+    """How much shorter a step were without it, by replay."""
+    error_ns: int
+    """How far the true saving may lie below `saved_ns`."""
+    since_step: int | None
+    """The step from which on it is so; None where no steps are marked."""
+    kind: str = "rank"
+    """rank, stage (all ranks of a pipeline stage), host (all ranks on one), link, or imbalance."""
+    ranks: list[int] = []
+    """All ranks concerned; `rank` is the first of them."""
+
+
+class StepIncident(msgspec.Struct, kw_only=True):
+    """A single step in which one rank took much longer: it happened once, so it names nobody."""
+
+    rank: int
+    step: int | None
+    cause: str
+    excess_ns: int
+
+
+class CriticalPart(msgspec.Struct, kw_only=True):
+    """A part of the critical path: all of it that has the same rank, cause, family, collective and module.
+
+    `cause` is one of `LateTraceRank.cause`.  A large share is no blame: of ranks that finish almost together one has
+    most of the path by chance.
+    """
+
+    rank: int
+    cause: str
+    duration_ns: int
+    family: str | None
+    """The kernel family, of work on a device."""
+    collective: str | None
+    """The operation, of time on the wire."""
+    module: str | None
+    """None where the trace has no modules."""
 
 
 class TraceJob(msgspec.Struct, kw_only=True):
@@ -220,6 +285,16 @@ class TraceJob(msgspec.Struct, kw_only=True):
     stragglers: list[LateTraceRank]
     what_if: list[Scenario]
     warnings: list[TraceWarning]
+    wall_ns: int | None = None
+    """From the beginning of the first step that all ranks mark to the end of the last; of all events without marks."""
+    critical_path: list[CriticalPart] = []
+    """The parts add up to `wall_ns` exactly."""
+    replay_error_ratio: float | None = None
+    """By how much the replay with the least lags and without recorded delays is longer than the run; see the docs."""
+    unexplained_ratio: float | None = None
+    """The largest share of a rank's time in which work began for no reason in the graph."""
+    incidents: list[StepIncident] = []
+    clock_pairs_untold: list[ClockPair] = []
 
 
 class TraceSide(msgspec.Struct, kw_only=True):

@@ -227,22 +227,28 @@ def _families(families: Sequence[Family]) -> Table | None:
 
 
 def ladder_table(scenarios: Sequence[Scenario]) -> Table | None:
-    """Return the table of what-if bounds; those that save nothing are left out."""
+    """Return the table of what-if answers; those that save nothing are left out."""
     worth = [one for one in scenarios if one.saved_ns > SAVED_SHARE_MIN * (one.step_ns + one.saved_ns)]
     if not worth:
         return None
-    table = rich_table("What if (bounds, not promises)")
+    is_replayed = any(one.error_ns is not None for one in worth)
+    table = rich_table("What if (by replay)" if is_replayed else "What if (bounds, not promises)")
     table.add_column("", min_width=24)
     table.add_column("pace", justify="right", no_wrap=True)
     table.add_column("saved", justify="right", no_wrap=True)
     table.add_column("faster", justify="right", no_wrap=True)
+    if is_replayed:
+        table.add_column("error", justify="right", no_wrap=True)
     unit = unit_for([scenario.step_ns + scenario.saved_ns for scenario in worth])
     today = worth[0].step_ns + worth[0].saved_ns
-    table.add_row("as it is", unit.text(today), "", "")
+    table.add_row("as it is", unit.text(today))
     for scenario in worth:
         words = SCENARIO_WORDS.get(scenario.name, clean(scenario.name))
         saved = percent(scenario.saved_ns / today) if today else "-"
-        table.add_row(words, unit.text(scenario.step_ns), saved, _speedup(scenario.speedup))
+        cells = [words, unit.text(scenario.step_ns), saved, _speedup(scenario.speedup)]
+        if is_replayed:
+            cells.append("-" if scenario.error_ns is None or not today else percent(scenario.error_ns / today))
+        table.add_row(*cells)
     return table
 
 

@@ -43,8 +43,8 @@ def jittered(trace: Trace, jitter_ns: int, seed: int) -> Trace:
 
 
 @st.composite
-def hosts(draw: st.DrawFn) -> tuple[list[Trace], dict[int, int]]:
-    """Return the traces of a job on several hosts, and what each clock shows when the common one shows zero."""
+def hosts(draw: st.DrawFn) -> tuple[list[Trace], dict[int, int], int]:
+    """Return the traces of a job on several hosts, what each clock shows at zero, and how late ends are at most."""
     ranks = draw(st.integers(2, 5))
     host = {rank: f"host{draw(st.integers(0, 2))}" for rank in range(ranks)}
     shows = {name: draw(st.integers(-(10**9), 10**9)) for name in sorted(set(host.values()))}
@@ -55,53 +55,77 @@ def hosts(draw: st.DrawFn) -> tuple[list[Trace], dict[int, int]]:
         play(word, works), clock_ns=clocks, host=host, has_sequence=True, group="0", ranks=tuple(range(ranks))
     )
     jitter = draw(st.integers(0, 300_000))
-    return [jittered(trace, jitter, rank) for rank, trace in enumerate(traces)], clocks
+    return [jittered(trace, jitter, rank) for rank, trace in enumerate(traces)], clocks, jitter
 
 
 @given(hosts())
-def test_offsets_are_recovered_within_the_residual(job: tuple[list[Trace], dict[int, int]]) -> None:
-    traces, truth = job
+def test_offsets_are_recovered_as_well_as_ends_agree(job: tuple[list[Trace], dict[int, int], int]) -> None:
+    """The stated error is a standard error and not a bound; how often it holds is tested in `tests/profiler/causal`."""
+    traces, truth, jitter = job
     clocks = laid(traces)
     for rank, clock in enumerate(clocks.clocks):
         assert clock.residual_ns is not None
-        assert abs(clock.offset_ns - (truth[0] - truth[rank])) <= clock.residual_ns
+        assert clock.standard_error_ns is not None
+        assert abs(clock.offset_ns - (truth[0] - truth[rank])) <= jitter + clock.residual_ns
         assert clock.method == ("same_host" if traces[rank].host == traces[0].host else "collectives")
 
 
 @given(hosts())
-def test_ends_that_jitter_a_little_leave_waits_right_by_as_little(job: tuple[list[Trace], dict[int, int]]) -> None:
-    traces, truth = job
+def test_ends_that_jitter_a_little_leave_waits_right_by_as_little(
+    job: tuple[list[Trace], dict[int, int], int],
+) -> None:
+    traces, truth, _ = job
     for rank, clock in enumerate(laid(traces).clocks):
         assert abs(clock.offset_ns - (truth[0] - truth[rank])) <= 600_000
 
 
 @settings(max_examples=40)
-@given(st.integers(-(10**9), 10**9), st.floats(-200, 200), st.integers(5, 60), st.integers(0, 2**32))
-def test_drift_is_within_the_residual_and_what_the_clock_wandered(
+@given(st.integers(-(10**9), 10**9), st.floats(-100, 100), st.integers(5, 60), st.integers(0, 2**32))
+def test_ends_of_clocks_that_drift_are_brought_together(
     shows_ns: int, parts_per_million: float, count: int, seed: int
 ) -> None:
     works = np.random.default_rng(seed).integers(1, 9, (2, count)).tolist()
     meta = {"has_sequence": True, "group": "0", "ranks": (0, 1), "host": {0: "a", 1: "b"}}
     traces = make_job(play("A" * count, works), clock_ns={0: 0, 1: shows_ns}, **meta)
     traces[1] = drifted(traces[1], parts_per_million, shows_ns)
-    wandered = abs(parts_per_million) / 1e6 * int(traces[0].device.end_ns.max())
-    clock = laid(traces).clocks[1]
-    assert clock.residual_ns is not None
-    assert abs(clock.offset_ns + shows_ns) <= clock.residual_ns + wandered + 1
+    clocks = laid(traces)
+    first, second = (
+        clocks.common(place, trace.device.end_ns[trace.device.collective >= 0]) for place, trace in enumerate(traces)
+    )
+    assert np.abs(first - second).max() <= 3_000
 
 
 def test_bases_of_the_files_are_added() -> None:
     """Files of torch >= 2.3 count from a base of their own."""
     base = {0: EPOCH_NS, 1: EPOCH_NS - 50_000_000}
-    traces = make_job({0: "cAAA", 1: "ccAA"}, clock_ns={0: 0, 1: 50_000_000}, wall_offset_ns=base)
+    traces = make_job({0: "cAAA", 1: "ccAA"}, clock_ns={0: 0, 1: 50_000_000}, wall_offset_ns=base, host="a")
     clocks = laid(traces)
     assert [clock.offset_ns for clock in clocks.clocks] == [0, -50_000_000]
     assert [clock.method for clock in clocks.clocks] == ["same_host", "same_host"]
 
 
-def test_unnamed_hosts_whose_clocks_agree_share_one() -> None:
+def test_unnamed_hosts_whose_clocks_agree_are_two_clocks_all_the_same() -> None:
+    """That clocks agree does not say that they are one: NTP may hold two within microseconds."""
     clocks = laid(make_job(play("AAA", [[1, 5, 2], [2, 1, 3]])))
-    assert [(clock.method, clock.offset_ns) for clock in clocks.clocks] == [("same_host", 0)] * 2
+    assert [(clock.method, clock.offset_ns) for clock in clocks.clocks] == [("same_host", 0), ("collectives", 0)]
+
+
+def test_one_host_named_by_both_is_one_clock_without_error() -> None:
+    clocks = laid(make_job(play("AAA", [[1, 5, 2], [2, 1, 3]]), host="a"))
+    assert [(clock.method, clock.standard_error_ns) for clock in clocks.clocks] == [("same_host", 0)] * 2
+
+
+def test_pairs_that_cannot_be_told_are_listed() -> None:
+    [pair] = laid(make_job({0: "cXXX", 1: "ccXX"}, host={0: "a", 1: "b"})).pairs
+    assert (pair.ranks, pair.hosts, pair.standard_error_ns) == ([0, 1], ["a", "b"], None)
+
+
+def test_a_clock_that_jumps_is_named() -> None:
+    traces = make_job(play("A" * 20, [[1] * 20, [2] * 20]), host={0: "a", 1: "b"}, has_sequence=True, group="0")
+    rows = {column: getattr(traces[1].device, column) for column in DeviceRows.__dataclass_fields__}
+    for column in ("start_ns", "end_ns"):
+        rows[column] = rows[column] + np.where(np.arange(len(rows[column])) >= 20, 400_000, 0)
+    assert "clock_jumps" in codes(laid([traces[0], replace(traces[1], device=DeviceRows(**rows))]))
 
 
 def test_unnamed_hosts_whose_clocks_disagree_are_laid_together() -> None:
@@ -171,7 +195,7 @@ def test_ranks_that_nothing_ties_to_the_first_are_still_laid_on_each_other() -> 
     )  # fmt: skip
     groups = match(traces, 4).groups
     clocks = align_clocks(traces, groups)
-    assert clocks.island.tolist() == [0, 0, 2, 2]
+    assert clocks.island[0] == clocks.island[1] != clocks.island[2] == clocks.island[3]
     assert clocks.offsets_ns[3] - clocks.offsets_ns[2] == -2 * 10**9
     assert codes(clocks) == ["clocks_not_aligned"]
     assert all(doubts_of(group, clocks).max() < 10**7 for group in groups)

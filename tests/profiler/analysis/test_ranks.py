@@ -211,7 +211,9 @@ def test_dlrm_who_came_last_and_by_how_much(dlrm: list[Trace]) -> None:
         "all_to_all", "all_to_all", "all_to_all", "all_to_all", "all_reduce", "all_to_all", "all_reduce", "all_reduce",
     ]  # fmt: skip
     assert [one.late_rank for one in job.instances] == [7, 7, 7, 7, 7, 5, 5, 4]
-    assert [one.skew_ns // 1000 for one in job.instances] == [7624, 1101, 168, 125, 223, 534, 584, 885]
+    # No trace names its host, so each rank's clock is its own, and corrected by a microsecond or so.
+    skews = [7624, 1101, 168, 125, 223, 534, 584, 885]
+    assert [one.skew_ns / 1000 for one in job.instances] == pytest.approx(skews, abs=2.5)
     assert all((one.ranks, one.ranks_missing) == (8, 0) for one in job.instances)
     assert codes(job) == {"groups_assumed_global": 8}
 
@@ -230,7 +232,7 @@ def test_dlrm_sizes_are_on_every_rank(dlrm: list[Trace]) -> None:
 def test_dlrm_the_wire_carries_what_the_whole_durations_hide(dlrm: list[Trace]) -> None:
     job = analyzed(dlrm)
     large = [one for one in job.instances if one.operation == "all_reduce" and (one.bytes or 0) > 500_000]
-    assert [one.wire_ns for one in large] == [86_000, 67_000]
+    assert [one.wire_ns for one in large] == pytest.approx([86_000, 67_000], abs=2_000)
     for one in large:
         assert one.bus_bandwidth == pytest.approx((one.bytes or 0) * 1e9 / one.wire_ns * 2 * 7 / 8)
         assert 20e9 < one.bus_bandwidth < 150e9  # NVLink 2 of a V100 carries 150 GB/s, and no ring of 1 MB fills it
@@ -238,16 +240,18 @@ def test_dlrm_the_wire_carries_what_the_whole_durations_hide(dlrm: list[Trace]) 
         assert (total.wait_ns or 0) + (total.wire_ns or 0) == total.duration_ns
 
 
-def test_dlrm_the_rank_that_communicates_least_is_the_late_one(dlrm: list[Trace]) -> None:
+def test_dlrm_the_rank_that_communicates_least_is_the_one_waited_for(dlrm: list[Trace]) -> None:
+    """It is the last because its profiler began later, in one step: that says nothing of it, and nobody is named."""
     job = analyzed(dlrm)
     least = min(job.shares, key=lambda share: share.communication_ns)
-    [worst, *_] = job.stragglers
-    assert worst.rank == least.rank == 7
-    assert worst.late_count == 5
-    # Most of its lateness is that its profiler began later, which says nothing of its work.
-    assert worst.cause == "unknown"
-    assert "older than the traces" in worst.evidence
-    assert [(one.rank, one.cause) for one in job.stragglers[1:]] == [(5, "host_bound"), (4, "host_bound")]
+    assert max(job.shares, key=lambda share: share.caused_wait_ns).rank == least.rank == 7
+    assert job.stragglers == []
+
+
+def test_dlrm_the_critical_path_adds_up(dlrm: list[Trace]) -> None:
+    job = analyzed(dlrm)
+    assert sum(part.duration_ns for part in job.critical_path) == job.wall_ns
+    assert job.replay_error_ratio == pytest.approx(0, abs=0.005)
 
 
 def test_dlrm_any_order_and_any_subset(dlrm: list[Trace]) -> None:

@@ -1,0 +1,10 @@
+"""Models what all ranks of a job did and waited for, and answers who held it up and what mending it would save.
+
+In: `Trace`s, which of their rows are one collective, and each trace's clock (`model.JobInput`).  Out: a
+`model.JobModel` with the critical path, the replay's error, a verdict, and a graph in which other durations can be
+played.  Start at `model.build_model`.
+
+One rank: `rank_events` (columns), `waits` (what waits for what), `rank_graph` (condensed to nodes and edges).  All
+ranks: `clocks`, `job_graph`, `replay`, `critical_path`.  The verdict: `peers` (medians), `roles`, `links`,
+`significance`, `verdict`.  Everything is numpy, linear in the events, and integers of nanoseconds; no torch, no files.
+"""

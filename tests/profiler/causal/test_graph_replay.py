@@ -1,0 +1,130 @@
+"""The graph repeats the recorded run to the nanosecond, and its path adds up; the fixed-lag error is stated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pacecar.profiler.causal.causes import Cause
+from pacecar.profiler.causal.job_graph import Joins, Scenario, join_ranks
+from pacecar.profiler.causal.rank_graph import EdgeKind
+from pacecar.profiler.causal.replay import play, walls
+from pacecar.profiler.trace.columns import Trace
+from pacecar.profiler.trace.reader import read_trace
+from tests.kit.simulated_jobs import LOUD, Job, Layout, Model, simulate
+from tests.profiler.causal.models import modelled
+from tests.profiler.causal.toy_jobs import simulate as simulate_toy
+from tests.profiler.trace.traces import trace_file
+
+JOBS = {
+    "ddp": Job(Layout(data=8), seed=1),
+    "fsdp": Job(Layout(data=8, is_sharded=True), noise=LOUD, seed=2),
+    "tensor and data": Job(Layout(tensor=4, data=2), seed=3),
+    "1f1b": Job(Layout(pipeline=4, data=2), model=Model(microbatches=8), seed=4),
+    "gpipe": Job(Layout(pipeline=2, data=2), model=Model(microbatches=4, schedule="gpipe"), seed=5),
+    "two hosts": Job(Layout(data=16), noise=LOUD, seed=6),
+    "gloo": Job(Layout(data=4), is_cpu=True, seed=7),
+}
+
+
+def assert_exact(traces: list[Trace]) -> None:
+    """Every node is played at the time at which it was recorded, and the path sums to the last of them."""
+    model = modelled(traces)
+    graph = model.graph
+    times = play(graph, graph.weights())
+    for place, rank in enumerate(graph.ranks):
+        rows, lane = rank.events.rows, rank.events.host
+        first = graph.offset[place]
+        hosts = first + np.arange(len(rank.host_begin))
+        assert (times[hosts] == lane.time_ns[rank.host_begin] - graph.base_ns).all()
+        ends = first + rank.seg_end(np.arange(len(rank.seg_first)))
+        assert (times[ends] == rows.end_ns[rank.order[rank.seg_last]] - graph.base_ns).all()
+    path = model.path
+    assert int((path.end_ns - path.start_ns).sum()) == path.wall_ns == max(int(times.max()), 0)
+    assert (path.start_ns[:-1] == path.end_ns[1:]).all()
+    assert (path.end_ns > path.start_ns).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_the_replay_is_exact_and_the_path_adds_up(name: str) -> None:
+    assert_exact(simulate(JOBS[name]).traces())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["param_dlrm_8xV100", "hta_nccl_data", "tl_b200_eager_trace", "hta_trace_diff_test", "kineto_tb_nw0_1623143089861",
+     "hta_cpu_only", "hta_trace_filter_128ranks"],
+)  # fmt: skip
+@pytest.mark.slow
+def test_real_traces_are_replayed_exactly(name: str) -> None:
+    assert_exact([read_trace(path) for path in sorted(trace_file(name).parent.iterdir())])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_without_recorded_delays_the_run_is_still_nearly_as_long(name: str) -> None:
+    error = modelled(simulate(JOBS[name]).traces()).error
+    assert abs(error.ratio) <= 0.006
+    assert error.unexplained_ratio <= 0.01
+
+
+@pytest.mark.slow
+def test_the_wall_time_is_the_jobs_own() -> None:
+    run = simulate(JOBS["two hosts"])
+    assert modelled(run.traces()).wall_ns == pytest.approx(run.wall_ns, abs=20_000)
+
+
+def test_durations_that_are_half_as_long_make_a_job_half_as_long() -> None:
+    """All durations are halved and what the hardware needs in between is not."""
+    traces, length = simulate_toy(ranks=3, steps=3, layers=4)
+    graph = modelled(traces).graph
+    ranks = {
+        place: replace(rank.weights, row_ns=rank.weights.row_ns // 2, host_ns=rank.weights.host_ns // 2)
+        for place, rank in enumerate(graph.ranks)
+    }
+    [wall] = walls(graph, [Scenario(ranks, graph.wire_ns // 2)])
+    assert wall == pytest.approx(length / 2, rel=0.02)
+
+
+def test_a_faster_link_saves_what_the_job_without_it_takes() -> None:
+    slow, long = simulate_toy(ranks=4, steps=4, wire_us=900)
+    _, short = simulate_toy(ranks=4, steps=4, wire_us=450)
+    graph = modelled(slow).graph
+    [wall] = walls(graph, [Scenario(wire_ns=graph.wire_ns // 2)])
+    assert int(graph.weights().shape[0]) > 0
+    assert long - wall == pytest.approx(long - short, rel=0.01)
+
+
+def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> None:
+    """Two collectives that two ranks enter in opposite orders cannot be: neither could begin."""
+    traces, _ = simulate_toy(ranks=2, steps=1, layers=2)
+    model = modelled(traces)
+    joins, row = model.graph.joins, model.graph.joins.row.copy()
+    mine = np.flatnonzero(joins.rank == 1)
+    row[mine] = row[mine[::-1]]
+    swapped = Joins(
+        joins.count, joins.join, joins.rank, row, joins.label, joins.group, joins.is_pair, joins.binds
+    )  # fmt: skip
+    graph = join_ranks(model.graph.ranks, swapped, model.graph.base_ns)
+    assert len(graph.broken) == 1
+    assert play(graph, graph.weights()).max() > 0
+
+
+def test_a_wait_for_data_is_on_the_path_of_the_rank_that_waits() -> None:
+    from tests.profiler.causal.toy_jobs import Fault
+
+    traces, _ = simulate_toy(ranks=4, steps=4, faults={2: Fault(data_ns=5_000_000)})
+    path = modelled(traces).path
+    waits = (path.cause == Cause.DATA_WAIT) & (path.rank == 2)
+    assert int((path.end_ns - path.start_ns)[waits].sum()) >= 4 * 5_000_000
+
+
+def test_edges_of_every_kind_were_tried() -> None:
+    graph = modelled(simulate_toy(ranks=2, steps=2, layers=3)[0]).graph
+    assert set(graph.kind.tolist()) == {
+        EdgeKind.SOURCE, EdgeKind.HOST, EdgeKind.SYNC, EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.LAUNCH,
+        EdgeKind.ARRIVE, EdgeKind.LEAVE,
+    }  # fmt: skip

@@ -1,0 +1,61 @@
+"""Chance names nobody: what is named is larger than what dealing the excesses out again gives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pacecar.profiler.causal.significance import (
+    P_MAX,
+    change_step,
+    is_one_off,
+    lasting_ratio,
+    permutation_p,
+    spread_ratio,
+    winsorised,
+)
+
+
+def test_of_equal_ranks_few_are_below_the_limit() -> None:
+    random = np.random.default_rng(0)
+    below = sum(
+        permutation_p(table, int(table.sum(axis=1).argmax())) < 0.05 for table in random.standard_normal((100, 8, 6))
+    )
+    assert below <= 15
+
+
+def test_one_outlying_step_is_pulled_in() -> None:
+    table = np.zeros((8, 6))
+    table[3, 2] = 100
+    assert permutation_p(table, 3) > P_MAX
+    assert winsorised(table).max() == 0
+    assert lasting_ratio(table[3], 1) == 0
+
+
+def test_an_excess_in_every_step_is_no_chance() -> None:
+    table = np.random.default_rng(1).standard_normal((8, 6))
+    table[3] += 6
+    assert permutation_p(table, 3) < P_MAX
+    assert lasting_ratio(table[3], 1) > 0.9
+
+
+def test_two_ranks_and_few_steps_prove_nothing() -> None:
+    assert permutation_p(np.array([[0.0] * 6, [5.0] * 6]), 1) > P_MAX
+    assert permutation_p(np.array([[0.0] * 12, [5.0] * 12]), 1) < P_MAX
+
+
+def test_what_happens_once_stands_out_of_all_ranks_and_steps() -> None:
+    table = np.abs(np.random.default_rng(2).standard_normal((8, 6)))
+    table[5, 1] = 60
+    assert is_one_off(table, 5)
+    table[2, 3] = 30  # another has one like it
+    assert not is_one_off(table, 5)
+
+
+def test_where_an_excess_begins() -> None:
+    assert change_step(np.array([0.0, 0.1, 5.0, 5.1, 4.9, 5.0])) == 2
+    assert change_step(np.array([5.0, 5.1, 4.9, 5.0, 5.2, 5.0])) == 0
+
+
+def test_a_stop_is_in_one_part_of_its_step_and_slow_work_in_all() -> None:
+    assert spread_ratio(np.array([[0.0, 3, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0]])) == 0
+    assert spread_ratio(np.ones((3, 4))) == 0.75
