@@ -133,9 +133,9 @@ def compare(
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is excess
-    only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone copies
-    the input, the last alone has the loss, and that is nobody's fault.
+    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is
+    excess only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone
+    copies the input, the last alone has the loss, and that is nobody's fault.
     """
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
