@@ -133,9 +133,9 @@ def compare(
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, the host's own work and copies are not compared, and a piece that most peers lack is excess
-    only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone copies
-    the input, the last alone has the loss, and that is nobody's fault.
+    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is
+    excess only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone
+    copies the input, the last alone has the loss, and that is nobody's fault.
     """
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
@@ -154,7 +154,7 @@ def compare(
     return [each for each in found if each is not None]
 
 
-STRUCTURAL = (Cause.HOST_BOUND, Cause.OPTIMIZER_HOST, Cause.EXPOSED_COPY)
+STRUCTURAL = (Cause.HOST_BOUND, Cause.EXPOSED_COPY)
 """Causes that say nothing between roles: an inner stage receives and sends, which is more work for its host."""
 
 ANYWHERE = (Cause.CHECKPOINT, Cause.GC)
