@@ -62,7 +62,8 @@ class OutcomeLines:
         wall_ns = max(1, totals.wall_ns)
         said = f"{plural(steps, 'step')} of {duration(wall_ns / steps)}: {_shares(totals)}"
         if goodbye.total_overhead_ns is not None:
-            said += f"; pacecar's own time {percent(goodbye.total_overhead_ns / wall_ns, digits=2)}"
+            ratio = percent(goodbye.total_overhead_ns / wall_ns, digits=2)
+            said += f"; pacecar's own time {duration(goodbye.total_overhead_ns)} ({ratio})"
         if self._is_tuned:
             changes = [
                 f"{knob} {setting(knob, first)} -> {setting(knob, last)}"

@@ -54,8 +54,8 @@ MEASURED = "pacecar: 10 steps of 100.00 ms: 57.5 % compute, 30.0 % exposed commu
 
 
 def test_a_measured_script_hears_its_largest_shares_and_what_pacecar_took(said: Any) -> None:
-    assert said(step_record(), goodbye()) == f"{MEASURED}; pacecar's own time 0.50 %\n"
-    assert said(goodbye(), run_dir="runs/a").endswith("0.50 %; more: pacecar report runs/a\n")
+    assert said(step_record(), goodbye()) == f"{MEASURED}; pacecar's own time 5.00 ms (0.50 %)\n"
+    assert said(goodbye(), run_dir="runs/a").endswith("(0.50 %); more: pacecar report runs/a\n")
     assert said(goodbye(total_overhead_ns=None)) == f"{MEASURED}\n"
 
 
@@ -81,7 +81,10 @@ def test_where_there_turns_out_to_be_nothing_to_tune_the_first_reason_is_said_at
     line = "pacecar: tunes nothing: bucket_bytes: all gradients fit in the smallest bucket\n"
     assert said(status("warming"), status("off", detail), status("off", detail)) == line
     assert said(status("warming", rank=1), status("off", detail, rank=1), goodbye(rank=1)) == ""
-    assert said(status("warming"), status("off", detail), goodbye()) == f"{line}{MEASURED}; pacecar's own time 0.50 %\n"
+    assert (
+        said(status("warming"), status("off", detail), goodbye())
+        == f"{line}{MEASURED}; pacecar's own time 5.00 ms (0.50 %)\n"
+    )
 
 
 def test_a_script_without_measured_steps_and_other_ranks_than_the_first_hear_nothing(said: Any) -> None:
