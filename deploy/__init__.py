@@ -21,7 +21,8 @@ from pacecar.safe_files import FOLDER_MODE, replacing
 __all__ = ["DeployError", "export", "listing", "show"]
 
 DATA_SUFFIXES = (
-    ".conf", ".dockerignore", ".json", ".md", ".sbatch", ".service", ".sh", ".socket", ".toml", ".tpl", ".txt", ".yaml", ".yml",
+    ".conf", ".dockerignore", ".json", ".md", ".sbatch", ".service", ".sh", ".socket", ".toml", ".tpl", ".txt", ".yaml",
+    ".yml",
 )  # fmt: skip
 
 PROGRAMS = (".sbatch", ".sh")
