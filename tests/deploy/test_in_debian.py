@@ -1,8 +1,8 @@
 """What operators install, in a Debian of its own: the package of real wheels, and the image, built without any daemon.
 
 mmdebstrap makes the Debian in a scratch folder; what runs there runs in a mount namespace with that folder as its root.
-Neither the packages nor the containers of this machine are touched.  The image's base is that Debian with python, because
-there is no registry here to fetch the Containerfile's own from; all its steps are run as they stand.
+Neither the packages nor the containers of this machine are touched.  The image's base is that Debian with python,
+because there is no registry here to fetch the Containerfile's own from; all its steps are run as they stand.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ shift 3
 exec chroot . /bin/sh -c 'umount -l /.old; exec "$@"' sh /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
   LC_ALL=C.UTF-8 HOME=/root BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs "$@"
 """.replace("SHARED", " ".join(SHARED))
-"""root, sources, folder of images, command: makes the root that of a namespace of its own, and runs the command there."""
+"""root, sources, folder of images, command: runs the command in a mount namespace with that root."""
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PACECAR_", "PYTHON"))}
 
 TLS = """
-openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=elsewhere -keyout /tmp/web/node.key \
-  -out /tmp/web/node.crt 2>/dev/null
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=elsewhere \
+  -keyout /tmp/web/node.key -out /tmp/web/node.crt 2>/dev/null
 printf 'tls_server_config: {cert_file: node.crt, key_file: node.key, client_ca_file: node.crt, client_auth_type:
   RequireAndVerifyClientCert}\\n' >/tmp/web/web.yml
 """
@@ -119,8 +119,8 @@ def test_the_image_is_built_and_its_healthcheck_works_under_tls(debian, tmp_path
     inside = TICKS.format(before="", health=" ".join(health))
     container = (
         "mkdir -p /tmp/run /tmp/web; {tls} chmod 644 /tmp/web/node.key; chown 65532:65532 /tmp/run\n"
-        "c=$(buildah from localhost/pacecar:test)\nbuildah run --user 65532:65532 {environ} --volume /tmp/run:/run/pacecar"
-        ' --volume /tmp/web:/tmp/web:ro "$c" sh -c "$(cat /tmp/inside)"'
+        "c=$(buildah from localhost/pacecar:test)\nbuildah run --user 65532:65532 {environ}"
+        ' --volume /tmp/run:/run/pacecar --volume /tmp/web:/tmp/web:ro "$c" sh -c "$(cat /tmp/inside)"'
     )
     (debian.folder / "tmp/inside").write_text(inside)
     for environ in ("", "--env PACECAR_DAEMON_WEB_CONFIG_FILE=/tmp/web/web.yml"):
