@@ -173,13 +173,14 @@ compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapte
 deb: $(RUN_STAMP) ## Build the Debian package of the daemon into dist/ (ARCH=arm64 for another machine)
 	@PYTHON="$(abspath $(BIN)/python)" PIP_FLAGS="$(PIP_FLAGS)" deploy/deb/build.sh dist
 
-# One command with whichever of the three is here (docker alone finds the file of what to leave out by its name); BUILD_FLAGS are the builder's own words, as --build-arg PYTHON_IMAGE=...
+# One command with whichever of the three is here.  The other two do not find by its name what to leave out, and write a
+# format that has no HEALTHCHECK, unless they are told.  BUILD_FLAGS are the builder's own words, as --build-arg PYTHON_IMAGE=...
 image: ## Build the daemon's container image by docker, podman or buildah (BUILDER, IMAGE, BUILD_FLAGS)
 	@builder="$(BUILDER)"; \
 	for one in docker podman buildah; do [ -n "$$builder" ] || ! command -v $$one >/dev/null || builder=$$one; done; \
 	[ -n "$$builder" ] || { echo "there is no docker, podman or buildah here: name one by BUILDER" >&2; exit 1; }; \
-	case "$$builder" in *docker) ignore=;; *) ignore="--ignorefile deploy/container/Containerfile.dockerignore";; esac; \
-	exec $$builder build -f deploy/container/Containerfile $$ignore -t "$(IMAGE)" $(BUILD_FLAGS) .
+	case "$$builder" in *docker) as=;; *) as="--format docker --ignorefile deploy/container/Containerfile.dockerignore";; esac; \
+	exec $$builder build -f deploy/container/Containerfile $$as -t "$(IMAGE)" $(BUILD_FLAGS) .
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards

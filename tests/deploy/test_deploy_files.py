@@ -124,8 +124,8 @@ def test_the_healthcheck_asks_through_the_socket():
         (["buildah", "podman", "docker"], "docker build -f deploy/container/Containerfile -t pacecar:VERSION ."),
         (
             ["buildah", "podman"],
-            "podman build -f deploy/container/Containerfile --ignorefile deploy/container/Containerfile.dockerignore"
-            " -t pacecar:VERSION .",
+            "podman build -f deploy/container/Containerfile --format docker --ignorefile"
+            " deploy/container/Containerfile.dockerignore -t pacecar:VERSION .",
         ),
         ([], None),
     ],
