@@ -19,6 +19,7 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 SEEN_FLAGS ?=
 MUTATION_FLAGS ?=
+ARCH ?=
 BUILDER ?=
 BUILD_FLAGS ?=
 IMAGE ?= pacecar:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -170,8 +171,9 @@ compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapte
 	@PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python tests/compatibility/run.py --torch "$(TORCH)"; ran=$$?; \
 	$(BIN)/python tests/adapters/compatibility.py && exit $$ran
 
-deb: $(RUN_STAMP) ## Build the Debian package of the daemon into dist/ (ARCH=arm64 for another machine)
-	@PYTHON="$(abspath $(BIN)/python)" PIP_FLAGS="$(PIP_FLAGS)" deploy/deb/build.sh dist
+# Without an environment of its own: whoever wants the package wants no torch.
+deb: ## Build the Debian package of the daemon into dist/ (ARCH=arm64 for another machine)
+	@PYTHON="$(if $(wildcard $(BIN)/python),$(abspath $(BIN)/python),$(PYTHON))" PIP_FLAGS="$(PIP_FLAGS)" ARCH="$(ARCH)" deploy/deb/build.sh dist
 
 # One command with whichever of the three is here.  The other two do not find by its name what to leave out, and write a
 # format that has no HEALTHCHECK, unless they are told.  BUILD_FLAGS are the builder's own words, as --build-arg PYTHON_IMAGE=...
