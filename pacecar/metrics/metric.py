@@ -28,6 +28,7 @@ class MetricUnit(Enum):
     MILLIWATTS = ("watts", 1e-3, "milliwatts")
     MILLIJOULES = ("joules", 1e-3, "millijoules")
     CELSIUS = ("celsius", 1.0, "degrees Celsius")
+    MILLICELSIUS = ("celsius", 1e-3, "thousandths of a degree Celsius")
     HERTZ = ("hertz", 1.0, "hertz")
     KILOHERTZ = ("hertz", 1e3, "kilohertz")
     MEGAHERTZ = ("hertz", 1e6, "megahertz")
