@@ -18,7 +18,7 @@ _ON = f"{{{{{NODE}}}}}"
 _SENSOR = f"{_ON} {{{{device}}}} {{{{sensor}}}}"
 _DASHED = {"custom__lineStyle": {"fill": "dash", "dash": [8, 8]}}
 
-select = ON_NODES.select
+select, increase = ON_NODES.select, ON_NODES.increase
 
 
 def _share(name: str) -> str:
@@ -52,6 +52,9 @@ def system_section() -> Section:
                 Query(_share("threads"), f"{_ON} threads"),
                 Query(_share("tracked_connections"), f"{_ON} connections"),
             ], unit="percentunit", low=0, soft_limit=1.0, empty=NO_NODE, thresholds=[(0.8, WARN), (0.95, BAD)])),
+        (24, 6, time_series("Hung tasks", "Tasks that the kernel found waiting for two minutes without a break, in the "
+            "window. Its log names them.", [Query(increase("pacecar_host_hung_tasks_total"), _ON)], unit="none",
+            empty="This kernel does not count them (before Linux 6.13)")),
     ], collapsed=True)  # fmt: skip
 
 

@@ -36,6 +36,13 @@ OS_TICKS = 600
 
 OS_RELEASE = Path("/etc/os-release")
 
+COUNTS = {
+    "net/netfilter/nf_conntrack_count": "pacecar_host_tracked_connections",
+    "net/netfilter/nf_conntrack_max": "pacecar_host_tracked_connections_limit",
+    "kernel/hung_task_detect_count": "pacecar_host_hung_tasks_total",
+}
+"""File below /proc/sys -> the metric of the number in it."""
+
 TEXT_MAX = 64
 """Characters of a word of os-release that are kept: it becomes a label."""
 
@@ -71,7 +78,7 @@ class SystemCollector:
         self._os: Seldom[list[Sample]] = Seldom(OS_TICKS // SELDOM_TICKS)
 
     def collect(self) -> Outcome:
-        """Read five short files and ask for the clock's state, at one tick in SELDOM_TICKS."""
+        """Read six short files and ask for the clock's state, at one tick in SELDOM_TICKS."""
         reading = SourceReading(self._files)
         for read in self._samples.get(reading, lambda: self._read(reading)):
             reading.add(read.metric, read.value, *read.labels)
@@ -91,11 +98,8 @@ class SystemCollector:
         known = [limit for limit in limits if limit is not None]
         if len(known) == len(limits):  # the less of the two binds; one alone may not be it
             samples.append(sample("pacecar_host_threads_limit", min(known)))
-        for name, metric in (
-            ("nf_conntrack_count", "pacecar_host_tracked_connections"),
-            ("nf_conntrack_max", "pacecar_host_tracked_connections_limit"),
-        ):
-            count = reading.parsed(kernel / "net" / "netfilter" / name, whole)
+        for name, metric in COUNTS.items():
+            count = reading.parsed(kernel / name, whole)
             if count is not None:
                 samples.append(sample(metric, count))
         return samples + self._read_clock(reading)

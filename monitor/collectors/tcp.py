@@ -16,15 +16,19 @@ import os
 from pathlib import Path
 
 from pacecar.kernel_files.reader import KernelFiles, whole
-from pacecar.records import Outcome
+from pacecar.records import Outcome, Sample
 
-from .source_reader import SourceReading
+from ..catalog_sample import sample
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["TcpCollector"]
 
 Series = tuple[str, tuple[str, ...]]
 
 MEMORY = "pacecar_host_socket_memory_bytes"
+
+SELDOM_TICKS = 10
+"""Ticks between two readings of how many sockets there are: a leak of them takes minutes."""
 
 SERIES: dict[tuple[str, str], Series] = {
     ("Tcp", "InSegs"): ("pacecar_host_tcp_segments_received_total", ()),
@@ -70,9 +74,10 @@ class TcpCollector:
         self._files = files
         self._net = files.proc / "net"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._sockets: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
 
     def collect(self) -> Outcome:
-        """Read /proc/net/snmp, netstat, softnet_stat and sockstat once."""
+        """Read /proc/net/snmp, netstat and softnet_stat once, and now and then sockstat."""
         reading = SourceReading(self._files)
         for name in ("snmp", "netstat"):
             self._tables(reading, self._net / name)
@@ -81,13 +86,19 @@ class TcpCollector:
         if rows and reading.failures == failures:  # a sum that lacks a processor would go backwards
             reading.add("pacecar_host_softnet_drops_total", sum(drops for drops, _ in rows))
             reading.add("pacecar_host_softnet_squeezes_total", sum(squeezes for _, squeezes in rows))
-        for counts in reading.lines(self._net / "sockstat", parse_sockstat_line):
-            for (metric, labels), count in counts.items():
-                reading.add(metric, count * (self._page_bytes if metric == MEMORY else 1), *labels)
+        for read in self._sockets.get(reading, lambda: self._read_sockets(reading)):
+            reading.add(read.metric, read.value, *read.labels)
         return reading.outcome()
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _read_sockets(self, reading: SourceReading) -> list[Sample]:
+        return [
+            sample(metric, count * (self._page_bytes if metric == MEMORY else 1), *labels)
+            for counts in reading.lines(self._net / "sockstat", parse_sockstat_line)
+            for (metric, labels), count in counts.items()
+        ]
 
     def _tables(self, reading: SourceReading, path: Path) -> None:
         """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""

@@ -67,6 +67,7 @@ CATALOG: tuple[Metric, ...] = (
         ("host_tasks_blocked", _G, _N, "", "Tasks that wait for I/O to complete."),
         ("host_boot_time_seconds", _G, _NS, "", "When the machine started, seconds since the Unix epoch."),
         ("host_os_info", _G, _N, "kernel architecture os version", "Kernel and distribution of the machine; always 1, to join on."),
+        ("host_hung_tasks_total", _C, _N, "", "Tasks that the kernel found waiting for two minutes without a break, mostly for a disk or a server; absent before Linux 6.13."),
         ("host_cpu_frequency_min_hertz", _G, MetricUnit.KILOHERTZ, "", "Frequency of the slowest processor."),
         ("host_cpu_frequency_mean_hertz", _G, MetricUnit.KILOHERTZ, "", "Mean frequency of the processors."),
         ("host_cpu_frequency_limit_hertz", _G, MetricUnit.KILOHERTZ, "", "Highest frequency that the slowest processor may be set to."),

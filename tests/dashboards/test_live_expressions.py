@@ -58,6 +58,7 @@ MAY_BE_MISSING = {
     "pacecar_host_sensor_": VIRTUAL,
     "pacecar_host_memory_corrupted_bytes": "a kernel need not watch for faulty memory",
     "pacecar_host_tracked_connections": "a node need not track connections",
+    "pacecar_host_hung_tasks_total": "kernels before Linux 6.13 do not count them",
     "pacecar_host_clock_": "a sandbox may keep the clock's state to itself",
     "pacecar_host_cpu_frequency_": VIRTUAL,
     "pacecar_host_network_link_bytes_per_second": "a virtual link has no rated speed",

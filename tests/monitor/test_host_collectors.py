@@ -509,6 +509,7 @@ def test_system_values(files, values):
         ("host_threads_limit",): 643,  # the less of pid_max and threads-max
         ("host_tracked_connections",): 645,
         ("host_tracked_connections_limit",): 646,
+        ("host_hung_tasks_total",): 647,
         ("host_clock_synchronized",): 1,
         ("host_clock_offset_seconds",): -651,
         ("host_clock_estimated_error_seconds",): 652_000,
