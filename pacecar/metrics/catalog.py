@@ -41,7 +41,7 @@ def _section(subject: MetricSubject, *rows: tuple[str, MetricKind, MetricUnit, s
     return metrics
 
 
-_C, _G = MetricKind.COUNTER, MetricKind.GAUGE
+_C, _G, _H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 _NS, _B, _BPS, _R, _N = (
     MetricUnit.NANOSECONDS,
     MetricUnit.BYTES,
@@ -290,6 +290,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_tokens_total", _C, _N, "training_job launch rank", "Tokens trained on by this rank; absent when the hook cannot count them."),
         ("job_step", _G, _N, "training_job launch rank", "Number of the last step that was reported."),
         ("job_step_duration_seconds", _G, _NS, "training_job launch rank", "Wall time of the last step."),
+        ("job_step_duration_distribution_seconds", _H, _NS, "training_job launch", "Wall time of the steps of the job's ranks here that were measured and heard, in buckets: for percentiles."),
         ("job_step_phase_duration_seconds", _G, _NS, "training_job launch rank phase", "Host time of the last step's phases: data_wait, forward, backward, optimizer."),
         ("job_step_wall_seconds_total", _C, _NS, "training_job launch rank", "Wall time of all steps; the ledger's headings sum to it."),
         ("job_ledger_seconds_total", _C, _NS, "training_job launch rank heading", "The step ledger: wall time of all steps by what it went to."),
