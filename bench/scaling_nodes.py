@@ -90,7 +90,8 @@ def model(file: Path) -> None:
         finally:
             job.close()
             daemon.close()
-    unique = {(sample.metric, sample.labels): sample.value for sample in samples}
+    # Without histograms: a job has one, and each rank some seventy series.
+    unique = {(sample.metric, sample.labels): sample.value for sample in samples if isinstance(sample, Sample)}
     file.write_text(json.dumps([[metric, labels, value] for (metric, labels), value in unique.items()]))
 
 

@@ -11,7 +11,7 @@ NOT_DRAWN = {
         f"pacecar_daemon_otlp_{name}": "of daemons that push, which a store that does not scrape draws itself"
         for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
     },
+    "pacecar_job_hang_collectives": "for the alert about hangs, which names the rank that has begun fewest",
     "pacecar_job_start_time_seconds": "puts the newest launch first where one is chosen; the graphs begin there",
-    "pacecar_process_info": "to join on: which job, pod or container a pid is",
 }
 """Metric -> why it is on no panel."""

@@ -13,11 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pacecar.metrics.catalog import Metric, MetricKind, by_name
+from pacecar.metrics.catalog import CATALOG, Metric, MetricKind, by_name
 
 __all__ = [
     "CLUSTER",
     "FLEET",
+    "FLEET_NODES",
     "GPU",
     "INTERVAL",
     "JOB",
@@ -25,11 +26,13 @@ __all__ = [
     "NODE",
     "ONE_JOB",
     "ON_NODES",
+    "OWNER",
     "RANK",
     "QueryError",
     "Scope",
     "combine",
     "divide",
+    "gpus_held",
     "metrics_in",
     "or_zero",
 ]
@@ -39,6 +42,9 @@ JOB, LAUNCH, RANK = by_name("pacecar_rank_info").labels[:3]
 spelt.  Two jobs may have one name: whatever is aggregated or joined by job is by name and launch."""
 
 GPU = by_name("pacecar_gpu_info").labels[0]
+
+OWNER = (JOB, LAUNCH, "pod_namespace", "pod_name", "slurm_job")
+"""Whose a process is, of `pacecar_process_info`; labels that do not apply are empty."""
 
 NODE = "instance"
 """The label that Prometheus itself puts on everything that it scraped from one daemon."""
@@ -52,6 +58,7 @@ INTERVAL = "$__rate_interval"
 _OF_THE_TARGET = frozenset({CLUSTER, NODE})
 _OPERATORS = ("!=", "=~", "!~")
 _NAME = re.compile(r"\bpacecar_[a-z0-9_]+")
+_METRICS = {series: metric for metric in CATALOG for series in metric.series}
 
 
 class QueryError(ValueError):
@@ -100,6 +107,25 @@ class Scope:
         """
         return divide(self.rate(total, all_ranks=all_ranks), self.rate(count, all_ranks=all_ranks))
 
+    def percentile(self, share: float, name: str, *labels: str) -> str:
+        """Return the value of the histogram `name` below which `share` (0..1) of all counted ones are, by `labels`.
+
+        A Prometheus that keeps native histograms has these alone, all others the buckets of fixed bounds; the question
+        for the one is empty where there is the other.
+
+        Raises:
+            KeyError, QueryError: as `select`; and QueryError for what is no histogram.
+        """
+        if by_name(name).kind is not MetricKind.HISTOGRAM:
+            raise QueryError(f"{name} is no histogram: it has no percentiles")
+        selector = self.select(name, all_ranks=True)
+        fixed = selector.replace(name, f"{name}_bucket", 1)
+        native, classic = (
+            f"histogram_quantile({share:g}, {combine('sum', f'rate({counts}[{self.interval}])', *by)})"
+            for counts, by in ((selector, labels), (fixed, (*labels, "le")))
+        )
+        return f"{native} or {classic}"
+
     def fast_times(self, name: str) -> str:
         """Return the lowest tenth of the gauge `name` in the range that is shown: one value, the same at each point.
 
@@ -110,7 +136,7 @@ class Scope:
 
     def _counter(self, name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
         if by_name(name).kind is not MetricKind.COUNTER:
-            raise QueryError(f"{name} is a gauge: it has no rate")
+            raise QueryError(f"{name} is no counter: it has no rate")
         return self.select(name, where, all_ranks=all_ranks)
 
     def _matchers(self, metric: Metric, where: Mapping[str, str], all_ranks: bool) -> Iterator[str]:
@@ -136,8 +162,13 @@ ONE_JOB = Scope({**_IN_CLUSTER, JOB: '="$job"', LAUNCH: '="$launch"', RANK: '=~"
 ON_NODES = Scope({**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}, _NODES)
 """Nodes, and what jobs do there."""
 
-FLEET = Scope({**_IN_CLUSTER, JOB: '=~"$job"'}, {**_IN_CLUSTER, NODE: '=~"$node"'})
+_FLEET_NODES = {**_IN_CLUSTER, NODE: '=~"$node"'}
+
+FLEET = Scope({**_IN_CLUSTER, JOB: '=~"$job"'}, _FLEET_NODES)
 """All jobs, and all nodes."""
+
+FLEET_NODES = Scope(_FLEET_NODES, _FLEET_NODES)
+"""All nodes, and whatever runs on them, of a job that was chosen or not."""
 
 
 def combine(operation: str, expression: str, *labels: str) -> str:
@@ -153,6 +184,15 @@ def divide(part: str, whole: str, *, matching: str = "") -> str:
     return f"{part} / {matching + ' ' if matching else ''}({whole} > 0)"
 
 
+def gpus_held(scope: Scope, *owner: str) -> str:
+    """Return 1 for each GPU and each owner of a process on it; `owner` are labels of `pacecar_process_info`."""
+    owned = [label for label in owner if label != CLUSTER]
+    memory, info = scope.select("pacecar_gpu_process_memory_bytes"), scope.select("pacecar_process_info")
+    owners = combine("group", info, CLUSTER, NODE, "pid", *owned)
+    held = f"{memory} * on ({CLUSTER}, {NODE}, pid) group_left ({', '.join(owned)}) {owners}"
+    return combine("group", held, CLUSTER, NODE, GPU, *owned)
+
+
 def or_zero(expression: str, of: str) -> str:
     """Return `expression`, and 0 where it is empty but something of `of` is there: none of many is a measurement."""
     return f"{expression} or 0 * count({of})"
@@ -165,4 +205,4 @@ def metrics_in(expressions: Iterable[str]) -> list[Metric]:
         KeyError: something is named like a metric of ours and is not in the catalog.
     """
     names = dict.fromkeys(name for text in expressions for name in _NAME.findall(text))
-    return [by_name(name) for name in names]
+    return list(dict.fromkeys(_METRICS.get(name) or by_name(name) for name in names))

@@ -16,13 +16,15 @@ HEAD = """\
 
 <!-- Generated from pacecar/metrics/catalog.py by `make dashboards`. Do not edit: change the catalog. -->
 
-The daemon serves these at `http://127.0.0.1:9850/metrics`, as Prometheus text or as OpenMetrics.
+The daemon serves these at `http://127.0.0.1:9850/metrics`, as Prometheus text, OpenMetrics or Prometheus protobuf.
 
 - Units are base units: seconds, bytes, hertz, watts, and ratios from 0 to 1.
 - A series exists only if a number was read. Zero is a measurement; what is missing is absent.
 - Counters of a job add up every step since attach. They travel in every record, so a dropped record loses no total.
 - Facts that do not change are labels of an `_info` series, whose value is always 1. Join on it:
   `pacecar_job_step_duration_seconds * on (training_job, launch, rank) group_left (host) pacecar_rank_info`.
+- A histogram comes in buckets of fixed bounds, and to a Prometheus that asks for it as a native histogram
+  ([how](dashboards.md#percentiles)).
 - Metrics of a job disappear when the daemon has not heard of it for `job_forget_seconds`.
 """
 

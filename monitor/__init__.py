@@ -11,7 +11,7 @@ the jobs.  Start with `daemon`, which builds all parts; `service` is the process
     http/               the port: pages, status document, event stream, TLS and passwords
     recorder/           the flight recorder
     service, reload, systemd, activation    signals, changed files, readiness, a socket that systemd opened
-    catalog_sample      what collectors and parts of the daemon make their samples with
+    catalog_sample, histogram               what parts of the daemon make their samples with; counts of durations
     watched_threads, fault_containment      every thread goes on; a bug costs one job, collector or step of a tick
     fair_share, heap_trimming               bounds that users share; memory that does not grow
     wakeable_selector                       how the socket server, the web server and the event stream wait

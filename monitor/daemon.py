@@ -35,6 +35,7 @@ from .export.otlp import Otlp, OtlpError, OtlpReading
 from .export.prometheus import Exporter
 from .fault_containment import ContainedPart, FaultContainment
 from .heap_trimming import HeapTrimming
+from .histogram import Served
 from .http.routes import Routes
 from .http.server import WebError, WebServer
 from .http.status_document import StatusDocumentBuilder
@@ -239,7 +240,7 @@ class Daemon:
         ticked = [] if snapshot is None or is_old else [OtlpReading(snapshot.wall_ns, snapshot.samples())]
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
-    def _live_samples(self) -> list[Sample]:
+    def _live_samples(self) -> list[Served]:
         """Return the samples that are made at each scrape and not by a tick: jobs, and what the daemon's parts know."""
         jobs = self._state.jobs()
         own = list(self._own_samples())  # before the jobs', which take long: the page was just found to be new enough
@@ -385,7 +386,8 @@ class Daemon:
     def _around(self) -> Around:
         """Return the ranks that the daemon knows and their identity, for a recording."""
         jobs = self._state.jobs()
-        identity = [s for s in job_samples(jobs, self._identity.residence) if s.metric == "pacecar_rank_info"]
+        served = job_samples(jobs, self._identity.residence)
+        identity = [s for s in served if isinstance(s, Sample) and s.metric == "pacecar_rank_info"]
         return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
     def _keep_budget(self) -> None:

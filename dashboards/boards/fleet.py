@@ -21,6 +21,7 @@ from ..frame import dashboard, variables
 from ..palette import BAD, GOOD, WARN
 from ..panels import Query, Section, in_order, stat, time_series
 from ..queries import CLUSTER, FLEET, GPU, JOB, LAUNCH, NODE, combine, divide, or_zero
+from .gpu_hours import gpu_hours_section
 from .pace import CAUSES
 from .ranking import Column, ranking
 
@@ -257,7 +258,7 @@ def fleet_dashboard() -> core.Dashboard:
         "pacecar-fleet",
         "All jobs, GPUs and nodes, the worst first; the names lead on.",
         variables("job", "node"),
-        [_now(), _jobs(), _gpus(), _nodes()],
+        [_now(), _jobs(), _gpus(), _nodes(), gpu_hours_section()],
         time="now-6h",
         refresh="30s",
     )

@@ -17,6 +17,7 @@ from ..queries import CLUSTER, JOB, LAUNCH, NODE, ON_NODES, combine, divide, or_
 from .node_gpu import gpu_extremes, gpu_health_section, gpu_inside_section, gpu_section, gpu_tenants_section
 from .node_host import cgroup_section, disk_section, host_section, memory_section, numa_section
 from .node_links import gpu_links_section, network_section, rdma_section, tcp_section
+from .node_system import sensors_section, system_section
 from .ranking import Column, ranking
 
 __all__ = ["node_dashboard"]
@@ -114,6 +115,7 @@ def node_dashboard() -> core.Dashboard:
         [
             _now(), gpu_section(), gpu_health_section(), gpu_inside_section(), gpu_links_section(),
             gpu_tenants_section(), network_section(), tcp_section(), rdma_section(), host_section(),
-            memory_section(), numa_section(), disk_section(), cgroup_section(), _extremes(),
+            memory_section(), numa_section(), disk_section(), cgroup_section(), system_section(), sensors_section(),
+            _extremes(),
         ],
     )  # fmt: skip

@@ -66,8 +66,8 @@ def memory_section() -> Section:
     kinds = [
         Query(select(f"pacecar_host_memory_{kind}_bytes"), _where(words))
         for kind, words in (
-            ("shared", "shared, /dev/shm"), ("dirty", "waits for the disk"), ("unevictable", "pinned"),
-            ("transparent_huge", "in huge pages"),
+            ("shared", "shared, /dev/shm"), ("dirty", "waits for the disk"), ("writeback", "on its way to the disk"),
+            ("unevictable", "pinned"), ("transparent_huge", "in huge pages"),
         )
     ]  # fmt: skip
     return Section("Memory", [
@@ -94,7 +94,18 @@ def memory_section() -> Section:
         (8, 7, time_series("Killed for want of memory", "Processes that the kernel killed, in the window. Often it is "
             "a data loader, and the job dies later of something else.",
             [Query(increase("pacecar_host_oom_kills_total"), _ON)], unit="none", empty=NO_NODE)),
-        (24, 6, time_series("Huge pages", "Pool of huge pages and what of it is free, by size of a page.", [
+        (8, 7, time_series("Memory of processes and kernel", "What processes and the kernel hold; what is asked for "
+            "may be more than there is, because not all of it is used.", [
+                Query(select(f"pacecar_host_memory_{kind}_bytes"), _where(words)) for kind, words in (
+                    ("anonymous", "of processes"), ("mapped", "mapped files"), ("slab", "the kernel's objects"),
+                    ("page_tables", "page tables"), ("committed", "asked for"))
+            ], unit="bytes", empty=NO_NODE)),
+        (8, 7, time_series("Page faults", "Page faults per second; on the right memory that the kernel took out of use "
+            "because it is faulty.", [
+                Query(rate("pacecar_host_page_faults_total"), _where("faults")),
+                Query(select("pacecar_host_memory_corrupted_bytes"), _where("faulty memory")),
+            ], unit="cps", empty=NO_NODE, overrides=[look(".* memory", regex=True, unit="bytes", **_RIGHT)])),
+        (8, 7, time_series("Huge pages", "Pool of huge pages and what of it is free, by size of a page.", [
                 Query(select("pacecar_host_hugepages_size_bytes"), _where("{{page}} pool")),
                 Query(select("pacecar_host_hugepages_free_bytes"), _where("{{page}} free")),
             ], unit="bytes", empty="This kernel has no pool of huge pages")),

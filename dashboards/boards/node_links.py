@@ -152,6 +152,14 @@ def tcp_section() -> Section:
         (8, 7, time_series("Squeezed", "Times a processor ran out of its budget with packets left: raise "
             "net.core.netdev_budget or spread interrupts.",
             [Query(increase("pacecar_host_softnet_squeezes_total"), _ON)], unit="none", empty=NO_NODE)),
+        (8, 7, time_series("Sockets", "TCP sockets by state; their buffers on the right.", [
+                Query(select("pacecar_host_tcp_sockets"), f"{_ON} {{{{state}}}}"),
+                Query(select("pacecar_host_socket_memory_bytes"), f"{_ON} {{{{protocol}}}} memory"),
+            ], unit="none", empty=NO_NODE, overrides=[look(".* memory", regex=True, unit="bytes", **_RIGHT)])),
+        (8, 7, time_series("Connections opened", "TCP connections per second, by the side that asked.",
+            [Query(rate("pacecar_host_tcp_opens_total"), f"{_ON} {{{{side}}}}")], unit="cps", empty=NO_NODE)),
+        (8, 7, time_series("UDP datagrams", "Datagrams per second, by direction.",
+            [Query(rate("pacecar_host_udp_datagrams_total"), f"{_ON} {{{{direction}}}}")], unit="pps", empty=NO_NODE)),
     ], collapsed=True)  # fmt: skip
 
 

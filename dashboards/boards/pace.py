@@ -72,6 +72,12 @@ def pace_section() -> Section:
                 Query(tokens, "tokens/s"),
             ], unit="short", empty="The hook counts neither samples nor tokens",
             overrides=[look("tokens/s", custom__axisPlacement="right")])),
+        (24, 7, time_series("Step time: median and slowest", "Half, 95 and 99 in a hundred of all ranks' steps in the "
+            "window took at most this. A median that stays while the 99th rises: some steps wait for a checkpoint, a "
+            "loader or a collection of garbage. With native histograms it is good to 2 %, else to the bounds of the "
+            "buckets.",
+            [Query(ONE_JOB.percentile(share, "pacecar_job_step_duration_distribution_seconds"), name)
+             for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))], unit="s", low=0, empty=NO_JOB)),
     ])  # fmt: skip
 
 

@@ -38,7 +38,7 @@ LINKS = {
 """Where the name of a job or a node links to."""
 
 
-WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140}
+WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140, "pod_namespace": 150}
 """Widths in pixels of columns that need less than their share, and of names, which nobody reads when they are cut.
 
 Not a minimum width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its

@@ -6,7 +6,7 @@ from pacecar.config import DaemonConfig, HookConfig
 
 from ..queries import CLUSTER, JOB, LAUNCH, NODE, RANK, combine
 from .alerts import Alert, Group
-from .recording import DAEMON_BUDGET_USED, OVERHEAD, PACE, RULES
+from .recording import BASELINE, DAEMON, DAEMON_BUDGET_USED, LOOKS_BACK, OVERHEAD, PACE, RULES, SAMPLES, TARGET, TOKENS
 
 __all__ = ["ITSELF_ALERTS", "JOB_ALERTS"]
 
@@ -23,6 +23,16 @@ take long is not stalled before so many of them would have ended."""
 SPEAKS_SECONDS = 240
 """A rank that ended a step less than this ago still counts for its job.  Under the five minutes that alerts wait: the
 daemon keeps a job's last values for a while after its end, also when it was started anew on other nodes."""
+
+SLOWER_RATIO = 0.25
+"""As the colour of bad on the Fleet dashboard: less is often the data, a neighbour or the time of day."""
+
+STILL_AS_FAST = 0.9
+"""A job that does this share of its best throughput is not slower: its steps became longer, not its work."""
+
+QUIET_SECONDS = 60
+"""A rank of a hung job that ended no step for so long and does not say so itself is stopped or gone.  Ranks suspect a
+hang within a second of each other, and the alert waits a minute more."""
 
 DAEMON_OVER = 1.2
 """The daemon looks less often as soon as it reaches its budget; a fifth over it means that this does not help."""
@@ -67,6 +77,33 @@ def _speaking(expression: str, *labels: str) -> str:
     return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, *labels))}) ({age} < {SPEAKS_SECONDS})"
 
 
+def _slower() -> str:
+    """Return by which share the pace is above the job's own fast times, where its throughput fell as well."""
+    of_job = f"on ({', '.join(OF_JOB)})"
+    slower = f"{PACE.name} / {BASELINE.name} - 1 > {SLOWER_RATIO}"
+    for rate in (SAMPLES, TOKENS):
+        slower += f" unless {of_job} {rate.name} > {STILL_AS_FAST} * quantile_over_time(0.9, {rate.name}[{LOOKS_BACK}])"
+    age = combine("min", RULES.select("pacecar_job_last_record_age_seconds"), *OF_JOB)
+    return f"({slower}) and {of_job} {age} < {SPEAKS_SECONDS}"
+
+
+def _hung() -> str:
+    """Return the ranks that a hung job waits for; where none can be told, how many ranks wait, without a rank.
+
+    The culprit is the one that says nothing, as a stopped process does, on whichever node.  Else those that have begun
+    fewer collectives than the others, if they are fewer than these.
+    """
+    of_job, of_rank = f"on ({', '.join(OF_JOB)})", f"on ({', '.join((*OF_JOB, RANK))})"
+    suspected = combine("max", RULES.select("pacecar_job_hang_suspected"), *OF_JOB, RANK) + " > 0"
+    many = combine("sum", RULES.select("pacecar_job_hang_suspected"), *OF_JOB) + " > 0"
+    age = combine("min", RULES.select("pacecar_job_last_record_age_seconds"), *OF_JOB, RANK)
+    silent = f"({age} > {QUIET_SECONDS} and {of_job} ({many}) unless {of_rank} ({suspected}))"
+    begun = combine("max", RULES.select("pacecar_job_hang_collectives"), *OF_JOB, RANK)
+    behind = f"({begun} < {of_job} group_left () {combine('max', begun, *OF_JOB)})"
+    few = f"(2 * {combine('count', behind, *OF_JOB)} < {combine('count', begun, *OF_JOB)})"
+    return f"{silent} or {of_job} ({behind} and {of_job} {few}) or {of_job} ({many})"
+
+
 def _epoch(operation: str) -> str:
     return combine(operation, _speaking(RULES.select("pacecar_knob_epoch"), RANK), *OF_JOB)
 
@@ -76,10 +113,14 @@ JOB_ALERTS = Group("pacecar-job", (
         "Rank {{ $labels.rank }} of {{ $labels.training_job }} holds the job up: {{ $labels.cause }}",
         "Its step is longer than the others' median by {{ $value | humanizePercentage }} of the job's pace. Without a "
         "rank: all wait for a link that cannot be told."),
-    Alert("PacecarJobHangs",
-        combine("sum", RULES.select("pacecar_job_hang_suspected"), *OF_JOB) + " > 0", "1m", "critical",
-        "{{ $labels.training_job }} may hang",
-        "{{ printf \"%.0f\" $value }} ranks have ended no step for suspiciously long. The daemon has written a "
+    Alert("PacecarJobSlower", _slower(), "15m", "warning",
+        "{{ $labels.training_job }} is slower than it was",
+        "A step takes {{ $value | humanizePercentage }} longer than in this job's own fast times of the last six hours"
+        ", and it trains on less a second."),
+    Alert("PacecarJobHangs", _hung(), "1m", "critical",
+        "{{ $labels.training_job }} may hang{{ with $labels.rank }}: look at rank {{ . }}{{ end }}",
+        "Ranks have ended no step for suspiciously long. {{ with $labels.rank }}Most likely they wait for rank "
+        "{{ . }}: it says nothing, or has begun fewer collectives than they. {{ end }}The daemon has written a "
         "recording of the minutes before."),
     Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
         "{{ $labels.training_job }} stands still",
@@ -125,16 +166,17 @@ ITSELF_ALERTS = Group("pacecar-itself", (
         "Its CPU time is {{ $value | humanizePercentage }} of its budget "
         f"(`cpu_budget`, {DaemonConfig().cpu_budget:.0%} of one processor by default)."),
     Alert("PacecarDaemonGone",
-        # A sidecar's instance is `node/pod`: it ends with its job, and nothing is wrong.
-        f"{RULES.select('pacecar_build_info', {NODE: '!~.+/.+'})} offset 15m unless on ({CLUSTER}, {NODE}) "
-        + RULES.select("pacecar_build_info"), "5m", "warning",
+        # One that is a target still and does not answer has the next alert.
+        f"{DAEMON} offset 15m unless on ({CLUSTER}, {NODE}) {RULES.select('pacecar_build_info')} "
+        f"unless on ({CLUSTER}, {NODE}, job) up", "5m", "warning",
         "The daemon of {{ $labels.instance }} is not scraped any more",
-        "It was there 15 minutes ago. Nothing is known of this node, and none of its other alerts can fire."),
+        "It was there 15 minutes ago, and Prometheus has no such target now. Nothing is known of this node, and none "
+        "of its other alerts can fire."),
     Alert("PacecarDaemonNotAnswering",
-        f"up == 0 and on ({CLUSTER}, {NODE}) "
-        f"max_over_time({RULES.select('pacecar_build_info', {NODE: '!~.+/.+'})}[15m])", "1m", "warning",
+        f"up == 0 and on ({CLUSTER}, {NODE}, job) {TARGET.name}", "1m", "warning",
         "The daemon of {{ $labels.instance }} serves no numbers",
-        "It did within the last 15 minutes. It has ended, hangs, or answers 503 because its newest numbers are old."),
+        "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known of this node, and "
+        "none of its other alerts can fire."),
     Alert("PacecarDaemonRestarting",
         f"changes({RULES.select('pacecar_daemon_start_time_seconds', {NODE: '!~.+/.+'})}[30m])"
         f" >= {RESTARTS_IN_30_MINUTES}", "0m", "warning", "The daemon of {{ $labels.instance }} starts again and again",

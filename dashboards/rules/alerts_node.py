@@ -1,16 +1,17 @@
-"""Defines the alerts about machines: GPUs, their memory and links, and the network."""
+"""Defines the alerts about machines: GPUs, their memory and links, the network, disks and memory."""
 
 from __future__ import annotations
 
 from pacecar.records.xids import XIDS_OF_PROGRAMS
 
-from ..queries import CLUSTER, GPU, NODE, combine
+from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, combine, divide
 from .alerts import BY, Alert, Group
-from .recording import GPU_HELD_DOWN, RULES, SENT, SENT_AGAIN
+from .recording import GPU_HELD_DOWN, HELD_BY, PORT_USED, RULES, SENT, SENT_AGAIN, WRITABLE
 
-__all__ = ["GPU_ALERTS", "LINK_ALERTS"]
+__all__ = ["GPU_ALERTS", "HOST_ALERTS", "LINK_ALERTS"]
 
 OF_GPU = (CLUSTER, NODE, GPU)
+OF_MOUNT = (CLUSTER, NODE, "mountpoint")
 OF_PROGRAMS = "|".join(XIDS_OF_PROGRAMS)
 
 XIDS_OF_REPAIR = "63|92|160"
@@ -45,6 +46,17 @@ TCP_SEGMENTS_PER_SECOND = 100
 """Below this a handful of lost segments makes a ratio and costs nobody anything."""
 
 
+IDLE_RATIO = 0.02
+"""A GPU that computes nothing still shows a moment now and then: somebody asks for its memory."""
+
+FULL_RATIO = 0.02
+"""At which a checkpoint fails and packages cannot be unpacked; ext4 keeps 5 % back for root, which are not counted as
+available."""
+
+FILLS_BELOW, FILLS_IN_SECONDS = 0.2, 4 * 3600
+"""Time enough to act; above a fifth left a job that unpacks its data set looks like one that fills the disk."""
+
+
 def _grown(metric: str, window: str, *labels: str, **where: str) -> str:
     return combine("sum", RULES.increase(metric, where, window=window), *labels)
 
@@ -60,6 +72,46 @@ def _xids(codes: str) -> str:
     was_there = RULES.select("pacecar_build_info") + " offset 10m"
     born = f"(({counter} > 0) unless {counter} offset 10m) and on ({CLUSTER}, {NODE}) {was_there}"
     return f"({_grown('pacecar_gpu_xid_errors_total', '10m', *of, xid=codes)} > 0) or {combine('sum', born, *of)}"
+
+
+HOLDER = '{{ or $labels.training_job $labels.pod_name $labels.slurm_job "a process" }}'
+
+
+def _idle_and_held() -> str:
+    """Return the utilization of idle GPUs with who holds them; without a name where that is not known."""
+    on_gpu = f"on ({', '.join(OF_GPU)})"
+    idle = f"({RULES.select('pacecar_gpu_utilization_ratio')} < {IDLE_RATIO})"
+    used = RULES.select("pacecar_gpu_processes") + " > 0"
+    named = f"{HELD_BY.name} * {on_gpu} group_left () {combine('max', idle, *OF_GPU)}"
+    return f"{named} or {on_gpu} {combine('max', f'{idle} and {on_gpu} {used}', *OF_GPU)}"
+
+
+def _room(what: str, of: str) -> str:
+    """Return the share that is left of `what`, of file systems that can be written."""
+    left = divide(RULES.select(f"pacecar_host_filesystem_{what}"), RULES.select(f"pacecar_host_filesystem_{of}"))
+    return combine("min", left, *OF_MOUNT)
+
+
+def _writable(condition: str) -> str:
+    writable = RULES.select("pacecar_host_filesystem_read_only") + " == 0"
+    return f"({condition}) and on ({', '.join(OF_MOUNT)}) {writable}"
+
+
+def _soon_full() -> str:
+    available = RULES.select("pacecar_host_filesystem_available_bytes")
+    then = combine("min", f"predict_linear({available}[1h], {FILLS_IN_SECONDS})", *OF_MOUNT)
+    return _writable(f"{_room('available_bytes', 'size_bytes')} < {FILLS_BELOW} and {then} < 0")
+
+
+def _out_of_memory() -> str:
+    """Return the processes killed in a job's control group, and where there are none those of the node."""
+    of_rank = RULES.select("pacecar_cgroup_member_info", {"member": "rank"})
+    members = combine("group", of_rank, CLUSTER, NODE, "cgroup", JOB, LAUNCH)
+    group = f"on ({CLUSTER}, {NODE}, cgroup)"
+    of_group = _grown("pacecar_cgroup_oom_kills_total", "10m", CLUSTER, NODE, "cgroup")
+    of_job = combine("sum", f"{members} * {group} group_left () {of_group}", CLUSTER, NODE, JOB, LAUNCH)
+    of_node = _grown("pacecar_host_oom_kills_total", "10m", CLUSTER, NODE)
+    return f"{of_job} > 0 or on ({CLUSTER}, {NODE}) {of_node} > 0"
 
 
 GPU_ALERTS = Group("pacecar-gpu", (
@@ -96,6 +148,10 @@ GPU_ALERTS = Group("pacecar-gpu", (
     Alert("PacecarGpuMemoryRepairFailed", RULES.select("pacecar_gpu_row_remap_failed") + " == 1", "0m", "critical",
         f"{BY} could not remap bad memory: it wants replacing",
         "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
+    Alert("PacecarGpuIdle", _idle_and_held(), "30m", "warning",
+        f"{BY} idles, and {HOLDER} holds it",
+        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
+        "that was left open, or a process that did not end."),
 ))  # fmt: skip
 
 LINK_ALERTS = Group("pacecar-links", (
@@ -115,6 +171,11 @@ LINK_ALERTS = Group("pacecar-links", (
         + " > 0", "0m", "warning",
         "RDMA port {{ $labels.device }}/{{ $labels.port }} of {{ $labels.instance }}: {{ $labels.error }}",
         "{{ $labels.error }} rose by {{ printf \"%.0f\" $value }} in the last 15 minutes."),
+    Alert("PacecarRdmaPortDown",
+        f"({RULES.select('pacecar_rdma_port_active')} == 0) and on ({CLUSTER}, {NODE}, device, port) {PORT_USED.name}",
+        "1m", "critical", "RDMA port {{ $labels.device }}/{{ $labels.port }} of {{ $labels.instance }} is down",
+        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
+        "over TCP."),
     Alert("PacecarNetworkErrors",
         " > 10 or ".join(
             _grown(f"pacecar_host_network_{way}_errors_total", "15m", CLUSTER, NODE, "interface",
@@ -133,4 +194,24 @@ LINK_ALERTS = Group("pacecar-links", (
         "{{ $labels.instance }} sends much again",
         "{{ $value | humanizePercentage }} of the TCP segments of the last five minutes were sent again. Every rank of "
         "a ring waits for the worst link."),
+))  # fmt: skip
+
+HOST_ALERTS = Group("pacecar-host", (
+    Alert("PacecarDiskFull",
+        _writable(f"{_room('available_bytes', 'size_bytes')} < {FULL_RATIO} or "
+                  f"{_room('files_free', 'files')} < {FULL_RATIO}"), "5m", "critical",
+        "{{ $labels.mountpoint }} of {{ $labels.instance }} is full",
+        "{{ $value | humanizePercentage }} of its space, or of the files that it has room for, is left. Checkpoints, "
+        "logs and recordings fail there; on /dev/shm data loaders die."),
+    Alert("PacecarDiskFilling", _soon_full(), "15m", "warning",
+        "{{ $labels.mountpoint }} of {{ $labels.instance }} will be full within four hours",
+        "{{ $value | humanizePercentage }} is left, and at the rate of the last hour it lasts less than four hours."),
+    Alert("PacecarDiskReadOnly",
+        f"({RULES.select('pacecar_host_filesystem_read_only')} == 1) and on ({', '.join(OF_MOUNT)}) {WRITABLE.name}",
+        "1m", "critical", "{{ $labels.mountpoint }} of {{ $labels.instance }} has become read-only",
+        "It could be written before. The kernel does that after an error of the disk; nothing can be saved there."),
+    Alert("PacecarOomKill", _out_of_memory(), "0m", "warning",
+        "{{ $labels.instance }} killed {{ with $labels.training_job }}a process of {{ . }} {{ end }}for want of memory",
+        "The kernel killed {{ printf \"%.0f\" $value }} processes in the last ten minutes. A data loader's worker that "
+        "is gone ends or hangs its job later, with another error."),
 ))  # fmt: skip

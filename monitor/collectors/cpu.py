@@ -1,4 +1,4 @@
-"""Reads processor time by mode and NUMA node, utilization, load, frequencies, context switches and interrupts.
+"""Reads processor time by mode and NUMA node, utilization, load, frequencies, switches, interrupts and the last start.
 
 Utilization is the share of CPU time, since the reading before, that was neither idle nor waiting for I/O.  The first
 reading has no earlier one and so no utilization.  Guest time is left out: the kernel counts it in `user` already, and
@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
@@ -44,10 +46,21 @@ COUNTS = {
     "processes": "pacecar_host_forks_total",
     "procs_running": "pacecar_host_tasks_runnable",
     "procs_blocked": "pacecar_host_tasks_blocked",
+    "btime": "pacecar_host_boot_time_seconds",
 }
-"""Rows of /proc/stat of which the first number is a count."""
+"""Rows of /proc/stat of which the first number is served: counts, and a time in seconds."""
+
+INSIDE = {"btime": NS_PER_SECOND}
+"""Inside units in one of the kernel's, where that is not 1."""
 
 Modes = dict[str, int]
+
+
+class Load(NamedTuple):
+    """What /proc/loadavg says: runnable and uninterruptible tasks over each of WINDOWS, and threads that exist."""
+
+    averages: tuple[float, float, float]
+    threads: int
 
 
 class CpuCollector:
@@ -67,9 +80,11 @@ class CpuCollector:
         """Read /proc/stat and /proc/loadavg once, and now and then the frequencies."""
         reading = SourceReading(self._files)
         self._stat(reading)
-        for loads in reading.lines(self._files.proc / "loadavg", parse_loadavg):
-            for window, load in zip(WINDOWS, loads, strict=True):
-                reading.add("pacecar_host_load_average", load, window)
+        load = reading.parsed(self._files.proc / "loadavg", parse_loadavg)
+        if load is not None:
+            for window, average in zip(WINDOWS, load.averages, strict=True):
+                reading.add("pacecar_host_load_average", average, window)
+            reading.add("pacecar_host_threads", load.threads)
         for read in self._frequencies.get(reading, lambda: self._read_frequencies(reading)):
             reading.add(read.metric, read.value, *read.labels)
         return reading.outcome()
@@ -95,7 +110,7 @@ class CpuCollector:
         by_cpu = {key: row for key, row in rows if isinstance(row, dict)}
         for key, row in rows:
             if isinstance(row, int):
-                reading.add(COUNTS[key], row)
+                reading.add(COUNTS[key], row * INSIDE.get(key, 1))
         total = by_cpu.pop("cpu", None)
         if total is not None:
             for mode, ticks in total.items():
@@ -167,10 +182,11 @@ def parse_stat_line(line: str) -> tuple[str, Modes | int] | None:
     return key, {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
 
 
-def parse_loadavg(line: str) -> tuple[float, float, float]:
-    """Return the three averages; raises ValueError or IndexError."""
+def parse_loadavg(line: str) -> Load:
+    """Return the averages and the number of threads; raises ValueError or IndexError."""
     fields = line.split()
-    return float(fields[0]), float(fields[1]), float(fields[2])
+    averages = (float(fields[0]), float(fields[1]), float(fields[2]))
+    return Load(averages, whole(fields[3].partition("/")[2]))
 
 
 def added_up(rows: Iterable[Modes]) -> Modes:

@@ -34,12 +34,23 @@ MEMINFO = {
     "Cached": "pacecar_host_memory_cached_bytes",
     "Shmem": "pacecar_host_memory_shared_bytes",
     "Dirty": "pacecar_host_memory_dirty_bytes",
+    "Writeback": "pacecar_host_memory_writeback_bytes",
+    "AnonPages": "pacecar_host_memory_anonymous_bytes",
+    "Mapped": "pacecar_host_memory_mapped_bytes",
+    "Slab": "pacecar_host_memory_slab_bytes",
+    "PageTables": "pacecar_host_memory_page_tables_bytes",
+    "Committed_AS": "pacecar_host_memory_committed_bytes",
+    "HardwareCorrupted": "pacecar_host_memory_corrupted_bytes",
     "Unevictable": "pacecar_host_memory_unevictable_bytes",
     "AnonHugePages": "pacecar_host_memory_transparent_huge_bytes",
     "SwapTotal": "pacecar_host_swap_size_bytes",
 }
 
-VMSTAT_EVENTS = {"pgmajfault": "pacecar_host_major_page_faults_total", "oom_kill": "pacecar_host_oom_kills_total"}
+VMSTAT_EVENTS = {
+    "pgfault": "pacecar_host_page_faults_total",
+    "pgmajfault": "pacecar_host_major_page_faults_total",
+    "oom_kill": "pacecar_host_oom_kills_total",
+}
 VMSTAT_PAGES = {"pswpin": "pacecar_host_swap_in_bytes_total", "pswpout": "pacecar_host_swap_out_bytes_total"}
 
 POOLS_MAX = 16

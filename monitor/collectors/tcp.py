@@ -1,4 +1,4 @@
-"""Reads TCP retransmissions and drops, UDP errors, and the drops and squeezes of the kernel's packet backlog.
+"""Reads TCP retransmissions and drops, UDP errors, sockets, and the drops and squeezes of the kernel's packet backlog.
 
 gloo, NCCL over sockets and every data loader that reads from a server go over TCP, which hides loss and turns it into
 waiting: a retransmission timer that runs out stalls the slowest rank by 200 ms and no interface counts an error.
@@ -6,22 +6,29 @@ waiting: a retransmission timer that runs out stalls the slowest rank by 200 ms 
 These are the counters of the network namespace of the daemon: in a container of its own network they are that
 container's.  psutil does not offer them.
 
-Source: RFC 4022 (Tcp), RFC 4113 (Udp); net/ipv4/proc.c for the names; net/core/net-procfs.c for softnet_stat, whose
-numbers are hexadecimal, one line a processor: the second column drops, the third the squeezes.
+Source: RFC 4022 (Tcp), RFC 4113 (Udp); net/ipv4/proc.c for the names and for sockstat; net/core/net-procfs.c for
+softnet_stat, whose numbers are hexadecimal, one line a processor: the second column drops, the third the squeezes.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pacecar.kernel_files.reader import KernelFiles, whole
-from pacecar.records import Outcome
+from pacecar.records import Outcome, Sample
 
-from .source_reader import SourceReading
+from ..catalog_sample import sample
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["TcpCollector"]
 
 Series = tuple[str, tuple[str, ...]]
+
+MEMORY = "pacecar_host_socket_memory_bytes"
+
+SELDOM_TICKS = 10
+"""Ticks between two readings of how many sockets there are: a leak of them takes minutes."""
 
 SERIES: dict[tuple[str, str], Series] = {
     ("Tcp", "InSegs"): ("pacecar_host_tcp_segments_received_total", ()),
@@ -30,6 +37,10 @@ SERIES: dict[tuple[str, str], Series] = {
     ("Tcp", "InErrs"): ("pacecar_host_tcp_receive_errors_total", ()),
     ("Tcp", "OutRsts"): ("pacecar_host_tcp_resets_sent_total", ()),
     ("Tcp", "CurrEstab"): ("pacecar_host_tcp_connections", ()),
+    ("Tcp", "ActiveOpens"): ("pacecar_host_tcp_opens_total", ("active",)),
+    ("Tcp", "PassiveOpens"): ("pacecar_host_tcp_opens_total", ("passive",)),
+    ("Udp", "InDatagrams"): ("pacecar_host_udp_datagrams_total", ("receive",)),
+    ("Udp", "OutDatagrams"): ("pacecar_host_udp_datagrams_total", ("transmit",)),
     ("Udp", "InErrors"): ("pacecar_host_udp_receive_errors_total", ()),
     ("Udp", "RcvbufErrors"): ("pacecar_host_udp_buffer_errors_total", ("receive",)),
     ("Udp", "SndbufErrors"): ("pacecar_host_udp_buffer_errors_total", ("transmit",)),
@@ -43,18 +54,30 @@ SERIES: dict[tuple[str, str], Series] = {
     ("TcpExt", "TCPRcvQDrop"): ("pacecar_host_tcp_drops_total", ("receive_queue",)),
 }
 
+SOCKETS: dict[tuple[str, str], Series] = {
+    ("TCP", "inuse"): ("pacecar_host_tcp_sockets", ("in_use",)),
+    ("TCP", "orphan"): ("pacecar_host_tcp_sockets", ("orphan",)),
+    ("TCP", "tw"): ("pacecar_host_tcp_sockets", ("time_wait",)),
+    ("TCP", "alloc"): ("pacecar_host_tcp_sockets", ("allocated",)),
+    ("TCP", "mem"): (MEMORY, ("tcp",)),
+    ("UDP", "mem"): (MEMORY, ("udp",)),
+}
+"""(protocol, key) in sockstat -> series; memory is in pages."""
+
 
 class TcpCollector:
-    """TCP, UDP and backlog counters of the network namespace."""
+    """TCP, UDP and backlog counters of the network namespace, and its sockets."""
 
     name = "tcp"
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._net = files.proc / "net"
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._sockets: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
 
     def collect(self) -> Outcome:
-        """Read /proc/net/snmp, netstat and softnet_stat once."""
+        """Read /proc/net/snmp, netstat and softnet_stat once, and now and then sockstat."""
         reading = SourceReading(self._files)
         for name in ("snmp", "netstat"):
             self._tables(reading, self._net / name)
@@ -63,10 +86,19 @@ class TcpCollector:
         if rows and reading.failures == failures:  # a sum that lacks a processor would go backwards
             reading.add("pacecar_host_softnet_drops_total", sum(drops for drops, _ in rows))
             reading.add("pacecar_host_softnet_squeezes_total", sum(squeezes for _, squeezes in rows))
+        for read in self._sockets.get(reading, lambda: self._read_sockets(reading)):
+            reading.add(read.metric, read.value, *read.labels)
         return reading.outcome()
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _read_sockets(self, reading: SourceReading) -> list[Sample]:
+        return [
+            sample(metric, count * (self._page_bytes if metric == MEMORY else 1), *labels)
+            for counts in reading.lines(self._net / "sockstat", parse_sockstat_line)
+            for (metric, labels), count in counts.items()
+        ]
 
     def _tables(self, reading: SourceReading, path: Path) -> None:
         """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
@@ -95,3 +127,14 @@ def parse_softnet_line(line: str) -> tuple[int, int]:
     """Return (drops, squeezes) of one processor; raises ValueError or IndexError."""
     fields = line.split()
     return int(fields[1], 16), int(fields[2], 16)
+
+
+def parse_sockstat_line(line: str) -> dict[Series, int]:
+    """Return the series of one protocol, in sockets and pages; raises ValueError."""
+    protocol, _, rest = line.partition(":")
+    words = rest.split()
+    return {
+        SOCKETS[protocol, key]: whole(count)
+        for key, count in zip(words[::2], words[1::2], strict=True)
+        if (protocol, key) in SOCKETS
+    }

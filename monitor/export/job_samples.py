@@ -26,6 +26,7 @@ from pacecar.records.job_identity import JobKey
 
 from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
+from ..histogram import HistogramSample, Served
 from ..jobs.cgroup_identity import Residence, reside
 from ..jobs.job_table import JobView, RankView
 from ..jobs.rank_health import rank_health_samples
@@ -44,7 +45,7 @@ def job_samples(
     jobs: Sequence[JobView],
     residence: Callable[[JobHello], Residence] = _nowhere,
     faults: FaultContainment | None = None,
-) -> Iterator[Sample]:
+) -> Iterator[Served]:
     """Yield the series of all jobs; `residence` says where a rank runs.
 
     A rank or a job whose samples raise has no series this time, and `faults` counts it.
@@ -57,10 +58,13 @@ def job_samples(
         yield from faults.each(ContainedPart.JOB, subject, partial(_whole_job_samples, job))
 
 
-def _whole_job_samples(job: JobView) -> Iterator[Sample]:
+def _whole_job_samples(job: JobView) -> Iterator[Served]:
     if job.ranks:
         started_ns = min(rank.hello.started_wall_ns for rank in job.ranks)
         yield sample("pacecar_job_start_time_seconds", started_ns, *job.key)
+    if job.step_durations is not None:
+        metric = "pacecar_job_step_duration_distribution_seconds"
+        yield HistogramSample(metric, tuple(job.key), job.step_durations)
     yield from _tuner_samples(job)
     yield from rank_health_samples(job.key, job.crew)
     if job.what_if is not None:

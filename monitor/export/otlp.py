@@ -9,6 +9,7 @@ the exporter is OpenTelemetry's: its encoding, its retries, its certificates and
     unit         UCUM: s, By, By/s, W, J, Cel, Hz, 1 for a ratio; none for a count (a gauge of unit 1 would be named
                  ..._ratio by what turns OTLP into Prometheus' names)
     counters     cumulative and monotonic sums; when they began to count is not known of most, and not said of any
+    histograms   exponential ones, with the native buckets; those of fixed bounds can be had from them
     attributes   the labels that have a value
     resource     service.name, service.version, service.instance.id (host:port, as a scrape's `instance`), host.name;
                  OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win
@@ -38,6 +39,7 @@ from pacecar.metrics.catalog import MetricKind, by_name
 from pacecar.records import Sample
 
 from ..catalog_sample import sample
+from ..histogram import SCHEMA, Histogram, Served
 from ..watched_threads import WatchedThread
 
 __all__ = ["Otlp", "OtlpError", "OtlpReading", "unit_of"]
@@ -78,7 +80,7 @@ class OtlpReading(NamedTuple):
     """Samples, and the instant that they are of."""
 
     wall_ns: int
-    samples: Iterable[Sample]
+    samples: Iterable[Served]
 
 
 def unit_of(entry: Entry) -> str:
@@ -204,7 +206,7 @@ class Otlp:
 
 def _requests(readings: Iterable[OtlpReading]) -> Iterator[list[Any]]:
     """Yield the metrics of all readings, at most `POINTS_MAX` points at a time; of a metric in two, the first's."""
-    from opentelemetry.sdk.metrics.export import AggregationTemporality, Gauge, Metric, NumberDataPoint, Sum
+    from opentelemetry.sdk.metrics.export import Metric, NumberDataPoint
 
     points: dict[str, list[Any]] = {}
     for wall_ns, samples in readings:
@@ -213,24 +215,50 @@ def _requests(readings: Iterable[OtlpReading]) -> Iterator[list[Any]]:
             if one.metric in seen:
                 continue
             entry = by_name(one.metric)
-            value = entry.unit.convert(one.value)
-            if isinstance(value, int) and abs(value) > INT64_MAX:
-                value = float(value)
             attributes = {key: text for key, text in zip(entry.labels, one.labels, strict=True) if text}
-            points.setdefault(one.metric, []).append(NumberDataPoint(attributes, 0, wall_ns, value))
+            point: Any
+            if isinstance(one.value, Histogram):
+                point = _exponential(entry, one.value, attributes, wall_ns)
+            else:
+                value = entry.unit.convert(one.value)
+                if isinstance(value, int) and abs(value) > INT64_MAX:
+                    value = float(value)
+                point = NumberDataPoint(attributes, 0, wall_ns, value)
+            points.setdefault(one.metric, []).append(point)
     request: list[Any] = []
     room = POINTS_MAX
     for name, all_of_it in points.items():
         entry, unit = by_name(name), unit_of(by_name(name))
         while all_of_it:
             some, all_of_it = all_of_it[:room], all_of_it[room:]
-            data = (
-                Sum(some, AggregationTemporality.CUMULATIVE, True) if entry.kind is MetricKind.COUNTER else Gauge(some)
-            )
-            request.append(Metric(name, entry.help, unit, data))
+            request.append(Metric(name, entry.help, unit, _data(entry.kind, some)))
             room -= len(some)
             if room == 0:
                 yield request
                 request, room = [], POINTS_MAX
     if request:
         yield request
+
+
+def _data(kind: MetricKind, points: list[Any]) -> Any:  # noqa: ANN401  OpenTelemetry's, which is imported late
+    from opentelemetry.sdk.metrics.export import AggregationTemporality, ExponentialHistogram, Gauge, Sum
+
+    if kind is MetricKind.GAUGE:
+        return Gauge(points)
+    if kind is MetricKind.COUNTER:
+        return Sum(points, AggregationTemporality.CUMULATIVE, True)
+    return ExponentialHistogram(points, AggregationTemporality.CUMULATIVE)
+
+
+def _exponential(entry: Entry, value: Histogram, attributes: dict[str, str], wall_ns: int) -> Any:  # noqa: ANN401
+    """Return a histogram's point: all buckets from the first to the last, whose numbers are one less than ours."""
+    from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint
+
+    counts = dict(value.native)
+    first, end = (min(counts), max(counts) + 1) if counts else (1, 1)
+    total, least, most = (float(entry.unit.convert(ns)) for ns in (value.sum_ns, value.min_ns, value.max_ns))
+    return ExponentialHistogramDataPoint(
+        attributes, 0, wall_ns, value.count, total, SCHEMA, value.zeroes,
+        positive=Buckets(first - 1, [counts.get(index, 0) for index in range(first, end)]), negative=Buckets(0, []),
+        flags=0, min=least, max=most,
+    )  # fmt: skip

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Literal, NamedTuple
 
-__all__ = ["GZIP_BITS", "GZIP_LEVEL", "Media", "choose_coding", "choose_media", "coded"]
+__all__ = ["GZIP_BITS", "GZIP_LEVEL", "Media", "MetricsFormat", "choose_coding", "choose_media", "coded"]
 
 Coding = Literal["gzip", "identity"]
 
@@ -38,16 +39,27 @@ class _Accepted(NamedTuple):
     weight: float
 
 
+class MetricsFormat(Enum):
+    """How a page of metrics is written."""
+
+    TEXT = "text"
+    OPENMETRICS = "openmetrics"
+    PROTOBUF = "protobuf"
+
+
 class Media(NamedTuple):
     """How a page of metrics is written, and how that is called."""
 
-    is_openmetrics: bool
+    format: MetricsFormat
     content_type: str
 
 
-TEXT = Media(False, "text/plain; version=0.0.4; charset=utf-8")
+TEXT = Media(MetricsFormat.TEXT, "text/plain; version=0.0.4; charset=utf-8")
 TEXT_1 = "text/plain; version=1.0.0; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MESSAGE = "io.prometheus.client.MetricFamily"
+PROTOBUF = f"application/vnd.google.protobuf; proto={MESSAGE}; encoding=delimited"
+"""What a Prometheus asks for that keeps native histograms."""
 
 
 def _accepted(header: str) -> Iterator[_Accepted]:
@@ -73,15 +85,21 @@ def choose_media(header: str) -> Media:
         version = one.parameters.get("version")
         escaping = one.parameters.get("escaping")
         escaping = escaping if escaping in ESCAPINGS else ESCAPINGS[0]
+        if one.name == "application/vnd.google.protobuf" and _is_delimited(one.parameters):
+            return Media(MetricsFormat.PROTOBUF, PROTOBUF)
         if one.name == "application/openmetrics-text" and version is None:
-            return Media(True, OPENMETRICS)
+            return Media(MetricsFormat.OPENMETRICS, OPENMETRICS)
         if one.name == "application/openmetrics-text" and version == "1.0.0":
-            return Media(True, f"{OPENMETRICS}; escaping={escaping}")
+            return Media(MetricsFormat.OPENMETRICS, f"{OPENMETRICS}; escaping={escaping}")
         if one.name == "text/plain" and version == "1.0.0":
-            return Media(False, f"{TEXT_1}; escaping={escaping}")
+            return Media(MetricsFormat.TEXT, f"{TEXT_1}; escaping={escaping}")
         if one.name in ("text/*", "*/*") or (one.name == "text/plain" and version in (None, "0.0.4")):
             return TEXT
     return TEXT
+
+
+def _is_delimited(parameters: Mapping[str, str]) -> bool:
+    return parameters.get("proto") == MESSAGE and parameters.get("encoding") == "delimited"
 
 
 def choose_coding(header: str) -> Coding | None:

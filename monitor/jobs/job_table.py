@@ -46,6 +46,7 @@ from pacecar.wire import FrameError, Refusal
 
 from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
+from ..histogram import DurationHistogram, Histogram
 from ..ingest.command_routing import RankSteps
 from ..recorder.triggers import TriggerPace
 from .evictions import (  # fmt: skip
@@ -121,6 +122,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     orders: dict[str, dict[str, int]] = {}
     forecast_error: dict[str, float] = {}
     what_if: WhatIf | None = None
+    step_durations: Histogram | None = None
 
     @property
     def key(self) -> JobKey:
@@ -177,6 +179,7 @@ class _Job:
         self.kept = Kept("job", JOB_BYTES_MAX)
         self.crew = RankHealth()
         self.what_if: WhatIf | None = None
+        self.step_durations = DurationHistogram()
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -235,6 +238,7 @@ class _Job:
                 now_ns,
             ),
             what_if=self.what_if,
+            step_durations=self.step_durations.view(),
         )
 
 
@@ -383,6 +387,7 @@ class JobTable:
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
+                job.step_durations.observe(record.wall_ns)
             case Vitals():
                 rank.vitals = record
             case EstimateCheck():

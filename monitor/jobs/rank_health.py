@@ -40,6 +40,7 @@ class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
     """The rank health of one job at one moment; `hangs` is rank -> (hangs so far, suspected now).
 
     `silent` says of each connected rank whether it sends nothing while others suspect a hang; empty while nobody does.
+    `collectives` is rank -> how many it has begun, of those that suspect a hang now and know it.
     """
 
     stragglers: tuple[Straggler, ...] = ()
@@ -47,6 +48,7 @@ class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
     ledger: JobLedger | None = None
     hangs: dict[int, tuple[int, bool]] = {}
     silent: dict[int, bool] = {}
+    collectives: dict[int, int] = {}
 
 
 class RankHealth:
@@ -57,6 +59,7 @@ class RankHealth:
         self._named: Counter[str] = Counter()
         self._ledger: JobLedger | None = None
         self._hangs: dict[int, tuple[int, bool]] = {}
+        self._collectives: dict[int, int | None] = {}
         self._suspected_ns: int | None = None
 
     def record(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
@@ -68,6 +71,7 @@ class RankHealth:
                 count, _ = self._hangs.get(record.rank, (0, False))
                 if record.rank in self._hangs or len(self._hangs) < RANKS_MAX:
                     self._hangs[record.rank] = (count + (not record.ended), not record.ended)
+                    self._collectives[record.rank] = record.collectives
                 self._note_suspicion(now_ns)
             case Straggler():
                 key = (record.late_rank, record.cause)
@@ -116,6 +120,11 @@ class RankHealth:
                 rank: (count, is_suspected and rank in heard_ns) for rank, (count, is_suspected) in self._hangs.items()
             },
             silent=self._silent(heard_ns, now_ns),
+            collectives={
+                rank: begun
+                for rank, begun in self._collectives.items()
+                if begun is not None and rank in heard_ns and self._hangs[rank][1]
+            },
         )
 
 
@@ -129,6 +138,8 @@ def rank_health_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
     for hung, (count, is_suspected) in crew.hangs.items():
         yield sample("pacecar_job_hangs_total", count, *job, str(hung))
         yield sample("pacecar_job_hang_suspected", int(is_suspected), *job, str(hung))
+    for behind, collectives in crew.collectives.items():
+        yield sample("pacecar_job_hang_collectives", collectives, *job, str(behind))
     for rank_number, is_silent in crew.silent.items():
         yield sample("pacecar_job_hang_silent", int(is_silent), *job, str(rank_number))
     if crew.ledger is not None:

@@ -15,12 +15,14 @@ from ..collectors.cpu import CpuCollector
 from ..collectors.daemon_process import DaemonProcessCollector
 from ..collectors.disk import DiskCollector, MountCollector
 from ..collectors.gpu import GpuCollector
+from ..collectors.hwmon import HwmonCollector
 from ..collectors.identity import IdentityCollector
 from ..collectors.memory import MemoryCollector
 from ..collectors.network import NetworkCollector
 from ..collectors.numa import NumaCollector
 from ..collectors.rdma import RdmaCollector
 from ..collectors.source_reader import Collector
+from ..collectors.system import SystemCollector
 from ..collectors.tcp import TcpCollector
 from ..gpu.nvml import PyNvml
 from .sampler import Sampler
@@ -60,6 +62,8 @@ def default_collectors(
         *(MountCollector(mountpoint, files) for mountpoint in dict.fromkeys(config.mounts)),
         NetworkCollector(files, clock),
         TcpCollector(files),
+        SystemCollector(files),
+        HwmonCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, members),
         identity,

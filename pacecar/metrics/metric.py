@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-__all__ = ["Metric", "MetricKind", "MetricSubject", "MetricUnit"]
+__all__ = ["HISTOGRAM_PARTS", "Metric", "MetricKind", "MetricSubject", "MetricUnit"]
+
+
+HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
+"""What is added to the name of a histogram whose buckets have fixed bounds."""
 
 
 class MetricKind(StrEnum):
@@ -17,6 +21,7 @@ class MetricKind(StrEnum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 class MetricUnit(Enum):
@@ -28,6 +33,7 @@ class MetricUnit(Enum):
     MILLIWATTS = ("watts", 1e-3, "milliwatts")
     MILLIJOULES = ("joules", 1e-3, "millijoules")
     CELSIUS = ("celsius", 1.0, "degrees Celsius")
+    MILLICELSIUS = ("celsius", 1e-3, "thousandths of a degree Celsius")
     HERTZ = ("hertz", 1.0, "hertz")
     KILOHERTZ = ("hertz", 1e3, "kilohertz")
     MEGAHERTZ = ("hertz", 1e6, "megahertz")
@@ -82,9 +88,14 @@ class Metric:
         assert (self.kind is MetricKind.COUNTER) == self.name.endswith("_total"), self.name
         assert stem.endswith(self.unit.outside), f"{self.name} does not end in its unit {self.unit.outside}"
         assert self.help.endswith("."), f"{self.name}: help is a sentence"
-        assert not (self.windowed and self.kind is MetricKind.COUNTER), (
-            f"{self.name}: a counter has no extremes; window a rate"
-        )
+        assert not self.windowed or self.kind is MetricKind.GAUGE, f"{self.name}: a gauge alone has extremes"
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series: of a histogram those of its buckets, count and sum, and its own for a native one."""
+        if self.kind is MetricKind.HISTOGRAM:
+            return (self.name, *(self.name + part for part in HISTOGRAM_PARTS))
+        return (self.name,)
 
     def over_window(self) -> tuple[Metric, ...]:
         """Return the metrics of the lowest, mean and highest value in the window, in this order."""

@@ -22,6 +22,45 @@ CARD = f'{NODE}, interface="eth0"'
 ELSEWHERE = f'instance="n2:9850", {JOB}, rank="0"'
 OTHERS0 = f'instance="n2:9850", {NAMESAKE}, rank="0"'
 
+MOUNT = f'{NODE}, mountpoint="/data"'
+RANK2 = f'{NODE}, {JOB}, rank="2"'
+HOLDS = {
+    f'pacecar_gpu_process_memory_bytes{{{GPU}, pid="77"}}': "1x60",
+    f'pacecar_process_info{{{NODE}, pid="77", {JOB}, rank="1", pod_name="train-0", pod_namespace="ml"}}': "1x60",
+    f"pacecar_gpu_processes{{{GPU}}}": "1x60",
+}
+"""A rank in a pod has memory of the GPU."""
+
+HUNG = {
+    f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x4 60+60x10",
+    f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 61+60x10",
+    f"pacecar_job_last_record_age_seconds{{{RANK2}}}": "1x4 62+60x10",
+    f"pacecar_job_hang_suspected{{{RANK0}}}": "_x4 1x10",
+}
+"""Three ranks end no step, and rank 0 says so."""
+
+
+def _disk(available: str, *, files_free: str = "900x200", read_only: str = "0x200") -> dict[str, str]:
+    """A file system of 1000 bytes and 1000 files."""
+    return {
+        f"pacecar_host_filesystem_size_bytes{{{MOUNT}}}": "1000x200",
+        f"pacecar_host_filesystem_available_bytes{{{MOUNT}}}": available,
+        f"pacecar_host_filesystem_files{{{MOUNT}}}": "1000x200",
+        f"pacecar_host_filesystem_files_free{{{MOUNT}}}": files_free,
+        f"pacecar_host_filesystem_read_only{{{MOUNT}}}": read_only,
+    }
+
+
+def _paced(pace: str, samples: str) -> dict[str, str]:
+    """A job with one rank that ends steps; `samples` is the counter."""
+    return {
+        f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": pace,
+        f"pacecar_job_samples_total{{{RANK0}}}": samples,
+        f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x200",
+        f"pacecar_rank_info{{{RANK0}}}": "1x200",
+    }
+
+
 ENDED = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x30"}
 """Rank 0 ends after three minutes, and its job stays on the daemon's board for a while."""
 
@@ -98,6 +137,18 @@ FIRING = [
     Case("PacecarGpuMemoryRepairFailed", "no spare rows", "6m", {f"pacecar_gpu_row_remap_failed{{{GPU}}}": "0x5 1x10"},
         ON_GPU, "critical", "GPU 3 of n1:9850 could not remap bad memory: it wants replacing",
         "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
+    Case("PacecarGpuIdle", "a rank that hangs has its memory", "40m",
+        {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0.9x5 0x60", **HOLDS},
+        ON_GPU | OF_JOB | {"pod_name": "train-0", "pod_namespace": "ml"}, "warning",
+        "GPU 3 of n1:9850 idles, and llama holds it",
+        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
+        "that was left open, or a process that did not end."),
+    Case("PacecarGpuIdle", "a process of which nobody knows whose it is", "40m",
+        {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0x60", f"pacecar_gpu_processes{{{GPU}}}": "1x60"}, ON_GPU,
+        "warning",
+        "GPU 3 of n1:9850 idles, and a process holds it",
+        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
+        "that was left open, or a process that did not end."),
     Case("PacecarNvlinkDown", "a link that was up", "8m", {
             f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x10",
             f'pacecar_gpu_nvlink_info{{{GPU}, link="7", remote_type="switch"}}': "1x20",
@@ -112,6 +163,16 @@ FIRING = [
         {f'pacecar_rdma_errors_total{{{PORT}, error="link_downed"}}': "0x12 1x10"},
         ON_NODE | {"device": "mlx5_0", "port": "1", "error": "link_downed"}, "warning",
         "RDMA port mlx5_0/1 of n1:9850: link_downed", "link_downed rose by 1 in the last 15 minutes."),
+    Case("PacecarRdmaPortDown", "a port that was active this morning", "100m",
+        {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x120"}, ON_NODE | {"device": "mlx5_0", "port": "1"}, "critical",
+        "RDMA port mlx5_0/1 of n1:9850 is down",
+        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
+        "over TCP."),
+    Case("PacecarRdmaPortDown", "and the daemon was away for a while", "40m",
+        {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x3 stale _x10 0x40"}, ON_NODE | {"device": "mlx5_0", "port": "1"},
+        "critical", "RDMA port mlx5_0/1 of n1:9850 is down",
+        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
+        "over TCP."),
     Case("PacecarNetworkErrors", "what is received", "25m",
         {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "0+4x30",
          f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"},
@@ -132,6 +193,32 @@ FIRING = [
         ON_NODE, "warning", "n1:9850 sends much again",
         "2% of the TCP segments of the last five minutes were sent again. Every rank of a ring waits for the worst "
         "link."),
+    Case("PacecarDiskFull", "no space", "15m", _disk("500x5 10x200"), ON_NODE | {"mountpoint": "/data"}, "critical",
+        "/data of n1:9850 is full",
+        "1% of its space, or of the files that it has room for, is left. Checkpoints, logs and recordings fail there; "
+        "on /dev/shm data loaders die."),
+    Case("PacecarDiskFull", "no more files", "15m", _disk("500x200", files_free="5x200"),
+        ON_NODE | {"mountpoint": "/data"}, "critical", "/data of n1:9850 is full",
+        "0.5% of its space, or of the files that it has room for, is left. Checkpoints, logs and recordings fail "
+        "there; on /dev/shm data loaders die."),
+    Case("PacecarDiskFilling", "checkpoints that nobody deletes", "90m", _disk("330-2x200"),
+        ON_NODE | {"mountpoint": "/data"}, "warning", "/data of n1:9850 will be full within four hours",
+        "15% is left, and at the rate of the last hour it lasts less than four hours."),
+    Case("PacecarDiskReadOnly", "after an error, and for hours", "150m", _disk("500x200", read_only="0x5 1x200"),
+        ON_NODE | {"mountpoint": "/data"}, "critical", "/data of n1:9850 has become read-only",
+        "It could be written before. The kernel does that after an error of the disk; nothing can be saved there."),
+    Case("PacecarOomKill", "a process of the node", "15m", {f"pacecar_host_oom_kills_total{{{NODE}}}": "0x10 1x10"},
+        ON_NODE, "warning", "n1:9850 killed for want of memory",
+        "The kernel killed 1 processes in the last ten minutes. A data loader's worker that is gone ends or hangs its "
+        "job later, with another error."),
+    Case("PacecarOomKill", "a loader's worker in a job's container", "15m",
+        {f"pacecar_host_oom_kills_total{{{NODE}}}": "0x10 2x10",
+         f'pacecar_cgroup_oom_kills_total{{{NODE}, cgroup="/pod7"}}': "0x10 2x10",
+         f'pacecar_cgroup_member_info{{{RANK0}, cgroup="/pod7", member="rank"}}': "1x30",
+         f'pacecar_cgroup_member_info{{{RANK1}, cgroup="/pod7", member="rank"}}': "1x30"},
+        ON_NODE | OF_JOB, "warning", "n1:9850 killed a process of llama for want of memory",
+        "The kernel killed 2 processes in the last ten minutes. A data loader's worker that is gone ends or hangs its "
+        "job later, with another error."),
     Case("PacecarStraggler", "a quarter of the pace", "5m",
         {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
          f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.1x10"},
@@ -139,10 +226,43 @@ FIRING = [
         "Rank 1 of llama holds the job up: throttled",
         "Its step is longer than the others' median by 25% of the job's pace. Without a rank: all wait for a link that "
         "cannot be told."),
-    Case("PacecarJobHangs", "two ranks", "8m",
-        {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x5 1x10", f"pacecar_job_hang_suspected{{{RANK1}}}": "0x5 1x10"},
+    Case("PacecarJobSlower", "half as long again, and fewer samples", "120m",
+        _paced("1x60 1.5x100", "0+60x60 3640+40x100"), OF_JOB, "warning", "llama is slower than it was",
+        "A step takes 50% longer than in this job's own fast times of the last six hours, and it trains on less a "
+        "second."),
+    Case("PacecarJobHangs", "all ranks wait, and none is behind", "8m",
+        {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x5 1x10", f"pacecar_job_hang_suspected{{{RANK1}}}": "0x5 1x10",
+         f"pacecar_job_hang_collectives{{{RANK0}}}": "_x5 9x10",
+         f"pacecar_job_hang_collectives{{{RANK1}}}": "_x5 9x10"},
         OF_JOB, "critical", "llama may hang",
-        "2 ranks have ended no step for suspiciously long. The daemon has written a recording of the minutes before."),
+        "Ranks have ended no step for suspiciously long. The daemon has written a recording of the minutes before."),
+    Case("PacecarJobHangs", "a rank that was stopped says nothing", "8m",
+        {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10"}, OF_JOB | {"rank": "2"}, "critical",
+        "llama may hang: look at rank 2",
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 2: it says nothing, or has "
+        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+    Case("PacecarJobHangs", "the rank that was stopped is alone on its node", "8m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 60+60x10",
+         f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
+         f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "1x4 60+60x10"},
+        OF_JOB | {"rank": "0"}, "critical", "llama may hang: look at rank 0",
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 0: it says nothing, or has "
+        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+    Case("PacecarJobHangs", "one of three is two collectives behind", "8m",
+        {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
+         f"pacecar_job_hang_suspected{{{RANK2}}}": "_x4 1x10",
+         **{f"pacecar_job_hang_collectives{{{rank}}}": f"_x4 {begun}x10"
+            for rank, begun in ((RANK0, 41), (RANK1, 39), (RANK2, 41))}},
+        OF_JOB | {"rank": "1"}, "critical", "llama may hang: look at rank 1",
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 1: it says nothing, or has "
+        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+    Case("PacecarJobHangs", "one is ahead of two, so none is named", "8m",
+        {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
+         f"pacecar_job_hang_suspected{{{RANK2}}}": "_x4 1x10",
+         **{f"pacecar_job_hang_collectives{{{rank}}}": f"_x4 {begun}x10"
+            for rank, begun in ((RANK0, 41), (RANK1, 39), (RANK2, 39))}},
+        OF_JOB, "critical", "llama may hang",
+        "Ranks have ended no step for suspiciously long. The daemon has written a recording of the minutes before."),
     Case("PacecarJobStalled", "all ranks", "10m",
         {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x4 60+60x10",
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 62+60x10",
@@ -201,12 +321,24 @@ FIRING = [
     Case("PacecarDaemonGone", "scraped a while ago and not now", "22m",
         {f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10"},
         ON_NODE | {"version": "1", "python": "3"}, "warning", "The daemon of n1:9850 is not scraped any more",
-        "It was there 15 minutes ago. Nothing is known of this node, and none of its other alerts can fire."),
-    Case("PacecarDaemonNotAnswering", "its tick has stopped and it answers 503", "12m",
-        {f'up{{{NODE}, job="pacecar"}}': "1x10 0x10",
-         f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10 stale"},
-        ON_NODE | {"job": "pacecar"}, "warning", "The daemon of n1:9850 serves no numbers",
-        "It did within the last 15 minutes. It has ended, hangs, or answers 503 because its newest numbers are old."),
+        "It was there 15 minutes ago, and Prometheus has no such target now. Nothing is known of this node, and none "
+        "of its other alerts can fire."),
+    *(
+        Case("PacecarDaemonNotAnswering", title, at, series, ON_NODE | {"job": job}, "warning",
+            "The daemon of n1:9850 serves no numbers",
+            "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known of this node, "
+            "and none of its other alerts can fire.")
+        for title, at, job, series in (
+            ("its tick has stopped and it answers 503", "12m", "gpus", {
+                f'up{{{NODE}, job="gpus"}}': "1x10 0x10",
+                f'pacecar_build_info{{{NODE}, job="gpus", version="1", python="3"}}': "1x10 stale"}),
+            ("for an hour", "70m", "gpus", {
+                f'up{{{NODE}, job="gpus"}}': "1x10 0x70",
+                f'pacecar_build_info{{{NODE}, job="gpus", version="1", python="3"}}': "1x10 stale"}),
+            ("a target that never answered", "5m", "monitoring/pacecar",
+                {f'up{{{NODE}, job="monitoring/pacecar"}}': "0x10"}),
+        )
+    ),
     Case("PacecarDaemonRestarting", "a tick that stalls each few minutes", "20m",
         {f"pacecar_daemon_start_time_seconds{{{NODE}}}": "100x5 500x5 900x5 1300x10"},
         ON_NODE, "warning", "The daemon of n1:9850 starts again and again",
@@ -265,6 +397,10 @@ SILENT = [
     Case("PacecarGpuMemoryRepairPending", "nothing pending", "12m",
         {f"pacecar_gpu_row_remap_pending{{{GPU}}}": "0x20"}),
     Case("PacecarGpuMemoryRepairFailed", "nothing failed", "12m", {f"pacecar_gpu_row_remap_failed{{{GPU}}}": "0x20"}),
+    Case("PacecarGpuIdle", "nobody holds it", "50m",
+        {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0x60", f"pacecar_gpu_processes{{{GPU}}}": "0x60"}),
+    Case("PacecarGpuIdle", "a job that validates on the host for twenty minutes", "50m",
+        {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0.9x5 0x20 0.9x2 0x20 0.9x9", **HOLDS}),
     Case("PacecarNvlinkDown", "a link that leads nowhere on this board", "8m",
         {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "0x20"}),
     Case("PacecarNvlinkDown", "a link that sleeps", "8m",
@@ -279,6 +415,11 @@ SILENT = [
     Case("PacecarRdmaErrors", "the same as all completions with an error are counted", "15m",
         {f'pacecar_rdma_errors_total{{{PORT}, error="resp_cqe_error"}}': "0x12 512x10"}),
     Case("PacecarRdmaErrors", "none", "15m", {f'pacecar_rdma_errors_total{{{PORT}, error="link_downed"}}': "3x30"}),
+    Case("PacecarRdmaPortDown", "a port that was never in use", "60m",
+        {f"pacecar_rdma_port_active{{{PORT}}}": "0x120"}),
+    Case("PacecarRdmaPortDown", "up again", "60m", {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x9 1x120"}),
+    Case("PacecarRdmaPortDown", "a card that was taken out", "60m",
+        {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x9 stale"}),
     Case("PacecarNetworkErrors", "a few since boot", "25m",
         {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "7x30",
          f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"}),
@@ -292,12 +433,25 @@ SILENT = [
     Case("PacecarTcpRetransmissions", "a node that hardly sends", "20m",
         {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60x30",
          f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+30x30"}),
+    Case("PacecarDiskFull", "half full", "15m", _disk("500x200")),
+    Case("PacecarDiskFull", "an image that is mounted read-only has never any room", "15m",
+        _disk("0x200", read_only="1x200")),
+    Case("PacecarDiskFilling", "a data set that is unpacked onto a large disk", "90m", _disk("900-4x200")),
+    Case("PacecarDiskFilling", "little left, and for months", "90m", _disk("150x200")),
+    Case("PacecarDiskReadOnly", "an image that was always so", "90m", _disk("0x200", read_only="1x200")),
+    Case("PacecarDiskReadOnly", "mounted anew", "90m", _disk("500x200", read_only="0x5 1x20 0x200")),
+    Case("PacecarOomKill", "one of this morning", "15m", {f"pacecar_host_oom_kills_total{{{NODE}}}": "7x30"}),
     Case("PacecarStraggler", "a twentieth of the pace", "5m",
         {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
          f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.02x10"}),
     Case("PacecarStraggler", "late for a minute", "8m",
         {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
          f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="host"}}': "_x3 0.1x1 stale"}),
+    Case("PacecarJobSlower", "twice the step with twice the samples", "120m", _paced("1x60 2x100", "0+60x200")),
+    Case("PacecarJobSlower", "a tenth", "120m", _paced("1x60 1.1x100", "0+60x60 3654+54x100")),
+    Case("PacecarJobSlower", "slow at its start, while it compiles", "50m", _paced("9x20 1x100", "0+6x20 120+60x100")),
+    Case("PacecarJobSlower", "ended on a long step", "120m",
+        {**_paced("1x60 1.5x100", "0+60x60 3640x100"), **ENDED}),
     Case("PacecarJobHangs", "over", "8m", {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x3 1x1 0x10"}),
     Case("PacecarJobStalled", "a job that has ended and is still on the board", "10m",
         {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x10",
@@ -358,6 +512,15 @@ SILENT = [
          f'pacecar_build_info{{{NODE}, version="2", python="3"}}': "_x11 1x30"}),
     Case("PacecarDaemonGone", "a sidecar that ended with its job", "22m",
         {'pacecar_build_info{instance="n1/train-0", version="1", python="3"}': "1x10"}),
+    Case("PacecarDaemonGone", "a target that does not answer has an alert of its own", "22m",
+        {f'pacecar_build_info{{{NODE}, job="pacecar", version="1", python="3"}}': "1x10",
+         f'up{{{NODE}, job="pacecar"}}': "1x10 0x20"}),
+    Case("PacecarDaemonNotAnswering", "a node that was taken out of Prometheus' targets", "30m",
+        {f'pacecar_build_info{{{NODE}, job="pacecar", version="1", python="3"}}': "1x10 stale",
+         f'up{{{NODE}, job="pacecar"}}': "1x10 0x5 stale"}),
+    Case("PacecarDaemonNotAnswering", "a sidecar that ended with its job", "30m",
+        {'up{instance="n1/train-0", job="pacecar"}': "1x10 0x30",
+         'pacecar_build_info{instance="n1/train-0", job="pacecar", version="1"}': "1x10 stale"}),
     Case("PacecarDaemonNotAnswering", "one scrape that was lost", "12m",
         {f'up{{{NODE}, job="pacecar"}}': "1x10 0x0 1x10",
          f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x20"}),

@@ -105,6 +105,15 @@ class LivelyNode:
             ("memory_size_bytes", 2048 * GIB, 2048 * GIB), ("memory_used_bytes", 410 * GIB, 430 * GIB),
             ("memory_available_bytes", 1500 * GIB, 1530 * GIB), ("memory_cached_bytes", 880 * GIB, 900 * GIB),
             ("memory_shared_bytes", 64 * GIB, 72 * GIB), ("memory_dirty_bytes", 0.1 * GIB, 2 * GIB),
+            ("memory_writeback_bytes", 0, 0.2 * GIB), ("memory_anonymous_bytes", 330 * GIB, 345 * GIB),
+            ("memory_mapped_bytes", 70 * GIB, 74 * GIB), ("memory_slab_bytes", 21 * GIB, 22 * GIB),
+            ("memory_page_tables_bytes", 2 * GIB, 2 * GIB), ("memory_committed_bytes", 610 * GIB, 640 * GIB),
+            ("memory_corrupted_bytes", 0, 0), ("page_faults_total", 2e5, 9e5), ("hung_tasks_total", 0, 0),
+            ("threads", 4100, 4300),
+            ("threads_limit", 4194304, 4194304), ("open_files", 31_000, 33_000), ("open_files_limit", 2e8, 2e8),
+            ("tracked_connections", 900, 1100), ("tracked_connections_limit", 262_144, 262_144),
+            ("clock_synchronized", 1, 1), ("clock_offset_seconds", -4e4, 4e4),
+            ("clock_estimated_error_seconds", 2e3, 9e3), ("clock_max_error_seconds", 1.2e6, 2.6e6),
             ("memory_unevictable_bytes", 48 * GIB, 48 * GIB), ("memory_transparent_huge_bytes", 210 * GIB, 220 * GIB),
             ("major_page_faults_total", 0, 2), ("oom_kills_total", 0, 0), ("swap_size_bytes", 8 * GIB, 8 * GIB),
             ("swap_used_bytes", 0, 0), ("swap_in_bytes_total", 0, 0), ("swap_out_bytes_total", 0, 0),
@@ -127,6 +136,17 @@ class LivelyNode:
             for kind in ("some", "full"):
                 add("host_pressure_stalled_seconds_total", wave(0, high * NS * (1 if kind == "some" else 0.3)),
                     resource, kind)  # fmt: skip
+        add("host_boot_time_seconds", steady(time.time_ns() - 41 * 86_400 * NS))
+        add("host_os_info", steady(1), "6.8.0-1013-nvidia", "x86_64", "ubuntu", "24.04")
+        for direction in ("receive", "transmit"):
+            add("host_udp_datagrams_total", wave(3, 20), direction)
+        for side in ("active", "passive"):
+            add("host_tcp_opens_total", wave(1, 9), side)
+        for state, sockets in (("in_use", 410), ("orphan", 0), ("time_wait", 90), ("allocated", 430)):
+            add("host_tcp_sockets", wave(sockets, 1.1 * sockets), state)
+        for protocol in ("tcp", "udp"):
+            add("host_socket_memory_bytes", wave(2e6, 9e6), protocol)
+        self._sensors()
         self._disks()
         for node in range(NUMA):
             for mode, busy in CPU_MODES.items():
@@ -136,6 +156,16 @@ class LivelyNode:
             add("host_numa_memory_free_bytes", wave(300 * GIB, 330 * GIB, shift=node), node)
             for outcome, pages in (("hit", 9e4), ("miss", 40), ("foreign", 40), ("local", 9e4), ("other", 120)):
                 add("host_numa_pages_total", steady(pages), node, outcome)
+
+    def _sensors(self) -> None:
+        add = self._add
+        for socket in range(NUMA):
+            package = ("coretemp", f"coretemp.{socket}", f"Package id {socket}")
+            add("host_sensor_temperature_celsius", wave(61e3, 68e3, shift=socket), *package)
+            add("host_sensor_temperature_limit_celsius", steady(100e3), *package)
+        for fan in range(4):
+            add("host_sensor_fan_rpm", wave(8900, 9400, shift=fan), "board", "ipmi", f"FAN {fan + 1}")
+        add("host_sensor_power_watts", wave(6.6e6, 7.2e6), "board", "ipmi", "power1")
 
     def _disks(self) -> None:
         add = self._add

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLES = {
-    "$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$launch": "3f2a9c01d4e5b678", "$rank": ".+",
+    "$__rate_interval": "1m", "$__range": "5m", "$__interval_ms": "15000", "$__interval": "15s",
+    "$job": "train", "$launch": "3f2a9c01d4e5b678", "$rank": ".+",
     "$node": "node1:9850", "$cluster": ".*", "$gpu": ".*",
 }  # fmt: skip
 """Grafana's variables and what these tests put in their place."""
@@ -22,12 +23,22 @@ def filled_in(expression: str) -> str:
     return expression
 
 
-def check(promtool: Path, folder: Path, *questions: dict[str, object], series: Sequence[dict[str, str]]) -> None:
-    """Let promtool answer `questions` (its promql_expr_test) over `series`; AssertionError with what it found."""
+def check(
+    promtool: Path,
+    folder: Path,
+    *questions: dict[str, object],
+    series: Sequence[dict[str, str]],
+    rules: Sequence[Path] = (),
+    interval: str = "15s",
+) -> None:
+    """Let promtool answer `questions` (its promql_expr_test) over `series`; AssertionError with what it found.
+
+    `series` have a value, and `rules` are evaluated, every `interval`.
+    """
     test = {
-        "rule_files": [],
-        "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": list(series), "promql_expr_test": list(questions)}],
+        "rule_files": [str(path) for path in rules],
+        "evaluation_interval": interval,
+        "tests": [{"interval": interval, "input_series": list(series), "promql_expr_test": list(questions)}],
     }
     file = folder / "test.yml"
     file.write_text(json.dumps(test), encoding="utf-8")

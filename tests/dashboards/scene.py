@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -54,7 +54,7 @@ SLOW, SLOW_FOR_HEAT = 0x8, 0x20
 
 MOVING = {
     "proc/stat": r"^(cpu\d* +)(\d+)",  # user
-    "proc/net/snmp": r"^(Tcp: (?:\S+ ){4})(\d+)",  # OutSegs
+    "proc/net/snmp": r"^(Tcp: (?:\S+ ){6})(\d+)",  # OutSegs
     "proc/diskstats": r"^( +\d+ +\d+ \w+ )(\d+)",  # reads completed
     "sys/fs/cgroup/pods/pod7/cpu.stat": r"^(nr_periods )(\d+)",
 }
@@ -192,8 +192,9 @@ class Planted:
 
     job = "planted"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mounts: Sequence[str] = ("/",)) -> None:
         self._folder = folder
+        self._mounts = mounts
         self._log = folder / "daemon.log"
         self._until = ExitStack()
         self._socket = str(folder / "s")
@@ -213,7 +214,7 @@ class Planted:
             self._control.page.fans = 2
             settings = {
                 "port": 0, "socket": self._socket, "proc_root": str(machine / "proc"), "sys_root": str(machine / "sys"),
-                "recordings": str(self._folder / "recordings"), "mounts": ("/",), "cpu_budget": 1.0,
+                "recordings": str(self._folder / "recordings"), "mounts": self._mounts, "cpu_budget": 1.0,
             }  # fmt: skip
             environ = {**os.environ, **self._control.environment()}
             with self._log.open("wb") as log:
@@ -249,6 +250,16 @@ class Planted:
             stranger.connect(self._socket)
             stranger.send(b"no frame at all")
 
+    def starve(self) -> None:
+        """Let a port of the RDMA card go down, the kernel kill two processes, and all GPUs stand idle."""
+        self._write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE", "1: DOWN")
+        self._write("proc/vmstat", "oom_kill 76", "oom_kill 78")
+        self._control.page.zero = 1
+
+    def kill(self) -> None:
+        """Let the daemon end as by a fault of the machine."""
+        self._process.kill()
+
     def stall(self) -> None:
         """Let the job stop stepping, and its first rank say that it suspects a hang; the driver comes with NVLink 5."""
         self._control.page.nvlink5 = 1
@@ -265,13 +276,14 @@ class Planted:
     def _spend(self) -> None:
         """Let the recorded machine work."""
         for name, line in MOVING.items():
-            file = self._machine / name
-            new = file.with_name("new")
-            # Under another name first: the daemon must never read half of a file.
-            new.write_text(
-                re.sub(line, lambda found: f"{found[1]}{int(found[2]) + 20}", file.read_text(), flags=re.MULTILINE)
-            )
-            new.replace(file)
+            self._write(name, line, lambda found: f"{found[1]}{int(found[2]) + 20}")
+
+    def _write(self, name: str, line: str, instead: str | Callable[[re.Match[str]], str]) -> None:
+        file = self._machine / name
+        new = file.with_name("new")
+        # Under another name first: the daemon must never read half of a file.
+        new.write_text(re.sub(line, instead, file.read_text(), flags=re.MULTILINE))
+        new.replace(file)
 
     def _port(self) -> re.Match[str] | None:
         text = self._log.read_text()

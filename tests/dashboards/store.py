@@ -42,8 +42,10 @@ class Prometheus:
         rules: Sequence[Path] = (),
         *,
         scrape_seconds: int = 1,
+        features: Sequence[str] = (),
     ) -> None:
         self._folder = folder
+        self._features = features
         self.scrape_seconds = scrape_seconds
         self._log = folder / "prometheus.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,6 +69,8 @@ class Prometheus:
         command = [str(find_tool("prometheus")), f"--config.file={self._folder / 'prometheus.yml'}"]
         command += [f"--storage.tsdb.path={self._folder / 'tsdb'}", "--web.listen-address=127.0.0.1:0"]
         command += ["--log.format=logfmt"]
+        if self._features:
+            command += [f"--enable-feature={','.join(self._features)}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -99,6 +103,14 @@ class Prometheus:
         """Return the values of `label` in the series that `selector` finds, as Grafana's `label_values` does."""
         found: list[str] = self._get(f"label/{label}/values", **({"match[]": selector} if selector else {}))
         return found
+
+    def firing(self) -> list[dict[str, Any]]:
+        """Return the alerts that fire, with labels and annotations."""
+        return [alert for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"]
+
+    def metadata(self) -> dict[str, dict[str, str]]:
+        """Return family -> what its targets say of it: type, help, unit."""
+        return {name: said[0] for name, said in self._get("metadata").items()}
 
     def rules(self) -> list[dict[str, Any]]:
         """Return every rule with its health and its last error."""

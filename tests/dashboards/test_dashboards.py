@@ -10,7 +10,7 @@ from typing import Any
 from pacecar.dashboards.omitted import NOT_DRAWN
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, NEUTRAL, WARN
 from pacecar.dashboards.queries import CLUSTER, JOB, NODE, metrics_in
-from pacecar.metrics.catalog import CATALOG, by_name
+from pacecar.metrics.catalog import CATALOG
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 
@@ -89,7 +89,8 @@ def test_every_metric_in_an_expression_is_in_the_catalog_with_the_labels_used(ex
         assert len(selectors) == len(NAMED.findall(expression)) > 0, f"{where}: a metric without a selector"
         for name, matchers in selectors:
             used = re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)
-            assert set(used) <= {*by_name(name).labels, NODE, CLUSTER}, f"{where}: {name} has no such label: {used}"
+            (metric,) = metrics_in([name])
+            assert set(used) <= {*metric.labels, NODE, CLUSTER}, f"{where}: {name} has no such label: {used}"
             assert {JOB, NODE} & set(used), f"{where}: {name} is not bound to the job or its nodes"
             assert CLUSTER in used, f"{where}: {name} is not bound to the cluster"
 
@@ -97,7 +98,12 @@ def test_every_metric_in_an_expression_is_in_the_catalog_with_the_labels_used(ex
 def test_every_grouping_and_legend_label_exists(panels):
     for panel in panels:
         for target in panel["targets"]:
-            known = {NODE, CLUSTER, *(label for metric in metrics_in([target["expr"]]) for label in metric.labels)}
+            known = {
+                NODE,
+                CLUSTER,
+                "le",
+                *(label for metric in metrics_in([target["expr"]]) for label in metric.labels),
+            }
             groups = re.findall(r"(?:by|on|group_left) \(([^)]*)\)", target["expr"])
             named = {label.strip() for group in groups for label in group.split(",") if label.strip()}
             named |= set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
@@ -164,7 +170,17 @@ def test_each_dashboard_has_the_variables_that_it_needs(drawn):
 
 
 def test_every_variable_that_is_used_is_there(dashboard):
-    known = {*variables_of(dashboard), "__rate_interval", "__range", "__value", "__data", "__url_time_range", "__all"}
+    known = {
+        *variables_of(dashboard),
+        "__rate_interval",
+        "__interval",
+        "__interval_ms",
+        "__range",
+        "__value",
+        "__data",
+        "__url_time_range",
+        "__all",
+    }
     for where, value in walk(dashboard):
         if isinstance(value, str):
             used = set(re.findall(r"\$\{?(\w+)", value))

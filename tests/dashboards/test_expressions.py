@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.dashboards.boards.fleet import NODES_TOP
-from pacecar.metrics.catalog import CATALOG, MetricKind
+from pacecar.metrics.catalog import CATALOG, Metric, MetricKind
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import VARIABLES, check, filled_in
@@ -56,11 +56,34 @@ def series() -> list[dict[str, str]]:
             if metric.kind is MetricKind.COUNTER
             else f"{int(metric.name not in AT_ZERO)}x40"
         )
+        if metric.kind is MetricKind.HISTOGRAM:
+            made += histogram_series(metric)
+            continue
         for combination in itertools.product(*choices):
             pairs = dict(zip(metric.labels, combination, strict=True)) | {"instance": "node1:9850"}
             labels = ", ".join(f'{label}="{value}"' for label, value in pairs.items())
             made.append({"series": f"{metric.name}{{{labels}}}", "values": values})
     return made
+
+
+def histogram_series(metric: Metric) -> list[dict[str, str]]:
+    """The buckets of a histogram of which half is below a second, for a Prometheus that knows no native ones."""
+    labels = ", ".join(f'{label}="{VALUES[label][0]}"' for label in metric.labels) + ', instance="node1:9850"'
+    growth = {"0.5": 0, "1.0": 5, "2.0": 10, "+Inf": 10}
+    return [
+        {"series": f'{metric.name}_bucket{{{labels}, le="{bound}"}}', "values": f"0+{by}x40"}
+        for bound, by in growth.items()
+    ]
+
+
+def test_percentiles_are_those_of_the_buckets_where_there_is_no_native_histogram(promtool, drawn, tmp_path):
+    """Half of the steps take up to a second, the others up to two: within a bucket Prometheus takes them as spread."""
+    panel = next(p for p in drawing_panels(drawn["job"]) if p["title"] == "Step time: median and slowest")
+    asked = [
+        {"expr": filled_in(t["expr"]), "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for t, value in zip(panel["targets"], (1.0, 1.9, 1.98), strict=True)
+    ]
+    check(promtool, tmp_path, *asked, series=series())
 
 
 def test_promtool_parses_every_expression(promtool, expressions, tmp_path):

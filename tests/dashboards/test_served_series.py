@@ -117,14 +117,14 @@ def test_every_expression_finds_the_series_that_this_machine_serves(served, expr
     series, names = [], set()
     for family in families:
         for point in family.samples:
-            names.add(point.name)
+            names |= {point.name, family.name}
             labels = {"job": "pacecar", **point.labels, "instance": VARIABLES["$node"]}
             pairs = ", ".join(f'{label}="{value}"' for label, value in labels.items() if '"' not in value)
             growing = f"0+{point.value or 1!r}x40"
             series.append(
                 {
                     "series": f"{point.name}{{{pairs}}}",
-                    "values": growing if family.type == "counter" else f"{point.value!r}x40",
+                    "values": growing if family.type in ("counter", "histogram") else f"{point.value!r}x40",
                 }
             )
     asked = {

@@ -25,7 +25,7 @@ from pacecar.metrics.catalog import CATALOG, MetricSubject, MetricUnit, by_name
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.daemon import Daemon, DaemonError
-from pacecar.monitor.export.prometheus import outside
+from pacecar.monitor.export.pages import outside
 from pacecar.monitor.http.server import WEB_CONNECTIONS_MAX
 from pacecar.monitor.sampling.collector_registry import default_collectors, sample_once
 from pacecar.monitor.sampling.sampler import Sampler
@@ -118,7 +118,7 @@ def test_served_and_catalogued_are_the_same(start, job):
     served = families(daemon.port)
     for name, samples in served.items():
         entry = by_name(name)
-        assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
+        assert {tuple(sorted(s.labels.keys() - {"le"})) for s in samples} == {tuple(sorted(entry.labels))}, name
     due = {
         entry.name
         for entry in CATALOG
@@ -131,6 +131,7 @@ def test_served_and_catalogued_are_the_same(start, job):
     host = {entry.name for entry in CATALOG if entry.subject is MetricSubject.HOST}
     depends = re.compile(
         "pressure|disk|swap|link|filesystem|available|numa|frequency|huge|network_.*(utili|carrier)"
+        "|sensor|tracked|clock_|hung|corrupted"
     )  # on the kernel and the hardware
     always = {name for name in host if not depends.search(name)}
     until(lambda: always <= families(daemon.port).keys(), f"{always} are served")  # utilization from the second tick
@@ -379,7 +380,7 @@ def test_name_parameter_restricts_the_scrape(start, steady):
 def test_an_unknown_collector_in_disable_is_an_error(make_config):
     with pytest.raises(
         DaemonError,
-        match=r"no collector gpus; there are .*, tcp, rdma, cgroup, identity, gpu, daemon",
+        match=r"no collector gpus; there are .*, tcp, system, hwmon, rdma, cgroup, identity, gpu, daemon",
     ):
         Daemon(make_config(disable=("gpus",)))
 

@@ -22,13 +22,16 @@ from pacecar.config import DaemonConfig
 from pacecar.metrics.catalog import CATALOG, MetricSubject
 from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
+from pacecar.monitor.collectors.clock_sync import ClockState
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector
+from pacecar.monitor.collectors.hwmon import HwmonCollector
 from pacecar.monitor.collectors.identity import IdentityCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rdma import RdmaCollector
+from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Ok
@@ -74,6 +77,13 @@ def collectors(files, machine, make_hello):
         DiskCollector(files, statvfs=statvfs),
         NetworkCollector(files, clock),
         TcpCollector(files),
+        SystemCollector(
+            files,
+            clock=lambda: ClockState(True, -651, 652_000, 653_000),
+            os_release=machine / "etc/os-release",
+            architecture="x86_64",
+        ),
+        HwmonCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, lambda: ranks),
         IdentityCollector(

@@ -1,5 +1,6 @@
 """The collectors of processors, memory, disks, network, RDMA and control groups against a recorded machine."""
 
+import errno
 import os
 import shutil
 
@@ -10,14 +11,18 @@ from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import CATALOG, MetricSubject
 from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember
+from pacecar.monitor.collectors.clock_sync import ClockState, read_clock
 from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, utilization
 from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
+from pacecar.monitor.collectors.hwmon import READ_TICKS, SENSORS_MAX, HwmonCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
+from pacecar.monitor.collectors.system import SELDOM_TICKS as SYSTEM_TICKS
+from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
 
@@ -46,6 +51,20 @@ def rdma(files, clock=None):
     return RdmaCollector(files, clock or FakeClock())
 
 
+CLOCK = ClockState(is_synchronized=True, offset_ns=-651, estimated_error_ns=652_000, max_error_ns=653_000)
+
+
+def system(files):
+    """The clock is the kernel's own and in no file: it is there as long as the machine is."""
+    machine = files.proc.parent
+    return SystemCollector(
+        files,
+        clock=lambda: CLOCK if files.proc.exists() else None,
+        os_release=machine / "etc/os-release",
+        architecture="x86_64",
+    )
+
+
 RANKS = (CgroupMember("4242", "rank", "run-7", "0"), CgroupMember("4243", "rank", "run-7", "1"))
 
 
@@ -60,6 +79,8 @@ COLLECTORS = {
     "disk": disk,
     "network": network,
     "tcp": TcpCollector,
+    "system": system,
+    "hwmon": HwmonCollector,
     "rdma": rdma,
     "cgroup": cgroup,
 }
@@ -87,6 +108,8 @@ def test_cpu_values(files, values):
     assert read[("host_numa_cpu_seconds_total", "0", "user")] == (501 + 500) * 10_000_000
     assert read[("host_numa_cpu_seconds_total", "1", "idle")] == 514 * 10_000_000
     assert [read[("host_load_average", w)] for w in ("1m", "5m", "15m")] == [1.25, 2.5, 3.75]
+    assert read[("host_threads",)] == 345
+    assert read[("host_boot_time_seconds",)] == 1_700_000_000 * NS_PER_SECOND
 
 
 def test_cpu_utilization_needs_two_ticks_and_counts_neither_idle_nor_iowait(files, machine, values):
@@ -148,7 +171,10 @@ def test_memory_values(files, values):
     assert read[("host_memory_transparent_huge_bytes",)] == 63 * KIB
     assert read[("host_swap_in_bytes_total",)] == 72 * os.sysconf("SC_PAGE_SIZE")
     assert read[("host_swap_out_bytes_total",)] == 73 * os.sysconf("SC_PAGE_SIZE")
+    kinds = ("writeback", "anonymous", "mapped", "slab", "page_tables", "committed", "corrupted")
+    assert [read[(f"host_memory_{kind}_bytes",)] for kind in kinds] == [n * KIB for n in range(64, 71)]
     assert (read[("host_major_page_faults_total",)], read[("host_oom_kills_total",)]) == (75, 76)
+    assert read[("host_page_faults_total",)] == 74
     assert read[("host_hugepages_size_bytes", "2048kB")] == 11 * 2048 * KIB
     assert read[("host_hugepages_free_bytes", "2048kB")] == 7 * 2048 * KIB
     assert read[("host_hugepages_size_bytes", "1048576kB")] == 3 << 30
@@ -294,17 +320,17 @@ def test_zero_is_a_measurement(make, files, machine, values):
         if path.is_file() and path.name not in CONSTANT:
             path.write_text("\n".join(zeroed(path.name, line) for line in path.read_text().splitlines()))
     for path in (machine / "sys").rglob("*"):
-        if path.is_file() and path.name not in CONSTANT:
+        if path.is_file() and path.name not in CONSTANT and not path.name.endswith("_label"):
             path.write_text("\n".join(zeroed(path.name, line) for line in path.read_text().splitlines()))
     after = values(make(files).collect())
     assert after.keys() == before.keys()
     for key, value in after.items():
-        kept = key[0].startswith("host_filesystem") or key[0].endswith("_info") or key[0] in STATES
+        kept = key[0].startswith(("host_filesystem", "host_clock")) or key[0].endswith("_info") or key[0] in STATES
         assert kept or value == 0, key
 
 
 CONSTANT = {"mountinfo", "cgroup", "cpulist", "possible", "state", "phys_state", "operstate", "link_layer"} | {
-    "hca_type", "fw_ver", ".keep",
+    "hca_type", "fw_ver", "osrelease", "name", ".keep",
 }  # fmt: skip
 """Files that hold words and keys, no measurements."""
 
@@ -323,8 +349,8 @@ def zeroed(name, line):
         seen += word != ""
         if name == "softnet_stat":
             word = "0" * len(word)
-        elif seen > keep and word.replace(".", "").isdigit():
-            word = "0"
+        elif seen > keep and word.replace(".", "").replace("/", "").isdigit():
+            word = "0/0" if "/" in word else "0"
         elif "=" in word:
             word = word.split("=")[0] + "=0"
         out.append(word)
@@ -351,6 +377,12 @@ def test_missing_source_is_absent(make, files, machine):
         (TcpCollector, "net/snmp", "Udp: 611 612", "Udp: 611", 6),
         (TcpCollector, "net/netstat", " 628", " -628", 2),
         (TcpCollector, "net/softnet_stat", "000000ff 00000001", "000000ff oops", 2),
+        (TcpCollector, "net/sockstat", "mem 635", "mem", 2),
+        (cpu, "loadavg", "2/345", "2", 1),
+        (system, "sys/fs/file-nr", "641", "641 1", 1),
+        (system, "sys/kernel/pid_max", "644", "unlimited", 1),
+        (system, "sys/net/netfilter/nf_conntrack_max", "646", "-1", 1),
+        (HwmonCollector, "../sys/class/hwmon/hwmon2/fan1_input", "4206", "4206 rpm", 1),
         (cpu, "../sys/devices/system/node/node1/cpulist", "3", "3-x", 1),
         (cpu, "../sys/devices/system/cpu/cpufreq/policy1/scaling_cur_freq", "24", "<unknown> 24", 1),
         (MemoryCollector, "../sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "11", "many", 1),
@@ -420,9 +452,9 @@ def test_own_figures_of_a_process_that_cannot_be_read_are_failed():
 
 def test_this_machine_itself_can_be_read():
     """The recorded machine is only as good as our idea of /proc; the kernel under this test is real."""
-    for make in (CpuCollector, MemoryCollector, network, TcpCollector, cgroup):
+    for make in (CpuCollector, MemoryCollector, network, TcpCollector, SystemCollector, cgroup):
         assert isinstance(make(KernelFiles()).collect(), Ok)
-    for make in (NumaCollector, rdma, lambda files: DiskCollector(files)):
+    for make in (NumaCollector, rdma, HwmonCollector, lambda files: DiskCollector(files)):
         assert not isinstance(make(KernelFiles()).collect(), Failed)
 
 
@@ -438,6 +470,16 @@ def test_tcp_values(files, values):
     read = values(TcpCollector(files).collect())
     assert read == {
         ("host_tcp_connections",): 601,
+        ("host_tcp_opens_total", "active"): 607,
+        ("host_tcp_opens_total", "passive"): 608,
+        ("host_udp_datagrams_total", "receive"): 611,
+        ("host_udp_datagrams_total", "transmit"): 613,
+        ("host_tcp_sockets", "in_use"): 631,
+        ("host_tcp_sockets", "orphan"): 632,
+        ("host_tcp_sockets", "time_wait"): 633,
+        ("host_tcp_sockets", "allocated"): 634,
+        ("host_socket_memory_bytes", "tcp"): 635 * os.sysconf("SC_PAGE_SIZE"),
+        ("host_socket_memory_bytes", "udp"): 637 * os.sysconf("SC_PAGE_SIZE"),
         ("host_tcp_segments_received_total",): 602,
         ("host_tcp_segments_sent_total",): 603,
         ("host_tcp_segments_retransmitted_total",): 604,
@@ -457,6 +499,136 @@ def test_tcp_values(files, values):
         ("host_softnet_drops_total",): 0x10 + 0x01,
         ("host_softnet_squeezes_total",): 0x20 + 0x02,
     }
+
+
+def test_system_values(files, values):
+    assert values(system(files).collect()) == {
+        ("host_os_info", "6.8.0-1013-nvidia", "x86_64", "ubuntu", "24.04"): 1,
+        ("host_open_files",): 641,
+        ("host_open_files_limit",): 642,
+        ("host_threads_limit",): 643,  # the less of pid_max and threads-max
+        ("host_tracked_connections",): 645,
+        ("host_tracked_connections_limit",): 646,
+        ("host_hung_tasks_total",): 647,
+        ("host_clock_synchronized",): 1,
+        ("host_clock_offset_seconds",): -651,
+        ("host_clock_estimated_error_seconds",): 652_000,
+        ("host_clock_max_error_seconds",): 653_000,
+    }
+
+
+def test_system_is_read_seldom_and_served_always(failing_files, values):
+    files = failing_files(None)
+    collector = system(files)
+    read = values(collector.collect())
+    once = files.reads
+    for _ in range(SYSTEM_TICKS - 1):
+        assert values(collector.collect()) == read
+    assert files.reads == once
+    collector.collect()
+    assert once < files.reads < 2 * once  # kernel and distribution are not read again so soon
+
+
+def test_the_distribution_is_that_of_process_1_and_never_that_of_an_image(files, machine, values):
+    def distribution():
+        (key,) = (key for key in values(system(files).collect()) if key[0] == "host_os_info")
+        return key[3:]
+
+    mounts = machine / "proc/self/mountinfo"
+    text = mounts.read_text()
+    mounts.write_text(text.replace("/ / rw,relatime shared:1 - ext4 /dev/sda1", "/ / rw,relatime shared:1 - overlay o"))
+    assert distribution() == ("", "")
+    of_init = machine / "proc/1/root/etc/os-release"
+    of_init.parent.mkdir(parents=True)
+    of_init.write_text("ID='rocky'\nVERSION_ID=9.4\nnot a variable\n")
+    assert distribution() == ("rocky", "9.4")
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(errno.EPERM, Ok), (errno.ENOSYS, Ok), (errno.EINVAL, Failed)])
+def test_a_sandbox_that_keeps_the_clock_to_itself_is_no_failure(files, values, number, outcome):
+    def refuses():
+        raise OSError(number, os.strerror(number))
+
+    found = SystemCollector(files, clock=refuses).collect()
+    assert isinstance(found, outcome)
+    assert not [key for key in values(found) if key[0].startswith("host_clock")]
+
+
+def test_the_clock_of_this_machine_answers():
+    """Set by nobody here: the kernel's own bounds hold."""
+    state = read_clock()
+    assert state is not None
+    assert abs(state.offset_ns) <= NS_PER_SECOND  # the kernel takes no larger one
+    assert 0 <= state.max_error_ns <= 17 * NS_PER_SECOND
+    assert state.estimated_error_ns >= 0
+
+
+def test_hwmon_values_are_of_packages_and_disks_by_driver_and_device(files, values):
+    cpu_package, disk_, board = ("coretemp", "coretemp.0"), ("nvme", "nvme0"), ("board", "hwmon2")
+    assert values(HwmonCollector(files).collect()) == {
+        ("host_sensor_temperature_celsius", *cpu_package, "Package id 0"): 54_002,
+        ("host_sensor_temperature_limit_celsius", *cpu_package, "Package id 0"): 100_001,  # critical before highest
+        ("host_sensor_temperature_celsius", *disk_, "Composite"): 38_005,
+        ("host_sensor_temperature_limit_celsius", *disk_, "Composite"): 70_006,
+        ("host_sensor_fan_rpm", *board, "FAN A"): 4206,
+        ("host_sensor_power_watts", *board, "power1"): 412_007,
+        ("host_sensor_temperature_celsius", *board, "temp1"): 35_009,
+    }
+
+
+def test_a_machine_in_the_cold_has_a_temperature_below_zero(files, machine, values):
+    (machine / "sys/class/hwmon/hwmon2/temp1_input").write_text("-5009\n")
+    read = values(HwmonCollector(files).collect())
+    assert read[("host_sensor_temperature_celsius", "board", "hwmon2", "temp1")] == -5009
+
+
+def test_a_disk_without_a_limit_has_none_of_65_000_degrees(files, machine, values):
+    (machine / "sys/class/hwmon/hwmon1/temp1_max").write_text("65261850\n")
+    outcome = HwmonCollector(files).collect()
+    assert isinstance(outcome, Ok)
+    limits = {key[1] for key in values(outcome) if key[0] == "host_sensor_temperature_limit_celsius"}
+    assert limits == {"coretemp"}
+
+
+def test_hwmon_is_read_seldom_and_found_more_seldom_still(failing_files, values):
+    files = failing_files(None)
+    collector = HwmonCollector(files)
+    read = values(collector.collect())
+    first = files.reads
+    for _ in range(READ_TICKS - 1):
+        assert values(collector.collect()) == read
+    assert files.reads == first
+    assert values(collector.collect()) == read
+    assert files.reads - first == 7  # one a sensor, and none of names or labels
+
+
+def test_a_sensor_that_has_no_value_now_is_no_failure_and_comes_back(files, machine, values):
+    class Asleep(KernelFiles):
+        number = errno.ENODATA
+
+        def read(self, path):
+            if path.name == "fan1_input" and self.number:
+                raise OSError(self.number, os.strerror(self.number))
+            return super().read(path)
+
+    asleep = Asleep(files.proc, files.sys)
+    collector = HwmonCollector(asleep)
+    fan = ("host_sensor_fan_rpm", "board", "hwmon2", "FAN A")
+    outcome = collector.collect()
+    assert isinstance(outcome, Ok)
+    assert fan not in values(outcome)
+    asleep.number = 0
+    assert [fan in values(collector.collect()) for _ in range(READ_TICKS)][-1]
+
+
+def test_sensors_are_bounded_and_those_left_out_are_said(files, machine):
+    folder = machine / "sys/class/hwmon/hwmon2"
+    for number in range(2, SENSORS_MAX + 2):
+        (folder / f"temp{number}_input").write_text("1000\n")
+    outcome = HwmonCollector(files).collect()
+    assert isinstance(outcome, Failed)
+    assert f"sensors beyond the first {SENSORS_MAX} left out" in outcome.reason
+    assert len(outcome.samples) <= SENSORS_MAX
 
 
 def test_rdma_values(files, values):

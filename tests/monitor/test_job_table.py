@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from pacecar.monitor.export.job_samples import TUNER_STATES, job_samples
+from pacecar.monitor.histogram import BOUNDS_NS
 from pacecar.monitor.jobs.job_table import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import (
@@ -390,3 +391,26 @@ def test_the_pace_of_a_job_is_its_latest_step_and_only_while_it_runs(board, cloc
     for hello in hellos:
         board.leave(hello, hello.rank)
     assert board.paces() == []
+
+
+def test_steps_of_all_ranks_of_a_job_are_in_one_distribution_and_a_new_launch_begins_anew(board, make_hello, make_step):
+    def distribution(launch):
+        return series(board).get(("job_step_duration_distribution_seconds", "run-7", launch))
+
+    hellos = [make_hello(rank=rank, launch="a") for rank in (0, 1)]
+    for owner, hello in enumerate(hellos):
+        board.record(hello, hello=hello, uid=1, owner=owner)
+    assert distribution("a") is None
+    for owner, wall_ns in ((0, SECOND // 2), (1, SECOND), (1, 3 * SECOND)):
+        record = make_step(rank=hellos[owner].rank, wall_ns=wall_ns)
+        board.record(record, hello=hellos[owner], uid=1, owner=owner)
+    found = distribution("a")
+    assert (found.count, found.sum_ns) == (3, 4.5 * SECOND)
+    assert dict(zip(BOUNDS_NS, found.below, strict=True))[SECOND] == 2
+    for owner, hello in enumerate(hellos):
+        board.leave(hello, owner)
+    again = make_hello(launch="b", pid=5)
+    for record in (again, make_step()):
+        board.record(record, hello=again, uid=1, owner=9)
+    assert distribution("a") is None
+    assert distribution("b").count == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.http.content_negotiation import choose_coding, choose_media
+from pacecar.monitor.http.content_negotiation import MetricsFormat, choose_coding, choose_media
 from pacecar.monitor.http.static_files import ASSETS
 from tests.kit.waiting import until
 
@@ -50,8 +50,32 @@ PROMETHEUS = (
 )
 def test_the_type_is_the_one_with_the_greatest_weight_that_we_speak(accept, is_openmetrics, says):
     media = choose_media(accept)
-    assert media.is_openmetrics is is_openmetrics
+    assert (media.format is MetricsFormat.OPENMETRICS) is is_openmetrics
+    assert media.format is not MetricsFormat.PROTOBUF
     assert says in media.content_type
+
+
+PROTO = "application/vnd.google.protobuf"
+FAMILY = "proto=io.prometheus.client.MetricFamily"
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_protobuf"),
+    [
+        (f"{PROTO};{FAMILY};encoding=delimited;q=0.6,{PROMETHEUS.replace('q=0.6', 'q=0.5')}", True),
+        (f"{PROTO}; {FAMILY}; encoding=delimited", True),
+        (f"{PROTO};{FAMILY};encoding=delimited;q=0.1,{OPEN};version=1.0.0;q=0.2", False),
+        (f"{PROTO};{FAMILY};encoding=text", False),
+        (f"{PROTO};{FAMILY}", False),
+        (f"{PROTO};proto=other;encoding=delimited", False),
+        (f"{PROTO};{FAMILY};encoding=delimited;q=0", False),
+        (PROTO, False),
+    ],
+)
+def test_protobuf_is_for_those_who_name_its_message_and_its_form(accept, is_protobuf):
+    media = choose_media(accept)
+    assert (media.format is MetricsFormat.PROTOBUF) is is_protobuf
+    assert media.content_type.startswith(PROTO) is is_protobuf
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pacecar.metrics.catalog import CATALOG, MetricKind, MetricUnit, by_name
 from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
+from pacecar.monitor.histogram import DurationHistogram, HistogramSample
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
@@ -314,6 +315,28 @@ def test_zero_is_a_measurement_and_what_the_protocol_cannot_hold_whole_goes_as_a
     (seconds,) = points(arrived["pacecar_host_cpu_seconds_total"])
     assert (value(seconds), seconds.start_time_unix_nano) == (0.3, 0)
     assert math.isnan(value(points(arrived["pacecar_host_cpu_utilization_ratio"])[0]))
+
+
+@pytest.mark.slow
+def test_a_histogram_arrives_with_each_step_in_the_bucket_around_it(receiver):
+    durations = DurationHistogram()
+    for nanoseconds in (0, 100_000_000, 101_000_000, 3_000_000_000):
+        durations.observe(nanoseconds)
+    name = "pacecar_job_step_duration_distribution_seconds"
+    readings = [OtlpReading(7, [HistogramSample(name, ("train", ""), durations.view())])]
+    assert push(receiver, *readings)["ok"] == 1
+    metric = receiver.metrics()[name]
+    assert metric.exponential_histogram.aggregation_temporality == 2, "cumulative"
+    (point,) = metric.exponential_histogram.data_points
+    assert {a.key: a.value.string_value for a in point.attributes} == {"training_job": "train"}
+    assert (point.count, point.zero_count, point.sum, point.min, point.max) == (4, 1, 3.201, 0.0, 3.0)
+    assert len(point.negative.bucket_counts) == 0
+    base = 2 ** (2**-point.scale)  # bucket n of OpenTelemetry is from base**n to base**(n + 1)
+    for seconds in (0.1, 0.101, 3.0):
+        at = math.ceil(math.log(seconds, base)) - 1 - point.positive.offset
+        assert point.positive.bucket_counts[at] > 0
+    assert sum(point.positive.bucket_counts) == 3
+    assert len(point.positive.bucket_counts) == math.ceil(math.log(3.0, base)) - math.ceil(math.log(0.1, base)) + 1
 
 
 @pytest.mark.slow

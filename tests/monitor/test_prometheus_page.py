@@ -9,19 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
-from pacecar.monitor.export import prometheus as room
-from pacecar.monitor.export.prometheus import Exporter, outside
+from pacecar.monitor.export import pages as room
+from pacecar.monitor.export.pages import outside
+from pacecar.monitor.export.prometheus import Exporter
+from pacecar.monitor.histogram import BOUNDS_NS, DurationHistogram, HistogramSample
 from pacecar.records import Sample
+from tests.kit.client_model import families as proto_families
 from tests.kit.own_samples import value_of
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,*/*;q=0.1"
 CPUS = "pacecar_host_cpus_online"
+STEPS = "pacecar_job_step_duration_distribution_seconds"
 
 
 def ask(exporter, *, accept="", encoding="", query="", method="GET"):
@@ -51,7 +56,14 @@ def theirs(samples, write):
         def collect(self):
             for entry in CATALOG:
                 rows = {s.labels: s.value for s in samples if s.metric == entry.name}
-                if rows:
+                if rows and entry.kind is MetricKind.HISTOGRAM:
+                    family = HistogramMetricFamily(entry.name, entry.help, labels=entry.labels, unit=entry.unit.outside)
+                    for labels, value in rows.items():
+                        bounds = [str(outside(entry, bound)) for bound in BOUNDS_NS]
+                        buckets = [*zip(bounds, value.below, strict=True), ("+Inf", value.count)]
+                        family.add_metric(labels, buckets, outside(entry, value.sum_ns))
+                    yield family
+                elif rows:
                     kind = CounterMetricFamily if entry.kind is MetricKind.COUNTER else GaugeMetricFamily
                     family = kind(entry.name, entry.help, labels=entry.labels, unit=entry.unit.outside)
                     for labels, value in rows.items():
@@ -76,10 +88,20 @@ def meaning(page, parse):
 values = st.one_of(st.integers(0, 2**63), st.floats(allow_nan=False, min_value=-1e300, max_value=1e300))
 
 
+def counted(*durations_ns):
+    histogram = DurationHistogram()
+    for duration in durations_ns:
+        histogram.observe(duration)
+    return histogram.view()
+
+
 @st.composite
 def samples(draw):
     entry = draw(st.sampled_from(CATALOG))
     label = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=8)
+    if entry.kind is MetricKind.HISTOGRAM:
+        durations = draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=20))
+        return HistogramSample(entry.name, tuple(draw(label) for _ in entry.labels), counted(*durations))
     value = draw(values) if entry.kind is MetricKind.GAUGE else draw(st.integers(0, 2**63))
     return Sample(entry.name, tuple(draw(label) for _ in entry.labels), value)
 
@@ -97,7 +119,13 @@ def test_both_formats_mean_what_prometheus_client_writes(drawn):
 
 
 def test_the_heads_and_labels_are_prometheus_clients_to_the_letter():
-    drawn = [Sample(entry.name, tuple(f'a"{i}\\\n' for i, _ in enumerate(entry.labels)), 0.5) for entry in CATALOG]
+    drawn = []
+    for entry in CATALOG:
+        labels = tuple(f'a"{i}\\\n' for i, _ in enumerate(entry.labels))
+        is_histogram = entry.kind is MetricKind.HISTOGRAM
+        drawn.append(
+            HistogramSample(entry.name, labels, counted(1)) if is_histogram else Sample(entry.name, labels, 0.5)
+        )
 
     def without_values(page):
         return [line if line.startswith("#") else line.rpartition(" ")[0] for line in page.splitlines()]
@@ -105,6 +133,104 @@ def test_the_heads_and_labels_are_prometheus_clients_to_the_letter():
     exporter = serving(*drawn)
     assert without_values(text(exporter)) == without_values(theirs(drawn, generate_latest))
     assert without_values(text(exporter, accept=OPENMETRICS)) == without_values(theirs(drawn, generate_openmetrics))
+
+
+def protobuf_meaning(page):
+    """What a scraper takes from a page of messages, in the words of `meaning`."""
+    kinds = {0: "counter", 1: "gauge", 4: "histogram"}
+    found = {}
+    for family in proto_families(page):
+        rows = {}
+        for metric in family.metric:
+            labels = tuple(sorted((pair.name, pair.value) for pair in metric.label))
+            if metric.HasField("histogram"):
+                said = metric.histogram
+                rows[family.name + "_count", labels] = float(said.sample_count)
+                rows[family.name + "_sum", labels] = said.sample_sum
+                bounds = {str(b.upper_bound): float(b.cumulative_count) for b in said.bucket}
+                bounds["+Inf"] = float(said.sample_count)
+                for bound, count in bounds.items():
+                    rows[family.name + "_bucket", tuple(sorted([*labels, ("le", bound)]))] = count
+            else:
+                rows[family.name, labels] = (metric.counter if metric.HasField("counter") else metric.gauge).value
+        found[family.name.removesuffix("_total"), kinds[family.type], family.help] = rows
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(samples(), max_size=12))
+def test_the_protobuf_means_what_the_text_does(drawn):
+    exporter = serving(*drawn)
+    of_text = {key[:3]: rows for key, rows in meaning(text(exporter), parse_prometheus).items()}
+    assert protobuf_meaning(ask(exporter, accept=PROTOBUF)[2]) == of_text
+
+
+def native_buckets(histogram):
+    """Index -> count of a native histogram's message."""
+    counts, index, count, deltas = {}, 0, 0, list(histogram.positive_delta)
+    for span in histogram.positive_span:
+        index += span.offset
+        for _ in range(span.length):
+            count += deltas.pop(0)
+            counts[index] = count
+            index += 1
+    assert not deltas
+    return counts
+
+
+@given(st.lists(st.integers(0, 10**13), min_size=1, max_size=50))
+def test_each_duration_is_in_the_native_bucket_around_it_and_below_the_bounds_that_it_is_below(durations):
+    exporter = serving(HistogramSample(STEPS, ("train", "l"), counted(*durations)))
+    (family,) = proto_families(ask(exporter, accept=PROTOBUF)[2])
+    (metric,) = family.metric
+    histogram = metric.histogram
+    buckets = native_buckets(histogram)
+    assert histogram.zero_count == durations.count(0)
+    assert histogram.sample_count == len(durations) == histogram.zero_count + sum(buckets.values())
+    assert histogram.sample_sum == outside(by_name(STEPS), sum(durations))
+    assert all(buckets.values())
+    width = 2 ** (1 / 2**histogram.schema)
+    for index, count in buckets.items():
+        edges = width ** (index - 1) * (1 - 1e-12), width**index * (1 + 1e-12)
+        assert sum(edges[0] < duration / 1e9 <= edges[1] for duration in durations) >= count
+    for bucket in histogram.bucket:
+        assert bucket.cumulative_count == sum(duration / 1e9 <= bucket.upper_bound for duration in durations)
+
+
+def test_an_exact_power_of_two_is_in_the_bucket_that_it_ends(make_step):
+    for seconds, index in ((1.0, 0), (0.5, -16), (2.0, 16), (1.0 + 1e-9, 1), (1.0 - 1e-9, 0), (0.25, -32)):
+        assert counted(round(seconds * 1e9)).native == ((index, 1),)
+
+
+def test_only_those_who_ask_for_protobuf_get_it_and_it_is_compressed_and_chosen_by_name_as_well():
+    live = [HistogramSample(STEPS, ("train", "l"), counted(10**9))]
+    exporter = serving(Sample(CPUS, (), 3), live=live)
+    status, headers, body = ask(exporter, accept=PROTOBUF, encoding="gzip")
+    assert status == "200 OK"
+    assert headers["Content-Type"].startswith(
+        "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily"
+    )
+    assert [family.name for family in proto_families(gzip.decompress(body))] == [CPUS, STEPS]
+    some = ask(exporter, accept=PROTOBUF, query=f"name[]={STEPS}_bucket")[2]
+    assert [family.name for family in proto_families(some)] == [STEPS]
+    assert CPUS not in text(exporter, query=f"name[]={STEPS}_count")
+    for accept in ("", OPENMETRICS, "application/vnd.google.protobuf", "application/vnd.google.protobuf;proto=other"):
+        page = text(exporter, accept=accept)
+        assert f'{STEPS}_bucket{{launch="l",le="1.0",training_job="train"}} 1\n' in page
+        assert f'{STEPS}_bucket{{launch="l",le="0.5",training_job="train"}} 0\n' in page
+
+
+def test_a_histogram_goes_on_between_scrapes():
+    histogram = DurationHistogram()
+    assert histogram.view() is None
+    exporter = Exporter(lambda: [HistogramSample(STEPS, ("train", "l"), histogram.view())])
+    for expected in (1, 2):
+        histogram.observe(3 * 10**8)
+        assert histogram.view() is histogram.view()
+        assert f'{STEPS}_count{{launch="l",training_job="train"}} {expected}\n' in text(exporter)
+        (family,) = proto_families(ask(exporter, accept=PROTOBUF)[2])
+        assert family.metric[0].histogram.sample_count == expected
+    assert (histogram.view().min_ns, histogram.view().max_ns) == (3 * 10**8, 3 * 10**8)
 
 
 def test_numbers_are_exact_and_zero_is_a_measurement():
@@ -174,7 +300,7 @@ def test_name_parameter_and_methods():
 
 def test_lines_of_labels_that_come_and_go_do_not_fill_memory(monkeypatch):
     monkeypatch.setattr(room, "SERIES_MAX", 10)
-    pen = room.MetricWriter()
+    pen = room.MetricWriter(room.text_line, "")
     for round_ in range(5):
         pen.write([Sample("pacecar_host_network_up", (f"veth{round_}-{i}",), 1) for i in range(8)])
         assert len(pen._lines) <= 10 + 8

@@ -12,9 +12,9 @@ S = 1_000_000_000
 LONG = round(SILENT_SECONDS * S)
 
 
-def suspicion(rank, *, ended=False):
+def suspicion(rank, *, ended=False, collectives=None):
     return HangSuspicion(
-        job="j", rank=rank, step=7, phase="tail", wall_ns=0, silent_ns=1, last_collective=None, collectives=None,
+        job="j", rank=rank, step=7, phase="tail", wall_ns=0, silent_ns=1, last_collective=None, collectives=collectives,
         stack=None, ended=ended,
     )  # fmt: skip
 
@@ -65,6 +65,17 @@ def test_the_series_name_each_rank(crew):
         if s.metric == "pacecar_job_hang_silent"
     }
     assert found == {("j", "3f" * 8, "0"): 0, ("j", "3f" * 8, "1"): 1}
+
+
+def test_collectives_are_told_of_the_ranks_that_suspect_a_hang_now_and_know_them():
+    crew = RankHealth()
+    for rank, collectives in ((0, 41), (1, 0), (2, None), (3, 42), (4, 43)):
+        crew.record(suspicion(rank, collectives=collectives), 10 * S)
+    crew.record(suspicion(3, ended=True, collectives=44), 11 * S)
+    view = crew.view(dict.fromkeys(range(4), 10 * S), 12 * S)  # rank 4 is not connected any more
+    assert view.collectives == {0: 41, 1: 0}
+    told = [s for s in rank_health_samples(JobKey("j", ""), view) if s.metric == "pacecar_job_hang_collectives"]
+    assert [(s.labels[2], s.value) for s in told] == [("0", 41), ("1", 0)]
 
 
 def late(*, ended=False):

@@ -72,5 +72,5 @@ def everything(rank: int) -> list[JobRecord]:
                    Rung("data_free", 30_000_000, 0.0, Bound.REST),
                )),
         HangSuspicion(job="run-7", rank=rank, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
-                      collectives=None, stack=None),
+                      collectives=17, stack=None),
     ]  # fmt: skip
