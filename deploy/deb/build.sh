@@ -116,7 +116,8 @@ from pacecar.commands.main import main
 main()
 START
 chmod 755 "$stage/opt/pacecar/bin/pacecar"
-ln -s ../../opt/pacecar/bin/pacecar "$stage/usr/bin/pacecar"
+# Absolute, as Debian wants a link from one folder of / into another.
+ln -s /opt/pacecar/bin/pacecar "$stage/usr/bin/pacecar"
 # What is packed runs here only where it is for this machine and this python; else what runs here is fetched as well.
 native=$stage/opt/pacecar/lib
 numbers=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
@@ -157,8 +158,9 @@ Depends: python3 (>= $first), python3 (<< 3.$((${last#3.} + 1))), libc6 (>= 2.28
 Section: admin
 Priority: optional
 Description: performance monitoring of distributed PyTorch training: the daemon
- One daemon a node samples GPUs, links and host, hears the training jobs of the node, and serves
- metrics for Prometheus and a page. It observes: it needs no right and sets nothing on any device.
+ One daemon a node samples GPUs, links and host, hears the training jobs of
+ the node, and serves metrics for Prometheus and a page. It observes: it needs
+ no right and sets nothing on any device.
  .
  Training jobs install pacecar beside their own PyTorch, with pip.
 CONTROL

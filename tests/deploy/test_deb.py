@@ -92,7 +92,7 @@ def test_the_package_holds_program_unit_account_configuration_pages_and_completi
     started = re.search(r"^ExecStart=(\S+)", (tmp_path / UNIT).read_text(), re.MULTILINE)
     assert started is not None
     assert os.access(tmp_path / started[1].lstrip("/"), os.X_OK), "what the unit starts"
-    assert (tmp_path / "usr/bin/pacecar").readlink() == Path("../../opt/pacecar/bin/pacecar")
+    assert (tmp_path / "usr/bin/pacecar").readlink() == Path("/opt/pacecar/bin/pacecar")
     assert b"PACECAR" in gzip.decompress((tmp_path / "usr/share/man/man1/pacecar-daemon.1.gz").read_bytes())
     for path in ("bash-completion/completions/pacecar", "zsh/vendor-completions/_pacecar",
                  "fish/vendor_completions.d/pacecar.fish"):  # fmt: skip
