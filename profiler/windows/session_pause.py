@@ -26,7 +26,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch.distributed as dist
 
@@ -55,7 +55,7 @@ BLIND_SECONDS = 1.0
 waiting for so long."""
 
 BLIND_WAIT_SECONDS = 0.1
-"""The same where the job waits for it."""
+"""The same where the job waits for it: threads of CUDA or NCCL may never rest."""
 
 WAIT_SECONDS_MAX = 1.0
 """The longest that the job waits for collectives to end, where a session must end at once."""
@@ -84,8 +84,15 @@ def without_sessions() -> Iterator[None]:
         yield
     finally:
         after = _tasks()
-        _own_tasks.intersection_update(after)
+        _forget_ended(after)
         _own_tasks.update(after - before)
+
+
+def _forget_ended(listed: Collection[str]) -> None:
+    """Forget threads that have ended, of those that are not `listed`: a new thread may get the number of one."""
+    for task in _own_tasks.difference(listed):
+        if not os.path.exists(f"{TASKS}/{task}"):  # another thread may have begun it since
+            _own_tasks.discard(task)
 
 
 def _tasks() -> set[str]:
@@ -144,14 +151,16 @@ class SessionPause:
         if self._working is None:
             time.sleep(BLIND_WAIT_SECONDS)
             return
-        until = time.monotonic() + WAIT_SECONDS_MAX
+        until = time.monotonic() + (BLIND_WAIT_SECONDS if self._is_guess else WAIT_SECONDS_MAX)
         while not self.is_over() and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 
     def working(self) -> set[str] | None:
         """Return those of gloo's threads that work on a collective; None: that cannot be told here."""
         try:
-            tasks = [task for task in os.listdir(self._tasks) if self._is_gloos(task)]
+            listed = os.listdir(self._tasks)
+            _forget_ended(listed)
+            tasks = [task for task in listed if self._is_gloos(task)]
             if not tasks or not all(self._read(task, "syscall") for task in tasks):
                 return None
         except OSError:  # another system, or another kernel

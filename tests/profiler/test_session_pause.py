@@ -162,6 +162,12 @@ def test_threads_of_our_own_groups_do_not_count(lone_rank: None) -> None:
     work.wait()
 
 
+def test_the_number_of_a_thread_of_ours_that_has_ended_may_be_a_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_pause, "_own_tasks", {"999999999", str(threading.get_native_id())})
+    SessionPause().working()
+    assert session_pause._own_tasks == {str(threading.get_native_id())}
+
+
 def test_a_record_that_is_asked_for_is_written_although_a_step_before_it_is_held(
     lone_rank: None, job: Any, attach: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,11 +280,13 @@ def test_a_session_that_must_end_now_waits_for_the_collectives(lone_rank: None) 
     profiler.uninstall()
 
 
-def test_a_session_that_must_end_now_waits_for_a_second_at_most(
-    lone_rank: None, now: list[float], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_known", "seconds"), [(True, 1.0), (False, 0.1)])
+def test_a_session_that_must_end_now_waits_for_a_second_at_most_for_a_guess_less(
+    lone_rank: None, now: list[float], monkeypatch: pytest.MonkeyPatch, is_known: bool, seconds: float
 ) -> None:
     pause, slept = SessionPause(), list[float]()
-    monkeypatch.setattr(pause, "working", lambda: {"1"})
+    monkeypatch.setattr(pause, "working", lambda: {"1"} if is_known else None)
+    monkeypatch.setattr(pause, "_unnamed", lambda: {"1"})
     monkeypatch.setattr(pause, "is_over", lambda: False)
 
     def sleep(seconds: float) -> None:
@@ -287,7 +295,7 @@ def test_a_session_that_must_end_now_waits_for_a_second_at_most(
 
     monkeypatch.setattr(session_pause.time, "sleep", sleep)
     pause.wait()
-    assert sum(slept) == pytest.approx(1.0, abs=0.01)
+    assert sum(slept) == pytest.approx(seconds, abs=0.01)
     pause.end()
 
 

@@ -13,9 +13,8 @@ from pacecar.profiler.causal.rank_graph import EdgeKind
 from pacecar.profiler.causal.replay import play, walls
 from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace
-from tests.kit.simulated_jobs import LOUD, Job, Layout, Model, simulate
+from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Links, Model, simulate
 from tests.profiler.causal.models import modelled
-from tests.profiler.causal.toy_jobs import simulate as simulate_toy
 from tests.profiler.trace.traces import trace_file
 
 JOBS = {
@@ -79,29 +78,29 @@ def test_the_wall_time_is_the_jobs_own() -> None:
 
 def test_durations_that_are_half_as_long_make_a_job_half_as_long() -> None:
     """All durations are halved and what the hardware needs in between is not."""
-    traces, length = simulate_toy(ranks=3, steps=3, layers=4)
-    graph = modelled(traces).graph
+    graph = modelled(simulate(Job(Layout(data=3), steps=3, seed=21)).traces()).graph
     ranks = {
         place: replace(rank.weights, row_ns=rank.weights.row_ns // 2, host_ns=rank.weights.host_ns // 2)
         for place, rank in enumerate(graph.ranks)
     }
-    [wall] = walls(graph, [Scenario(ranks, graph.wire_ns // 2)])
-    assert wall == pytest.approx(length / 2, rel=0.02)
+    now, then = walls(graph, [Scenario(), Scenario(ranks, graph.wire_ns // 2)])
+    assert then == pytest.approx(now / 2, rel=0.03)
 
 
 def test_a_faster_link_saves_what_the_job_without_it_takes() -> None:
-    slow, long = simulate_toy(ranks=4, steps=4, wire_us=900)
-    _, short = simulate_toy(ranks=4, steps=4, wire_us=450)
-    graph = modelled(slow).graph
-    [wall] = walls(graph, [Scenario(wire_ns=graph.wire_ns // 2)])
-    assert int(graph.weights().shape[0]) > 0
-    assert long - wall == pytest.approx(long - short, rel=0.01)
+    slow, fast = (
+        simulate(Job(Layout(data=4), links=Links(within=speed, within_latency_ns=0), steps=4, seed=22))
+        for speed in (5e9, 10e9)
+    )
+    graph = modelled(slow.traces()).graph
+    now, then = walls(graph, [Scenario(), Scenario(wire_ns=graph.wire_ns // 2)])
+    assert slow.wall_ns > 1.3 * fast.wall_ns, "there is something to save"
+    assert now - then == pytest.approx(slow.wall_ns - fast.wall_ns, rel=0.02)
 
 
 def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> None:
     """Two collectives that two ranks enter in opposite orders cannot be: neither could begin."""
-    traces, _ = simulate_toy(ranks=2, steps=1, layers=2)
-    model = modelled(traces)
+    model = modelled(simulate(Job(Layout(data=2), Model(layers=2), steps=1, seed=23)).traces())
     joins, row = model.graph.joins, model.graph.joins.row.copy()
     mine = np.flatnonzero(joins.rank == 1)
     row[mine] = row[mine[::-1]]
@@ -114,16 +113,14 @@ def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> Non
 
 
 def test_a_wait_for_data_is_on_the_path_of_the_rank_that_waits() -> None:
-    from tests.profiler.causal.toy_jobs import Fault
-
-    traces, _ = simulate_toy(ranks=4, steps=4, faults={2: Fault(data_ns=5_000_000)})
-    path = modelled(traces).path
+    job = Job(Layout(data=4), faults=(Fault(FaultKind.DATA_WAIT, (2,), 5e6),), steps=4, seed=24)
+    path = modelled(simulate(job).traces()).path
     waits = (path.cause == Cause.DATA_WAIT) & (path.rank == 2)
     assert int((path.end_ns - path.start_ns)[waits].sum()) >= 4 * 5_000_000
 
 
 def test_edges_of_every_kind_were_tried() -> None:
-    graph = modelled(simulate_toy(ranks=2, steps=2, layers=3)[0]).graph
+    graph = modelled(simulate(Job(Layout(data=2), steps=2, seed=25)).traces()).graph
     assert set(graph.kind.tolist()) == {
         EdgeKind.SOURCE, EdgeKind.HOST, EdgeKind.SYNC, EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.LAUNCH,
         EdgeKind.ARRIVE, EdgeKind.LEAVE,

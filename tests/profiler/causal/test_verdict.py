@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Model, simulate, truth_of
+from tests.kit.simulated_jobs import LOUD, Clocks, Fault, FaultKind, Job, Layout, Model, simulate, truth_of
 from tests.profiler.causal.models import analyzed
-from tests.profiler.causal.toy_jobs import Fault as ToyFault
-from tests.profiler.causal.toy_jobs import simulate as simulate_toy
 
 LAYOUTS = {
     "ddp": {"layout": Layout(data=8)},
@@ -17,49 +15,46 @@ LAYOUTS = {
     "gloo": {"layout": Layout(data=4), "is_cpu": True},
 }
 
-TOY_FAULTS = {
-    "compute": (3, ToyFault(compute=1.1), "compute"),
-    "data": (2, ToyFault(data_ns=6_000_000), "data_wait"),
-    "data once": (2, ToyFault(data_ns=9_000_000, only=3), "data_wait"),
-    "checkpoint": (5, ToyFault(checkpoint_ns=20_000_000, only=2), "checkpoint"),
-    "host": (1, ToyFault(host=40), "host_bound"),
-}
+
+def ddp(*faults: Fault, seed: int) -> Job:
+    return Job(Layout(data=8), faults=faults, seed=seed)
 
 
-@pytest.mark.parametrize("name", TOY_FAULTS)
-def test_a_fault_is_named_and_its_saving_is_that_of_the_job_without_it(name: str) -> None:
-    rank, fault, cause = TOY_FAULTS[name]
-    traces, slow = simulate_toy(faults={rank: fault}, seed=3)
-    _, healthy = simulate_toy(seed=3)
-    [straggler] = analyzed(traces).stragglers
-    assert (straggler.rank, straggler.cause) == (rank, cause)
-    assert straggler.saved_ns == pytest.approx((slow - healthy) / 6, rel=0.02)
-    assert straggler.saved_ns - straggler.error_ns <= (slow - healthy) / 6
-    assert straggler.since_step == (0 if fault.only is None else fault.only)
+@pytest.mark.parametrize(("kind", "cause"), [(FaultKind.DATA_WAIT, "data_wait"), (FaultKind.CHECKPOINT, "checkpoint")])
+def test_what_the_trace_itself_names_is_named_where_it_happens_once(kind: FaultKind, cause: str) -> None:
+    truth = truth_of(ddp(Fault(kind, (5,), 20e6, steps=(3,)), seed=3))
+    [culprit] = truth.culprits
+    [straggler] = analyzed(truth.run.traces()).stragglers
+    assert (straggler.rank, straggler.cause, straggler.since_step) == (5, cause, 3)
+    assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, rel=0.03)
 
 
 def test_the_step_from_which_on_it_is_so_is_found() -> None:
-    traces, _ = simulate_toy(faults={3: ToyFault(compute=1.15, since=2)}, seed=4)
-    assert [one.since_step for one in analyzed(traces).stragglers] == [2]
+    job = ddp(Fault(FaultKind.SLOW_COMPUTE, (3,), 0.15, steps=(3, 4, 5, 6)), seed=4)
+    assert [one.since_step for one in analyzed(simulate(job).traces()).stragglers] == [3]
 
 
 def test_two_faults_are_both_named_the_worse_first() -> None:
-    traces, _ = simulate_toy(faults={2: ToyFault(data_ns=6_000_000), 5: ToyFault(compute=1.1)}, seed=5)
-    found = analyzed(traces).stragglers
+    job = ddp(Fault(FaultKind.DATA_WAIT, (2,), 6e6), Fault(FaultKind.SLOW_COMPUTE, (5,), 0.1), seed=5)
+    found = analyzed(simulate(job).traces()).stragglers
     assert [(one.rank, one.cause) for one in found] == [(2, "data_wait"), (5, "compute")]
     assert found[0].saved_ns > found[1].saved_ns
 
 
-def test_hosts_whose_clocks_are_80_us_apart_accuse_nobody() -> None:
-    clocks = {rank: 80_000 * (rank // 4) for rank in range(8)}
-    job = analyzed(simulate_toy(clock_ns=clocks, hosts={rank: f"host{rank // 4}" for rank in range(8)})[0])
+def test_hosts_whose_clocks_are_far_apart_accuse_nobody() -> None:
+    run = simulate(Job(Layout(data=16), clocks=Clocks(offset_ns=200_000), seed=6))
+    job = analyzed(run.traces())
     assert job.stragglers == []
-    assert job.clocks[5].offset_ns == pytest.approx(-80_000, abs=300)
+    apart_ns = run.clocks[0].offset_ns - run.clocks[1].offset_ns
+    assert abs(apart_ns) > 80_000
+    drifted_ns = 2_000  # in the time since the job began, by some millionths
+    assert job.clocks[8].offset_ns == pytest.approx(apart_ns, abs=2_000 + drifted_ns)
 
 
 def test_hiccups_of_single_steps_name_nobody() -> None:
     for seed in range(8):
-        assert analyzed(simulate_toy(noise=0.03, hiccup=0.03, seed=seed)[0]).stragglers == []
+        job = Job(Layout(data=8), noise=LOUD, seed=200 + seed)
+        assert analyzed(simulate(job).traces()).stragglers == []
 
 
 @pytest.mark.slow
