@@ -32,7 +32,7 @@ STEP_EVENTS = 2000
 
 def ours(path: Path) -> dict[str, Any]:
     """Read and analyze in this process, with the parts timed."""
-    from pacecar.profiler.analysis.one_trace import analyze_trace
+    from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
     from pacecar.profiler.trace.reader import read_trace
 
     begun, wall = time.process_time(), time.perf_counter()

@@ -80,7 +80,7 @@ KNOWN = {
         HTA,
     ): "only kernels named nccl are communication there, and an operator with a stream (73 us) is a kernel",
 }
-"""Why a peer's result is another one, where it is; pacecar.profiler.analysis.steps says more."""
+"""Why a peer's result is another one, where it is; pacecar.profiler.analysis.one_rank.steps says more."""
 PROBE_BYTES = 64 << 20
 PROBE_ERROR_BYTES_MAX = 4 << 20
 PARENT_BYTES_MAX = 24 << 20

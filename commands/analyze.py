@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
-from pacecar.profiler.analysis.one_file import EngineError, Window
-from pacecar.profiler.analysis.parallel_reading import Analysis, Options, Progress, analyze
+from pacecar.profiler.analysis.reading.one_file import EngineError, Window
+from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
+from pacecar.profiler.analysis.reading.trace_paths import find_traces, printable
 from pacecar.profiler.analysis.report import TraceDocument
-from pacecar.profiler.analysis.trace_paths import find_traces, printable
 from pacecar.profiler.trace.columns import TraceWarning
 
 from .shared_options import complain
@@ -80,11 +80,11 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
         return None
     outputs: list[tuple[Path, Callable[[Path], None]]] = []
     if options.perfetto is not None:
-        from pacecar.profiler.analysis.perfetto import write_perfetto
+        from pacecar.profiler.analysis.output.perfetto import write_perfetto
 
         outputs.append((options.perfetto, lambda path: write_perfetto(analysis, path)))
     if options.picture is not None:
-        from pacecar.profiler.analysis.svg_timeline import write_picture
+        from pacecar.profiler.analysis.output.svg_timeline import write_picture
 
         outputs.append((options.picture, lambda path: write_picture(analysis, path, options.step)))
     for path, write in outputs:
@@ -154,11 +154,11 @@ def _print(document: TraceDocument) -> None:
 
 
 def _parts(document: TraceDocument, console: Console) -> Iterator[Any]:
-    from pacecar.profiler.analysis.text import document_text
+    from pacecar.profiler.analysis.output.text import document_text
 
     if document.comparison is None:
         return document_text(document, console)
-    from pacecar.profiler.analysis.comparetext import comparison_text
+    from pacecar.profiler.analysis.output.comparetext import comparison_text
 
     return comparison_text(document, console)
 

@@ -16,9 +16,9 @@ from pacecar.commands.report.run import ReportOptions, run_report
 from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.monitor.recorder.writer import RecordingFolder
-from pacecar.profiler.analysis.parallel_reading import Options, analyze
-from pacecar.profiler.analysis.perfetto import write_perfetto
-from pacecar.profiler.analysis.svg_timeline import write_picture
+from pacecar.profiler.analysis.output.perfetto import write_perfetto
+from pacecar.profiler.analysis.output.svg_timeline import write_picture
+from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Goodbye
 from tests.commands.report.runs import tuned

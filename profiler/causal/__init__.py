@@ -4,10 +4,10 @@ In: `Trace`s, which of their rows are one collective, and each trace's clock (`m
 `model.JobModel` with the critical path, the replay's error, a verdict, and a graph in which other durations can be
 played.  Start at `model.build_model`.
 
-    one rank      rank_events (columns), waits and device_waits (what waits for what), rank_graph (condensed to nodes
-                  and edges); `causes` has the words for what took time
-    all ranks     clocks, job_graph, replay, critical_path
-    the verdict   peers (medians of like work), roles, links, imbalance, significance, verdict
+    one_rank    rank_events (columns), waits and device_waits (what waits for what), rank_graph (condensed to nodes
+                and edges); `causes` has the words for what took time
+    all_ranks   clocks, job_graph, replay, critical_path
+    verdict     peers (medians of like work), roles, links, imbalance, significance, verdict
 
 Everything is numpy, linear in the events, and integers of nanoseconds; no torch, no files.
 """

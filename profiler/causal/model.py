@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
-from .critical_path import CriticalPath, critical_path
-from .job_graph import JobGraph, Joins, join_ranks
-from .peers import Atoms, atoms_of
-from .rank_events import RankEvents, rank_events
-from .rank_graph import RankGraph, condense
-from .replay import ReplayError, fixed_lag_error
-from .roles import roles_of
-from .verdict import Judgement, judge
-from .waits import find_waits
+from .all_ranks.critical_path import CriticalPath, critical_path
+from .all_ranks.job_graph import JobGraph, Joins, join_ranks
+from .all_ranks.replay import ReplayError, fixed_lag_error
+from .one_rank.rank_events import RankEvents, rank_events
+from .one_rank.rank_graph import RankGraph, condense
+from .one_rank.waits import find_waits
+from .verdict.peers import Atoms, atoms_of
+from .verdict.roles import roles_of
+from .verdict.verdict import Judgement, judge
 
 __all__ = ["JobInput", "JobModel", "RankClockCorrection", "build_model"]
 

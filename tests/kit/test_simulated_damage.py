@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.trace.columns import NONE, HostKind
 from tests.kit.simulated_jobs import Job, Layout, Model, damage, simulate
 

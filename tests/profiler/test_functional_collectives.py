@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.kit.ranks import run_ranks
 

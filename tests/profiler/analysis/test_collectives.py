@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.collectives import bus_bandwidth_factor, coverage
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.collectives import bus_bandwidth_factor, coverage
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.ledger.attribution import Work
 from pacecar.profiler.ledger.intervals import intervals, union
 from pacecar.profiler.trace.columns import CollectiveColumns

@@ -26,10 +26,10 @@ WANTED = {
 """The public fields that each trace has at least."""
 
 OF_THE_COMMAND = (
-    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.parallel_reading",
-    "pacecar.profiler.analysis.text",
-    "pacecar.profiler.analysis.svg_timeline", "pacecar.profiler.analysis.perfetto",
-    "pacecar.profiler.analysis.comparetext",
+    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.reading.parallel_reading",
+    "pacecar.profiler.analysis.output.text",
+    "pacecar.profiler.analysis.output.svg_timeline", "pacecar.profiler.analysis.output.perfetto",
+    "pacecar.profiler.analysis.output.comparetext",
 )  # fmt: skip
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "FORCE_COLOR"}}
@@ -283,8 +283,8 @@ def test_every_real_trace_has_a_table_of_80_columns_whose_shares_are_whole(name:
 
     from rich.console import Console
 
-    from pacecar.profiler.analysis.parallel_reading import analyze_files
-    from pacecar.profiler.analysis.text import document_text
+    from pacecar.profiler.analysis.output.text import document_text
+    from pacecar.profiler.analysis.reading.parallel_reading import analyze_files
 
     console = Console(file=StringIO(), width=80, color_system=None, highlight=False, markup=False)
     for part in document_text(analyze_files([trace_file(name)]), console):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pacecar.profiler.analysis.compare import HEADINGS, compare
-from pacecar.profiler.analysis.comparetext import comparison_text
-from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
+from pacecar.profiler.analysis.output.comparetext import comparison_text
+from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze_files
 from pacecar.profiler.analysis.report import TraceComparison, TraceDocument, TraceReport
 from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.test_command import as_json, pacecar

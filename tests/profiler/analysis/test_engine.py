@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar.profiler.analysis import parallel_reading
-from pacecar.profiler.analysis.one_file import EngineError, FileTask, WorkerAnswer
-from pacecar.profiler.analysis.parallel_reading import Options, analyze, analyze_files
+from pacecar.profiler.analysis.reading import parallel_reading
+from pacecar.profiler.analysis.reading.one_file import EngineError, FileTask, WorkerAnswer
+from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze, analyze_files
+from pacecar.profiler.analysis.reading.workers import run_in_processes
 from pacecar.profiler.analysis.report import TraceDocument
-from pacecar.profiler.analysis.workers import run_in_processes
 from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.tracefiles import write_trace
 
@@ -184,7 +184,7 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     with pytest.raises(EngineError, match="--dask-address"):
         analyze_files(ranks, Options(engine="dask"))
     pytest.importorskip("distributed")
-    from pacecar.profiler.analysis import cluster
+    from pacecar.profiler.analysis.reading import cluster
 
     monkeypatch.setattr(cluster, "CONNECT_SECONDS_MAX", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -219,7 +219,7 @@ def test_a_dask_scheduler_without_workers_is_an_error_and_not_a_wait_for_ever(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distributed = pytest.importorskip("distributed")
-    from pacecar.profiler.analysis import cluster
+    from pacecar.profiler.analysis.reading import cluster
 
     monkeypatch.setattr(cluster, "CONNECT_SECONDS_MAX", 2.0)
     with (

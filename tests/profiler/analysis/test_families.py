@@ -2,8 +2,8 @@
 
 import pytest
 
-from pacecar.profiler.analysis.kernel_families import family_of
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.kernel_families import family_of
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.ledger.attribution import Work
 from tests.profiler.analysis.built import build
 

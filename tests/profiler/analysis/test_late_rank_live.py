@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.analysis.all_ranks import analyze_job
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.kit.ranks import run_ranks
 

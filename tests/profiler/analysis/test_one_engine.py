@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pacecar.profiler.analysis.one_trace import charges_of
+from pacecar.profiler.analysis.one_rank.one_trace import charges_of
 from pacecar.profiler.ledger.attribution import LossCause, attribute
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.profiler.windows.trace_spans import read_rows

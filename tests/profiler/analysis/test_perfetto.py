@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
-from pacecar.profiler.analysis import perfetto
-from pacecar.profiler.analysis.parallel_reading import Options, analyze
-from pacecar.profiler.analysis.perfetto import FIRST_PID, _microseconds, write_perfetto
+from pacecar.profiler.analysis.output import perfetto
+from pacecar.profiler.analysis.output.perfetto import FIRST_PID, _microseconds, write_perfetto
+from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.records import LEDGER_HEADINGS
 from tests.profiler.analysis.tracefiles import START_US, document, write_trace

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pacecar.dashboards.palette import HEADING_COLOURS as DASHBOARD_COLOURS
 from pacecar.formatting.ledger_headings import HEADING_COLOURS
-from pacecar.profiler.analysis.parallel_reading import Analysis, Options, analyze
-from pacecar.profiler.analysis.svg_timeline import CHARGED, COLUMNS, LANE, _coverage, draw, write_picture
+from pacecar.profiler.analysis.output.svg_timeline import CHARGED, COLUMNS, LANE, _coverage, draw, write_picture
+from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.ledger.intervals import intervals, union
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from tests.profiler.analysis.tracefiles import write_trace

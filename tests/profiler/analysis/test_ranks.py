@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.all_ranks import analyze_job
-from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.analysis.report import TraceJob
 from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace

@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacecar.profiler.analysis.kernel_families import OTHER, family_of
-from pacecar.profiler.analysis.one_trace import analyze_trace
-from pacecar.profiler.analysis.steps import rows_of_hta
+from pacecar.profiler.analysis.one_rank.kernel_families import OTHER, family_of
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.steps import rows_of_hta
 from pacecar.profiler.ledger.attribution import Work
 from pacecar.profiler.ledger.intervals import intervals, length, union
 from pacecar.profiler.trace.columns import WORKS

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.one_trace import analyze_trace, charges_of
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace, charges_of
 from pacecar.profiler.ledger.attribution import Work, attribute
 from pacecar.profiler.trace.columns import HostKind
 from pacecar.records import Ledger

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from pacecar.profiler.analysis.steps import step_windows
+from pacecar.profiler.analysis.one_rank.steps import step_windows
 from pacecar.profiler.ledger.attribution import Work
 from pacecar.profiler.trace.columns import HostKind
 from tests.profiler.analysis.built import build

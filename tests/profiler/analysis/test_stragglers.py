@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pacecar.profiler.analysis.lateness import LATE_NS_MIN
+from pacecar.profiler.analysis.all_ranks.lateness import LATE_NS_MIN
 from pacecar.profiler.analysis.report import TraceJob
 from tests.profiler.analysis.jobs import BEAT_NS, make_job, play
 from tests.profiler.analysis.test_ranks import analyzed

@@ -6,11 +6,11 @@ import io
 
 from rich.console import Console, RenderableType
 
-from pacecar.profiler.analysis.kernel_families import kernel_name
-from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
+from pacecar.profiler.analysis.one_rank.kernel_families import kernel_name
+from pacecar.profiler.analysis.output.text import WARNINGS_MAX, document_text, warning_lines
+from pacecar.profiler.analysis.output.tracetext import ladder_table
+from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze_files
 from pacecar.profiler.analysis.report import Scenario, StepReport, TraceDocument
-from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, warning_lines
-from pacecar.profiler.analysis.tracetext import ladder_table
 from pacecar.profiler.trace.columns import TraceWarning
 from pacecar.records import Ledger
 from tests.profiler.analysis.tracefiles import write_trace

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis import trace_paths
-from pacecar.profiler.analysis.trace_paths import find_traces, natural_order
+from pacecar.profiler.analysis.reading import trace_paths
+from pacecar.profiler.analysis.reading.trace_paths import find_traces, natural_order
 
 
 def test_a_folder_means_every_trace_in_it_in_the_order_of_ranks(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.what_if_scenarios import Runner, of_job, what_if
+from pacecar.profiler.analysis.one_rank.what_if_scenarios import Runner, of_job, what_if
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from tests.profiler.analysis.jobs import BEAT_NS, make_job, play
 from tests.profiler.analysis.test_ranks import analyzed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pacecar.profiler.causal.clocks import ClockFit, Meetings, fit_clocks
+from pacecar.profiler.causal.all_ranks.clocks import ClockFit, Meetings, fit_clocks
 
 SPAN_NS = 2_000_000_000
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacecar.profiler.causal.causes import Cause
-from pacecar.profiler.causal.job_graph import Joins, Scenario, join_ranks
-from pacecar.profiler.causal.rank_graph import EdgeKind
-from pacecar.profiler.causal.replay import play, walls
+from pacecar.profiler.causal.all_ranks.job_graph import Joins, Scenario, join_ranks
+from pacecar.profiler.causal.all_ranks.replay import play, walls
+from pacecar.profiler.causal.one_rank.causes import Cause
+from pacecar.profiler.causal.one_rank.rank_graph import EdgeKind
 from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Links, Model, simulate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pacecar.profiler.causal.significance import (
+from pacecar.profiler.causal.verdict.significance import (
     P_MAX,
     change_step,
     is_one_off,

@@ -1,0 +1,175 @@
+"""Turns what the causal model found into the document's lists: stragglers with evidence, incidents, critical path.
+
+Evidence is made of the numbers that the verdict is made of, and says no more than they do: how long the rank took and
+how long its peers, in how many steps, whether it ran more kernels or the same ones slower, what its removal saves, and
+how well the replay reproduces the run.
+
+Pure: a model in, document types out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+
+from ...causal.model import JobModel
+from ...causal.one_rank.causes import Cause
+from ...causal.verdict.verdict import Finding
+from ...trace.columns import NONE, CollectiveColumns, Trace
+from ..one_rank.kernel_families import family_of
+from ..report import CriticalPart, LateTraceRank, StepIncident
+from .lateness import Lateness
+
+__all__ = ["CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "incidents_of", "is_trusted", "stragglers_of"]
+
+UNTRUSTED_RATIO = 0.5
+"""The share of a rank's time that no edge explains, beyond which nobody is named: sampled traces, missing launches."""
+
+SAME_WORK_RATIO_MAX = 1.02
+"""Counts of kernels that differ by less are the same work."""
+
+CAUSE_WORDS = {
+    **HEADING_WORDS,
+    "link": "slow link",
+    "gc": "garbage collection",
+    "imbalance": "uneven work",
+    "exposed_copy": "copies",
+}
+
+
+def is_trusted(model: JobModel) -> bool:
+    """Return whether the graph explains enough of the run to name anybody."""
+    return model.error.unexplained_ratio <= UNTRUSTED_RATIO
+
+
+def stragglers_of(model: JobModel, traces: Sequence[Trace], lateness: Lateness) -> list[LateTraceRank]:
+    """Return the verdict, the most harmful first; empty where the job is healthy or nothing can be told."""
+    if not is_trusted(model):
+        return []
+    return [_straggler(model, finding, traces, lateness) for finding in model.judgement.findings]
+
+
+def _straggler(model: JobModel, finding: Finding, traces: Sequence[Trace], lateness: Lateness) -> LateTraceRank:
+    steps = len(model.steps) or 1
+    place = finding.places[0]
+    ranks = [_rank(traces[each]) for each in finding.places]
+    return LateTraceRank(
+        rank=ranks[0],
+        ranks=ranks,
+        kind=finding.kind,
+        caused_wait_ns=int(lateness.caused_wait_ns[finding.places].sum()),
+        late_count=int(lateness.late_count[place]),
+        collectives=int(lateness.collectives[place]),
+        cause=finding.cause.word,
+        excess_ns=finding.excess_ns // steps,
+        saved_ns=finding.saved_ns // steps,
+        error_ns=finding.error_ns // steps,
+        since_step=model.steps[finding.since] if model.steps and finding.by_step_ns else None,
+        evidence="; ".join(_evidence(model, finding, steps)),
+    )
+
+
+def _rank(trace: Trace) -> int:
+    assert trace.rank is not None
+    return trace.rank
+
+
+def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
+    per = " a step" if model.steps else ""
+    words = CAUSE_WORDS.get(finding.cause.word, finding.cause.word)
+    if finding.kind == "link":
+        yield (
+            f"{round(finding.details['count'])} collectives of {round(finding.details['groups'])} groups were on the"
+            f" wire for {_ms(finding.own_ns)} ms on average, where like ones of other groups took"
+            f" {_ms(finding.peers_ns)} ms"
+        )
+    elif finding.kind == "imbalance":
+        yield (
+            "the same work takes ranks differently long, in each step anew:"
+            f" {finding.details['spread_ratio']:.1%} apart (robust standard deviation);"
+            f" the longest of a step {_ms(finding.own_ns / steps)} ms{per}, the mean"
+            f" {_ms(finding.peers_ns / steps)} ms; no rank is slow throughout"
+        )
+    else:
+        peers = "the other stages' median" if finding.kind == "stage" else "the median of its peers"
+        yield f"{words}: {_ms(finding.own_ns / steps)} ms{per}, {peers} {_ms(finding.peers_ns / steps)} ms"
+        more = sum(excess > 0 for excess in finding.by_step_ns)
+        unit = "steps" if model.steps else "parts between collectives"
+        yield f"more in {more} of {len(finding.by_step_ns)} {unit}"
+        if finding.cause is Cause.COMPUTE:
+            yield _counts(model, finding)
+    wall = model.wall_ns / steps
+    how = "evenly spread" if finding.kind == "imbalance" else "as its peers"
+    yield f"{how} it would save {_ms(finding.saved_ns / steps)} of {_ms(wall)} ms{per}, by replay"
+    yield f"the replay's own error is {abs(model.error.ratio):.2%}"
+
+
+def _counts(model: JobModel, finding: Finding) -> str:
+    place = finding.places[0]
+    group = next((role for role in model.roles if place in role), [place])
+    if finding.kind == "stage":
+        group = [each for role in model.roles for each in role]
+    counts = [int((model.atoms[each].cause == Cause.COMPUTE).sum()) for each in group]
+    mine = int((model.atoms[place].cause == Cause.COMPUTE).sum())
+    others = int(np.median([count for each, count in zip(group, counts, strict=True) if each != place] or [mine]))
+    what = "operators" if model.graph.ranks[place].events.is_host_job else "kernels"
+    if mine > SAME_WORK_RATIO_MAX * others:
+        return f"it ran more: {mine} {what}, its peers {others}"
+    return f"it ran the same work slower: {mine} {what}, its peers {others}"
+
+
+def incidents_of(model: JobModel, traces: Sequence[Trace]) -> list[StepIncident]:
+    """Return single steps of single ranks that stand out and say nothing about the rank."""
+    return [
+        StepIncident(
+            rank=_rank(traces[incident.place]),
+            step=model.steps[incident.step] if model.steps else None,
+            cause=incident.cause.word,
+            excess_ns=incident.excess_ns,
+        )
+        for incident in model.judgement.incidents
+    ]
+
+
+def critical_parts(
+    model: JobModel, traces: Sequence[Trace], collectives: Sequence[CollectiveColumns]
+) -> list[CriticalPart]:
+    """Return the critical path summed by rank, cause, family and collective, the longest first; it adds up exactly."""
+    path = model.path
+    sums: dict[tuple[int, int, str | None, str | None], int] = {}
+    columns = np.stack((path.rank, path.cause.astype(np.int64), path.name, path.row != NONE, path.join), axis=1)
+    kinds, number = np.unique(columns, axis=0, return_inverse=True)
+    lengths = path.end_ns - path.start_ns
+    totals = np.zeros(len(kinds), dtype=np.int64)
+    np.add.at(totals, number.reshape(-1), lengths)
+    for (place, cause, name, is_row, join), total in zip(kinds.tolist(), totals.tolist(), strict=True):
+        names = model.graph.ranks[place].events.trace.names
+        operation = collectives[int(model.kept_joins[join])].operation if join != NONE else None
+        family = _family(cause, names[name]) if is_row and name != NONE else None
+        key = (place, cause, family, operation)
+        sums[key] = sums.get(key, 0) + total
+    parts = [
+        CriticalPart(
+            rank=_rank(traces[place]),
+            cause=Cause(cause).word,
+            duration_ns=total,
+            family=family,
+            collective=operation,
+            module=None,
+        )
+        for (place, cause, family, operation), total in sums.items()
+    ]
+    return sorted(parts, key=lambda part: (-part.duration_ns, part.rank, part.cause, part.family or ""))
+
+
+def _family(cause: int, name: str) -> str:
+    if cause == Cause.COMPUTE:
+        return family_of(name)
+    return {Cause.LINK: "communication", Cause.EXPOSED_COPY: "copy"}.get(Cause(cause), "unknown")
+
+
+def _ms(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f}"

@@ -1,0 +1,1 @@
+"""Analyzes one rank's trace: its steps, ledger, collectives, families of kernels and what-if scenarios."""

@@ -1,0 +1,63 @@
+"""Prints the analysis of traces for a terminal: one screen or two, at 80 columns.
+
+Other tools print tables of every number that was computed, and nobody reads them.  Here a trace is: what it is, where
+its time went, which steps were odd, what the device waited for, which collectives and kernels were the largest, and
+what it would be worth to change something.  Everything else is in `--json`.
+
+`tracetext` has one trace, `jobtext` several ranks of a job.  A missing number is a dash.  The document's own warnings,
+files that could not be read, are not shown here: the command prints them on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from pacecar.formatting.plain_text import clean
+
+from ...trace.columns import TraceWarning
+from ..report import TraceDocument
+from .jobtext import job_text
+from .tracetext import trace_text
+
+__all__ = ["document_text", "warning_lines"]
+
+WARNINGS_MAX = 12
+"""The most lines of warnings shown; the rest is counted."""
+
+
+def document_text(document: TraceDocument, console: Console) -> Iterator[RenderableType]:
+    """Yield what is to be printed, in order."""
+    if document.job is not None:
+        yield from job_text(document.traces, document.job, console)
+    else:
+        for index, report in enumerate(document.traces):
+            if index:
+                yield Text()
+            yield from trace_text(report, console)
+    named = [(Path(report.file).name, report.warnings) for report in document.traces]
+    job = document.job.warnings if document.job is not None else []
+    yield from warning_lines([*named, ("", job)], len(document.traces) > 1)
+
+
+def warning_lines(groups: Iterable[tuple[str, Sequence[TraceWarning]]], names_files: bool) -> Iterator[Text]:
+    """Yield the warnings, at most `WARNINGS_MAX`; the same one from many files is one line."""
+    merged: dict[tuple[str, str], list[str]] = {}
+    for name, warnings in groups:
+        for warning in warnings:
+            merged.setdefault((warning.code, warning.message), []).append(name)
+    if not merged:
+        return
+    yield Text()
+    yield Text("Warnings", style="bold")
+    for (code, message), names in list(merged.items())[:WARNINGS_MAX]:
+        files = [name for name in names if name]
+        where = ""
+        if files and names_files:
+            where = f" ({clean(files[0])})" if len(files) == 1 else f" ({len(files)} files)"
+        yield Text.assemble((f"{clean(code)}: ", "yellow"), clean(message), (where, "dim"))
+    if len(merged) > WARNINGS_MAX:
+        yield Text(f"and {len(merged) - WARNINGS_MAX} more: --json has them all", style="dim")

@@ -1,0 +1,64 @@
+"""Computes the timeline of a report's window: which heading each instant was charged to.
+
+A ledger says how much; a picture and a trace viewer need when.  Both come from the same sweep, so that the intervals of
+a heading add up to the ledger to the nanosecond.  That is checked each time, because a drawing that disagrees with the
+table beside it is worse than none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.records import LEDGER_HEADINGS, Ledger
+
+from ...ledger.attribution import LossCause, Work, charge
+from ...ledger.intervals import Intervals
+from ...trace.columns import Trace
+from ..one_rank.one_trace import charges_of
+from ..one_rank.steps import rows_of_hta
+from ..report import TraceReport
+
+__all__ = ["TraceTimeline", "timeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTimeline:
+    """A window of one trace: n + 1 times, the heading of each interval between two, and the spans that it came from.
+
+    `heading` indexes LEDGER_HEADINGS.  Times are the trace's own.
+    """
+
+    window: tuple[int, int]
+    times: NDArray[np.int64]
+    heading: NDArray[np.int8]
+    work: dict[Work, Intervals]
+    causes: dict[LossCause, Intervals]
+
+    def stretches(self, heading: str) -> Intervals:
+        """Return the rows [start, end) that were charged to `heading`."""
+        mine = self.heading == LEDGER_HEADINGS.index(heading)
+        rows: Intervals = np.stack((self.times[:-1][mine], self.times[1:][mine]), axis=1)
+        return rows
+
+
+def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None = None) -> TraceTimeline:
+    """Return the timeline of the report's window, or of a `part` of it: where that starts and the ledger it has.
+
+    Raises ValueError when its intervals do not add up to the ledger, which would be a bug of ours.
+    """
+    start, ledger = part if part is not None else (report.start_ns, report.ledger)
+    if start is None:
+        start = trace.start_ns if trace.start_ns is not None else 0
+    window = (start, start + ledger.wall_ns)
+    charges = charges_of(trace, rows_of_hta(trace) if report.window == "hta" else None)
+    times, heading = charge(charges.work, window, causes=charges.causes, observed=charges.observed)
+    found = TraceTimeline(window, times, heading, charges.work, charges.causes)
+    for name, part_ns in ledger.parts().items():
+        rows = found.stretches(name)
+        total = int((rows[:, 1] - rows[:, 0]).sum())
+        if total != part_ns:
+            raise ValueError(f"{report.file}: {name} is {part_ns} ns in the ledger and {total} ns on the time axis")
+    return found

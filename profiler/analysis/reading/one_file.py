@@ -1,0 +1,67 @@
+"""Reads and attributes one trace file: the task that is sent to a process or to a dask worker, and what comes back.
+
+A file that cannot be read costs itself: what is wrong with it is in the answer, with the file's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ...trace.columns import Trace, TraceWarning
+from ..report import TraceReport
+from .trace_paths import printable
+
+__all__ = ["EngineError", "FileTask", "Window", "WorkerAnswer", "read_one"]
+
+Window = Literal["trace", "steps", "hta"]
+
+
+class EngineError(Exception):
+    """The engine itself cannot work (a cluster that is not there); the message is one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """One file to read; it is sent to a worker."""
+
+    path: Path
+    window: Window
+    steps: tuple[int, int] | None
+    returns_table: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """The result of one file: a report, perhaps its columns, or why there is none."""
+
+    report: TraceReport | None = None
+    table: Trace | None = None
+    error: TraceWarning | None = None
+
+
+def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None = None) -> WorkerAnswer:
+    """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine puts it."""
+    # Imported here: the command's `--help` and a dask scheduler need none of it.
+    from ...trace.reader import TraceError, read_trace
+    from ..one_rank.one_trace import analyze_trace
+
+    try:
+        trace = read_trace(task.path, progress=progress)
+    except TraceError as error:
+        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, str(error))))
+    except OSError as error:
+        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
+    except MemoryError:
+        return WorkerAnswer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
+    if trace.file != (name := printable(task.path)):
+        trace = replace(trace, file=name)
+    report = analyze_trace(trace, window=task.window, steps=task.steps)
+    return WorkerAnswer(report=report, table=trace if task.returns_table else None)
+
+
+def _named(path: Path, message: str) -> str:
+    message = message if str(path) in message else f"{path}: {message}"
+    return message.replace(str(path), printable(path))

@@ -1,0 +1,1 @@
+"""Joins the ranks' graphs into one, plays it with other durations, and walks its critical path."""

@@ -1,0 +1,245 @@
+"""Finds which row each row of a device had to wait for, beside the one before it on its stream and its launch.
+
+CUDA's waits for events are hardly ever in a trace, so they are inferred from the host's calls:
+
+    record, wait, launch       (`wait_stream`) the row waits for the tail of the stream that its thread launched on
+                               before; so does every collective, whose record and wait are inside its call
+    wait, launch               (`work.wait()`) the row waits for the latest collective that none has awaited yet.  At a
+                               site (the same kernel under the same operator) where that one ended too late in any
+                               step, it is the one before it, everywhere
+    neither, yet late          a row that begins for no other reason right after another stream's row had ended
+
+Whatever the recorded times contradict is dropped.  Rows without a launch hang on what ended last before them.
+
+Pure: columns in, pairs of indices out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...trace.columns import NONE, HostKind
+from .causes import Cause
+from .rank_events import HostLane, RankEvents, WorkRows
+
+__all__ = ["EVENT_LAG_NS_MAX", "SLACK_NS", "UNEXPLAINED_NS", "device_waits"]
+
+Index = NDArray[np.int64]
+
+SLACK_NS = 2_000
+"""By how much a row may begin before what it awaits has ended: time stamps, and gaps of -0.9 us seen on a B200."""
+
+EVENT_LAG_NS_MAX = 50_000
+"""A host call that nothing else explains awaited a row that ended no longer before it returned."""
+
+ROW_LAG_NS_MAX = 10_000
+"""A row that nothing else explains awaited one that ended no longer before it began: events take 1 to 2 us."""
+
+UNEXPLAINED_NS = 20_000
+"""A row that begins so much after its launch and its stream's tail was waiting for something else."""
+
+PENDING_MAX = 64
+"""Collectives that may be under way unawaited; DDP has as many as buckets."""
+
+_WAIT_CALL, _RECORD_CALL = "StreamWaitEvent", "EventRecord"
+
+
+class _Calls(NamedTuple):
+    """By launch, in their order: how many waits for events since the launch before, of each kind."""
+
+    paired: Index
+    """Those that a record on the same thread directly precedes."""
+    alone: Index
+
+
+def device_waits(events: RankEvents) -> tuple[Index, Index]:
+    """Return pairs (row, awaited row)."""
+    rows = events.rows
+    pairs: list[tuple[int, int]] = []
+    launched = np.flatnonzero(rows.launch != NONE)
+    launched = launched[np.argsort(rows.launch[launched], kind="stable")]
+    if len(launched):
+        calls = _calls(events, launched)
+        before = _tails_of_thread(rows, launched)
+        is_link = rows.cause[launched] == Cause.LINK
+        paired = is_link if calls is None else is_link | (calls.paired > 0)
+        known = paired & (before != NONE)
+        pairs += list(zip(launched[known].tolist(), before[known].tolist(), strict=True))
+        if calls is not None:
+            pairs += _by_calls(rows, launched, calls)
+    unlaunched = np.flatnonzero(rows.launch == NONE)
+    if len(unlaunched):
+        pairs += _by_time(rows, unlaunched[_is_late(rows, unlaunched, None, [])], None)
+    pairs = _sound(rows, pairs)
+    if len(launched):
+        pairs += _by_time(rows, launched[_is_late(rows, launched, events.host, pairs)], ROW_LAG_NS_MAX)
+    if not pairs:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    found = np.unique(np.array(pairs, dtype=np.int64), axis=0)
+    return found[:, 0], found[:, 1]
+
+
+def _sound(rows: WorkRows, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pairs that the recorded times do not contradict."""
+    if not pairs:
+        return []
+    found = np.array(pairs, dtype=np.int64)
+    keep = rows.end_ns[found[:, 1]] <= rows.start_ns[found[:, 0]] + SLACK_NS
+    keep &= rows.stream[found[:, 0]] != rows.stream[found[:, 1]]
+    return [pair for pair, kept in zip(pairs, keep.tolist(), strict=True) if kept]
+
+
+def _calls(events: RankEvents, launched: Index) -> _Calls | None:
+    """Return the waits for events before each launch; None where the trace has no such calls."""
+    trace, rows = events.trace, events.rows
+    host = trace.host_rows
+    word = np.array([1 if _WAIT_CALL in name else 2 if _RECORD_CALL in name else 0 for name in trace.names] or [0])
+    kind = np.where(host.kind == HostKind.RUNTIME, word[host.name], 0)
+    kind = np.where(host.kind == HostKind.LAUNCH, 3, kind)
+    mine = np.flatnonzero(kind)
+    if not (kind[mine] == 1).any():
+        return None
+    order = np.lexsort((events.call_start_ns[mine], host.thread[mine]))
+    mine = mine[order]
+    follows = np.zeros(len(mine), dtype=np.bool_)
+    follows[1:] = (kind[mine][:-1] == 2) & (host.thread[mine][1:] == host.thread[mine][:-1])
+    waits = kind[mine] == 1
+    # On whatever thread: autograd's thread waits for its gradients, and what another launches next waits with it.
+    at = events.host.time_ns[rows.launch[launched]]
+
+    def count(which: NDArray[np.bool_]) -> Index:
+        times = np.sort(events.call_start_ns[mine[which]])
+        return np.diff(np.searchsorted(times, at), prepend=0)
+
+    return _Calls(count(waits & follows), count(waits & ~follows))
+
+
+def _tails_of_thread(rows: WorkRows, launched: Index) -> Index:
+    """Return for each launch the last row on the stream that its thread launched on before; NONE for none.
+
+    Collectives do not count: they are launched on streams of their own.  Where the stream is the row's own it is the
+    device's busiest.
+    """
+    stream, thread = rows.stream[launched], rows.thread[launched]
+    own = rows.cause[launched] != Cause.LINK
+    if not own.any():
+        return np.full(len(launched), NONE)
+    busiest = int(np.bincount(stream[own]).argmax())
+    chosen = np.full(len(launched), busiest)
+    for one in np.unique(thread).tolist():
+        mine = np.flatnonzero(thread == one)
+        last = np.maximum.accumulate(np.where(own[mine], np.arange(len(mine)), -1))
+        before = np.concatenate(([-1], last[:-1]))
+        known = before >= 0
+        chosen[mine[known]] = stream[mine[before[known]]]
+    chosen = np.where(chosen == stream, busiest, chosen)
+    tail = np.full(len(launched), NONE)
+    for one in np.unique(chosen).tolist():
+        on = np.flatnonzero((stream == one) & own)
+        asked = np.flatnonzero((chosen == one) & (stream != one))
+        at = np.searchsorted(on, asked) - 1
+        tail[asked] = np.where(at >= 0, launched[on[np.maximum(at, 0)]] if len(on) else NONE, NONE)
+    return tail
+
+
+def _by_calls(rows: WorkRows, launched: Index, calls: _Calls) -> list[tuple[int, int]]:
+    """Return the pairs by waits alone; see the module's docstring for the rule of sites.
+
+    A row after a record and a wait is on a stream of its own; the waits alone that came before are for the next row
+    that is not.
+    """
+    is_link = rows.cause == Cause.LINK
+    noted = np.flatnonzero((calls.alone > 0) | is_link[launched] | _follows_open(calls, is_link[launched]))
+    sites = _sites(rows, launched[noted])
+    deepest: dict[tuple[int, int], int] = defaultdict(int)
+    pairs: list[tuple[int, int]] = []
+    start, end = rows.start_ns.tolist(), rows.end_ns.tolist()
+    steps = list(
+        zip(
+            launched[noted].tolist(),
+            calls.alone[noted].tolist(),
+            (calls.paired[noted] > 0).tolist(),
+            sites,
+            strict=True,
+        )
+    )
+    for _ in range(2):  # the first pass learns how deep each site reaches, the second uses it everywhere
+        pending: list[int] = []
+        pairs = []
+        count = 0
+        for row, alone, is_paired, site in steps:
+            count += alone
+            if is_link[row]:
+                pending.append(row)
+                del pending[:-PENDING_MAX]
+                continue
+            if is_paired:
+                continue
+            for nth in range(min(count, len(pending))):
+                depth = min(deepest[site, nth], len(pending) - 1)
+                while depth < len(pending) and end[pending[-1 - depth]] > start[row] + SLACK_NS:
+                    depth += 1
+                if depth >= len(pending):
+                    break
+                deepest[site, nth] = max(deepest[site, nth], depth)
+                pairs.append((row, pending.pop(-1 - depth)))
+            count = 0
+    return pairs
+
+
+def _follows_open(calls: _Calls, is_link: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the rows that come first after waits alone which the row before could not take."""
+    could_not = is_link | (calls.paired > 0)
+    at = np.arange(len(could_not))
+    waiting = np.maximum.accumulate(np.where(calls.alone > 0, at, -1))
+    taken = np.maximum.accumulate(np.where(~could_not, at, -1))
+    before = np.concatenate(([-1], taken[:-1]))
+    return (waiting >= 0) & (before < waiting)
+
+
+def _sites(rows: WorkRows, noted: Index) -> list[int]:
+    """Return a number for each of these rows that is the same for the same kernel under the same operator."""
+    if len(noted) == 0:
+        return []
+    pairs = np.stack((rows.name[noted], rows.operator[noted]), axis=1)
+    _, number = np.unique(pairs, axis=0, return_inverse=True)
+    found: list[int] = number.reshape(-1).tolist()
+    return found
+
+
+def _is_late(rows: WorkRows, some: Index, host: HostLane | None, pairs: list[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return for each of these rows whether stream, launch and the pairs found leave its start unexplained."""
+    ready = _tails(rows)
+    if host is not None:
+        ready[some] = np.maximum(ready[some], host.time_ns[rows.launch[some]])
+    if pairs:
+        found = np.array(pairs, dtype=np.int64)
+        np.maximum.at(ready, found[:, 0], rows.end_ns[found[:, 1]])
+    late: NDArray[np.bool_] = rows.start_ns[some] - ready[some] > UNEXPLAINED_NS
+    return late
+
+
+def _tails(rows: WorkRows) -> Index:
+    """Return for each row when the row before it on its stream ended; the least integer for the first."""
+    order = np.lexsort((rows.start_ns, rows.stream))
+    tails = np.full(len(order), np.iinfo(np.int64).min // 4)
+    same = rows.stream[order][1:] == rows.stream[order][:-1]
+    tails[order[1:][same]] = rows.end_ns[order[:-1][same]]
+    return tails
+
+
+def _by_time(rows: WorkRows, late: Index, lag_ns_max: int | None) -> list[tuple[int, int]]:
+    """Return for each of these rows what ended last before it, at most so long before."""
+    others = np.argsort(rows.end_ns, kind="stable")
+    slack = 0 if lag_ns_max is None else SLACK_NS
+    at = np.searchsorted(rows.end_ns[others], rows.start_ns[late] + slack, "right") - 1
+    known = at >= 0
+    awaited = others[np.maximum(at, 0)]
+    if lag_ns_max is not None:
+        known &= rows.start_ns[late] - rows.end_ns[awaited] <= lag_ns_max
+    known &= (awaited != late) & (rows.stream[awaited] != rows.stream[late])
+    return list(zip(late[known].tolist(), awaited[known].tolist(), strict=True))

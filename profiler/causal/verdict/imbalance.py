@@ -1,0 +1,90 @@
+"""Finds work that is spread unevenly: now this rank has more, now that, and nobody is slow.
+
+Sequences of different lengths make the same kernels take differently long on each rank, in every step anew.  No rank
+stands out, so none is named, and yet all wait for whoever has most.  What an even spread would save is played with each
+kernel at the mean of its peers.  Noise of kernels averages out over a part of a step and stops hit few of them; uneven
+work shows in the usual part.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..all_ranks.job_graph import JobGraph, Scenario
+from ..one_rank.causes import Cause
+from .peers import PARTS, Atoms, with_durations
+
+__all__ = ["SPREAD_RATIO_MIN", "spread_evenly"]
+
+SPREAD_RATIO_MIN = 0.02
+"""The robust standard deviation of ranks' compute in a part of a step from which on work is uneven; kernels that vary
+by 3 % each leave 0.7 % there."""
+
+COMMON_RATIO_MIN = 4.0
+"""How many times the variance that kernels have by themselves a part must vary: all kernels of a long sequence are long
+together, and what makes each kernel vary alone averages out."""
+
+CHI_SQUARE_MEDIAN = 0.455
+"""The median square of a normal deviate of variance one."""
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+def spread_evenly(
+    graph: JobGraph, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: Scenario
+) -> tuple[Scenario, float, Index] | None:
+    """Return the scenario with compute spread evenly, the spread, and each rank's compute by step; None if it is even.
+
+    Ranks are compared with those of their role.
+    """
+    apart, noise, ranks = [], [], dict(now.ranks)
+    totals = np.zeros((len(atoms), steps), dtype=np.int64)
+    for group in roles:
+        chosen = [np.flatnonzero(atoms[place].cause == Cause.COMPUTE) for place in group]
+        keys = [atoms[place].key[at] for place, at in zip(group, chosen, strict=True)]
+        times = [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)]
+        for place, at, own, even in zip(group, chosen, times, _means(keys, times), strict=True):
+            step = atoms[place].step[at]
+            totals[place] = np.bincount(step, own, steps)
+            if len(group) > 1:
+                off, by_chance = _parts(step * PARTS + atoms[place].part[at], own, even, steps * PARTS)
+                apart.append(off)
+                noise.append(by_chance)
+                ranks[place] = with_durations(ranks.get(place, graph.ranks[place].weights), atoms[place], at, even)
+    if not apart:
+        return None
+    squares, chance = np.concatenate(apart) ** 2, np.concatenate(noise)
+    if len(squares) == 0:
+        return None
+    spread = 1.4826 * float(np.sqrt(np.median(squares)))
+    is_common = np.median(squares) > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(chance)
+    if spread < SPREAD_RATIO_MIN or not is_common:
+        return None
+    return Scenario(ranks, now.wire_ns), spread, totals
+
+
+def _parts(part: Index, own: Index, even: Index, parts: int) -> tuple[Floats, Floats]:
+    """Return for each part of a rank's steps how far its compute is off the mean, and that squared by chance.
+
+    By chance: if each kernel were off by itself, as far as those of the part are off each other.
+    """
+    count, mean = np.bincount(part, minlength=parts), np.bincount(part, even, parts)
+    off = np.bincount(part, own, parts) / np.maximum(mean, 1) - 1
+    rest = np.bincount(part, (own - even * (1 + off[part])) ** 2, parts)
+    used = (count > 2) & (mean > 0)
+    by_chance = rest[used] / mean[used] ** 2 * count[used] / (count[used] - 1)
+    return off[used], by_chance
+
+
+def _means(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:
+    """Return for each member's pieces the mean over the members that have them."""
+    _, number, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
+    sums = np.bincount(number, np.concatenate(values))
+    even = np.rint(sums / counts).astype(np.int64)[number]
+    return np.split(even, np.cumsum([len(key) for key in keys])[:-1])

@@ -1,0 +1,217 @@
+"""Compares what each rank did with what its peers did: the same kernel, of the same step, under the same operator.
+
+The measure is the median of the peers, without the rank itself; a peer that did not do it counts as zero, so a kernel
+that only one rank ran is all excess.  Where ranks have different roles (pipeline stages) the caller says who are peers.
+
+A key is (what, step, name, operator, how often before in this step); times are durations, so clocks do not matter.
+
+Pure: graphs in, columns out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...trace.columns import NONE
+from ..one_rank.causes import OWN_CAUSES, Cause
+from ..one_rank.rank_graph import RankGraph, RankWeights
+
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
+
+Index = NDArray[np.int64]
+
+PARTS = 4
+"""A step is tested in so many parts: two pipeline stages in six steps would prove nothing."""
+
+_ROW, _DELAY, _HOST = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """What one rank did, piece by piece: n pieces that its peers may have, too.
+
+    `kind` and `at` say which row, delay or host interval a piece is; `key` is the same for the same piece of a peer;
+    `step` counts steps from 0.
+    """
+
+    kind: NDArray[np.uint8]
+    at: Index
+    key: Index
+    what: Index
+    """The same for the same kernel under the same operator, in whatever step and place."""
+    step: Index
+    part: Index
+    """Which of `PARTS` equally many pieces of its step, in the order of issue, a piece is in."""
+    cause: NDArray[np.uint8]
+    duration_ns: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Pieces with the median of the peers; `excess_ns[cause, step]` is the sum of what is over it, less under it."""
+
+    atoms: Atoms
+    median_ns: Index
+    excess_ns: Index
+    parts_ns: Index
+    """The same by cause and part of a step: (causes, steps * PARTS)."""
+    total_ns: Index
+    """The rank's own time by cause and step."""
+
+
+def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: int) -> list[Atoms]:
+    """Return the pieces of each rank; `step_starts` are when each step began on it, on the common clock."""
+    numbers: dict[str, int] = {}
+    raw = [_raw(graph, starts, numbers) for graph, starts in zip(graphs, step_starts, strict=True)]
+    names = len(numbers) + 1
+    deepest = 1
+    coded = []
+    for kind, at, step, name, operator, order, cause, duration in raw:
+        code = ((kind.astype(np.int64) * max(steps, 1) + step) * names + name) * names + operator
+        sort = np.lexsort((order, code))
+        first = np.ones(len(sort), dtype=np.bool_)
+        first[1:] = code[sort][1:] != code[sort][:-1]
+        begins = np.maximum.accumulate(np.where(first, np.arange(len(sort)), 0))
+        ordinal = np.empty(len(sort), dtype=np.int64)
+        ordinal[sort] = np.arange(len(sort)) - begins
+        deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
+        what = (kind.astype(np.int64) * names + name) * names + operator
+        coded.append((kind, at, what, step, _parts(step, order), cause, duration, code, ordinal))
+    return [
+        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, what, step, part, cause.astype(np.uint8), duration)
+        for kind, at, what, step, part, cause, duration, code, ordinal in coded
+    ]
+
+
+def _parts(step: Index, order: Index) -> Index:
+    """Return which part of its step each piece is in."""
+    sort = np.lexsort((order, step))
+    _, first, counts = np.unique(step[sort], return_index=True, return_counts=True)
+    within = np.arange(len(sort)) - np.repeat(first, counts)
+    part = np.empty(len(sort), dtype=np.int64)
+    part[sort] = within * PARTS // np.repeat(counts, counts)
+    return part
+
+
+def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Index, ...]:
+    """Return kind, place, step, name, operator, order, cause and duration of the pieces of one rank."""
+    rows, lane = graph.events.rows, graph.events.host
+    known = np.zeros(len(graph.events.trace.names) + 1, dtype=np.int64)
+    used = [rows.name, rows.operator, lane.name]
+    for name in np.unique(np.concatenate(used)).tolist():
+        if name != NONE:
+            known[name] = numbers.setdefault(graph.events.trace.names[name], len(numbers) + 1)
+    order = graph.order
+    issued = np.where(
+        rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
+    )[order]
+    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph._in_join
+    at_row = np.flatnonzero(own)
+    at_delay = np.flatnonzero((graph.delay_ns > 0) & np.isin(graph.delay_cause, OWN_CAUSES))
+    at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES) & (len(graph.host_begin) > 0))
+    kinds = np.repeat((_ROW, _DELAY, _HOST), (len(at_row), len(at_delay), len(at_host)))
+    at = np.concatenate((at_row, at_delay, at_host))
+    time = np.concatenate((issued[at_row], issued[at_delay], lane.time_ns[at_host]))
+    step = np.searchsorted(starts, time, side="right") - 1 if len(starts) else np.zeros(len(time), dtype=np.int64)
+    of_row = np.concatenate((order[at_row], order[at_delay]))
+    name = np.concatenate((known[rows.name[of_row]], known[lane.name[at_host]]))
+    operator = np.concatenate((known[rows.operator[of_row]], lane.cause[at_host].astype(np.int64)))
+    cause = np.concatenate((rows.cause[order[at_row]], graph.delay_cause[at_delay], lane.cause[at_host]))
+    weights = graph.weights
+    duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
+    inside = step >= 0
+    columns = (kinds, at, step, name, operator, time, cause, duration)
+    return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
+
+
+def compare(
+    atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int, *, roles_differ: bool = False
+) -> list[Compared]:
+    """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
+
+    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is
+    excess only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone
+    copies the input, the last alone has the loss, and that is nobody's fault.
+    """
+    found: list[Compared | None] = [None] * len(atoms)
+    for group in peers:
+        medians = _medians([atoms[place] for place in group])
+        shared = _shared([atoms[place] for place in group]) if roles_differ else None
+        for place, median in zip(group, medians, strict=True):
+            mine = atoms[place]
+            if shared is not None:
+                counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
+                own = np.isin(mine.cause, STRUCTURAL) | ((median == 0) & ~counts)
+                median = np.where(own, mine.duration_ns, median)
+            slot = mine.cause.astype(np.int64) * steps + mine.step
+            over = mine.duration_ns - median
+            excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
+            found[place] = Compared(mine, median, excess, _sums(slot * PARTS + mine.part, over, steps * PARTS), total)
+    return [each for each in found if each is not None]
+
+
+STRUCTURAL = (Cause.HOST_BOUND, Cause.EXPOSED_COPY)
+"""Causes that say nothing between roles: an inner stage receives and sends, which is more work for its host."""
+
+ANYWHERE = (Cause.CHECKPOINT, Cause.GC)
+"""Causes whose pieces count against a role that alone has them."""
+
+
+def _shared(group: Sequence[Atoms]) -> Index:
+    """Return what most members do, in whatever place."""
+    what, counts = np.unique(np.concatenate([np.unique(mine.what) for mine in group]), return_counts=True)
+    return what[2 * counts > len(group)]
+
+
+def _sums(slot: Index, values: Index, columns: int) -> Index:
+    """Return the sums of values by slot as (causes, columns); below 2**53 ns, some 100 days, floats are exact."""
+    found: Index = np.bincount(slot, values, len(Cause) * columns).astype(np.int64).reshape(len(Cause), columns)
+    return found
+
+
+def _medians(group: Sequence[Atoms]) -> list[Index]:
+    """Return for each rank's pieces the median of the others' durations, absent ones as zero."""
+    members = len(group)
+    if members < 2:
+        return [mine.duration_ns for mine in group]
+    key = np.concatenate([mine.key for mine in group])
+    value = np.concatenate([mine.duration_ns for mine in group])
+    order = np.lexsort((value, key))
+    key, value = key[order], value[order]
+    first = np.ones(len(key), dtype=np.bool_)
+    first[1:] = key[1:] != key[:-1]
+    heads = np.flatnonzero(first)
+    counts = np.diff(np.append(heads, len(key)))
+    head, absent = np.repeat(heads, counts), members - np.repeat(counts, counts)
+    mine = np.arange(len(key)) - head + absent
+
+    def without_me(nth: int) -> Index:
+        place = np.where(nth < mine, nth, nth + 1) - absent
+        picked: Index = np.where(place < 0, 0, value[np.clip(head + np.maximum(place, 0), 0, len(value) - 1)])
+        return picked
+
+    median = np.empty(len(key), dtype=np.int64)
+    median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
+    bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
+    return np.split(median, bounds)
+
+
+def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:
+    """Return the durations of a rank with its pieces of `causes` (all of its own: None) as its peers' medians."""
+    atoms = compared.atoms
+    every = causes is None
+    chosen = np.arange(len(atoms.at)) if every else np.flatnonzero(np.isin(atoms.cause, causes or ()))
+    return with_durations(graph.weights, atoms, chosen, compared.median_ns[chosen])
+
+
+def with_durations(weights: RankWeights, atoms: Atoms, chosen: Index, durations_ns: Index) -> RankWeights:
+    """Return the weights with these durations of the pieces `chosen`."""
+    parts = [weights.row_ns.copy(), weights.delay_ns.copy(), weights.host_ns.copy()]
+    for kind, part in enumerate(parts):
+        mine = atoms.kind[chosen] == kind
+        part[atoms.at[chosen[mine]]] = durations_ns[mine]
+    return RankWeights(*parts)

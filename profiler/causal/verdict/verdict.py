@@ -1,0 +1,376 @@
+"""Says who held the job up, in what, and what it would be worth to mend it; nobody, if the job is healthy.
+
+Each rank, stage and link is made as good as its peers, one after the other, and the job is played through.  What that
+saves is what it cost.  A candidate is named only if it saves `SAVED_RATIO_MIN` of the job *and* its excess is no chance
+(`significance`).  The worst is mended first and stays mended while the next is looked for, so a second fault that hides
+behind the first is found, too.
+
+The cause is the one whose removal alone saves most.  Removal works both ways, up and down to the median: a minimum
+would count the noise of each kernel as a gain.
+
+Pure: a graph with its atoms in, findings out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..all_ranks.job_graph import JobGraph, Scenario
+from ..all_ranks.replay import play, step_times, walls
+from ..one_rank.causes import OWN_CAUSES, Cause
+from .imbalance import spread_evenly
+from .links import slow_links
+from .peers import Atoms, Compared, compare, equalized
+from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p, spread_ratio
+
+__all__ = ["Finding", "Incident", "Judgement", "judge"]
+
+SAVED_RATIO_MIN = 0.012
+"""The share of the wall time that mending must save: below it faults and chance could not be told apart."""
+
+EXCESS_RATIO_MIN = 0.005
+"""The share of the wall time that a rank's excess must be to be tried at all."""
+
+CANDIDATES_MAX = 64
+"""The ranks with the largest excess that are tried in one round."""
+
+TRIED_RATIO_MIN = 0.5
+"""What all of a rank's pieces together must save, as a part of that, before its causes are looked at one by one."""
+
+UNEVEN_RATIO_MIN = 0.02
+"""What spreading work evenly must save to be said: with more ranks somebody's noise is always largest."""
+
+FINDINGS_MAX = 4
+
+STAGE_RATIO_MIN = 1.3
+"""A stage is named before its ranks if it saves so many times what its best rank does."""
+
+ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
+"""Causes that the trace names itself, so that a single step of them can be named."""
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that holds the job up.
+
+    `places` are the ranks concerned (one, a stage's, or those of a slow link).  Times are for the whole window:
+    `saved_ns` by replay, `excess_ns` the named cause's excess over the peers, `own_ns` and `peers_ns` the cause's
+    duration on the first of `places` and the median of its peers', `by_step_ns` the excess step by step.
+    """
+
+    places: list[int]
+    kind: str
+    """rank, stage, host (all ranks of one), link or imbalance."""
+    cause: Cause
+    saved_ns: int
+    error_ns: int
+    excess_ns: int
+    own_ns: int
+    peers_ns: int
+    since: int
+    by_step_ns: list[int]
+    p: float
+    details: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A single step of one rank that stands out and names nobody."""
+
+    place: int
+    step: int
+    cause: Cause
+    excess_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found, the most harmful first; `mended` is the scenario without all of it."""
+
+    findings: list[Finding]
+    incidents: list[Incident]
+    mended: Scenario
+    compared: list[Compared]
+
+
+@dataclass(slots=True)
+class _State:
+    graph: JobGraph
+    bounds: Sequence[Index]
+    compared: list[Compared]
+    now: Scenario
+    wall_ns: int
+    whole_ns: int
+    steps: int
+    error_ratio: float
+    is_uneven: bool
+    mended: set[int] = field(default_factory=set)
+
+
+def judge(
+    graph: JobGraph,
+    atoms: Sequence[Atoms],
+    roles: Sequence[Sequence[int]],
+    bounds: Sequence[Index],
+    steps: int,
+    error_ratio: float,
+    hosts: Sequence[Sequence[int]] = (),
+) -> Judgement:
+    """Return the verdict.
+
+    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's; `hosts` are the places on
+    each host, where hosts are known.
+    """
+    compared = compare(atoms, roles, steps)
+    if len(graph.ranks) < 2 or steps < 1:
+        return Judgement([], [], Scenario(), compared)
+    whole = int(walls(graph, [Scenario()])[0])
+    is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
+    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven)
+    findings: list[Finding] = []
+    links_tried = False
+    while len(findings) < FINDINGS_MAX:
+        tried = (_best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles))
+        found = [each for each in tried if each is not None]
+        if not links_tried:
+            link = slow_links(graph, state.now)
+            if link is not None:
+                wire, places, reference = link
+                then = replace(state.now, wire_ns=wire)
+                found += _link(state, then, places, reference)
+            else:
+                links_tried = True
+        if not found:
+            break
+        chosen = max(found, key=lambda each: each[0].saved_ns)
+        ranks = next((each for each in found if len(each[0].places) == 1), None)
+        is_shared = chosen[0].kind in ("stage", "host")
+        if is_shared and ranks and chosen[0].saved_ns < STAGE_RATIO_MIN * ranks[0].saved_ns:
+            chosen = ranks
+        finding, then = chosen
+        findings.append(finding)
+        state.mended |= set(finding.places) if finding.kind != "link" else set()
+        links_tried = links_tried or finding.kind == "link"
+        state.now, state.wall_ns = then, int(walls(graph, [then])[0])
+    uneven = _imbalance(state, atoms, roles) if state.is_uneven else None
+    if uneven is not None:
+        findings.append(uneven[0])
+        state.now = uneven[1]
+    findings.sort(key=lambda each: -each.saved_ns)
+    return Judgement(findings, _incidents(state, findings), state.now, compared)
+
+
+def _best_rank(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, Scenario] | None:
+    """Return the rank whose equalizing saves most, of those that are named at all."""
+    # Of two replicas one step is no evidence, but ranks of all roles scatter alike around their own peers.
+    group = [place for role in roles if len(role) > 1 for place in role]
+    return _best(state, [[place] for place in group], state.compared, [[place] for place in group])
+
+
+def _best_stage(
+    state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return the stage whose equalizing with the other stages saves most, if it is named."""
+    if len(roles) < 2:
+        return None
+    across = compare(atoms, [list(range(len(atoms)))], state.steps, roles_differ=True)
+    stages = [list(stage) for stage in roles]
+    return _best(state, stages, across, stages)
+
+
+def _best_host(
+    state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], hosts: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return the host whose ranks, made as good as the same roles' on other hosts, save most, if it is named."""
+    several = [list(places) for places in hosts if len(places) > 1]
+    if len(several) < 3:  # of two hosts either may be the odd one
+        return None
+    return _best(state, several, state.compared, several, kind="host")
+
+
+def _best(
+    state: _State,
+    groups: Sequence[list[int]],
+    compared: list[Compared],
+    rows: Sequence[Sequence[int]],
+    *,
+    kind: str = "stage",
+) -> tuple[Finding, Scenario] | None:
+    """Return the group of places whose equalizing saves most, of those that are named.
+
+    `rows` are what it is tested against: ranks, or stages.
+    """
+    candidates = _candidates(state, groups, compared)
+    saved = state.wall_ns - walls(state.graph, [_with(state, places, compared, None) for places in candidates])
+    best: tuple[Finding, Scenario] | None = None
+    for at in np.argsort(-saved).tolist():
+        if saved[at] < TRIED_RATIO_MIN * SAVED_RATIO_MIN * state.whole_ns:
+            break
+        if best is not None and saved[at] < best[0].saved_ns:
+            break
+        found = _named(state, candidates[at], compared, rows, kind)
+        if found is not None and (best is None or found[0].saved_ns > best[0].saved_ns):
+            best = found
+    return best
+
+
+def _candidates(state: _State, groups: Sequence[list[int]], compared: Sequence[Compared]) -> list[list[int]]:
+    """Return those groups of places that have any excess worth trying, the largest first."""
+    found = []
+    for places in groups:
+        if state.mended & set(places):
+            continue
+        excess = sum(int(np.maximum(compared[place].excess_ns.sum(axis=0), 0).sum()) for place in places)
+        if excess / len(places) > EXCESS_RATIO_MIN * state.whole_ns:
+            found.append((excess, places))
+    found.sort(key=lambda each: -each[0])
+    return [places for _, places in found[:CANDIDATES_MAX]]
+
+
+def _with(state: _State, places: Sequence[int], compared: Sequence[Compared], causes: Sequence[int] | None) -> Scenario:
+    """Return the present scenario with these ranks' pieces equalized, too."""
+    more = {place: equalized(state.graph.ranks[place], compared[place], causes) for place in places}
+    return replace(state.now, ranks=state.now.ranks | more)
+
+
+def _named(
+    state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]], kind: str
+) -> tuple[Finding, Scenario] | None:
+    """Return the finding, and the job without it, if excess of some cause is no chance and saves enough."""
+    own, sure = [], {}
+    row = next(at for at, group in enumerate(rows) if places[0] in group)
+    for cause in OWN_CAUSES:
+        if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
+            continue
+        table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
+        parts = _means([[compared[place].parts_ns[cause] for place in group] for group in rows])
+        # The parts of a step are no independent witnesses where its sequences are long or short throughout.
+        p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
+        if p < P_MAX:
+            own.append(cause)
+            sure[cause] = (p, _lasting(cause, table[row], parts[row]))
+        elif cause in ANNOTATED and is_one_off(table, row):
+            own.append(cause)
+            sure[cause] = (p, 1.0)
+    if not own:
+        return None
+    alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
+    cause = own[int(alone.argmax())]
+    scenario = _with(state, places, compared, own)
+    saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    p, lasting = sure[cause]
+    if saved * lasting < SAVED_RATIO_MIN * state.whole_ns:
+        return None
+    by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
+    first = compared[places[0]]
+    finding = Finding(
+        places=places,
+        kind="rank" if len(places) == 1 else kind,
+        cause=cause,
+        saved_ns=saved,
+        error_ns=_error(state, scenario, saved),
+        excess_ns=int(by_step.sum()),
+        own_ns=int(first.total_ns[cause].sum()),
+        peers_ns=int(first.total_ns[cause].sum() - first.excess_ns[cause].sum()),
+        since=change_step(by_step.astype(np.float64)) if p < P_MAX else int(by_step.argmax()),
+        by_step_ns=by_step.tolist(),
+        p=p,
+    )
+    return finding, scenario
+
+
+def _lasting(cause: Cause, excess: NDArray[np.float64], parts: NDArray[np.float64]) -> float:
+    """Return the part of an excess that is no single event.
+
+    Hosts and kernels stop now and then, in three steps of six by chance.  So a third of the steps do not count, unless
+    the excess is in all parts of its steps.  What the trace names itself stops for no other reason.
+    """
+    steps = len(excess)
+    if cause in ANNOTATED:
+        return lasting_ratio(excess, 1)
+    return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
+
+
+def _means(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
+    """Return the mean of each row's members, as (rows, columns)."""
+    return np.stack([np.mean(members, axis=0) for members in rows])
+
+
+def _error(state: _State, scenario: Scenario, saved: int) -> int:
+    """Return how far the true saving may lie below: the scatter of the steps' savings, and the replay's own error."""
+    graph = state.graph
+    before, after = (play(graph, graph.weights(each)) for each in (state.now, scenario))
+    pairs = ((before, state.now), (after, scenario))
+    times = [np.diff(_steps(graph, played, state.bounds, each)) for played, each in pairs]
+    scatter = 0.0
+    if len(times[0]) == len(times[1]) and len(times[0]) > 1:
+        per_step = times[0] - times[1]
+        scatter = 2 * float(np.std(per_step, ddof=1)) * np.sqrt(len(per_step))
+    # The scatter of a fault that comes and goes is the fault itself; it cannot make more of it than it saved.
+    scatter = min(scatter, saved / 2)
+    return round(scatter + abs(state.error_ratio) * state.whole_ns + ERROR_RATIO_MIN * state.whole_ns)
+
+
+ERROR_RATIO_MIN = 0.005
+"""What medians of noisy kernels leave open, as a share of the wall time."""
+
+
+def _steps(graph: JobGraph, times: Index, bounds: Sequence[Index], scenario: Scenario) -> Index:
+    return step_times(graph, times, bounds, scenario=scenario)
+
+
+def _link(
+    state: _State, scenario: Scenario, places: list[int], details: dict[str, float]
+) -> list[tuple[Finding, Scenario]]:
+    saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    if saved < SAVED_RATIO_MIN * state.whole_ns:
+        return []
+    finding = Finding(
+        places=places, kind="link", cause=Cause.LINK, saved_ns=saved, error_ns=_error(state, scenario, saved),
+        excess_ns=int(details["excess_ns"]), own_ns=int(details["own_ns"]), peers_ns=int(details["peers_ns"]),
+        since=0, by_step_ns=[], p=details["p"], details=details,
+    )  # fmt: skip
+    return [(finding, scenario)]
+
+
+def _imbalance(
+    state: _State, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]]
+) -> tuple[Finding, Scenario] | None:
+    """Return what spreading compute evenly would save, where work is uneven and nobody's."""
+    found = spread_evenly(state.graph, atoms, roles, state.steps, state.now)
+    if found is None:
+        return None
+    scenario, spread, totals = found
+    saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    if saved < UNEVEN_RATIO_MIN * state.whole_ns:
+        return None
+    over = totals - totals.mean(axis=0)
+    place = int(over.sum(axis=1).argmax())
+    finding = Finding(
+        places=[place], kind="imbalance", cause=Cause.IMBALANCE, saved_ns=saved,
+        error_ns=_error(state, scenario, saved), excess_ns=int(np.maximum(over, 0).max(axis=0).sum()),
+        own_ns=int(totals.max(axis=0).sum()), peers_ns=int(totals.mean(axis=0).sum()), since=0,
+        by_step_ns=np.rint(over[place]).astype(np.int64).tolist(), p=1.0, details={"spread_ratio": spread},
+    )  # fmt: skip
+    return finding, scenario
+
+
+def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
+    """Return single steps that stand out far and belong to no finding."""
+    named = {place for finding in findings for place in finding.places}
+    found = []
+    for place, mine in enumerate(state.compared):
+        if place in named:
+            continue
+        for cause in OWN_CAUSES:
+            table = np.stack([each.excess_ns[cause] for each in state.compared]).astype(np.float64)
+            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and is_one_off(table, place):
+                step = int(table[place].argmax())
+                found.append(Incident(place, step, cause, int(mine.excess_ns[cause, step])))
+    return found
