@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import random
 import socket
 from collections.abc import Mapping
 
@@ -12,10 +14,17 @@ SCRAPE_SECONDS_MAX = 30.0
 """Against a daemon that hangs; an answer takes milliseconds, seconds on a busy machine."""
 
 
+PORTS = range(12_000, 32_000)
+"""Under Linux's range for ports that it gives out itself (32768 to 60999): a connection that anybody makes takes one of
+those at any time, also one that was free a moment ago."""
+
+
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on now; another process may take it before you do."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that nobody listens on now; raises OSError where none of a hundred is free."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def scrape(port: int, path: str = "/metrics", headers: Mapping[str, str] = {}) -> str:
