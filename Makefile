@@ -49,10 +49,12 @@ DECISIVE := not full and not alone and not soak
 TOGETHER := not alone and not soak
 ALONE := alone and not soak
 PARALLEL := --numprocesses=auto --dist=loadfile
+# mypy and what compiles the tests (pytest keeps that) have a processor each.
+CHECKED := $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,7 +62,8 @@ help: ## Say what can be made
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
 
-test: lint tools ## All checks, and the tests that decide whether a change is right; says what it left to test-all
+test: $(DEV_STAMP) tools ## All checks, and the tests that decide whether a change is right; says what it left to test-all
+	@$(CHECKED)
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(DECISIVE)" $(PYTEST_FLAGS)
 
 test-all: lint tools $(ADAPTERS)/.installed $(SITE)/.installed ## Everything but the soak tests: real libraries, long statistics, timing
@@ -69,11 +72,15 @@ test-all: lint tools $(ADAPTERS)/.installed $(SITE)/.installed ## Everything but
 	$(BIN)/python -m pytest -m "$(ALONE)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	exit $$failed
 
-check: lint ## The checks and the fast tests
+check: $(DEV_STAMP) ## The checks and the fast tests
+	@$(CHECKED)
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS)
 
 mutations: $(DEV_STAMP) ## Break the product in 25 places, one at a time, and say which the tests of make test notice
 	@exec $(BIN)/python -m tests.kit.mutations $(MUTATION_FLAGS)
+
+collected: $(DEV_STAMP)
+	@said=$$($(BIN)/python -m pytest --collect-only --quiet --quiet) || { printf '%s\n' "$$said"; exit 1; }
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

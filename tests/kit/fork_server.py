@@ -1,6 +1,7 @@
 """Fork a process for each that asks, from one that has modules loaded: `fork_server.py SOCKET PROGRAM MODULE...`.
 
-Says "ready" on stdout and serves until its stdin is closed; then it kills what still runs.  `forking_python` says what
+Says "ready" on stdout and serves until nobody holds the other end of its stdin, the pipe `life` in the socket's folder;
+then it kills what still runs and removes the folder.  `forking_python` says what
 is asked and why.  Nothing here starts a thread, so what is forked is as good as new.
 
 A child ends without python's finalization, which frees all modules and takes ten times as long as all the rest; where
@@ -118,6 +119,17 @@ def forget(selector: selectors.BaseSelector, running: set[Asked], asked: Asked) 
     asked.connection.close()
     os.close(asked.pidfd)
     running.discard(asked)
+
+
+def remove(folder: str) -> None:
+    """Remove what is in the server's folder, and it, unless another server has taken its place."""
+    with contextlib.suppress(OSError), open(f"{folder}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(0), os.stat(f"{folder}/life")):
+            for name in os.listdir(folder):
+                os.unlink(f"{folder}/{name}")
+            os.rmdir(folder)
+            os.rmdir(os.path.dirname(folder))  # fails where another server is in it
 
 
 def become(request: Any, files: list[int], program: str) -> tuple[list[str], bool]:
@@ -279,7 +291,9 @@ if __name__ == "__main__":
     gc.disable()
     gc.freeze()  # a child's collector would touch, and so copy, every page
     request = serve(listener)
-    if request is not None:
+    if request is None:
+        remove(os.path.dirname(path))
+    else:
         arguments = become(*request, program)
         gc.enable()
         code = run(arguments, base)

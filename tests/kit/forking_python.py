@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -49,39 +51,89 @@ COMMAND = (
 def forking_python(python: str = sys.executable, modules: tuple[str, ...] = TORCH) -> str:
     """Return the path of a program that runs what `python` would, in a process that has `modules` loaded.
 
-    The server lives as long as this process.
+    The processes among which one run of pytest shares its tests have one server: it lives as long as one of those that
+    asked for it.  Raises RuntimeError with the server's exit code where it does not start.
     """
-    folder = Path(tempfile.mkdtemp(prefix="forking-"))  # short: a socket's path may have 107 bytes
-    socket, program = folder / "socket", folder / "python"
-    head = f"#!{sys.executable} -IS\nSOCKET, PYTHON = {str(socket)!r}, {python!r}\n"
-    program.write_text(head + CLIENT.read_text())
-    program.chmod(0o755)
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACECAR_RUN")}
-    server = subprocess.Popen(
-        [python, str(SERVER), str(socket), str(program), *modules],
-        env=environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,  # closed when this process ends, whatever its end
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the tests
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    said = server.stdout.readline()
-    if said != b"ready\n":
-        server.kill()
-        server.stdin.close()
-        server.stdout.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise RuntimeError(f"the fork server did not start: {said!r}, exit code {server.wait()}")
-
-    def end(owner: int = os.getpid()) -> None:
-        if os.getpid() != owner:  # a child that was forked by a test
-            return
-        with contextlib.suppress(OSError):
-            server.stdin.close()  # type: ignore[union-attr]
-        server.wait(30)
-        server.stdout.close()  # type: ignore[union-attr]
-        shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(end)
+    folder = _shared_folder() / hashlib.sha256("\n".join((python, *modules)).encode()).hexdigest()[:16]
+    socket, program, life = folder / "socket", folder / "python", folder / "life"
+    with _locked(folder):
+        owned = _held(life)
+        if owned is None:
+            for old in (socket, life):
+                old.unlink(missing_ok=True)
+            head = f"#!{sys.executable} -IS\nSOCKET, PYTHON = {str(socket)!r}, {python!r}\n"
+            program.write_text(head + CLIENT.read_text())
+            program.chmod(0o755)
+            owned = _started([python, str(SERVER), str(socket), str(program), *modules], life)
+    atexit.register(os.close, owned)
     return str(program)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make the folder, and hold its lock; a server that ends removes both under the same lock."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / "lock", "w")  # noqa: SIM115  it is held by the caller
+        except FileNotFoundError:
+            continue
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / "lock"))
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                yield
+                return
+
+
+@cache
+def _shared_folder() -> Path:
+    """The folder of this run of pytest, in which each server removes what is its own, and the last one all.
+
+    The path is short: a socket's may have 107 bytes.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return Path(tempfile.mkdtemp(prefix="forking-"))
+    folder = Path(tempfile.gettempdir()) / f"forking-{run[:16]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _held(life: Path) -> int | None:
+    """Return the open end of a pipe which keeps the server alive, None where there is none."""
+    try:
+        return os.open(life, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody made the pipe (ENOENT), or nobody reads it (ENXIO)
+        return None
+
+
+def _started(command: list[str], life: Path) -> int:
+    """Start the server; returns the open end of the pipe that keeps it alive."""
+    os.mkfifo(life, 0o600)
+    reading = os.open(life, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    owned = _held(life)
+    assert owned is not None  # it is read here
+    said, says = os.pipe2(os.O_CLOEXEC)
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACECAR_RUN")}
+    # No Popen, which would want to be waited for: the server may outlive this process.
+    pid = os.posix_spawn(
+        command[0],
+        command,
+        environ | {"OMP_NUM_THREADS": "1"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, says, 1)],
+        setsid=True,  # Ctrl-C is for the tests
+    )
+    os.close(reading)
+    os.close(says)
+    with open(said, "rb") as answer:
+        line = answer.readline()
+    if line != b"ready\n":
+        os.close(owned)
+        _, status = os.waitpid(pid, 0)
+        shutil.rmtree(life.parent, ignore_errors=True)
+        raise RuntimeError(f"the fork server did not start: {line!r}, exit code {os.waitstatus_to_exitcode(status)}")
+    return owned

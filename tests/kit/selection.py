@@ -22,8 +22,8 @@ __all__ = [
 SECONDS = {"distributed": 6.0, "slow": 1.0}
 SECONDS_OTHERWISE = 0.1
 
-PROCESSES_PER_CORE = 1.5
-"""A quarter of the time of a process on a core of its own is waiting: for ranks, timeouts, a page."""
+PROCESSES_PER_CORE = 2
+"""A third of the time of a process on a core of its own is waiting: for ranks, timeouts, a page."""
 
 LEFT = pytest.StashKey[Counter[tuple[str, str]]]()
 """How many tests of a room (folder) were left out, by the target that runs them."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -463,7 +464,14 @@ def test_whole_finalization_where_it_is_asked_for(forked: str) -> None:
     assert run_same(forked, "-c", code, FORKED_FINALIZES="1") == Ran(2, "freed\n", "")
 
 
-def test_the_server_ends_with_who_started_it(tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder with a short path, which a socket in it needs."""
+    with tempfile.TemporaryDirectory(prefix="short-") as folder:
+        yield folder
+
+
+def test_the_server_ends_with_who_started_it(short: str) -> None:
     asks = (
         "import os, subprocess, sys\nfrom tests.kit.forking_python import forking_python\n"
         "python = forking_python(sys.executable, ('json',))\n"
@@ -473,10 +481,37 @@ def test_the_server_ends_with_who_started_it(tmp_path: Path) -> None:
     )
     for end in ("pass", "os._exit(0)", "1 / 0"):
         root = str(Path(__file__).resolve().parents[2])
-        done = run(sys.executable, "-c", asks.format(end=end), PYTHONPATH=root, TMPDIR=str(tmp_path))
+        done = run(sys.executable, "-c", asks.format(end=end), PYTHONPATH=root, TMPDIR=short)
         folder, child, server = done.out.split()
         until(lambda: is_gone(int(child)) and is_gone(int(server)), "they run on")  # noqa: B023
-        assert end == "os._exit(0)" or not Path(folder).exists()
+        assert not Path(folder).parent.exists()
+
+
+def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(short: str) -> None:
+    asks = (
+        "import os, subprocess, sys\nfrom tests.kit.forking_python import forking_python\n"
+        "ask = [forking_python(sys.executable, ('json',)), '-c', 'import os; print(os.getppid())']\n"
+        "for line in sys.stdin:\n"
+        "    print(ask[0], subprocess.run(ask, stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)\n"
+    )
+    environ = ENVIRON | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
+    environ["PYTEST_XDIST_TESTRUNUID"] = "0123456789abcdef0123"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    users = [subprocess.Popen([sys.executable, "-c", asks], text=True, env=environ, **pipes) for _ in range(3)]
+    said = []
+    for user in users:
+        assert user.stdin is not None
+        assert user.stdout is not None
+        user.stdin.write("\n")
+        user.stdin.flush()
+        said.append(user.stdout.readline())  # the others live
+    for user in users:
+        out, _ = user.communicate("\n")  # those before it have ended
+        said.append(out)
+    assert len(set(said)) == 1
+    program, server = said[0].split()
+    until(lambda: is_gone(int(server)), "it runs on")
+    assert not Path(program).parent.parent.exists()
 
 
 def test_a_server_that_cannot_load_its_modules_says_so() -> None:
