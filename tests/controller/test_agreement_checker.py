@@ -73,7 +73,7 @@ def test_one_of_three_ranks_may_do_so(step_ns: int) -> None:
     assert census.left > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_three_ranks_never_part_when_one_freezes_or_fails() -> None:
     census = check(
         Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("side", "refuse", "fail"))
@@ -250,7 +250,12 @@ class CountsNoCollectives(RankAgreement):
     [
         ({"agreement": SwitchesAfterTheVote}, Bounds(wishes=1, faults=1, kinds=("close",)), "all ranks wait"),
         ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=1, kinds=("late",)), "in step|all ranks wait"),
-        ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=2, delay=1, kinds=("finish",)), "all ranks wait"),
+        pytest.param(
+            {"agreement": KeepsItsOwnVerdict},
+            Bounds(wishes=1, faults=2, delay=1, kinds=("finish",)),
+            "all ranks wait",
+            marks=pytest.mark.full,
+        ),
         ({"agreement": ClosesAnywhere}, Bounds(wishes=1, faults=2, delay=1, lag=3, kinds=("finish",)), "in step"),
         ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, lag=3, delay=1, kinds=("skip",)), "in step"),
         ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),

@@ -34,6 +34,7 @@ from pacecar.commands.report.tables import headline
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.monitor.ingest.unix_socket import NAME_BYTES_MAX
 from pacecar.records import LEDGER_HEADINGS
+from tests.kit.forking_python import forking_python
 from tests.kit.tools import find_tool
 
 pytestmark = [pytest.mark.distributed]
@@ -46,10 +47,11 @@ ENOUGH_STEPS = 600
 """A tuner that has not decided to try anything by then will not."""
 
 
-def start_demo(run_dir: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+def start_demo(run_dir: Path, *arguments: str, python: str | None = None, **environ: str) -> subprocess.Popen[str]:
+    """Start a demo; its processes are forks of one that has torch, unless `python` says otherwise."""
     base = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "pacecar", "demo", "--run-dir", str(run_dir), "--port", "0", *arguments],
+        [python or forking_python(), "-m", "pacecar", "demo", "--run-dir", str(run_dir), "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -87,7 +89,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     run_dir = tmp_path_factory.mktemp("finished")
     # 36 steps tell the noise before anything is tried, and on a slow machine too all steps are measured.
     short = {"PACECAR_TUNE_WARMUP_STEPS": "4", "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2"}
-    demo = start_demo(run_dir, "--steps", "100000", *SMALL, **short)
+    demo = start_demo(run_dir, "--steps", "100000", *SMALL, python=sys.executable, **short)
     try:
         wait_for(lambda: records(run_dir, 0, "switch") >= 2 or records(run_dir, 0, "step") >= ENOUGH_STEPS)
         (the_run(run_dir) / STOP_FILE).touch()
@@ -253,7 +255,7 @@ def test_a_run_without_its_daemon_goes_on_and_an_interrupted_one_leaves_a_result
         wait_for(lambda: records(tmp_path, 1, "step") > 0)
         folder = the_run(tmp_path)
         assert len(survivors(folder.name)) >= 4, "daemon, torchrun and two workers"
-        (daemon,) = [process for process in psutil.Process(demo.pid).children() if "daemon" in process.cmdline()]
+        (daemon,) = [process for process in survivors(folder.name) if "daemon" in process.cmdline()]
         daemon.kill()
         seen = records(tmp_path, 1, "step")
         wait_for(lambda: records(tmp_path, 1, "step") > seen + 1)

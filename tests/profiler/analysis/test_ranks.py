@@ -20,6 +20,9 @@ from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.analysis.jobs import BEAT_NS, collective_places, keep_rows, make_job, make_trace, play
 from tests.profiler.trace.traces import trace_file
 
+few = settings(max_examples=40)
+"""A job of four ranks takes 30 ms to analyze."""
+
 DLRM = "param_dlrm_8xV100"
 
 
@@ -49,6 +52,7 @@ def jobs(draw: st.DrawFn) -> list[Trace]:
 
 
 @pytest.mark.slow
+@few
 @given(jobs())
 def test_waits_and_wires_are_the_durations(traces: list[Trace]) -> None:
     job = analyzed(traces)
@@ -67,6 +71,7 @@ def test_waits_and_wires_are_the_durations(traces: list[Trace]) -> None:
 
 
 @pytest.mark.slow
+@few
 @given(jobs())
 def test_exposed_shares_are_part_of_exposed_communication(traces: list[Trace]) -> None:
     job = analyzed(traces)
@@ -79,6 +84,7 @@ def test_exposed_shares_are_part_of_exposed_communication(traces: list[Trace]) -
 
 
 @pytest.mark.slow
+@few
 @given(jobs())
 def test_caused_waits_are_the_waits_of_the_collectives_somebody_was_late_to(traces: list[Trace]) -> None:
     job = analyzed(traces)  # a beat is far above what is no lateness, so all but draws are blamed
@@ -92,7 +98,7 @@ def test_caused_waits_are_the_waits_of_the_collectives_somebody_was_late_to(trac
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@few
 @given(jobs(), st.randoms(use_true_random=False))
 def test_the_order_of_the_files_changes_nothing(traces: list[Trace], random: Random) -> None:
     shuffled = list(traces)
@@ -101,6 +107,7 @@ def test_the_order_of_the_files_changes_nothing(traces: list[Trace], random: Ran
 
 
 @pytest.mark.slow
+@few
 @given(jobs())
 def test_no_rung_of_the_ladder_is_slower_than_what_is(traces: list[Trace]) -> None:
     assert all(scenario.speedup >= 1 and scenario.saved_ns >= 0 for scenario in analyzed(traces).what_if)
