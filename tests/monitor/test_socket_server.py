@@ -160,6 +160,7 @@ def test_a_process_that_is_killed_is_noted(inbox, path, board, caplog, make_hell
         process.kill()
     until(lambda: not rank_of(board).connected, "its end was noticed")
     assert rank_of(board).hello.pid == process.pid
+    until(lambda: caplog.records, "it was said")
     assert [r.getMessage().partition(": ")[2] for r in caplog.records] == ["went without a goodbye"]
 
 
