@@ -136,6 +136,10 @@ def is_heard(report: dict[str, Any]) -> bool:
     return any("memory" in sentence for sentence in report["node"])
 
 
+ENDED_BEFORE_MAX = 5
+"""Trials that may end by themselves before the hold reaches them; on a busy machine one in some does."""
+
+
 def is_frozen(report: dict[str, Any]) -> bool:
     return bool(report["state"] == "frozen")
 
@@ -148,10 +152,14 @@ def test_what_disturbs_either_node_takes_the_trial_back_on_all_ranks_and_tuning_
         false_accept_rate=1e-9,
     )  # fmt: skip
     nodes.wait_for(is_heard, "heard of its node")
-    nodes.wait_for(lambda report: report["state"] == "trial", "began a trial")
-
-    nodes.planted[1].is_short = True
-    held = nodes.wait_for(is_frozen, "was held for the other node")
+    for _ in range(ENDED_BEFORE_MAX):
+        nodes.wait_for(lambda report: report["state"] == "trial", "began a trial")
+        nodes.planted[1].is_short = True
+        held = nodes.wait_for(is_frozen, "was held for the other node")
+        if held["changes"][-1]["outcome"] in (None, "abandoned"):
+            break
+        nodes.planted[1].is_short = False
+        nodes.wait_for(lambda report: not is_frozen(report), "went on")
     assert held["detail"] == "rank 1: its node is short of memory"
     assert held["node"][-1] == "holds tuning: rank 1: its node is short of memory"
     nodes.wait_for(lambda report: report["knobs"] == held["began"], "took the trial back")

@@ -118,7 +118,8 @@ def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
     found = samples(daemon.port)
     if error is None:
         assert found["pacecar_daemon_faults_total", ("part", "collector")] >= 1
-        assert found["pacecar_host_tasks_runnable",] == 5  # what it has that is sound is served
+        # What it has that is sound is served, unless the machine is so busy that it came too late for a tick.
+        until(lambda: samples(daemon.port).get(("pacecar_host_tasks_runnable",)) == 5, "its sound samples are served")
     else:
         assert found["pacecar_collector_outcome", ("collector", "odd"), ("outcome", "failed")] == 1
     assert daemon.is_healthy()
