@@ -813,6 +813,9 @@ def test_the_structure_read_byte_by_byte_is_pynvmls_own():
     names = ("fieldId", "scopeId", "timestamp", "latencyUsec", "valueType", "nvmlReturn", "value")
     offsets = [getattr(pynvml.c_nvmlFieldValue_t, name).offset for name in names]
     assert offsets == [0, 4, 8, 16, 24, 28, 32]
+    assert ctypes.sizeof(pynvml.c_nvmlGpmMetric_t) == nvml._GPM_METRIC.size
+    offsets = [getattr(pynvml.c_nvmlGpmMetric_t, name).offset for name in ("metricId", "nvmlReturn", "value")]
+    assert offsets == [0, 4, 8]
 
 
 @pytest.mark.parametrize(
