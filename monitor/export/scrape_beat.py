@@ -1,6 +1,6 @@
 """Learns when scrapers come, so that a page is written in advance only for a tick that one will ask for.
 
-To write every tick's page costs a third of a daemon that is scraped every 15 s, for fourteen pages that nobody reads.
+A daemon that is scraped every 15 s would write fifteen pages of which nobody reads fourteen.
 To write it in the scrape makes the scraper wait, behind all collectors that want the interpreter.  But a scraper keeps
 its beat to a few milliseconds.  So from the times at which each came the next is computed:
 
