@@ -1,8 +1,8 @@
 """Learns when scrapers come, so that a page is written in advance only for a tick that one will ask for.
 
-A daemon that is scraped every 15 s would write fifteen pages of which nobody reads fourteen.
-To write it in the scrape makes the scraper wait, behind all collectors that want the interpreter.  But a scraper keeps
-its beat to a few milliseconds.  So from the times at which each came the next is computed:
+A daemon that writes the page at each tick and is scraped every 15 s writes fifteen, of which nobody reads fourteen.  To
+write it in the scrape instead makes the scraper wait, behind all collectors that want the interpreter.  But a scraper
+keeps its beat to a few milliseconds.  So from the times at which each came the next is computed:
 
     one scraper        . . . . .         the last time, and the time between the last two
     two of one beat    .  .  .  .        two Prometheus of one address: the time before the last, and the time from it
