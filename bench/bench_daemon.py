@@ -1,15 +1,22 @@
 """What does the daemon cost, and what does one get for it?  Against nvitop-exporter and prometheus-node-exporter.
 
-Each contestant runs alone, in turn, in several rounds, on the same machine with the same 8 stand-in GPUs (node_exporter
-has none), reads once a second and is scraped once a second as Prometheus does (OpenMetrics accepted, gzip accepted).
-CPU time is the process's own by /proc/PID/stat, which is in steps of 10 ms: --seconds makes it finer.  Latency is taken
-afterwards, by scrapes at random moments, so that they also meet the ticks.  A median of rounds, and their spread.
+Each contestant runs alone, in turn, on the same machine with the same stand-in GPUs (node_exporter has none), reads
+once a second and is scraped as Prometheus does (OpenMetrics accepted, gzip accepted): each second, and every 15 s,
+which is the usual interval.  pacecar also runs on other numbers of GPUs, and without glances between ticks.  In each
+round all of them run in a new order, so what the machine does meanwhile falls on all; a median of rounds, and their
+spread.
 
-    make bench-daemon                          three rounds
-    make bench-daemon BENCH_FLAGS="--rounds 1 --seconds 5"
+    make bench-daemon                                              three rounds: an hour and a half
+    make bench-daemon BENCH_FLAGS="--rounds 1 --gpus 8 --glances 10"
+    make bench-daemon BENCH_FLAGS="--old ../before"                and pacecar as it is in another checkout
 
-A bare server stands among them to show what the machine itself, busy as it may be, makes of a latency: a scrape can
-hardly be faster than a server that reads nothing and keeps nothing.
+CPU time is the process's own by /proc/PID/stat, in steps of 10 ms: --seconds makes it finer.  It is counted after three
+scrapes, when a scraper's beat is known.  Wake-ups are the voluntary context switches of all threads.  Latency is taken
+afterwards, by scrapes at random moments, so that they also meet the ticks.  Where a machine is so busy that ticks are
+missed, CPU time is too low: the share that was missed stands beside it.
+
+A bare server stands among them to show what the machine itself makes of a latency: a scrape can hardly be faster than a
+server that reads nothing and keeps nothing.
 
 The stand-in answers at once, so what a real driver takes is in no figure here; the calls for each GPU are counted.
 """
@@ -22,8 +29,6 @@ import http.client
 import os
 import random
 import re
-import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,16 +36,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.monitor.nvml_standin.standin import GPUS, Control, build, compiler  # noqa: E402  needs the root on the path
+from tests.kit.net import free_port  # noqa: E402  needs the root on the path
+from tests.monitor.nvml_standin.standin import GPUS, Control, build, compiler  # noqa: E402
 
-WARM_SECONDS = 4.0
+WARM_SCRAPES = 4
+WARM_SECONDS_MIN = 6.0
 SCRAPES = 300
 SCRAPE_GAP_SECONDS = 0.02
+GLANCES = 10.0
+"""Glances a second that are the default."""
+
 ACCEPT = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
@@ -55,19 +66,24 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Contestant:
-    """One exporter: how it is started at a port, and where it is scraped."""
+    """One exporter: how it is started at a port, how many GPUs it sees (0: none), and how often it is scraped."""
 
     name: str
     command: Callable[[int, Path], list[str]]
-    has_gpus: bool
+    scrape_seconds: float
+    gpus: int = GPUS
     is_exporter: bool = True
+    tree: Path | None = None
+    """The checkout of pacecar that it is; None: it is another exporter."""
+
     rounds: list[dict[str, float]] = field(default_factory=list)
 
 
-def pacecar(port: int, folder: Path) -> list[str]:
+def pacecar(port: int, folder: Path, *, glances: float) -> list[str]:
     code = (
         "import sys; from pacecar.config import DaemonConfig; from pacecar.monitor.service import run;"
-        f"sys.exit(run(DaemonConfig(port={port}, socket={str(folder / 'socket')!r}, log_level='warning')))"
+        f"sys.exit(run(DaemonConfig(port={port}, socket={str(folder / 'socket')!r}, log_level='warning',"
+        f" glances_per_second={glances!r})))"
     )
     return [sys.executable, "-c", code]
 
@@ -85,40 +101,34 @@ def bare_server(port: int, folder: Path) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def contestants() -> Iterator[Contestant]:
-    yield Contestant("pacecar", pacecar, has_gpus=True)
-    yield Contestant("a bare server", bare_server, has_gpus=False, is_exporter=False)
-    nvitop = ROOT / ".tools/nvitop/bin/python"
-    if nvitop.exists():
-        yield Contestant(
-            "nvitop-exporter",
-            lambda port, _: [
-                str(nvitop),
-                "-m",
-                "nvitop_exporter",
-                "--bind-address",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--interval",
-                "1.0",
-            ],
-            has_gpus=True,
-        )
-    else:
-        sys.stdout.write(f"nvitop-exporter is left out: {nvitop} is not there, see `make bench-daemon`\n")
-    node = ROOT / ".tools/bin/prometheus-node-exporter"
-    if node.exists():
-        yield Contestant(
-            "node_exporter", lambda port, _: [str(node), f"--web.listen-address=127.0.0.1:{port}"], has_gpus=False
-        )
-    else:
-        sys.stdout.write(f"node_exporter is left out: {node} is not there, see `make tools`\n")
+def nvitop_exporter(port: int, folder: Path) -> list[str]:
+    python = str(ROOT / ".tools/nvitop/bin/python")
+    return [python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1.0"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def node_exporter(port: int, folder: Path) -> list[str]:
+    return [str(ROOT / ".tools/bin/prometheus-node-exporter"), f"--web.listen-address=127.0.0.1:{port}"]
+
+
+def contestants(options: argparse.Namespace) -> Iterator[Contestant]:
+    for seconds in options.scrapes:
+        for gpus in options.gpus:
+            for glances in options.glances:
+                name = f"pacecar, {gpus} GPUs" + ("" if glances else ", no glances")
+                yield Contestant(name, partial(pacecar, glances=glances), seconds, gpus, tree=ROOT)
+                if options.old is not None:
+                    yield Contestant(f"old {name}", partial(pacecar, glances=glances), seconds, gpus, tree=options.old)
+        if options.no_peers:
+            continue
+        yield Contestant("a bare server", bare_server, seconds, gpus=0, is_exporter=False)
+        for name, command, path, gpus in (
+            ("nvitop-exporter", nvitop_exporter, ".tools/nvitop/bin/python", GPUS),
+            ("node_exporter", node_exporter, ".tools/bin/prometheus-node-exporter", 0),
+        ):
+            if (ROOT / path).exists():
+                yield Contestant(name, command, seconds, gpus)
+            else:
+                sys.stdout.write(f"{name} is left out: {path} is not there, see `make bench-daemon`\n")
 
 
 def scrape(port: int, headers: dict[str, str]) -> bytes:
@@ -133,9 +143,9 @@ def scrape(port: int, headers: dict[str, str]) -> bytes:
 @contextlib.contextmanager
 def running(contestant: Contestant, port: int, folder: Path, environ: dict[str, str]) -> Iterator[int]:
     log = (folder / "log").open("w+")
-    process = subprocess.Popen(contestant.command(port, folder), env=environ, stdout=log, stderr=log)
+    process = subprocess.Popen(contestant.command(port, folder), env=environ, cwd=folder, stdout=log, stderr=log)
     try:
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 60
         while True:
             try:
                 scrape(port, {})
@@ -160,63 +170,127 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def measure(contestant: Contestant, seconds: float, library: Path) -> dict[str, float]:
+def wake_ups(pid: int) -> tuple[int, int]:
+    """Return the threads of a process and their voluntary context switches; of those that ended meanwhile none."""
+    counts = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)
+            counts += [int(found[1])] if found else []
+    return len(counts), sum(counts)
+
+
+def ticks(page: bytes) -> tuple[float, float]:
+    """Return how many ticks a daemon made and missed, by its page; zeroes for another exporter."""
+    names = (b"pacecar_daemon_ticks_total", b"pacecar_daemon_ticks_missed_total")
+    found = [re.search(b"^" + name + rb" (\S+)", page, re.MULTILINE) for name in names]
+    made, missed = (0.0 if one is None else float(one[1]) for one in found)
+    return made, missed
+
+
+def scrape_for(port: int, seconds: float, interval: float) -> None:
+    """Scrape on the beat, like Prometheus, for so long."""
+    begun = time.monotonic()
+    for number in range(int(seconds / interval) + 1):
+        time.sleep(max(0.0, begun + number * interval - time.monotonic()))
+        scrape(port, ACCEPT)
+    time.sleep(max(0.0, begun + seconds - time.monotonic()))
+
+
+def latencies_ms(port: int) -> list[float]:
+    """Return the times of scrapes at random moments, sorted."""
+    found = []
+    for _ in range(SCRAPES):
+        time.sleep(SCRAPE_GAP_SECONDS * 2 * random.random())
+        start = time.perf_counter()
+        scrape(port, ACCEPT)
+        found.append(1000 * (time.perf_counter() - start))
+    return sorted(found)
+
+
+def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
     """Return the figures of one round."""
     with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), free_port()
-        shutil.copy(library / "libnvidia-ml.so.1", folder)
-        control = Control(folder / "control")
-        environ = {**os.environ, **(control.environment() if contestant.has_gpus else {})}
+        folder, port, beat = Path(name), free_port(), contestant.scrape_seconds
+        environ = {**os.environ, **({} if contestant.tree is None else {"PYTHONPATH": str(contestant.tree)})}
+        control = None
+        if contestant.gpus:
+            build(folder, max(GPUS, contestant.gpus))
+            control = Control(folder / "control", max(GPUS, contestant.gpus))
+            control.page.count = contestant.gpus
+            environ |= control.environment()
         with running(contestant, port, folder, environ) as pid:
-            time.sleep(WARM_SECONDS)
-            calls, cpu, begun = sum(control.calls_in_all()[:GPUS]), cpu_seconds(pid), time.monotonic()
-            while (left := begun + seconds - time.monotonic()) > 0:
-                scrape(port, ACCEPT)
-                time.sleep(min(1.0, left))
-            elapsed = time.monotonic() - begun
-            cpu = cpu_seconds(pid) - cpu
-            calls = sum(control.calls_in_all()[:GPUS]) - calls
-            series = len(re.findall(rb"^[^#\n]", scrape(port, {}), re.MULTILINE)) if contestant.is_exporter else 0
-            latencies = []
-            for _ in range(SCRAPES):
-                time.sleep(SCRAPE_GAP_SECONDS * 2 * random.random())
-                start = time.perf_counter()
-                scrape(port, ACCEPT)
-                latencies.append(1000 * (time.perf_counter() - start))
-            latencies.sort()
+            scrape_for(port, max(WARM_SECONDS_MIN, (WARM_SCRAPES - 0.5) * beat), beat)
+            calls, (_, woken) = 0 if control is None else sum(control.calls_in_all()[:-1]), wake_ups(pid)
+            made, missed = ticks(scrape(port, {}))
+            cpu, begun = cpu_seconds(pid), time.monotonic()
+            time.sleep(beat / 2)
+            scrape_for(port, seconds - beat / 2, beat)
+            elapsed, cpu = time.monotonic() - begun, cpu_seconds(pid) - cpu
+            calls = 0 if control is None else sum(control.calls_in_all()[:-1]) - calls
+            threads, woken_after = wake_ups(pid)
+            page = scrape(port, {})
+            made, missed = (after - before for after, before in zip(ticks(page), (made, missed), strict=True))
+            series = len(re.findall(rb"^[^#\n]", page, re.MULTILINE)) if contestant.is_exporter else 0
+            latencies = latencies_ms(port)
             return {
                 "CPU, % of one processor": 100 * cpu / elapsed,
                 "series": series,
                 "CPU for 1000 series, %": 100 * cpu / elapsed / series * 1000 if contestant.is_exporter else 0.0,
+                "threads": threads,
+                "wake-ups a second": (woken_after - woken) / elapsed,
+                "ticks missed, %": 100 * missed / (made + missed) if made else 0.0,
                 "resident memory, MB": resident_bytes(pid) / 1e6,
-                "NVML calls for a GPU each second": calls / GPUS / elapsed if contestant.has_gpus else 0.0,
+                "NVML calls a GPU and second": calls / contestant.gpus / elapsed if contestant.gpus else 0.0,
                 "scrape median, ms": latencies[len(latencies) // 2],
                 "scrape p99, ms": latencies[int(len(latencies) * 0.99)],
             }
 
 
+def show(field_: list[Contestant], seconds: float) -> None:
+    """Print a table of what was scraped every `seconds`."""
+    shown = [contestant for contestant in field_ if contestant.scrape_seconds == seconds and contestant.rounds]
+    if not shown:
+        return
+    figures = list(shown[0].rounds[0])
+    sys.stdout.write(f"\nscraped every {seconds:g} s: median (lowest to highest)\n")
+    rows = [["", *figures]]
+    for contestant in shown:
+        row = [contestant.name]
+        for figure in figures:
+            values = sorted(round_[figure] for round_ in contestant.rounds)
+            row.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})")
+        rows.append(row)
+    for column in zip(*rows, strict=True):
+        sys.stdout.write(f"{column[0]:<30}" + "".join(f"{cell:>30}" for cell in column[1:]) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="the daemon against its peers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for which CPU time is counted")
+    parser.add_argument("--scrapes", type=float, nargs="+", default=[1.0, 15.0], help="seconds between two scrapes")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 16], help="stand-in GPUs that pacecar runs on")
+    parser.add_argument("--glances", type=float, nargs="+", default=[GLANCES, 0.0], help="glances a second")
+    parser.add_argument("--old", type=Path, help="another checkout of pacecar, measured in turn with this one")
+    parser.add_argument("--no-peers", action="store_true", help="measure pacecar alone")
     options = parser.parse_args()
     if compiler() is None:
         sys.stdout.write("left out: there is no C compiler to build the stand-in GPUs with\n")
         return
-    with tempfile.TemporaryDirectory() as name:
-        library, field_ = build(Path(name)), list(contestants())
-        for number in range(options.rounds):
-            for contestant in random.sample(field_, len(field_)):  # no one always runs first
-                contestant.rounds.append(measure(contestant, options.seconds, library))
-                sys.stderr.write(f"round {number + 1}: {contestant.name}\n")
+    if options.old is not None:
+        options.old = options.old.resolve()
+    field_ = list(contestants(options))
+    for number in range(options.rounds):
+        for contestant in random.sample(field_, len(field_)):  # no one always runs first
+            contestant.rounds.append(measure(contestant, options.seconds))
+            cpu = contestant.rounds[-1]["CPU, % of one processor"]
+            told = f"round {number + 1}: {contestant.name} scraped every {contestant.scrape_seconds:g} s: {cpu:.2f} %"
+            sys.stderr.write(told + "\n")
     sys.stdout.write(f"{options.rounds} rounds of {options.seconds:g} s, {os.cpu_count()} processors\n")
-    sys.stdout.write(f"{'median (lowest to highest)':<34}" + "".join(f"{c.name:>28}" for c in field_) + "\n")
-    for figure in field_[0].rounds[0]:
-        cells = []
-        for contestant in field_:
-            values = sorted(round_[figure] for round_ in contestant.rounds)
-            cells.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})")
-        sys.stdout.write(f"{figure:<34}" + "".join(f"{cell:>28}" for cell in cells) + "\n")
+    for seconds in options.scrapes:
+        show(field_, seconds)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from .heap_trimming import HeapTrimming
 from .histogram import Served
 from .http.routes import Routes
 from .http.server import WebError, WebServer
-from .http.status_document import StatusDocumentBuilder
+from .http.status_document import StatusDocumentBuilder, StatusFigures
 from .http.web import pages
 from .http.web_config import Security, WebConfigError, read_security
 from .ingest.socket_server import SocketServer
@@ -136,8 +136,8 @@ class Daemon:
         self._builder = StatusDocumentBuilder(
             self._identity.residence, self._faults, node=platform.node(), period_seconds=config.period_seconds
         )
-        self._routes = Routes(self._clock, config.period_seconds, self._document)
-        self._exporter = Exporter(self._live_samples, self._faults)
+        self._routes = Routes(self._clock, config.period_seconds, self._document, self._figures)
+        self._exporter = Exporter(self._live_samples, self._faults, self._clock)
         self._web = WebServer(config.host, config.port, faults=self._faults)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
         self._otlp: Otlp | None = None
@@ -289,6 +289,11 @@ class Daemon:
             throttled=self._throttled,
         )
 
+    def _figures(self) -> StatusFigures:
+        """Return what of the status document is not of the daemon itself."""
+        now_ns, throttled = self._clock.monotonic_ns(), self._throttled
+        return self._builder.figures(self._state.snapshot(), self._state.jobs(), now_ns=now_ns, throttled=throttled)
+
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
         return self._trouble() is None
@@ -350,7 +355,7 @@ class Daemon:
 
     def _take_tick(self, tick: SamplingTick) -> None:
         snapshot = self._sampler.sample(tick)
-        self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot.samples()), set[int]())
+        self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot), set[int]())
         energy = self._step("energy", lambda: self._energies.update(snapshot, self._state.jobs), list[Sample]())
         self._exporter.publish([*snapshot.samples(), *energy])
         self._state.publish(snapshot)

@@ -1,13 +1,13 @@
-"""Collects what NVML reports of all GPUs, with one thread a GPU: any may hang for 45 s and must not delay the others.
+"""Collects what NVML reports of all GPUs, of which any may hang for 45 s and must not delay the others.
 
     collect -> opener        opens the driver: without a session, with a void one, or when a GPU was down for a while
             -> GpuState      one for each GPU: ask all that are idle, wait until the deadline, take what came
-            -> XidSources    one more thread, for Xid errors
+            -> XidSources    Xid errors
 
-The sampler sees one collector, `gpu`, and gives it one thread.  The threads of the GPUs are in here, because GPUs come
-and go while the sampler's list is fixed.  A GPU whose call does not return in the time that its calls take is down
-("hung"): it is asked nothing until the call returns, and costs its own series only.  One that is only slow is up, and
-is read less often (`gpu_state`).  No tick waits for either.
+The sampler sees one collector, `gpu`.  GPUs and Xid errors are read on threads of a pool (`worker_pool`): on one, one
+after the other, while calls return, and on more as soon as one does not, up to one for each.  A GPU whose call does not
+return in the time that its calls take is down ("hung"): it is asked nothing until the call returns, and costs its own
+series only.  One that is only slow is up, and is read less often (`gpu_state`).  No tick waits for either.
 
 When GPUs are lost the driver is opened anew, which voids all handles for as long as that takes (a few ms to a
 second).  So it is tried rarely: after REINIT_AFTER_SECONDS, then ever more seldom, and never while a call hangs,
@@ -23,6 +23,7 @@ every REOPEN_SECONDS.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
@@ -36,6 +37,7 @@ from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
 from ..gpu.xid_news import GpuChangeLog
 from ..gpu.xid_sources import XidReports, XidSources
+from ..worker_pool import STAGGER_SECONDS, WorkerPool
 
 __all__ = ["GpuCollector"]
 
@@ -80,12 +82,13 @@ class GpuCollector:
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
+        self._pool = WorkerPool("gpu")
         self._sessions = DriverSessions(nvml, clock)
         self._stop_first = False
         self._opener: DriverThread[DriverSession] = DriverThread("gpu-open", self._open, clock, self._returned)
         self._xid_sources = XidSources(nvml, clock, kernel_log)
         self._listener: DriverThread[XidReports] = DriverThread(
-            "gpu-xid", self._xid_sources.listen, clock, self._returned
+            "gpu-xid", self._xid_sources.listen, clock, self._returned, self._pool
         )
         self._is_listening = False
         self._news = GpuChangeLog(clock)
@@ -126,6 +129,7 @@ class GpuCollector:
         ]
         workers += [unit.worker for unit in self._gpus.values()]
         ended = [worker.stop(STOP_SECONDS if worker.busy_since_ns is None else 0.0) for worker in workers]
+        self._pool.stop(STOP_SECONDS)
         self._sessions.give_up()
         if all(ended) and not self._sessions.is_anyone_hanging():
             self._sessions.close()
@@ -250,7 +254,7 @@ class GpuCollector:
             label = str(index)
         unit = self._gpus[label] = GpuState(
             label, self._nvml, self._clock, self._returned, self._news,
-            deadline_ns=int(self._deadline_seconds * NS_PER_SECOND),
+            deadline_ns=int(self._deadline_seconds * NS_PER_SECOND), pool=self._pool,
         )  # fmt: skip
         return unit
 
@@ -287,13 +291,22 @@ class GpuCollector:
 
     def _wait_for_glances(self, seconds: float) -> None:
         glancing = [unit.worker for unit in self._gpus.values() if unit.is_glancing]
-        with self._returned:
-            self._returned.wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
+        if glancing:
+            self._wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         someone_was_up = any(unit.was_ever_up for unit in self._gpus.values())
+        self._wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
+
+    def _wait_for(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Wait until it is over, or for `seconds`; meanwhile no call that hangs holds up those that wait for it."""
+        limit = time.monotonic() + seconds
         with self._returned:
-            self._returned.wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
+            while (left := limit - time.monotonic()) > 0:
+                pause = min(left, STAGGER_SECONDS) if self._pool.has_waiting else left
+                if self._returned.wait_for(is_over, pause):
+                    return
+                self._pool.hasten()
 
     def _gather(self) -> Outcome:
         samples: list[Sample] = []

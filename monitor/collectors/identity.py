@@ -24,7 +24,7 @@ from pathlib import Path
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.kernel_files.cgroups import parse_cgroup_line
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.records import JobHello, Outcome, Sample
+from pacecar.records import JobHello, Outcome, Snapshot
 
 from ..jobs.cgroup_identity import CgroupIdentity, PodName, Residence, membership_of, parse_pod_folder, reside
 from .source_reader import SourceReading
@@ -139,9 +139,9 @@ class IdentityCollector:
         return True
 
 
-def gpu_processes(samples: Iterable[Sample]) -> set[int]:
-    """Return the pids that hold memory of a GPU, by the samples of a tick."""
-    return {int(sample.labels[1]) for sample in samples if sample.metric == "pacecar_gpu_process_memory_bytes"}
+def gpu_processes(snapshot: Snapshot) -> set[int]:
+    """Return the pids that hold memory of a GPU at a tick."""
+    return {int(sample.labels[1]) for sample in snapshot.of("pacecar_gpu_process_memory_bytes")}
 
 
 def _key(hello: JobHello) -> Key:

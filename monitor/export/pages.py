@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import AnyStr, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import AnyStr, NamedTuple
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -31,24 +31,13 @@ from ..fault_containment import ContainedPart, FaultContainment
 from ..histogram import BOUNDS_NS, SCHEMA, Histogram, Served
 from ..http.content_negotiation import MetricsFormat
 from . import protobuf
+from .metric_writer import Labels, Line, MetricWriter, Value
 
-__all__ = ["END", "MetricWriter", "Pages", "outside", "text_line"]
-
-SERIES_MAX = 100_000
-LINES_BYTES_MAX = 32 << 20
-"""Lines remembered, and their bytes.  Beyond one of them those that were not written this time are forgotten: labels
-that come and go must not fill memory."""
-
-LINE_BYTES = 500
-"""Bytes of a remembered line beside its text: objects, and its labels once more."""
+__all__ = ["END", "Pages", "message", "outside", "text_line"]
 
 _EOF = b"# EOF\n"
 END = {MetricsFormat.OPENMETRICS: _EOF}
 """What ends a page; only OpenMetrics has a word for it."""
-
-Labels = tuple[str, ...]
-
-Value = int | float | Histogram
 
 
 class _Family(Collector):
@@ -106,17 +95,6 @@ def number(entry: Entry, value: int | float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-T_co = TypeVar("T_co", str, bytes, covariant=True)
-
-
-class _Line(Protocol[T_co]):
-    """One series as it was last written."""
-
-    size: int
-
-    def write(self, value: Value) -> T_co: ...
-
-
 def _starts(one: Served) -> list[str]:
     """Return what stands before the number in each line of a series."""
     written = generate_latest(_Family(by_name(one.metric), one.labels)).decode()
@@ -127,44 +105,44 @@ def _starts(one: Served) -> list[str]:
 class _NumberLine:
     """A line of text, in both of its formats."""
 
-    __slots__ = ("entry", "size", "start", "text", "value")
+    __slots__ = ("entry", "last", "size", "start", "value")
 
     def __init__(self, one: Served) -> None:
         self.entry = by_name(one.metric)
         (self.start,) = _starts(one)
         self.size = len(self.start)
         self.value: Value | None = None
-        self.text = ""
+        self.last = ""
 
     def write(self, value: Value) -> str:
         if value != self.value:  # also for NaN, which is not itself
-            self.value = value
-            self.text = f"{self.start}{number(self.entry, value)}\n"  # type: ignore[arg-type]  # by its kind
-        return self.text
+            self.last = f"{self.start}{number(self.entry, value)}\n"  # type: ignore[arg-type]  # by its kind
+            self.value = value  # last: a value that cannot be written must not seem to be
+        return self.last
 
 
 class _HistogramLines:
     """The lines of a histogram's fixed buckets, its count and its sum."""
 
-    __slots__ = ("entry", "size", "starts", "text", "value")
+    __slots__ = ("entry", "last", "size", "starts", "value")
 
     def __init__(self, one: Served) -> None:
         self.entry = by_name(one.metric)
         self.starts = _starts(one)
         self.size = sum(map(len, self.starts))
         self.value: Value | None = None
-        self.text = ""
+        self.last = ""
 
     def write(self, value: Value) -> str:
         if value is not self.value:
             assert isinstance(value, Histogram), self.entry.name
             self.value = value
             numbers = (*map(str, value.below), str(value.count), str(value.count), number(self.entry, value.sum_ns))
-            self.text = "".join(f"{start}{n}\n" for start, n in zip(self.starts, numbers, strict=True))
-        return self.text
+            self.last = "".join(f"{start}{n}\n" for start, n in zip(self.starts, numbers, strict=True))
+        return self.last
 
 
-def text_line(one: Served) -> _Line[str]:
+def text_line(one: Served) -> Line[str]:
     """Return the lines of text of a series."""
     return _HistogramLines(one) if by_name(one.metric).kind is MetricKind.HISTOGRAM else _NumberLine(one)
 
@@ -172,87 +150,49 @@ def text_line(one: Served) -> _Line[str]:
 class _NumberMessage:
     """A gauge or a counter as a Metric of Prometheus' protocol buffers."""
 
-    __slots__ = ("content", "entry", "size", "start", "value")
+    __slots__ = ("entry", "last", "size", "start", "value")
 
     def __init__(self, one: Served) -> None:
         self.entry = by_name(one.metric)
         self.start = protobuf.before_number(self.entry, protobuf.labels_of(self.entry, one.labels))
         self.size = len(self.start)
         self.value: Value | None = None
-        self.content = b""
+        self.last = b""
 
     def write(self, value: Value) -> bytes:
         if value != self.value:
+            self.last = self.start + protobuf.number(outside(self.entry, value))  # type: ignore[arg-type]
             self.value = value
-            self.content = self.start + protobuf.number(outside(self.entry, value))  # type: ignore[arg-type]
-        return self.content
+        return self.last
 
 
 class _HistogramMessage:
     """A histogram as a Metric, with its fixed buckets and its native ones."""
 
-    __slots__ = ("content", "entry", "labels", "size", "value")
+    __slots__ = ("entry", "labels", "last", "size", "value")
 
     def __init__(self, one: Served) -> None:
         self.entry = by_name(one.metric)
         self.labels = protobuf.labels_of(self.entry, one.labels)
         self.size = len(self.labels)
         self.value: Value | None = None
-        self.content = b""
+        self.last = b""
 
     def write(self, value: Value) -> bytes:
         if value is not self.value:
             assert isinstance(value, Histogram), self.entry.name
             self.value = value
             bounds = (outside(self.entry, bound) for bound in BOUNDS_NS)
-            self.content = protobuf.histogram(
+            self.last = protobuf.histogram(
                 self.labels, count=value.count, total=outside(self.entry, value.sum_ns),
                 below=zip(bounds, value.below, strict=True), schema=SCHEMA, native=value.native, zeroes=value.zeroes,
             )  # fmt: skip
-        return self.content
+        return self.last
 
 
-def message(one: Served) -> _Line[bytes]:
+def message(one: Served) -> Line[bytes]:
     """Return the Metric of a series."""
     return _HistogramMessage(one) if by_name(one.metric).kind is MetricKind.HISTOGRAM else _NumberMessage(one)
-
-
-class MetricWriter(Generic[AnyStr]):
-    """Writes samples as lines, and remembers the lines of each series.  One thread at a time."""
-
-    def __init__(
-        self,
-        line: Callable[[Served], _Line[AnyStr]],
-        nothing: AnyStr,
-        part: ContainedPart = ContainedPart.DAEMON,
-        faults: FaultContainment | None = None,
-    ) -> None:
-        """A sample that cannot be written is left out, and counted in `faults` as of `part`."""
-        self._make_line: Callable[[Served], _Line[AnyStr]] = line
-        self._nothing: AnyStr = nothing
-        self._part = part
-        self._faults = faults or FaultContainment()
-        self._lines: dict[tuple[str, Labels], _Line[AnyStr]] = {}
-        self._bytes = 0
-
-    def write(self, samples: Iterable[Served]) -> dict[str, AnyStr]:
-        """Return metric -> its lines; of a series that comes twice the later value."""
-        lines, families = self._lines, dict[str, dict[Labels, AnyStr]]()
-        for one in samples:
-            try:
-                key = (one.metric, one.labels)
-                line = lines.get(key)
-                if line is None:
-                    line = lines[key] = self._make_line(one)
-                    self._bytes += LINE_BYTES + 2 * line.size
-                families.setdefault(one.metric, {})[one.labels] = line.write(one.value)
-            except Exception as error:  # noqa: BLE001  one that cannot be written must not cost the page all others
-                self._faults.caught(self._part, f"a sample of {one.metric}", error)
-        if len(lines) > SERIES_MAX or self._bytes > LINES_BYTES_MAX:
-            written = {(metric, labels) for metric, rows in families.items() for labels in rows}
-            self._lines = {key: line for key, line in lines.items() if key in written}
-            self._bytes = sum(LINE_BYTES + 2 * line.size for line in self._lines.values())
-        return {metric: self._nothing.join(rows.values()) for metric, rows in families.items()}
 
 
 def _without(families: dict[str, AnyStr], metrics: Collection[str]) -> dict[str, AnyStr]:
@@ -286,7 +226,7 @@ class Pages:
         self._protobuf = MetricWriter[bytes](message, b"", part, faults)
         self._lock = threading.Lock()
 
-    def write(self, samples: Iterable[Served], wanted: MetricsFormat, without: Collection[str] = ()) -> Page:
+    def write(self, samples: Sequence[Served], wanted: MetricsFormat, without: Collection[str] = ()) -> Page:
         """Return the page of `samples` of all metrics but those in `without`."""
         with self._lock:
             if wanted is MetricsFormat.PROTOBUF:

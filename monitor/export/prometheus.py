@@ -6,8 +6,10 @@ nothing is kept here but pages, and a series without a sample is not served any 
 To write all of a page in the scrape would hold it up, while the collectors wait for the interpreter.  What a tick read
 does not change until the next.  So here
 
-    at a tick     the tick's thread writes its part of the page, in the forms that scrapers ask for lately
-    at a scrape   the bytes are sent; only jobs and the daemon's own figures are written then
+    at a tick     where a scrape is expected before the next one (`scrape_beat`), the tick's thread writes its part of
+                  the page, in the form that the scraper asks for
+    at a scrape   the bytes are sent; jobs and the daemon's own figures are written then, and the tick's part where
+                  nobody was expected
 
 `pages` writes.  Nothing is measured here and no driver is touched.
 """
@@ -17,10 +19,12 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs
 
+from pacecar.clock import Clock, SystemClock
 from pacecar.metrics.catalog import CATALOG
 from pacecar.records import Sample
 
@@ -28,15 +32,17 @@ from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from ..histogram import Served
 from ..http.content_negotiation import GZIP_BITS, GZIP_LEVEL, MetricsFormat, choose_coding, choose_media
+from ..http.routes import SOURCE
 from .pages import END, Pages
+from .scrape_beat import ScrapeBeat
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 __all__ = ["Exporter"]
 
-ASKED_TICKS = 600
-"""For so many ticks after a scrape the form that it asked for is made ready in advance."""
+TICK_MARGIN_RATIO = 0.25
+"""How much later than after the last interval the next tick may come: ticks are jittered."""
 
 _METRICS = {series: entry.name for entry in CATALOG for series in entry.series}
 """Name of a series -> its metric."""
@@ -76,13 +82,19 @@ class Exporter:
     `live` is asked at each scrape: jobs, and the daemon's own figures.
     """
 
-    def __init__(self, live: Callable[[], Iterable[Served]], faults: FaultContainment | None = None) -> None:
+    def __init__(
+        self,
+        live: Callable[[], Iterable[Served]],
+        faults: FaultContainment | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._live = live
+        self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._tick_pages, self._live_pages = Pages(ContainedPart.COLLECTOR, faults), Pages(ContainedPart.JOB, faults)
         self._part = _Part((), self._tick_pages)
-        self._ticks = 0
-        self._asked: dict[Form, int] = {}
+        self._published_ns: int | None = None
+        self._beats: defaultdict[Form, ScrapeBeat] = defaultdict(ScrapeBeat)  # bounded by the forms that there are
         self._scrapes = self._scrape_ns = 0
 
     def own_samples(self) -> Iterator[Sample]:
@@ -93,9 +105,11 @@ class Exporter:
     def publish(self, samples: Sequence[Sample]) -> None:
         """Serve `samples` from now on; called by one thread."""
         part = _Part(samples, self._tick_pages)
+        now_ns = self._clock.monotonic_ns()
+        before_ns, self._published_ns = self._published_ns, now_ns
+        until_ns = now_ns if before_ns is None else now_ns + int((now_ns - before_ns) * (1 + TICK_MARGIN_RATIO))
         with self._lock:
-            self._ticks += 1
-            forms = [form for form, tick in self._asked.items() if self._ticks - tick <= ASKED_TICKS]
+            forms = [form for form, beat in self._beats.items() if beat.is_due(now_ns, until_ns)]
         for form in forms:
             part.made(form)
         self._part = part  # one assignment: a scrape has the old part or the new one
@@ -109,7 +123,8 @@ class Exporter:
         media = choose_media(environ.get("HTTP_ACCEPT", ""))
         form = Form(media.format, choose_coding(environ.get("HTTP_ACCEPT_ENCODING", "")) == "gzip")
         names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]")
-        body = self._page(form) if names is None else self._some(form, frozenset(names))
+        source = environ.get(SOURCE, "")
+        body = self._page(form, source) if names is None else self._some(form, frozenset(names))
         headers = [("Content-Type", media.content_type), ("Content-Length", str(len(body)))]
         headers.append(("Vary", "Accept, Accept-Encoding"))
         if form.is_gzipped:
@@ -120,10 +135,10 @@ class Exporter:
             self._scrape_ns += time.perf_counter_ns() - begun
         return [body]
 
-    def _page(self, form: Form) -> bytes:
+    def _page(self, form: Form, source: str) -> bytes:
         part, live = self._part, list(self._live())
         with self._lock:
-            self._asked[form] = self._ticks
+            self._beats[form].record(source, self._clock.monotonic_ns())
             body, state = part.made(form)
             state = None if state is None else state.copy()
         rest = self._live_pages.write(live, form.format, part.metrics).body + END.get(form.format, b"")

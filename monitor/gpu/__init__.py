@@ -1,11 +1,11 @@
 """One GPU at a time: what is asked of it, how often, and what the answers mean.
 
 In come answers of the driver (NVML), out go samples of one GPU and of its health.
-Start with `device` (one GPU) and `gpu_state` (its thread and health); `pacecar.monitor.collectors.gpu` runs them.
+Start with `device` (one GPU) and `gpu_state` (its readings and health); `pacecar.monitor.collectors.gpu` runs them.
 
     driver, nvml, calls         the driver as all others see it; `nvml` is the only file that knows pynvml
     driver_session              opens the driver and finds the GPUs
-    driver_thread               each GPU on a thread of its own, because any may hang for 45 s
+    driver_thread               calls on threads that nobody waits for longer than he wants: any may hang for 45 s
     call_deadlines              how long each call may take: a slow driver is not called dead
     query_schedule, queries     at most 12 driver calls a GPU and tick (and one a glance where PCIe counters of 32 bits
                                 wrap), the longest overdue first

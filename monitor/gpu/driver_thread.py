@@ -3,16 +3,22 @@
 ctypes releases the GIL during a call, so a call that hangs holds up only its own thread.  A thread does one job when
 asked and is asked nothing more until it is done.  A hung thread is left alone: it cannot be ended, and a second one for
 the same GPU would only hang beside it.
+
+What is asked at every tick shares threads (`worker_pool`): there is one for all GPUs while their calls return.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from pacecar.clock import Clock
+from pacecar.clock import NS_PER_SECOND, Clock
+
+from ..worker_pool import LONG_SECONDS, WorkerPool
 
 __all__ = ["DriverThread"]
 
@@ -22,7 +28,17 @@ T = TypeVar("T")
 class DriverThread(Generic[T]):
     """A thread with one job.  All fields but the thread's own belong to the condition `returned`."""
 
-    def __init__(self, name: str, job: Callable[[], T], clock: Clock, returned: threading.Condition) -> None:
+    def __init__(
+        self,
+        name: str,
+        job: Callable[[], T],
+        clock: Clock,
+        returned: threading.Condition,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        """With a `pool` it has no thread of its own: whoever waits for the result calls the pool's `hasten`."""
+        self._pool = pool
+        self._took_ns = 0
         self.busy_since_ns: int | None = None
         self._result: T | Exception | None = None
         self._job = job
@@ -39,6 +55,10 @@ class DriverThread(Generic[T]):
         with self._returned:
             assert self.busy_since_ns is None, "a busy worker is asked nothing"
             self._result, self.busy_since_ns = None, self._clock.monotonic_ns()
+        if self._pool is not None:
+            is_long = self._took_ns > LONG_SECONDS * NS_PER_SECOND
+            self._pool.submit(partial(self._run, job or self._job), at_once=is_long)
+            return
         if not self._is_started:
             self._is_started = True
             self._thread.start()
@@ -52,6 +72,9 @@ class DriverThread(Generic[T]):
 
     def stop(self, timeout_seconds: float) -> bool:
         """End the thread; return whether it has ended.  No other job may follow."""
+        if self._pool is not None:
+            with self._returned:
+                return self._returned.wait_for(lambda: self.busy_since_ns is None, timeout_seconds)
         if not self._is_started:
             return True
         self._asked.put(None)
@@ -60,11 +83,17 @@ class DriverThread(Generic[T]):
 
     def _work(self) -> None:
         while (job := self._asked.get()) is not None:
-            result: T | Exception
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001  the outer boundary of the thread: the caller judges it
-                result = error
-            with self._returned:
-                self._result, self.busy_since_ns = result, None
+            self._run(job)
+
+    def _run(self, job: Callable[[], T]) -> None:
+        begun_ns = time.monotonic_ns()
+        result: T | Exception
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  the outer boundary of the thread: the caller judges it
+            result = error
+        self._took_ns = time.monotonic_ns() - begun_ns
+        with self._returned:
+            self._result, self.busy_since_ns = result, None
+            if self._pool is None or not self._pool.has_waiting:  # else the next one wakes who waits for all
                 self._returned.notify_all()

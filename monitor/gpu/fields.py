@@ -16,7 +16,8 @@ NVLink traffic with its protocol (140, 141), because people compare data with da
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cache
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
@@ -30,8 +31,13 @@ LINK_COUNT = FieldId(91)
 ENERGY = FieldId(83)
 
 
-class Field(NamedTuple):
-    """A field, its metric, the metric's labels after `gpu` and the factor to the inside unit."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A field, its metric, the metric's labels after `gpu` and the factor to the inside unit.
+
+    There is one object of each, for all GPUs: it is looked up some hundred times a tick, so by what it is and not by
+    what is in it.
+    """
 
     field: FieldId
     metric: str
@@ -55,8 +61,8 @@ CLOCK_EVENTS = "clock_event_seconds_total"
 _GPU_FIELDS = (
     _counter(83, "energy_joules_total", fast=True),
     _gauge(82, "memory_temperature_celsius", fast=True),
-    _counter(197, "pcie_transmit_bytes_total", fast=True)._replace(of_link=True),
-    _counter(198, "pcie_receive_bytes_total", fast=True)._replace(of_link=True),
+    replace(_counter(197, "pcie_transmit_bytes_total", fast=True), of_link=True),
+    replace(_counter(198, "pcie_receive_bytes_total", fast=True), of_link=True),
     _counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
     _counter(139, "nvlink_receive_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
     _counter(74, CLOCK_EVENTS, "sw_power_cap", "driver", fast=True),
@@ -103,10 +109,11 @@ def gpu_fields() -> list[Field]:
     return list(_GPU_FIELDS)
 
 
-def link_fields(link: int) -> list[Field]:
+@cache  # bounded by the links that a GPU can have
+def link_fields(link: int) -> tuple[Field, ...]:
     """Return the fields of one NVLink."""
     label = str(link)
-    return [
+    return (
         _counter(138, "nvlink_link_transmit_bytes_total", label, scope=link, factor=1024, fast=True),
         _counter(139, "nvlink_link_receive_bytes_total", label, scope=link, factor=1024, fast=True),
         # NVLink 5 counts bytes and packets of a link itself; a GPU that answers both is read at the first.
@@ -120,7 +127,7 @@ def link_fields(link: int) -> list[Field]:
             _counter(number, "nvlink_link_errors_total", label, kind, scope=link)
             for number, kind in LINK_ERRORS.items()
         ),
-    ]
+    )
 
 
 class FieldMeanings:
@@ -137,6 +144,7 @@ class FieldMeanings:
         self._fields: list[Field] = []
         self._fast: list[Field] = []
         self._reasons: set[str] = set()
+        self._kept: dict[Field, tuple[FieldValue, Sample]] = {}
 
     def ask(self, fields: Iterable[Field]) -> None:
         """Take `fields` as those that are worth asking; counters that were there before go on."""
@@ -146,6 +154,7 @@ class FieldMeanings:
 
     def restart(self) -> None:
         """Note that the driver may have been loaded anew, so that its counters begin at zero."""
+        self._kept.clear()
         for counter in self._counters.values():
             counter.restart()
         for link in self._link_counters.values():
@@ -194,6 +203,9 @@ class FieldMeanings:
 
     def sample(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> Sample | None:
         """Return the sample of one answer; None for a counter that may have wrapped unseen."""
+        kept = self._kept.get(field)
+        if kept is not None and kept[0] == answer:
+            return kept[1]
         value = answer.value
         if field.of_link:
             link = self._link_counters.setdefault(field, LinkCounter())
@@ -209,7 +221,11 @@ class FieldMeanings:
             if counter is None:
                 counter = self._counters[field] = GpuCounter()
             value = counter.update(answer.value, answer.bits)
-        return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
+        labels = (self._gpu, *field.labels) if kept is None else kept[1].labels
+        sample = Sample(field.metric, labels, value * field.factor)
+        if not field.of_link:  # whose answer means another time even where it is the same
+            self._kept[field] = (answer, sample)
+        return sample
 
     def without_doubles(self) -> Iterator[Field]:
         """Yield the fields that repeat an earlier one of the same series."""

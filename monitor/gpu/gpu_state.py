@@ -1,4 +1,4 @@
-"""Tracks whether one GPU is up, slow or down and why; holds its thread and its last reading.
+"""Tracks whether one GPU is up, slow or down and why; holds its last reading.
 
 `up` is 1 when the last tick read something of it.  Why it is down is one word of REASONS, so that it can be a label;
 the driver's own message goes to the log, once when a GPU goes down and once when it is back.
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
+from ..worker_pool import WorkerPool
 from .call_deadlines import CallTimes, timed
 from .device import CALLS_PER_TICK_MAX, Device, DeviceFacts, DeviceReading
 from .driver import DriverMissingError, DriverStoppedError, GpuLostError, Nvml
@@ -56,11 +57,13 @@ class GpuState:
         news: GpuChangeLog,
         *,
         deadline_ns: int,
+        pool: WorkerPool | None = None,
     ) -> None:
+        """Calls are made on threads of `pool`, else on one of its own."""
         self.label = label
         self._times = CallTimes(clock)
         self.device = Device(label, timed(nvml, self._times), clock)
-        self.worker: DriverThread[DeviceReading] = DriverThread(f"gpu-{label}", self.device.read, clock, returned)
+        self.worker: DriverThread[DeviceReading] = DriverThread(f"gpu-{label}", self.device.read, clock, returned, pool)
         self.reason: str | None = None
         self.words = ""
         self.down_since_ns: int | None = None

@@ -50,6 +50,9 @@ __all__ = ["GPM_ENTRIES_MAX", "PyNvml"]
 GPM_ENTRIES_MAX = 477
 """NVML_GPM_METRIC_MAX of the newest driver known; 98, 210 and 333 came before, all with version 1."""
 
+REQUESTS_MAX = 64
+"""Lists of fields whose request is remembered as bytes: each GPU asks for the same few, slice by slice."""
+
 MIG_DEVICES_MAX = 8
 """A GPU has at most seven instances today."""
 
@@ -90,6 +93,7 @@ class PyNvml:
         self._watched: dict[int | None, int] = {}
         self._samples: list[object] = []
         self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
+        self._requests: dict[tuple[FieldId, ...], bytes] = {}
 
     def start(self) -> None:
         """Load libnvidia-ml.so.1 and initialize it."""
@@ -178,12 +182,7 @@ class PyNvml:
         if not hasattr(pynvml, "c_nvmlFanSpeedInfo_t"):
             raise UnsupportedError("this pynvml has no nvmlDeviceGetFanSpeedRPM", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         info = pynvml.c_nvmlFanSpeedInfo_t(version=pynvml.nvmlFanSpeedInfo_v1, fan=fan)
-        try:
-            pynvml._nvmlCheckReturn(
-                pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFanSpeedRPM")(handle, ctypes.byref(info))
-            )
-        except pynvml.NVMLError as error:
-            raise _named(error.value, str(error)) from error
+        _call("nvmlDeviceGetFanSpeedRPM", handle, ctypes.byref(info))
         return int(info.speed)
 
     def bar1(self, handle: Handle) -> DriverMemory:
@@ -193,7 +192,14 @@ class PyNvml:
 
     def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
         """Ask nvmlDeviceGetFieldValues once for all; each value has its own return code."""
-        values = _ask("nvmlDeviceGetFieldValues", handle, [tuple(field) for field in ids])
+        request = self._requests.get(asked := tuple(ids))
+        if request is None:
+            if len(self._requests) >= REQUESTS_MAX:
+                self._requests.clear()
+            request = b"".join(_FIELD_VALUE.pack(field.number, field.scope, 0, 0, 0, 0, b"") for field in asked)
+            self._requests[asked] = request
+        values = (pynvml.c_nvmlFieldValue_t * len(asked)).from_buffer_copy(request)
+        _call("nvmlDeviceGetFieldValues", handle, ctypes.c_int(len(asked)), ctypes.byref(values))
         return [
             _field(number, kind, code, union)
             for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
@@ -288,14 +294,14 @@ class PyNvml:
         query = _GpmMetrics(
             version=_GPM_VERSION, numMetrics=len(ids), sample1=_address(before), sample2=_address(after)
         )
+        rows = memoryview(query).cast("B")[_GpmMetrics.metrics.offset :]
         for slot, number in enumerate(ids):
-            query.metrics[slot].metricId = number
+            _GPM_METRIC.pack_into(rows, slot * _GPM_METRIC.size, number, 0, 0.0)
         _ask("nvmlGpmMetricsGet", query)
+        answers = (_GPM_METRIC.unpack_from(rows, slot * _GPM_METRIC.size) for slot in range(len(ids)))
         return [
-            float(metric.value)
-            if metric.nvmlReturn == pynvml.NVML_SUCCESS
-            else _named(metric.nvmlReturn, str(pynvml.NVMLError(metric.nvmlReturn)))
-            for metric in query.metrics[: len(ids)]
+            value if code == pynvml.NVML_SUCCESS else _named(code, str(pynvml.NVMLError(code)))
+            for _, code, value in answers
         ]
 
     def watch(self, handles: Sequence[tuple[int, Handle]]) -> list[NvmlError | None]:
@@ -324,6 +330,14 @@ class PyNvml:
         if index is None or int(data.eventType) != _XID:
             raise NothingNewError(f"an event of type {data.eventType} of no GPU that is watched")
         return DriverEvent(index, int(data.eventData))
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Ask the driver's own function, past that of pynvml."""
+    try:
+        pynvml._nvmlCheckReturn(pynvml._nvmlGetFunctionPointer(name)(*arguments))
+    except pynvml.NVMLError as error:
+        raise _named(error.value, str(error)) from error
 
 
 def _ask(name: str, *arguments: object) -> Any:  # noqa: ANN401  pynvml has no types
@@ -376,6 +390,9 @@ def _named(code: int, words: str) -> NvmlError:
 _FIELD_VALUE = struct.Struct("=IIqqII8s")
 """nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as bytes.  Read this way because
 pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+
+_GPM_METRIC = struct.Struct("=IId24x")
+"""nvmlGpmMetric_t: metric, return code, value and three pointers to texts; read this way for the same reason."""
 
 _VALUE_OF_TYPE = {  # NVML_VALUE_TYPE_* -> (bytes in the union, bits of the number, signed)
     1: (4, 32, False),

@@ -1,9 +1,8 @@
 """Serves the page and its files, the status document, its history, and an event stream that pushes each tick.
 
-    tick --> document --> history        one document a tick, whoever looks
-                 |
-                 +--> one frame --> all viewers
-                 +--> /api/snapshot   built anew when the last one is older than FRESH_SECONDS
+    tick --> figures --> history         at each tick, whoever looks
+         --> document --> one frame      where there are viewers, for all of them
+    request --> document --> /api/snapshot   built anew when the last one is older than FRESH_SECONDS
 
 A request reads no driver and no file, and cannot change anything: there is no address to post to.  Left out: /metrics
 and /-/ (`web`), the sockets (`server`), and what a figure means (`pacecar.records.status_document`).
@@ -26,7 +25,7 @@ from ..catalog_sample import sample
 from .content_negotiation import choose_coding, coded
 from .event_stream import EventStream
 from .static_files import PAGE_HEADERS, load
-from .status_history import HistoryKeeper, points
+from .status_history import Charted, HistoryKeeper, points
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -52,10 +51,20 @@ RETRY_MS = 2000
 class Routes:
     """Everything under / but /metrics and /-/.  `tick` is called by one thread, requests come from any."""
 
-    def __init__(self, clock: Clock, period_seconds: float, build: Callable[[], StatusDocument]) -> None:
-        """`build` returns the document of this moment and is never called by two threads at a time."""
+    def __init__(
+        self,
+        clock: Clock,
+        period_seconds: float,
+        build: Callable[[], StatusDocument],
+        figures: Callable[[], Charted] | None = None,
+    ) -> None:
+        """`build` returns the document of this moment, `figures` what of it the history keeps, at less cost.
+
+        They are never called by two threads at a time.
+        """
         self._clock = clock
         self._build = build
+        self._figures: Callable[[], Charted] = figures or build
         self._lock = threading.Lock()
         self._assets = load()
         self._history = HistoryKeeper(max(period_seconds, 1.0))
@@ -82,10 +91,12 @@ class Routes:
         if self._pushed_ns is not None and now_ns - self._pushed_ns < PUSH_SECONDS_MIN * NS_PER_SECOND:
             return
         self._pushed_ns = now_ns
+        wall_seconds = self._clock.wall_ns() / NS_PER_SECOND
         with self._lock:
-            document = self._build()
-        point = self._history.add(round(document.time_seconds, 3), points(document))
-        if self.viewers.count:
+            document = self._build() if self.viewers.count else None
+            figures = self._figures() if document is None else document
+        point = self._history.add(round(wall_seconds, 3), points(figures))
+        if document is not None:
             self.viewers.push(_event("snapshot", document) + _event("point", [document.time_seconds, point]))
 
     def snapshot(self) -> bytes:

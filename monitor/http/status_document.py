@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.metrics.catalog import by_name
+from pacecar.metrics.catalog import CATALOG, by_name
 from pacecar.records import LEDGER_HEADINGS, JobHello, Ok, Sample, Snapshot, Throttling
 from pacecar.records.job_identity import JobKey, titles
 from pacecar.records.status_document import (
@@ -37,7 +37,7 @@ from ..jobs.cgroup_identity import Residence
 from ..jobs.job_table import JobView
 from .job_status import Elapsed, job_document
 
-__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "StatusDocumentBuilder"]
+__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "StatusDocumentBuilder", "StatusFigures"]
 
 JOBS_MAX = 64
 """Jobs in one document, those with the newest records first; more than a person reads."""
@@ -70,10 +70,27 @@ _GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(GpuStatus
 _LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(LinkStatus)) - {"kind", "name"}
 _RATES = {"receive_bytes_total": "receive_bytes_per_second", "transmit_bytes_total": "transmit_bytes_per_second"}
 _LINK_NAMES = {"port_active": "up", "port_link_bytes_per_second": "link_bytes_per_second"}
+_LINK_METRICS = {
+    series: (kind, series.removeprefix(prefix), 2 if kind == "rdma" else 1)
+    for entry in CATALOG
+    for series in entry.series
+    for prefix, kind in _LINKS.items()
+    if series.startswith(prefix)
+}
+"""Metric of a link -> its kind, what follows the prefix, and how many labels name the link."""
 
 
 def _nowhere(_: JobHello) -> Residence:
     return Residence()
+
+
+class StatusFigures(NamedTuple):
+    """The part of a document that is not of the daemon itself."""
+
+    host: Host
+    gpus: tuple[GpuStatus, ...]
+    links: tuple[LinkStatus, ...]
+    jobs: tuple[JobStatus, ...]
 
 
 class _Mark(NamedTuple):
@@ -121,13 +138,7 @@ class StatusDocumentBuilder:
 
         `own` are the samples of the daemon's parts, `throttled` is what `Throttles.update` gave.
         """
-        if snapshot is not None and snapshot.tick != self._tick:
-            self._take(snapshot, throttled)
-        self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
-        shown = sorted(jobs, key=_silence)[:JOBS_MAX]
-        called = titles(job.key for job in jobs)
-        ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
-        drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
+        figures = self.figures(snapshot, jobs, now_ns=now_ns, throttled=throttled)
         return StatusDocument(
             version=VERSION,
             node=self._node,
@@ -141,12 +152,30 @@ class StatusDocumentBuilder:
                 recorder=_recorder(own),
                 **(self._of_process | _figures(own, _DAEMON, _DAEMON_FIELDS)),
             ),
-            host=self._host,
-            gpus=self._gpus,
-            links=self._links,
-            jobs=tuple(job for job in drawn if job is not None),
-            jobs_left_out=len(jobs) - len(shown) + drawn.count(None),
+            host=figures.host,
+            gpus=figures.gpus,
+            links=figures.links,
+            jobs=figures.jobs,
+            jobs_left_out=len(jobs) - len(figures.jobs),
         )
+
+    def figures(
+        self,
+        snapshot: Snapshot | None,
+        jobs: Sequence[JobView],
+        *,
+        now_ns: int,
+        throttled: Mapping[str, Throttling],
+    ) -> StatusFigures:
+        """Return what a document says of host, GPUs, links and jobs: for those who need nothing of the daemon."""
+        if snapshot is not None and snapshot.tick != self._tick:
+            self._take(snapshot, throttled)
+        self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
+        shown = sorted(jobs, key=_silence)[:JOBS_MAX]
+        called = titles(job.key for job in jobs)
+        ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
+        drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
+        return StatusFigures(self._host, self._gpus, self._links, tuple(job for job in drawn if job is not None))
 
     def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> JobStatus | None:
         """Return the document of `job`; None where a bug prevents it."""
@@ -157,13 +186,14 @@ class StatusDocumentBuilder:
             return None
 
     def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> None:
-        samples = snapshot.samples()
         self._tick = snapshot.tick
         contain, part, started_ns = self._faults.contain, ContainedPart.COLLECTOR, snapshot.started_ns
-        self._host = contain(part, "the host in documents", lambda: _host(samples), Host())
-        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(samples, throttled), ())
-        self._links = contain(part, "the links in documents", lambda: self._read_links(samples, started_ns), ())
-        self._of_process = _figures(samples, _DAEMON, _DAEMON_FIELDS)
+        self._host = contain(part, "the host in documents", lambda: _host(snapshot), Host())
+        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(snapshot, throttled), ())
+        self._links = contain(
+            part, "the links in documents", lambda: self._read_links(snapshot.samples(), started_ns), ()
+        )
+        self._of_process = _plain_figures(snapshot, _DAEMON, _DAEMON_FIELDS)
         self._collectors = tuple(
             CollectorStatus(
                 name=name,
@@ -178,11 +208,11 @@ class StatusDocumentBuilder:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         counters: dict[tuple[str, str, str], float] = {}
         for sample in samples:
-            prefix = next((prefix for prefix in _LINKS if sample.metric.startswith(prefix)), None)
-            if prefix is None:
+            of_link = _LINK_METRICS.get(sample.metric)
+            if of_link is None:
                 continue
-            stem = sample.metric.removeprefix(prefix)
-            key = (_LINKS[prefix], "/".join(sample.labels[: 2 if prefix == "pacecar_rdma_" else 1]))
+            kind, stem, names = of_link
+            key = (kind, "/".join(sample.labels[:names]))
             figures = found.setdefault(key, {})
             if stem in _RATES:
                 counters[*key, stem] = sample.value
@@ -263,8 +293,8 @@ def _silence(job: JobView) -> int:
     return min(ages, default=1 << 62)
 
 
-def _host(samples: Iterable[Sample]) -> Host:
-    return Host(**_figures(samples, _HOST, _HOST_FIELDS))
+def _host(snapshot: Snapshot) -> Host:
+    return Host(**_plain_figures(snapshot, _HOST, _HOST_FIELDS))
 
 
 def _recorder(samples: Sequence[Sample]) -> RecorderStatus | None:
@@ -283,24 +313,30 @@ def _figures(samples: Iterable[Sample], prefix: str, fields: frozenset[str]) -> 
     }
 
 
-def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tuple[GpuStatus, ...]:
+def _plain_figures(snapshot: Snapshot, prefix: str, fields: frozenset[str]) -> dict[str, Any]:
+    """Return the same of a tick."""
+    return {field: _outside(one) for field in fields for one in snapshot.of(prefix + field) if not one.labels}
+
+
+def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> tuple[GpuStatus, ...]:
     found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for sample in samples:
-        if not sample.metric.startswith(_GPU) or not sample.labels:
-            continue
-        stem, figures = sample.metric.removeprefix(_GPU), found[sample.labels[0]]
-        if stem == "info":
-            _, figures["uuid"], figures["name"], *_ = sample.labels
-            news = throttled.get(sample.labels[1])
-            figures["throttled_by"] = None if news is None else news.reasons
-        elif stem == "xid_errors_total":
-            figures[stem] = figures.get(stem, 0) + int(sample.value)
-        elif stem == "clock_hertz" and sample.labels[1] == "sm":
-            figures["sm_clock_hertz"] = _outside(sample)
-        elif stem == "down" and sample.value:
-            figures["down_reason"] = sample.labels[1]
-        elif stem in _GPU_FIELDS and len(sample.labels) == 1:
-            figures[stem] = _outside(sample)
+    for stem in _GPU_FIELDS:
+        for sample in snapshot.of(_GPU + stem):
+            if len(sample.labels) == 1:
+                found[sample.labels[0]][stem] = _outside(sample)
+    for sample in snapshot.of("pacecar_gpu_info"):
+        figures, news = found[sample.labels[0]], throttled.get(sample.labels[1])
+        _, figures["uuid"], figures["name"], *_ = sample.labels
+        figures["throttled_by"] = None if news is None else news.reasons
+    for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
+        figures = found[sample.labels[0]]
+        figures["xid_errors_total"] = figures.get("xid_errors_total", 0) + int(sample.value)
+    for sample in snapshot.of("pacecar_gpu_clock_hertz"):
+        if sample.labels[1] == "sm":
+            found[sample.labels[0]]["sm_clock_hertz"] = _outside(sample)
+    for sample in snapshot.of("pacecar_gpu_down"):
+        if sample.value:
+            found[sample.labels[0]]["down_reason"] = sample.labels[1]
     return tuple(GpuStatus(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
 
 

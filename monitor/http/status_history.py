@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 
-from pacecar.records.status_document import VERSION, StatusDocument, StatusHistory
+from pacecar.records.status_document import VERSION, GpuStatus, Host, JobStatus, LinkStatus, StatusHistory
 
-__all__ = ["HISTORY_TICKS", "SERIES_MAX", "HistoryKeeper", "points"]
+__all__ = ["HISTORY_TICKS", "SERIES_MAX", "Charted", "HistoryKeeper", "points"]
 
 HISTORY_TICKS = 600
 """Ten minutes of ticks of a second: as much as fits on a screen a point a pixel."""
@@ -27,12 +29,16 @@ HISTORY_TICKS = 600
 SERIES_MAX = 256
 """Eight GPUs, as many links and dozens of jobs take about a hundred."""
 
+NAMES_MAX = 1024
+"""Names of series that are remembered as they were written."""
+
 DIGITS = 5
 """Significant digits kept: a chart of a thousand pixels shows three."""
 
 _ABSENT = math.nan  # inside the array only; JSON says null
 
 
+@lru_cache(maxsize=NAMES_MAX)
 def series_name(metric: str, **labels: str) -> str:
     """Return the series as Prometheus writes it."""
     if not labels:
@@ -43,12 +49,36 @@ def series_name(metric: str, **labels: str) -> str:
     return metric + "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
 
 
-def points(document: StatusDocument) -> dict[str, float]:
+class Charted(Protocol):
+    """What is kept: a status document, or its figures."""
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+        ...
+
+    @property
+    def gpus(self) -> Sequence[GpuStatus]:
+        """The GPUs."""
+        ...
+
+    @property
+    def links(self) -> Sequence[LinkStatus]:
+        """The network links and RDMA ports."""
+        ...
+
+    @property
+    def jobs(self) -> Sequence[JobStatus]:
+        """The jobs that are shown."""
+        ...
+
+
+def points(document: Charted) -> dict[str, float]:
     """Return series -> value now, of what is kept; what was not read is not there."""
     return {name: _short(value) for name, value in _points(document) if value is not None and math.isfinite(value)}
 
 
-def _points(document: StatusDocument) -> Iterator[tuple[str, float | None]]:
+def _points(document: Charted) -> Iterator[tuple[str, float | None]]:
     host = document.host
     yield "pacecar_host_cpu_utilization_ratio", host.cpu_utilization_ratio
     yield "pacecar_host_memory_used_bytes", host.memory_used_bytes

@@ -165,13 +165,8 @@ class JobEnergies:
 
 def _energies(snapshot: Snapshot) -> dict[str, int]:
     """Return uuid -> millijoules of each GPU whose counter was read."""
-    uuids: dict[str, str] = {}
-    counters: dict[str, int] = {}
-    for one in snapshot.samples():
-        if one.metric == "pacecar_gpu_info":
-            uuids[one.labels[0]] = one.labels[1]
-        elif one.metric == "pacecar_gpu_energy_joules_total":
-            counters[one.labels[0]] = int(one.value)
+    uuids = {one.labels[0]: one.labels[1] for one in snapshot.of("pacecar_gpu_info")}
+    counters = {one.labels[0]: int(one.value) for one in snapshot.of("pacecar_gpu_energy_joules_total")}
     return {uuids[gpu]: energy for gpu, energy in counters.items() if gpu in uuids}
 
 

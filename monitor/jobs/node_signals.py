@@ -67,7 +67,7 @@ COUNTERS = frozenset({
     "rdma_transmit_bytes_total", "host_pressure_stalled_seconds_total",
 })  # fmt: skip
 
-FAULTS = frozenset({"gpu_xid_errors_total", "gpu_ecc_errors_total", "gpu_down"})
+FAULTS = ("gpu_ecc_errors_total", "gpu_down", "gpu_xid_errors_total")
 
 
 HELD_RATIO = 0.2
@@ -162,20 +162,18 @@ class NodeSignalsSource:
 
     def update(self, snapshot: Snapshot) -> NodeSignals | None:
         """Return the signals to send after this tick; None: not due yet."""
-        counters: dict[_Key, float] = {}
-        for sample in snapshot.samples():
-            metric = sample.metric.removeprefix(_PREFIX)
-            if metric in COUNTERS:
-                counters[metric, sample.labels] = sample.value
-            elif metric in LEVELS:
+        for metric in LEVELS:
+            for sample in snapshot.of(_PREFIX + metric):
                 self._levels[metric, sample.labels] = sample.value
-            elif metric in FAULTS:
+        for metric in FAULTS:
+            for sample in snapshot.of(_PREFIX + metric):
                 self._note_fault(metric, sample.labels, sample.value, snapshot.started_ns)
-            elif metric == "gpu_info":
-                self._gpus[sample.labels[1]] = sample.labels[0]
+        for sample in snapshot.of("pacecar_gpu_info"):
+            self._gpus[sample.labels[1]] = sample.labels[0]
         self._ticks += 1
         if self._ticks % SIGNAL_TICKS:
             return None
+        counters = {(m, one.labels): one.value for m in COUNTERS for one in snapshot.of(_PREFIX + m)}
         rates = self._rates(counters, snapshot.started_ns)
         levels, self._levels = self._levels, {}
         faults = self._told(snapshot.started_ns, levels)
@@ -243,16 +241,15 @@ class Throttles:
 
     def update(self, snapshot: Snapshot) -> Mapping[str, Throttling]:
         """Return uuid -> what holds the GPU's clocks down; a GPU about which nothing is known is not in it."""
-        uuids: dict[str, str] = {}
-        counters: dict[tuple[str, str], int] = {}
-        for sample in snapshot.samples():
-            if sample.metric == "pacecar_gpu_info":
-                uuids[sample.labels[0]] = sample.labels[1]
-            elif sample.metric == "pacecar_gpu_clock_event_seconds_total" and sample.labels[1] in REASONS:
-                counters[sample.labels[0], sample.labels[1]] = int(sample.value)
+        uuids = {sample.labels[0]: sample.labels[1] for sample in snapshot.of("pacecar_gpu_info")}
         since = self._since_ns
         elapsed = None if since is None else snapshot.started_ns - since
         if elapsed is None or elapsed >= WINDOW_SECONDS * NS_PER_SECOND:
+            counters = {
+                (sample.labels[0], sample.labels[1]): int(sample.value)
+                for sample in snapshot.of("pacecar_gpu_clock_event_seconds_total")
+                if sample.labels[1] in REASONS
+            }
             self._held = {} if elapsed is None else _held(self._counters, counters, elapsed)
             self._counters, self._since_ns = counters, snapshot.started_ns
         return {

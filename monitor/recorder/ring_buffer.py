@@ -59,6 +59,7 @@ class RingBuffer:
         self._open_bytes = 0
         self._numbers: dict[Series, int] = {}
         self._values: dict[int, int | float] = {}
+        self._latest: tuple[tuple[Sample, ...], list[int]] = ((), [])
         self._outcomes: dict[str, tuple[str, str]] = {}
         self._ticks: list[TickRow] = []
         self._glances: list[GlanceRow] = []
@@ -78,17 +79,7 @@ class RingBuffer:
     def tick(self, snapshot: Snapshot, at_ns: int) -> None:
         """Take a tick."""
         self.wall_offset_ns = snapshot.wall_ns - at_ns
-        changed: dict[int, int | float | None] = {}
-        seen: set[int] = set()
-        for sample in snapshot.samples():
-            number = self._number(sample)
-            seen.add(number)
-            if self._values.get(number) != sample.value:
-                self._values[number] = changed[number] = sample.value
-        if len(seen) < len(self._values):
-            for number in self._values.keys() - seen:
-                changed[number] = None
-                del self._values[number]
+        changed = self._changes(snapshot.samples())
         outcomes = {
             name: (str(outcome.__struct_config__.tag), "" if isinstance(outcome, Ok) else outcome.reason)
             for name, outcome in snapshot.outcomes.items()
@@ -98,6 +89,41 @@ class RingBuffer:
         row = TickRow(at_ns, snapshot.tick, snapshot.lateness_ns, changed, news, snapshot.durations_ns)
         self._ticks.append(row)
         self._added(at_ns, _VALUE_BYTES * len(changed) + 24 * len(outcomes))
+
+    def _changes(self, samples: tuple[Sample, ...]) -> dict[int, int | float | None]:
+        """Return number -> value of the series that changed since the tick before, None for one that has gone.
+
+        Most ticks have the series of the tick before in the same order, and many the very same samples; so they are
+        compared place by place, which looks up nothing.
+        """
+        changed: dict[int, int | float | None] = {}
+        before, numbers = self._latest
+        if len(before) == len(samples):
+            values = self._values
+            for sample, old, number in zip(samples, before, numbers, strict=True):
+                if sample is old:
+                    continue
+                if sample.labels != old.labels or sample.metric != old.metric:
+                    break
+                if sample.value != values[number]:
+                    values[number] = changed[number] = sample.value
+            else:
+                self._latest = (samples, numbers)
+                return changed
+        numbers = []
+        for sample in samples:
+            number = self._number(sample)
+            numbers.append(number)
+            if self._values.get(number) != sample.value:
+                self._values[number] = changed[number] = sample.value
+        seen = set(numbers)
+        if len(seen) < len(self._values):
+            for number in self._values.keys() - seen:
+                changed[number] = None
+                del self._values[number]
+        # A series that comes twice in a tick has its later value: place by place it would seem to change.
+        self._latest = (samples, numbers) if len(seen) == len(numbers) else ((), [])
+        return changed
 
     def glance(self, samples: Sequence[Sample], at_ns: int) -> None:
         """Take what a collector read between two ticks."""

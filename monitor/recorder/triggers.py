@@ -58,14 +58,13 @@ class Triggers:
         xids: dict[tuple[str, str], int | float] = {}
         found: list[Trigger] = []
         lost: list[str] = []
-        for sample in snapshot.samples():
-            if sample.metric == "pacecar_gpu_xid_errors_total":
-                xids[sample.labels[0], sample.labels[1]] = sample.value
-            elif sample.metric == "pacecar_gpu_up":
-                gpu, is_up = sample.labels[0], bool(sample.value)
-                if self._up.get(gpu, False) and not is_up:
-                    lost.append(gpu)
-                self._up[gpu] = is_up
+        for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
+            xids[sample.labels[0], sample.labels[1]] = sample.value
+        for sample in snapshot.of("pacecar_gpu_up"):
+            gpu, is_up = sample.labels[0], bool(sample.value)
+            if self._up.get(gpu, False) and not is_up:
+                lost.append(gpu)
+            self._up[gpu] = is_up
         found += self._lose(lost, snapshot.wall_ns)
         if not xids:  # no driver at this tick
             return found

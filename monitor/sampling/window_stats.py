@@ -79,8 +79,10 @@ class WindowStats:
         out: list[Sample] = []
         for sample in samples:
             names = WINDOW_NAMES.get(sample.metric)
+            if names is None:
+                continue
             buckets = self._series.get((sample.metric, sample.labels))
-            if names is None or buckets is None:
+            if buckets is None:
                 continue
             mean = sum(bucket.total for bucket in buckets) / sum(bucket.count for bucket in buckets)
             values = (min(b.lowest for b in buckets), mean, max(b.highest for b in buckets))

@@ -8,6 +8,8 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -132,7 +134,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Outcome = Ok | Absent | Failed
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """One tick of the daemon.
 
     `started_ns` is monotonic, `wall_ns` names the instant, `lateness_ns` is how much later than planned the tick
@@ -146,14 +148,32 @@ class Snapshot(msgspec.Struct, frozen=True):
     outcomes: dict[str, Outcome]
     durations_ns: dict[str, int]
 
-    def samples(self) -> list[Sample]:
-        """Return what was read in this tick, in collector order."""
-        return [
+    def samples(self) -> tuple[Sample, ...]:
+        """Return what was read in this tick, in collector order; made once, however many ask."""
+        return self._samples
+
+    def of(self, metric: str) -> Sequence[Sample]:
+        """Return the samples of `metric`; made once for all metrics, because each part of the daemon needs a few."""
+        return self._by_metric.get(metric, ())
+
+    @cached_property
+    def _samples(self) -> tuple[Sample, ...]:
+        return tuple(
             sample
             for outcome in self.outcomes.values()
             if not isinstance(outcome, Absent)
             for sample in outcome.samples
-        ]
+        )
+
+    @cached_property
+    def _by_metric(self) -> dict[str, list[Sample]]:
+        found: dict[str, list[Sample]] = {}
+        for sample in self._samples:
+            if (of_metric := found.get(sample.metric)) is None:
+                found[sample.metric] = [sample]
+            else:
+                of_metric.append(sample)
+        return found
 
 
 # --- of the job: from the hook to daemon and run folder -----------------------------------------

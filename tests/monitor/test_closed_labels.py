@@ -4,7 +4,7 @@ import pytest
 
 from pacecar.knobs import KNOBS
 from pacecar.metrics.catalog import by_name as metric
-from pacecar.monitor.export import pages
+from pacecar.monitor.export import metric_writer, pages
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
 from pacecar.profiler.ranks.phase_sums_message import PHASES
 from pacecar.profiler.windows.collective_stats import SeenCollective, sum_collectives
@@ -111,8 +111,8 @@ def test_a_second_hello_is_the_first_again(conversation, make_hello):
 
 
 def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
-    monkeypatch.setattr(pages, "LINES_BYTES_MAX", 200_000)
-    pen = pages.MetricWriter(pages.text_line, "")
+    monkeypatch.setattr(metric_writer, "LINES_BYTES_MAX", 200_000)
+    pen = metric_writer.MetricWriter(pages.text_line, "")
     empty = [""] * (len(metric("pacecar_rank_info").labels) - 2)
     for number in range(3000):
         pen.write([Sample("pacecar_rank_info", ("x" * 250, str(number), *empty), 1)])

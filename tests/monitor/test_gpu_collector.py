@@ -813,6 +813,9 @@ def test_the_structure_read_byte_by_byte_is_pynvmls_own():
     names = ("fieldId", "scopeId", "timestamp", "latencyUsec", "valueType", "nvmlReturn", "value")
     offsets = [getattr(pynvml.c_nvmlFieldValue_t, name).offset for name in names]
     assert offsets == [0, 4, 8, 16, 24, 28, 32]
+    assert ctypes.sizeof(pynvml.c_nvmlGpmMetric_t) == nvml._GPM_METRIC.size
+    offsets = [getattr(pynvml.c_nvmlGpmMetric_t, name).offset for name in ("metricId", "nvmlReturn", "value")]
+    assert offsets == [0, 4, 8]
 
 
 @pytest.mark.parametrize(
@@ -843,17 +846,17 @@ def test_no_series_is_given_twice(standin, make, clock):
     assert len(series) == len(set(series))
 
 
-def test_threads_are_one_a_gpu_and_no_more_however_often_gpus_come_and_go(standin, make, clock):
+def test_threads_are_at_most_one_a_gpu_however_often_gpus_come_and_go(standin, make, clock):
     before = threading.active_count()
     collector = make()
     settled(collector, clock)
-    assert threading.active_count() - before == GPUS + 2
+    assert 2 <= threading.active_count() - before <= GPUS + 2
     for n in range(20):
         standin.page.lost[n % GPUS] = 15
         tick(collector, clock, REINIT_AFTER_SECONDS)
         standin.page.lost[n % GPUS] = 0
         tick(collector, clock)
-    assert threading.active_count() - before == GPUS + 2
+    assert 2 <= threading.active_count() - before <= GPUS + 2
     collector.close()
     assert threading.active_count() == before
     assert (standin.page.inits - standin.page.shutdowns) == 0

@@ -13,7 +13,7 @@ from pacecar.monitor.jobs.cgroup_identity import (
     parse_pod_folder,
     reside,
 )
-from pacecar.records import Absent, Sample
+from pacecar.records import Absent, Ok, Sample, Snapshot
 
 ID = "0123456789abcdef" * 4
 INNER = "fedcba9876543210" * 4
@@ -209,4 +209,6 @@ def test_nobody_there_is_healthy(node):
 
 def test_pids_come_from_the_gpus_samples():
     samples = [Sample("pacecar_gpu_process_memory_bytes", ("0", "77"), 1), Sample("pacecar_gpu_processes", ("0",), 1)]
-    assert gpu_processes(samples) == {77}
+    outcomes = {"gpu": Ok(tuple(samples))}
+    snapshot = Snapshot(tick=0, started_ns=0, wall_ns=0, lateness_ns=0, outcomes=outcomes, durations_ns={})
+    assert gpu_processes(snapshot) == {77}

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import random
 import threading
 from wsgiref.util import setup_testing_defaults
 
@@ -14,8 +15,9 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
+from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
-from pacecar.monitor.export import pages as room
+from pacecar.monitor.export import metric_writer, pages
 from pacecar.monitor.export.pages import outside
 from pacecar.monitor.export.prometheus import Exporter
 from pacecar.monitor.histogram import BOUNDS_NS, DurationHistogram, HistogramSample
@@ -299,8 +301,8 @@ def test_name_parameter_and_methods():
 
 
 def test_lines_of_labels_that_come_and_go_do_not_fill_memory(monkeypatch):
-    monkeypatch.setattr(room, "SERIES_MAX", 10)
-    pen = room.MetricWriter(room.text_line, "")
+    monkeypatch.setattr(metric_writer, "SERIES_MAX", 10)
+    pen = metric_writer.MetricWriter(pages.text_line, "")
     for round_ in range(5):
         pen.write([Sample("pacecar_host_network_up", (f"veth{round_}-{i}",), 1) for i in range(8)])
         assert len(pen._lines) <= 10 + 8
@@ -327,6 +329,65 @@ def test_scrapes_and_ticks_at_once_serve_whole_pages():
     finally:
         stop.set()
         ticker.join()
+
+
+def test_a_page_after_many_ticks_is_the_page_of_the_last_one():
+    """However series come, go, change place, come twice or change their values: a page depends on its tick alone."""
+    chance = random.Random(4)
+    served = Exporter(list)
+    names = [("pacecar_host_network_up", (f"eth{n}",)) for n in range(6)] + [
+        (CPUS, ()),
+        ("pacecar_rdma_port_active", ("m", "1")),
+    ]
+    samples = [Sample(*name, 1) for name in names]
+    for _ in range(300):
+        for _ in range(chance.randrange(3)):
+            place = chance.randrange(len(samples))
+            one = samples[place]
+            samples[place] = Sample(one.metric, one.labels, chance.choice([0, 1, 2.5, math.nan, 7]))
+        match chance.randrange(12):
+            case 0:
+                samples = [Sample(*name, 1) for name in chance.sample(names, chance.randrange(1, len(names) + 1))]
+            case 1:
+                chance.shuffle(samples)
+            case 2:
+                samples = [*samples, samples[0]]
+            case 3:
+                samples = [Sample(one.metric, one.labels, "no number") if one is samples[0] else one for one in samples]
+        served.publish(list(samples))
+        for how in ({"accept": PROTOBUF}, {"accept": OPENMETRICS}, {}):
+            if chance.random() < 0.5:
+                assert ask(served, **how)[2] == ask(serving(*samples), **how)[2]
+        samples = [one for one in samples if not isinstance(one.value, str)] or [Sample(CPUS, (), 3)]
+
+
+def test_a_page_that_nobody_waits_for_is_not_written_and_one_that_is_expected_is():
+    clock = FakeClock()
+    exporter = Exporter(list, None, clock)
+    sample = Sample(CPUS, (), 1)
+    written = []
+
+    class Noted(list):
+        def __iter__(self):
+            written.append(clock.monotonic_ns())
+            return super().__iter__()
+
+    def ticks(count):
+        written.clear()
+        for _ in range(count):
+            clock.advance(NS_PER_SECOND)
+            exporter.publish(Noted([sample]))
+        return len(set(written))
+
+    assert ticks(20) == 0
+    for _ in range(4):
+        text(exporter)
+        ticks(15)
+    assert 1 <= ticks(15) <= 3
+    text(exporter)
+    written.clear()
+    text(exporter)
+    assert written == []  # the page of a tick is written once
 
 
 def test_scrapes_are_counted_and_timed():

@@ -31,6 +31,21 @@ def read(tmp_path):
     return turn
 
 
+def test_ticks_of_the_same_series_in_the_same_order_come_back_as_they_were(read):
+    chance = random.Random(9)
+    tape, taken = RingBuffer(window_ns=10**12, bytes_max=10**9), []
+    samples = [Sample("pacecar_host_disk_read_bytes_total", (f"nvme{n}",), n) for n in range(40)]
+    for tick in range(35):
+        for place in chance.sample(range(40), 5):
+            samples[place] = Sample(samples[place].metric, samples[place].labels, chance.choice([0, 1.5, 2**60 + 1]))
+        if tick in (15, 16):
+            samples[3], samples[4] = samples[4], samples[3]
+        twice = [*samples, samples[7]] if tick in (20, 21, 22) else samples
+        taken.append({(one.metric, one.labels): one.value for one in samples})
+        tape.tick(snapshot(tick, twice), tick * NS_PER_SECOND)
+    assert [tick.values for tick in read(tape.seal(35 * NS_PER_SECOND)).ticks()] == taken
+
+
 def test_ticks_come_back_as_they_were(read):
     chance = random.Random(8)
     tape, taken = RingBuffer(window_ns=10**12, bytes_max=10**9), []

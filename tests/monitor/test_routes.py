@@ -165,6 +165,26 @@ def test_the_daemon_stops_while_viewers_look_on(tmp_path, steady):
     stream.close()
 
 
+def test_a_tick_that_nobody_looks_at_builds_no_document():
+    built = []
+    own = Own(pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0)
+    figures = StatusDocument(
+        version=1, node="n", time_seconds=1.0, tick=None, snapshot_age_seconds=None, daemon=own,
+        host=Host(cpu_utilization_ratio=0.25),
+    )  # fmt: skip
+
+    def build():
+        built.append(1)
+        return figures
+
+    screens = Routes(SystemClock(), 1.0, build, lambda: figures)
+    screens.tick()
+    assert built == []
+    history = json.loads(screens._history.json())
+    assert history["series"]["pacecar_host_cpu_utilization_ratio"] == [0.25]
+    screens.close()
+
+
 def test_a_flood_of_requests_builds_few_documents():
     built = []
 

@@ -72,7 +72,8 @@ def test_a_snapshot_gives_what_was_read_in_collector_order_also_of_a_failed_coll
     one, zero = Sample("pacecar_a", (), 1), Sample("pacecar_b", ("x",), 0)
     outcomes = {"first": Ok((one,)), "second": Absent("no such file"), "third": Failed("half of it", (zero,))}
     snapshot = Snapshot(tick=1, started_ns=0, wall_ns=0, lateness_ns=0, outcomes=outcomes, durations_ns={})
-    assert snapshot.samples() == [one, zero]
+    assert snapshot.samples() == (one, zero)
+    assert (list(snapshot.of("pacecar_b")), list(snapshot.of("pacecar_c"))) == ([zero], [])
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
 
 

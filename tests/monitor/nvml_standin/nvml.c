@@ -15,7 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef GPUS
 #define GPUS 8
+#endif
 #define FUNCTIONS 64
 #define EVENTS 64
 #define MIG_GPU 7

@@ -12,6 +12,7 @@ import mmap
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "nvml.c"
@@ -27,39 +28,45 @@ FUNCTION = {name.strip().removeprefix("F_"): number for number, name in enumerat
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 
 
-class Page(ctypes.Structure):
-    """`control` of nvml.c."""
+@cache
+def page_type(gpus):
+    """Return the type of `control` of nvml.c built for so many GPUs."""
 
-    _fields_ = [
-        *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
-        *((name, u32) for name in ("mig", "gpm", "nvlink5", "links", "first")),
-        *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
-        ("hang_ms", u32 * (GPUS + 1)),
-        ("lost", u32 * GPUS),
-        ("latency_us", u32),
-        ("pcie_bytes", u64 * GPUS),
-        ("event_head", u32),
-        ("event_tail", u32),
-        ("event_gpu", u32 * EVENTS),
-        ("event_xid", u32 * EVENTS),
-        ("reasons", u32 * GPUS),
-        ("missing", u32 * FUNCTIONS),
-        ("calls", (u64 * (GPUS + 1)) * FUNCTIONS),
-        ("inits", u32),
-        ("shutdowns", u32),
-        ("hanging", u32),
-        ("ecc", u64 * GPUS),
-        ("link_down", u32 * GPUS),
-        ("inside", u32),
-        ("shutdowns_beside_calls", u32),
-        ("void_handles", u32),
-        ("fans", u32),
-        ("delay_us", u32 * (GPUS + 1)),
-        ("delay_of", u32 * FUNCTIONS),
-        ("jitter_percent", u32),
-        ("pcie_generation_max", u32),
-        ("one_lock", u32),
-    ]  # fmt: skip
+    class Page(ctypes.Structure):
+        """`control` of nvml.c."""
+
+        _fields_ = [
+            *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
+            *((name, u32) for name in ("mig", "gpm", "nvlink5", "links", "first")),
+            *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
+            ("hang_ms", u32 * (gpus + 1)),
+            ("lost", u32 * gpus),
+            ("latency_us", u32),
+            ("pcie_bytes", u64 * gpus),
+            ("event_head", u32),
+            ("event_tail", u32),
+            ("event_gpu", u32 * EVENTS),
+            ("event_xid", u32 * EVENTS),
+            ("reasons", u32 * gpus),
+            ("missing", u32 * FUNCTIONS),
+            ("calls", (u64 * (gpus + 1)) * FUNCTIONS),
+            ("inits", u32),
+            ("shutdowns", u32),
+            ("hanging", u32),
+            ("ecc", u64 * gpus),
+            ("link_down", u32 * gpus),
+            ("inside", u32),
+            ("shutdowns_beside_calls", u32),
+            ("void_handles", u32),
+            ("fans", u32),
+            ("delay_us", u32 * (gpus + 1)),
+            ("delay_of", u32 * FUNCTIONS),
+            ("jitter_percent", u32),
+            ("pcie_generation_max", u32),
+            ("one_lock", u32),
+        ]  # fmt: skip
+
+    return Page
 
 
 def compiler():
@@ -67,11 +74,11 @@ def compiler():
     return shutil.which("cc") or shutil.which("gcc")
 
 
-def build(folder):
-    """Build libnvidia-ml.so.1 in `folder` and return the folder."""
+def build(folder, gpus=GPUS):
+    """Build libnvidia-ml.so.1 of a node with at most `gpus` GPUs in `folder` and return the folder."""
     library = Path(folder) / "libnvidia-ml.so.1"
     flags = ("-O1", "-Wall", "-Wno-unused-parameter", "-shared", "-fPIC", "-pthread")
-    command = [compiler(), *flags, "-o", str(library), str(SOURCE)]
+    command = [compiler(), *flags, f"-DGPUS={gpus}", "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, timeout=60)
     return Path(folder)
 
@@ -79,15 +86,18 @@ def build(folder):
 class Control:
     """The control page in a file, mapped by the test and by the library."""
 
-    def __init__(self, path):
+    def __init__(self, path, gpus=GPUS):
+        """`gpus` as the library was built."""
         self.path = Path(path)
+        self.gpus = gpus
+        page = page_type(gpus)
         if not self.path.exists():
-            self.path.write_bytes(bytes(ctypes.sizeof(Page)))
+            self.path.write_bytes(bytes(ctypes.sizeof(page)))
         with self.path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        self.page = Page.from_buffer(self._map)
-        self.page.count, self.page.gpm, self.page.mig, self.page.links = GPUS, 1, 0, 18
-        for gpu in range(GPUS):
+        self.page = page.from_buffer(self._map)
+        self.page.count, self.page.gpm, self.page.mig, self.page.links = gpus, 1, 0, 18
+        for gpu in range(gpus):
             self.page.reasons[gpu] = 0x1
 
     def calls(self, gpu):
@@ -97,7 +107,7 @@ class Control:
 
     def calls_in_all(self):
         """Return the calls of all functions, by GPU."""
-        return [sum(self.calls(gpu).values()) for gpu in range(GPUS + 1)]
+        return [sum(self.calls(gpu).values()) for gpu in range(self.gpus + 1)]
 
     def xid(self, gpu, code):
         """Let the event set tell of an Xid."""
@@ -118,7 +128,7 @@ class Control:
 
     def release(self):
         """Let every call that is held return."""
-        for gpu in range(GPUS + 1):
+        for gpu in range(self.gpus + 1):
             self.page.hang_ms[gpu] = 0
 
     def environment(self):

@@ -1,0 +1,122 @@
+"""Jobs that return share one thread, and any number that hang delay the others by a moment each."""
+
+import threading
+
+import pytest
+
+from pacecar.monitor import worker_pool
+from pacecar.monitor.worker_pool import WorkerPool
+from tests.kit.waiting import until
+
+
+class Jobs:
+    """Jobs that note who ran them, and some that hang until they are let go."""
+
+    def __init__(self):
+        self.ran = []
+        self.let_go = threading.Event()
+
+    def quick(self, name):
+        return lambda: self.ran.append((name, threading.current_thread().name))
+
+    def hang(self):
+        self.let_go.wait(60)
+
+    def names(self):
+        return [name for name, _ in self.ran]
+
+    def threads(self):
+        return {thread for _, thread in self.ran}
+
+
+@pytest.fixture
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.let_go.set()
+
+
+@pytest.fixture
+def pool(jobs):
+    pool = WorkerPool("test")
+    yield pool
+    jobs.let_go.set()
+    until(lambda: pool.stop(1), "all have ended")
+
+
+def test_jobs_that_return_share_one_thread_in_order(pool, jobs):
+    for turn in range(50):
+        for name in range(10):
+            pool.submit(jobs.quick((turn, name)))
+        until(lambda turn=turn: len(jobs.ran) == 10 * (turn + 1), "all ran")
+    assert jobs.names() == [(turn, name) for turn in range(50) for name in range(10)]
+    assert len(jobs.threads()) == 1
+
+
+def test_a_job_that_hangs_holds_up_nobody_once_somebody_hastens(pool, jobs):
+    pool.submit(jobs.hang)
+    until(lambda: not pool.has_waiting, "it hangs")
+    for name in "abc":
+        pool.submit(jobs.quick(name))
+    pool.hasten()  # the hung one was begun since the last call: it is given until the next
+    pool.hasten()
+    until(lambda: len(jobs.ran) == 3, "the others ran")
+    assert jobs.names() == ["a", "b", "c"]
+    assert len(jobs.threads()) == 1
+
+
+def test_many_that_hang_cost_a_thread_each_and_the_next_ones_run_at_once(pool, jobs):
+    for _ in range(8):
+        pool.submit(jobs.hang)
+    until(lambda: pool.hasten() or not pool.has_waiting, "all hang")
+    pool.submit(jobs.quick("a"))
+    until(lambda: pool.hasten() or jobs.names() == ["a"], "the other ran")
+    assert len(pool._workers) == 9
+    jobs.let_go.set()
+    until(lambda: len(pool._idle) == len(pool._workers), "all are idle")
+    pool.submit(jobs.quick("b"))
+    until(lambda: jobs.names() == ["a", "b"], "it runs")
+
+
+def test_a_job_known_to_take_long_is_begun_beside_the_others(pool, jobs):
+    pool.submit(jobs.hang, at_once=True)
+    pool.submit(jobs.hang, at_once=True)
+    until(lambda: not pool.has_waiting, "both have begun, though nobody hastened")
+    assert len(pool._workers) == 2
+
+
+def test_however_often_one_hastens_there_are_no_more_threads_than_jobs(pool, jobs):
+    for _ in range(3):
+        pool.submit(jobs.hang)
+    for _ in range(1000):
+        pool.hasten()
+    assert len(pool._workers) <= 3
+
+
+def test_a_job_that_raises_costs_itself_only(pool, jobs, caplog):
+    pool.submit(lambda: 1 / 0)
+    pool.submit(jobs.quick("a"))
+    until(lambda: jobs.names() == ["a"], "the next ran")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_threads_that_are_not_needed_end_but_for_one(jobs, monkeypatch):
+    monkeypatch.setattr(worker_pool, "IDLE_SECONDS", 0.05)
+    pool = WorkerPool("test")
+    for _ in range(4):
+        pool.submit(jobs.hang, at_once=True)
+    until(lambda: not pool.has_waiting, "all have begun")
+    jobs.let_go.set()
+    until(lambda: len(pool._workers) == 1, "one is left")
+    pool.submit(jobs.quick("a"))
+    until(lambda: jobs.names() == ["a"], "it works")
+    until(lambda: pool.stop(1), "all have ended")
+
+
+def test_a_pool_that_stops_leaves_a_hung_thread_behind(jobs):
+    pool = WorkerPool("test")
+    pool.submit(jobs.hang)
+    until(lambda: not pool.has_waiting, "it hangs")
+    assert not pool.stop(0.01)
+    jobs.let_go.set()
+    until(lambda: not pool._workers, "it ended when its job returned")
