@@ -20,7 +20,7 @@ from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
-from pacecar.controller.knobs.ddp.buckets import DdpKnobs, find_ddp
+from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
@@ -37,6 +37,7 @@ from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.records import JobHello, Knobs
 
 __all__ = ["HookedJob", "JobKnobs", "TunedPeers", "guarded", "make_node"]

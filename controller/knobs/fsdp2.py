@@ -27,6 +27,7 @@ from torch import nn
 
 from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
+from pacecar.profiler.ranks.data_parallel import fsdp_groups, is_fsdp
 from pacecar.torch_internals import Feature, lacking
 
 from .actuator import Actuator, ActuatorError
@@ -61,9 +62,7 @@ class _Shards:
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
-        self.modules: list[Any] = [
-            module for module in model.modules() if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
-        ]
+        self.modules: list[Any] = [module for module in model.modules() if is_fsdp(module)]
         self._names = {id(module): name for name, module in model.named_modules()}
 
     @property
@@ -90,7 +89,7 @@ class _Shards:
             if reason is not None:
                 return reason
             owners["FSDPState"] = module._get_fsdp_state()
-            groups = _groups(module)
+            groups = fsdp_groups(module)
             if groups:
                 owners["FSDPParamGroup"] = groups[0]
             reason = lacking(feature, owners)
@@ -254,7 +253,9 @@ class ReshardActuator:
         """Return for each module whether the script has it reshard after forward."""
         if self._home is None:
             try:
-                self._home = [any(group._reshard_after_forward for group in _groups(m)) for m in self._shards.modules]
+                self._home = [
+                    any(group._reshard_after_forward for group in fsdp_groups(m)) for m in self._shards.modules
+                ]
             except AttributeError as error:
                 raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
             self._is_kept = not any(self._home)
@@ -265,15 +266,6 @@ class ReshardActuator:
         return self._shards.beyond_memory(sum(gathered_bytes(module) for module in freed))
 
 
-def _groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
-    """Return the parameter groups of one module, none of whose parameters are an inner module's (torch 2.6 to 2.13)."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]
-    return [group for group in groups if group is not None]
-
-
 def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
     state = module._get_fsdp_state()
     return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
@@ -281,9 +273,9 @@ def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
 
 def _meshes_differ(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
     return any(
-        g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in _groups(module)
+        g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in fsdp_groups(module)
     )
 
 
 def _is_gathered(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
-    return any(group.is_unsharded for group in _groups(module))
+    return any(group.is_unsharded for group in fsdp_groups(module))
