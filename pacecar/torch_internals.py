@@ -261,6 +261,16 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_LOADER + "_MultiProcessingDataLoaderIter._worker_pids_set", (), EVER, "torch watches them", owner="mark"),
     Internal(_LOADER + "_BaseDataLoaderIter", ("run_waits",), EVER),
     Internal(_LOADER + "_BaseDataLoaderIter.__next__", ("run_waits",), EVER),
+    Internal(
+        _LOADER + "_BaseDataLoaderIter._next_index", (), EVER, "samples are guessed from the first dimension of tensors"
+    ),
+    Internal(
+        _LOADER + "_MultiProcessingDataLoaderIter._tasks_outstanding",
+        (),
+        EVER,
+        "the short last batch of the epoch in which pacecar attaches is counted some batches early",
+        owner="mark",
+    ),
     # --- FSDP2 --------------------------------------------------------------------------------------------------
     Internal(_FSDP + "FSDPModule._get_fsdp_state", ("fsdp_prefetch", "fsdp_reshard"), EVER, owner="FSDPModule"),
     Internal(_FSDP + "FSDPState._states_to_forward_prefetch", ("fsdp_prefetch",), EVER, owner="FSDPState"),

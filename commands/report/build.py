@@ -144,6 +144,12 @@ def _check_ranks(inputs: Inputs, story: RunIndex, sums: StepSums) -> None:
     if len(worlds := {world for _, world in story.worlds.values()}) > 1:
         text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
         notices.add(inputs.name, "elastic", text, is_damage=False)
+    if _is_guessed(sums):
+        text = (
+            "samples are a guess: the first dimension of a tensor, which may be time or tokens;"
+            " pacer.data(loader) or pacer.count(samples=...) counts them"
+        )
+        notices.add(inputs.name, "samples", text, is_damage=False)
     if not _is_data_parallel(story) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
         notices.add(inputs.name, "parallel", text, is_damage=False)
@@ -159,6 +165,11 @@ def _ranges(numbers: Sequence[int]) -> str:
             pieces.append([number, number])
     said = [str(first) if first == last else f"{first}-{last}" for first, last in pieces[:12]]
     return ", ".join(said) + (" ..." if len(pieces) > 12 else "")
+
+
+def _is_guessed(sums: StepSums) -> bool:
+    """Return whether most steps' samples are a guess; a few are where a loop draws no batch for a step."""
+    return 2 * sums.guessed_steps > sums.complete_steps
 
 
 def _is_data_parallel(story: RunIndex) -> bool:
@@ -280,6 +291,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
         duration_ns=sums.run_ns,
         steps=max((row.steps for row in ranks), default=0),
         samples=_all(counts),
+        samples_guessed=_is_guessed(sums),
         tokens=_all(tokens),
         compared_steps=sums.complete_steps,
         incomplete_steps=sums.incomplete_steps,

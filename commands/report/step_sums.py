@@ -244,6 +244,8 @@ class StepSums:
         self.ranks: dict[int, RankSum] = {}
         self._utilization: dict[str, tuple[Moments, Moments, Moments]] = {}
         self.complete_steps = 0
+        self.guessed_steps = 0
+        """Of them those whose samples are a guess, on any rank."""
         self.incomplete_steps = 0
         self.is_sampled = False
         self.jumps_ns: list[int] = []
@@ -307,6 +309,7 @@ class StepSums:
             self.incomplete_steps += 1
             return None
         self.complete_steps += 1
+        self.guessed_steps += any(record.samples_guessed for record in records)
         self.ranks[records[together.walls.index(max(together.walls))].rank].slowest_in += 1
         if any(record.disturbed or record.source == "exact" for record in records):
             return None

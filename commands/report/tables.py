@@ -142,7 +142,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("recorded by", f"pacecar {report.recorded_by}" if report.recorded_by else "-"),
         ("lasted", elapsed(report.duration_ns)),
         ("steps", number(report.steps)),
-        ("samples", number(report.samples)),
+        ("samples", number(report.samples) + (" (a guess)" if report.samples_guessed else "")),
         ("tokens", number(report.tokens)),
     ]
     if report.losses is not None:

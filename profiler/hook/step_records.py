@@ -96,6 +96,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     samples: int | None
     tokens: int | None
     flops: int | None
+    samples_guessed: bool = False
     disturbed: bool = False
     was_counted: bool = False
     passed: CountedSums | None = None
@@ -353,7 +354,9 @@ class StepRecords:
 
     def _finished(self, plain: PlainStep) -> FinishedStep:
         step, _, _, ended_wall_ns, _, _, knobs, inputs, _ = plain
-        return FinishedStep(self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops)
+        return FinishedStep(
+            self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops, inputs.is_guess
+        )
 
     def _settle(self, step: FinishedStep) -> None:
         timed = step.timed or self.time(step)
@@ -473,6 +476,7 @@ class StepRecords:
             knobs=step.knobs,
             disturbed=step.disturbed,
             measured_every=self._sampling.every,
+            samples_guessed=step.samples_guessed,
             uncalibrated=self.uncalibrated if calibration is None else None,
             window_price_ns=self.window_price_ns if calibration is None else None,
         )
