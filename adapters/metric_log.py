@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from pacecar.knobs import setting
 from pacecar.records import Decision, HangSuspicion, JobRecord, StepRecord, Straggler, TunerOrder, Verdict
-from pacecar.records.ledger import LEDGER_HEADINGS
 
 __all__ = ["MetricEntry", "MetricLog", "event_of"]
 
@@ -65,8 +64,8 @@ def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, floa
     wall_ns = record.totals.wall_ns - last.totals.wall_ns
     scalars = {"pacecar/step_seconds": wall_ns / steps / 1e9}
     if wall_ns > 0:
-        for heading in LEDGER_HEADINGS:
-            scalars[f"pacecar/share/{heading}"] = (after[heading] - before[heading]) / wall_ns
+        for heading, total_ns in after.items():
+            scalars[f"pacecar/share/{heading}"] = (total_ns - before.get(heading, 0)) / wall_ns
         if record.total_samples is not None and last.total_samples is not None:
             scalars["pacecar/samples_per_second"] = (record.total_samples - last.total_samples) / wall_ns * 1e9
             if record.samples_guessed:

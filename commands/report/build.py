@@ -243,15 +243,17 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
         step_p95_ns=p95,
         step_p99_ns=p99,
         step_max_ns=part.paces.high,
-        ledger_ns=_mean_ledger(part.ledger, part.rank_steps),
+        ledger_ns=_mean_ledger(part.ledger, part.rank_steps, sees_data=part.sees_data),
         communication_ns=part.communication_ns // part.rank_steps,
         overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
         knobs=dict(part.knobs),
     )
 
 
-def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
-    return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+def _mean_ledger(sums: Sequence[int], steps: int, *, sees_data: bool) -> dict[str, int]:
+    """Return a mean step by heading, without a wait for data where no loader was seen."""
+    mean = {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+    return mean if sees_data else {heading: part for heading, part in mean.items() if heading != "data_wait"}
 
 
 def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: StepSums) -> Built:
@@ -354,7 +356,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     return Piece(
         at_ns=at_ns,
         rank_steps=one.rank_steps,
-        ledger_ns=_mean_ledger(one.ledger, one.rank_steps),
+        ledger_ns=_mean_ledger(one.ledger, one.rank_steps, sees_data=one.sees_data),
         pace_ns=one.pace_ns // one.steps if one.steps else None,
         rate=rate,
     )
@@ -372,8 +374,9 @@ def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
         steps=steps,
         records=total.records,
         step_mean_ns=ledger.wall_ns // steps if steps else None,
-        ledger_ns=_mean_ledger(list(ledger.parts().values()), steps),
-        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps else None,
+        ledger_ns={heading: part_ns // max(1, steps) for heading, part_ns in ledger.parts().items()},
+        # One rank alone is slowest in every step, which says nothing of it.
+        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps and len(sums.ranks) > 1 else None,
         overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),

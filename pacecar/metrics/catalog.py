@@ -298,7 +298,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_communication_seconds_total", _C, _NS, "training_job launch rank", "Communication time of all steps, exposed or not."),
         ("job_overlapped_communication_seconds_total", _C, _NS, "training_job launch rank", "Communication that ran under compute and so cost nothing."),
         ("job_ledger_calibration_age_steps", _G, _N, "training_job launch rank", "Steps since the exact window that calibrates the estimate; absent before the first."),
-        ("job_ledger_uncalibrated", _G, _N, "training_job launch rank reason", "1 while no exact window is behind the ledger, so that most of it is unknown; reason: off, unavailable, warming_up, price (one would cost more than the overhead budget has earned)."),
+        ("job_ledger_uncalibrated", _G, _N, "training_job launch rank reason", "1 while no exact window is behind the ledger, so that most of it is unknown; reason: off, unavailable, warming_up, price (one would cost more than the overhead budget has earned), profiler (the script's own is on)."),
         ("job_window_predicted_seconds", _G, _NS, "training_job launch rank", "What the first exact window is expected to cost; absent once there was one, and before anybody looked."),
         ("job_estimate_error_ratio", _G, _R, "training_job launch rank", "Share of the step that the estimate would have put under a wrong heading, against the last exact window; absent before the second one."),
         ("job_estimate_heading_error_ratio", _G, _R, "training_job launch rank heading", "Estimate minus exact of that window by heading, over its step; above zero is too much."),

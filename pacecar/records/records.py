@@ -197,9 +197,9 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     overhead_budget: Ratio | None = None
 
 
-Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
-"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, or one would
-cost more than the budget has earned."""
+Uncalibrated = Literal["off", "unavailable", "warming_up", "price", "profiler"]
+"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, one would cost
+more than the budget has earned, or a profiler of the script's own was on whenever one was due."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

@@ -360,6 +360,7 @@ class StepRecords:
 
     def _settle(self, step: FinishedStep) -> None:
         timed = step.timed or self.time(step)
+        self._totals.sees_data |= "data_wait" in timed.phases
         price = self.call_price
         ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
         own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
@@ -448,6 +449,7 @@ class StepRecords:
             taken_ns = self._stop_detector.processor_ns(step.raw.start_ns, step.raw.end_ns)
             ledger = ledger if taken_ns is None else capped(ledger, taken_ns)
         totals = self._totals
+        ledger = totals.known(ledger)
         totals.add(ledger, step.samples, step.tokens)
         return StepRecord(
             job=self._hello.job,

@@ -10,6 +10,8 @@ a GAN calls its model several times with one batch.  What a batch sampler says i
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from pacecar.records import Ledger
 
 __all__ = ["SeenBatches", "StepCounts", "Totals", "plus"]
@@ -108,17 +110,23 @@ class Totals:
     """The sums over all steps since attach; counts are None until one was known."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(wall_ns=0)
+        self.ledger = Ledger(wall_ns=0, data_wait_ns=None)
+        self.sees_data = False
+        """Whether a wait for data was seen; before, none is no measurement."""
         self.steps = 0
         self.samples: int | None = None
         self.tokens: int | None = None
 
     def add(self, ledger: Ledger, samples: int | None, tokens: int | None, *, steps: int = 1) -> None:
         """Add one step, or `steps` together."""
-        self.ledger = self.ledger + ledger
+        self.ledger = self.ledger + self.known(ledger)
         self.steps += steps
         self.samples = plus(self.samples, samples)
         self.tokens = plus(self.tokens, tokens)
+
+    def known(self, ledger: Ledger) -> Ledger:
+        """Return `ledger`, without a wait for data of zero where none could have been seen."""
+        return ledger if self.sees_data or ledger.data_wait_ns != 0 else structs.replace(ledger, data_wait_ns=None)
 
 
 def plus(total: int | None, part: int | None) -> int | None:

@@ -114,3 +114,7 @@ def test_samples_are_those_of_the_batch_sampler_and_a_closure_counts_once(
     assert len(steps) >= 10
     assert [step["samples"] for step in steps] == [samples] * (len(steps) - 1) + [last]
     assert all(step.get("samples_guessed", False) is is_guess for step in steps)
+    sees_data = kind[0] not in ("recurrent", "lbfgs")
+    for step in steps:  # where no loader was seen nobody knows of a wait
+        assert (step["data_wait_ns"] is not None, step["ledger"]["data_wait_ns"] is not None) == (sees_data, sees_data)
+        assert (step["totals"]["data_wait_ns"] is not None) is sees_data
