@@ -116,5 +116,4 @@ def test_samples_are_those_of_the_batch_sampler_and_a_closure_counts_once(
     assert all(step.get("samples_guessed", False) is is_guess for step in steps)
     sees_data = kind[0] not in ("recurrent", "lbfgs")
     for step in steps:  # where no loader was seen nobody knows of a wait
-        assert (step["data_wait_ns"] is not None, step["ledger"]["data_wait_ns"] is not None) == (sees_data, sees_data)
-        assert (step["totals"]["data_wait_ns"] is not None) is sees_data
+        assert [step[of]["data_wait_ns"] is not None for of in ("ledger", "totals")] == [sees_data] * 2
