@@ -43,6 +43,9 @@ def time_waits(hook: Hook) -> None:
         is_waiting[0] = True
         try:
             batch = original(self)
+        except StopIteration:
+            loop.exhausted(self)
+            raise
         finally:
             is_waiting[0] = False
             loop.waited(begun, time.monotonic_ns())

@@ -71,6 +71,10 @@ class DataLoading:
         """Note that the loop has a batch of `iterator`, which did not come through `data`."""
         self._guard.wrap(self._drew)(iterator)
 
+    def exhausted(self, iterator: object) -> None:
+        """Note that `iterator` has no more batches."""
+        self._phases.batches.end(id(iterator))
+
     def _drew(self, iterator: object) -> None:
         length = self._lengths.take(iterator)
         if length is not None:

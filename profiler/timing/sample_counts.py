@@ -91,13 +91,21 @@ class SeenBatches:
         """Forget what the loader that drew last has drawn: this forward evaluates."""
         self._waiting.pop(self._last, None)
 
+    def end(self, loader: int) -> None:
+        """Forget what waits of a loader that has no more: it was looked through, not trained on."""
+        self._waiting.pop(loader, None)
+
     def spend(self, drawn: int | None, seen: int | None) -> int | None:
         """Return the samples of a step that drew `drawn` and whose forwards saw `seen`; None: no loader knows."""
         if drawn is None and not self.rest:
             return None
-        now = min(self.rest if drawn is None else drawn, (self.rest or drawn or 0) if seen is None else seen)
-        before = self.rest if drawn is not None else 0
-        self.rest = (self.rest if drawn is None else drawn) - now
+        if drawn is None:
+            now, before, there = self.rest, 0, self.rest
+        else:
+            # A rest larger than a batch is of batches that were drawn for something else.
+            now, before, there = drawn, self.rest if self.rest <= drawn else 0, drawn
+        now = now if seen is None else min(now, seen)
+        self.rest = there - now
         return before + now
 
     def forget(self) -> None:
