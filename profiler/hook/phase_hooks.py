@@ -125,6 +125,7 @@ class PhaseHooks:
         """Of a closure that the optimizer calls: how many of `inputs` came before its first backward ended."""
         self.batches = SeenBatches()
         """What the loop drew by itself, from loaders that were seen."""
+        self._waiting_batches = self.batches.waiting
         self.drawn_samples: int | None = None
         """The samples of what this step trains on of it; None: it drew none."""
 
@@ -220,14 +221,14 @@ class PhaseHooks:
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
             self.evaluated_ns = now
-            if self.batches.has_any:
+            if self._waiting_batches:
                 self.batches.evaluate()
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
         if self._enter is not None:
             self._enter("forward")
-        if self.batches.has_any:
+        if self._waiting_batches:
             self.drawn_samples = plus(self.drawn_samples, self.batches.train())
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:

@@ -13,6 +13,7 @@ knobs; whether the loop calls what was found (`job.autoattach`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
@@ -189,8 +190,13 @@ def _mesh_sizes(fsdp: nn.Module) -> dict[str, int]:
             whole = next((mesh for mesh in map(_mesh, module.parameters()) if mesh is not None), data)
             names, own = whole.mesh_dim_names or (), data.mesh_dim_names or ()
             others = [(name, whole.size(at)) for at, name in enumerate(names) if name not in own]
-            sizes.add((("data", data.size()), *(others if whole.size() != data.size() else ())))
+            sizes.add((("data", _data_ranks(group.mesh_info)), *(others if whole.size() != data.size() else ())))
     return dict(sizes.pop()) if len(sizes) == 1 else {}
+
+
+def _data_ranks(mesh_info: Any) -> int:  # noqa: ANN401  of FSDP2
+    sizes = [getattr(mesh_info, name, 1) for name in ("shard_mesh_size", "replicate_mesh_size")]
+    return int(math.prod(sizes))
 
 
 _STATE = "torch.distributed.fsdp.FSDPModule._get_fsdp_state"

@@ -66,34 +66,30 @@ class SeenBatches:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
+        """The samples that wait for a forward, by loader; always the same dict."""
         self._last = 0
         self.rest = 0
         """Samples of batches that were drawn for training and that no step has been seen to train on."""
 
-    @property
-    def has_any(self) -> bool:
-        """Whether a batch waits for a forward."""
-        return bool(self._waiting)
-
     def draw(self, loader: int, samples: int) -> None:
         """Note a batch; `loader` tells loaders apart."""
         self._last = loader
-        self._waiting[loader] = self._waiting.get(loader, 0) + samples
+        self.waiting[loader] = self.waiting.get(loader, 0) + samples
 
     def train(self) -> int:
         """Return the samples that were drawn since the last forward: this one trains on them."""
-        samples = sum(self._waiting.values())
-        self._waiting.clear()
+        samples = sum(self.waiting.values())
+        self.waiting.clear()
         return samples
 
     def evaluate(self) -> None:
         """Forget what the loader that drew last has drawn: this forward evaluates."""
-        self._waiting.pop(self._last, None)
+        self.waiting.pop(self._last, None)
 
     def end(self, loader: int) -> None:
         """Forget what waits of a loader that has no more: it was looked through, not trained on."""
-        self._waiting.pop(loader, None)
+        self.waiting.pop(loader, None)
 
     def spend(self, drawn: int | None, seen: int | None) -> int | None:
         """Return the samples of a step that drew `drawn` and whose forwards saw `seen`; None: no loader knows."""
@@ -110,7 +106,7 @@ class SeenBatches:
 
     def forget(self) -> None:
         """Forget all that waits: steps that were not measured may have trained on it."""
-        self._waiting.clear()
+        self.waiting.clear()
         self.rest = 0
 
 

@@ -9,7 +9,7 @@ def step(batches: SeenBatches, *draws: int, seen: int | None, loader: int = 1) -
     """One step: the draws, a forward that trains on them, its end."""
     for samples in draws:
         batches.draw(loader, samples)
-    return batches.spend(batches.train() if batches.has_any else None, seen)
+    return batches.spend(batches.train() if batches.waiting else None, seen)
 
 
 def test_a_step_counts_what_was_drawn_for_it_however_often_the_model_is_called() -> None:

@@ -53,7 +53,7 @@ class FSDPModule:
 class Sharded(FSDPModule, nn.Sequential):
     def _get_fsdp_state(self) -> Any:
         dp = SimpleNamespace(size=lambda dim=None: 2, mesh_dim_names=("dp",))
-        return SimpleNamespace(_fsdp_param_group=SimpleNamespace(mesh_info=SimpleNamespace(mesh=dp)))
+        return SimpleNamespace(_fsdp_param_group=SimpleNamespace(mesh_info=SimpleNamespace(mesh=dp, shard_mesh_size=2)))
 
 
 def test_ddp_is_found_at_the_top_inside_and_in_lists_dicts_and_objects() -> None:
