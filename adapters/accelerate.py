@@ -31,7 +31,7 @@ from pacecar import inert_attach
 
 _unloaded: Exception | None = None
 try:
-    from pacecar.controller.knobs.ddp.buckets import find_ddp
+    from pacecar.profiler.ranks.data_parallel import find_ddp
 
     from .regroup import Regrouper
     from .shared_attach import attach_for, checked

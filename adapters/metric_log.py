@@ -7,6 +7,7 @@ steps whose records were dropped are in it too.
     pacecar/step_seconds               mean wall time of the stretch's steps
     pacecar/share/<heading>            the ledger's headings, as shares of it (0..1; they sum to one)
     pacecar/samples_per_second         of this rank; absent where samples are not counted
+    pacecar/samples_guessed            1 where they are a guess: the first dimension of a tensor; else absent
     pacecar/knob/<knob>                what is in force
     events                             decisions, verdicts, orders, stragglers, hangs: one line of text each
 
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 
 from pacecar.knobs import setting
 from pacecar.records import Decision, HangSuspicion, JobRecord, StepRecord, Straggler, TunerOrder, Verdict
-from pacecar.records.ledger import LEDGER_HEADINGS
 
 __all__ = ["MetricEntry", "MetricLog", "event_of"]
 
@@ -64,10 +64,12 @@ def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, floa
     wall_ns = record.totals.wall_ns - last.totals.wall_ns
     scalars = {"pacecar/step_seconds": wall_ns / steps / 1e9}
     if wall_ns > 0:
-        for heading in LEDGER_HEADINGS:
-            scalars[f"pacecar/share/{heading}"] = (after[heading] - before[heading]) / wall_ns
+        for heading, total_ns in after.items():
+            scalars[f"pacecar/share/{heading}"] = (total_ns - before.get(heading, 0)) / wall_ns
         if record.total_samples is not None and last.total_samples is not None:
             scalars["pacecar/samples_per_second"] = (record.total_samples - last.total_samples) / wall_ns * 1e9
+            if record.samples_guessed:
+                scalars["pacecar/samples_guessed"] = 1.0
     for knob, value in record.knobs.values.items():
         if isinstance(value, int):
             scalars[f"pacecar/knob/{knob}"] = float(value)

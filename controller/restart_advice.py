@@ -118,6 +118,6 @@ def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str) -> l
     said += [
         f"{what} for {shares[key]:.0%} of the step: {help_}"
         for key, least, what, help_ in _HELP
-        if shares[key] >= least
+        if shares.get(key, 0.0) >= least
     ]
     return said

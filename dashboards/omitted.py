@@ -12,6 +12,7 @@ NOT_DRAWN = {
         for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
     },
     "pacecar_job_hang_collectives": "for the alert about hangs, which names the rank that has begun fewest",
+    "pacecar_job_samples_guessed": "what the panels of samples say in words: a number of its own would be read as one",
     "pacecar_job_start_time_seconds": "puts the newest launch first where one is chosen; the graphs begin there",
 }
 """Metric -> why it is on no panel."""

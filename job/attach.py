@@ -28,10 +28,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
-from pacecar.controller.knobs.ddp.buckets import find_ddp
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.profiler.hook.hook import AlreadyAttachedError
+from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.profiler.transport.record_queue import RecordSink
 
 from .handle import Pacer, inert

@@ -20,7 +20,7 @@ from pacecar.controller.guards.node_monitor import NodeMonitor
 from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
-from pacecar.controller.knobs.ddp.buckets import DdpKnobs, find_ddp
+from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
@@ -37,6 +37,7 @@ from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.records import JobHello, Knobs
 
 __all__ = ["HookedJob", "JobKnobs", "TunedPeers", "guarded", "make_node"]
@@ -138,7 +139,7 @@ class JobKnobs:
         self.global_batch = open_global_batch(
             optimizer, batcher, config, hello.world_size, lambda numbers: agreement.tell(VoteSubject.NOISE, numbers)
         )
-        self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
+        self._engines = [*fsdp_knobs(model, config, optimizer), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
         """On rank 0, which decides, and where compression may be tried; else None."""
 

@@ -28,7 +28,6 @@ from pacecar.config import Config, HookConfig, TuneConfig, default_socket
 from pacecar.controller.command_handler import CommandHandler, make_ordered_policy, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.ddp.buckets import find_ddp
 from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
@@ -40,6 +39,7 @@ from pacecar.profiler.hook.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.hook.trace_request import TraceRequests
+from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, uncompiled
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.what_if import RankWhatIf
 from pacecar.profiler.timing.step_timer import TimedStep
@@ -147,7 +147,7 @@ class JobRun(StepListener, DaemonInbox):
                 hello, config, ordered, tuner, history, reply=self._outbox.put, node=self._node
             )
         tuner.start()
-        if config.at_forward and find_ddp(model) is not None:
+        if config.at_forward and (find_ddp(model) or find_fsdp(uncompiled(model))) is not None:
             self._forward_boundaries = ForwardBoundaries(
                 model, tuner.on_boundary, now_ns=clock.monotonic_ns, charge=self.hook.charge
             )

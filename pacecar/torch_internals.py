@@ -53,6 +53,7 @@ Feature = Literal[
     "fsdp_prefetch",
     "fsdp_reshard",
     "batch_samples",
+    "run_fsdp",
     "run_gathering",
     "run_models",
     "run_waits",
@@ -75,6 +76,7 @@ FEATURES: dict[Feature, str] = {
     "fsdp_prefetch": "FSDP2's prefetching is not tuned",
     "fsdp_reshard": "FSDP2's resharding is not tuned",
     "batch_samples": "the global batch is not tuned",
+    "run_fsdp": "`pacecar run` does not tune FSDP2",
     "run_gathering": "`pacecar run` tunes nothing",
     "run_models": "`pacecar run` does not find the model and measures nothing",
     "run_waits": "`pacecar run` does not measure the wait for data",
@@ -259,6 +261,16 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_LOADER + "_MultiProcessingDataLoaderIter._worker_pids_set", (), EVER, "torch watches them", owner="mark"),
     Internal(_LOADER + "_BaseDataLoaderIter", ("run_waits",), EVER),
     Internal(_LOADER + "_BaseDataLoaderIter.__next__", ("run_waits",), EVER),
+    Internal(
+        _LOADER + "_BaseDataLoaderIter._next_index", (), EVER, "samples are guessed from the first dimension of tensors"
+    ),
+    Internal(
+        _LOADER + "_MultiProcessingDataLoaderIter._tasks_outstanding",
+        (),
+        EVER,
+        "the short last batch of the epoch in which pacecar attaches is counted some batches early",
+        owner="mark",
+    ),
     # --- FSDP2 --------------------------------------------------------------------------------------------------
     Internal(_FSDP + "FSDPModule._get_fsdp_state", ("fsdp_prefetch", "fsdp_reshard"), EVER, owner="FSDPModule"),
     Internal(_FSDP + "FSDPState._states_to_forward_prefetch", ("fsdp_prefetch",), EVER, owner="FSDPState"),
@@ -269,6 +281,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_FSDP + "FSDPParamGroup.post_forward_mesh_info", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
     Internal(_FSDP + "FSDPParamGroup.mesh_info", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
     Internal(_FSDP + "FSDPParamGroup.is_unsharded", ("fsdp_reshard",), EVER, owner="FSDPParamGroup"),
+    Internal(_FSDP + "FSDPParamGroup.reduce_grads", ("run_fsdp",), EVER, owner="FSDPParamGroup"),
     # --- others -------------------------------------------------------------------------------------------------
     Internal("torch.optim.Optimizer.step._wrapped_by_lr_sched", ("batch_samples",), EVER, owner="scheduled step"),
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),

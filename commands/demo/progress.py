@@ -146,7 +146,7 @@ class Progress:
         if not self._recent:
             return None
         steps = self._recent[min(self._recent)]
-        total = Ledger(wall_ns=0)
+        total = Ledger(wall_ns=0, data_wait_ns=None)
         for step in steps:
             total = total + step.ledger
         return total

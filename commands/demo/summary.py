@@ -144,7 +144,7 @@ def _knobs_before(report: Report | None, leads: Sequence[tuple[_Step, StepRecord
 def _ledger(records: Sequence[StepRecord]) -> LedgerSum | None:
     if not records:
         return None
-    total = Ledger(wall_ns=0)
+    total = Ledger(wall_ns=0, data_wait_ns=None)
     for record in records:
         total = total + record.ledger
     exact = sum(record.source == "exact" for record in records)

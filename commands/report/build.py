@@ -144,6 +144,12 @@ def _check_ranks(inputs: Inputs, story: RunIndex, sums: StepSums) -> None:
     if len(worlds := {world for _, world in story.worlds.values()}) > 1:
         text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
         notices.add(inputs.name, "elastic", text, is_damage=False)
+    if _is_guessed(sums):
+        text = (
+            "samples are a guess: the first dimension of a tensor, which may be time or tokens;"
+            " pacer.data(loader) or pacer.count(samples=...) counts them"
+        )
+        notices.add(inputs.name, "samples", text, is_damage=False)
     if not _is_data_parallel(story) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
         notices.add(inputs.name, "parallel", text, is_damage=False)
@@ -159,6 +165,11 @@ def _ranges(numbers: Sequence[int]) -> str:
             pieces.append([number, number])
     said = [str(first) if first == last else f"{first}-{last}" for first, last in pieces[:12]]
     return ", ".join(said) + (" ..." if len(pieces) > 12 else "")
+
+
+def _is_guessed(sums: StepSums) -> bool:
+    """Return whether most steps' samples are a guess; a few are where a loop draws no batch for a step."""
+    return 2 * sums.guessed_steps > sums.complete_steps
 
 
 def _is_data_parallel(story: RunIndex) -> bool:
@@ -232,15 +243,17 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
         step_p95_ns=p95,
         step_p99_ns=p99,
         step_max_ns=part.paces.high,
-        ledger_ns=_mean_ledger(part.ledger, part.rank_steps),
+        ledger_ns=_mean_ledger(part.ledger, part.rank_steps, sees_data=part.sees_data),
         communication_ns=part.communication_ns // part.rank_steps,
         overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
         knobs=dict(part.knobs),
     )
 
 
-def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
-    return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+def _mean_ledger(sums: Sequence[int], steps: int, *, sees_data: bool) -> dict[str, int]:
+    """Return a mean step by heading, without a wait for data where no loader was seen."""
+    mean = {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+    return mean if sees_data else {heading: part for heading, part in mean.items() if heading != "data_wait"}
 
 
 def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: StepSums) -> Built:
@@ -280,6 +293,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
         duration_ns=sums.run_ns,
         steps=max((row.steps for row in ranks), default=0),
         samples=_all(counts),
+        samples_guessed=_is_guessed(sums),
         tokens=_all(tokens),
         compared_steps=sums.complete_steps,
         incomplete_steps=sums.incomplete_steps,
@@ -342,7 +356,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     return Piece(
         at_ns=at_ns,
         rank_steps=one.rank_steps,
-        ledger_ns=_mean_ledger(one.ledger, one.rank_steps),
+        ledger_ns=_mean_ledger(one.ledger, one.rank_steps, sees_data=one.sees_data),
         pace_ns=one.pace_ns // one.steps if one.steps else None,
         rate=rate,
     )
@@ -360,8 +374,9 @@ def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
         steps=steps,
         records=total.records,
         step_mean_ns=ledger.wall_ns // steps if steps else None,
-        ledger_ns=_mean_ledger(list(ledger.parts().values()), steps),
-        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps else None,
+        ledger_ns={heading: part_ns // max(1, steps) for heading, part_ns in ledger.parts().items()},
+        # One rank alone is slowest in every step, which says nothing of it.
+        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps and len(sums.ranks) > 1 else None,
         overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),

@@ -205,7 +205,7 @@ def ledger_line(report: Report) -> str:
             width = lasts_ns / _span_ns(report) * INNER
             x, y = _x(report, piece.at_ns), float(bottom)
             for heading in LEDGER_HEADINGS:
-                part = piece.ledger_ns[heading] / 1e6 / high * (bottom - top)
+                part = piece.ledger_ns.get(heading, 0) / 1e6 / high * (bottom - top)
                 part = min(part, y - top)
                 if part > 0.02:
                     y -= part

@@ -97,6 +97,9 @@ def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
                 said.append(f"the verdict is of the whole job; {_shares(reports, unit)}")
     if unit == "steps":
         said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
+    if unit == "samples":
+        guessed = [report.run for report in reports if report.samples_guessed]
+        said += [f"samples of {run} are a guess: see its own report" for run in guessed]
     if len({report.job for report in reports}) < len(reports):
         said.append("the same job is there more than once")
     said += [f"{report.run}: {sentence}" for report in reports for sentence in hang_sentences(report)]

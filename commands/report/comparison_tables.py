@@ -58,7 +58,7 @@ def _quantities(comparison: RunComparison, names: list[str]) -> Table:
         ("step, 95th percentile", *(milliseconds(None if s is None else s.step_p95_ns) for s in sides)),
     ]
     for heading in LEDGER_HEADINGS:
-        parts = [None if s is None else s.ledger_ns[heading] for s in sides]
+        parts = [None if s is None else s.ledger_ns.get(heading) for s in sides]
         if any(parts):
             rows.append((HEADING_WORDS[heading], *_with_differences(parts)))
     rows.append(("communication under compute", *(percent(None if s is None else s.overlap_ratio) for s in sides)))

@@ -277,6 +277,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int | None
     steps: int
     samples: int | None
+    samples_guessed: bool = False
     tokens: int | None
     compared_steps: int
     incomplete_steps: int

@@ -105,7 +105,8 @@ def knob_words(knob: str, value: KnobValue) -> str:
 
 def rate_word(report: Report) -> str:
     """Return the unit of the report's rates."""
-    return f"{report.rate_unit}/s"
+    is_guess = report.rate_unit == "samples" and report.samples_guessed
+    return f"{report.rate_unit}/s" + (" (a guess)" if is_guess else "")
 
 
 def money(value: float | None) -> str:

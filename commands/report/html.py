@@ -217,7 +217,7 @@ def _definitions(classes: str, rows: list[tuple[str, str]]) -> str:
 
 
 def _legend(report: Report) -> str:
-    used = [name for name in LEDGER_HEADINGS if any(piece.ledger_ns[name] for piece in report.line)]
+    used = [name for name in LEDGER_HEADINGS if any(piece.ledger_ns.get(name) for piece in report.line)]
     items = "".join(f'<li><b class="{name}"></b>{HEADING_WORDS[name]}</li>' for name in used)
     return f'<ul class="legend">{items}</ul>'
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+from msgspec import structs
 
 from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRecord, Vitals
 from pacecar.records.final_totals import completed
@@ -50,6 +52,12 @@ _headings = operator.attrgetter(*(f"{heading}_ns" for heading in LEDGER_HEADINGS
 assert LEDGER_HEADINGS[:3] == ("compute", "exposed_communication", "exposed_copy"), "the device is busy in these"
 
 
+def _known_headings(ledger: Ledger) -> Sequence[int]:
+    if ledger.data_wait_ns is None:
+        ledger = structs.replace(ledger, data_wait_ns=0)
+    return cast("Sequence[int]", _headings(ledger))
+
+
 class JoinedStep(NamedTuple):
     """One step of all ranks that measured it: what parts and time line add up."""
 
@@ -63,6 +71,7 @@ class JoinedStep(NamedTuple):
     ended_ns: int
     knobs: Mapping[str, KnobValue]
     is_calibrated: bool
+    sees_data: bool
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> JoinedStep:
@@ -72,7 +81,7 @@ class JoinedStep(NamedTuple):
         ended_ns = max(record.ended_wall_ns for record in records)
         return cls(
             walls,
-            list(map(sum, zip(*map(_headings, ledgers), strict=True))),
+            list(map(sum, zip(*map(_known_headings, ledgers), strict=True))),
             sum(ledger.communication_ns for ledger in ledgers),
             sum(ledger.overlapped_communication_ns for ledger in ledgers),
             _sum([record.samples for record in records]),
@@ -81,6 +90,7 @@ class JoinedStep(NamedTuple):
             ended_ns,
             records[0].knobs.values,
             all(record.calibration_age_steps is not None for record in records),
+            any(ledger.data_wait_ns is not None for ledger in ledgers),
         )
 
 
@@ -102,6 +112,7 @@ class StepSumPart:
     busy: Moments = field(default_factory=Moments)
     exposed: Moments = field(default_factory=Moments)
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
+    sees_data: bool = False
 
     def add(self, key: Key, together: JoinedStep) -> None:
         """Add one step of the job that all its ranks measured."""
@@ -112,6 +123,7 @@ class StepSumPart:
         self.last, self.last_wall_ns = key, together.ended_ns
         self.knobs = together.knobs
         self.ledger = list(map(operator.add, self.ledger, together.ledger))
+        self.sees_data |= together.sees_data
         self.communication_ns += together.communication_ns
         self.overlapped_ns += together.overlapped_ns
         self.rank_steps += len(together.walls)
@@ -156,10 +168,12 @@ class Bin:
     steps: int = 0
     pace_ns: int = 0
     samples: int | None = 0
+    sees_data: bool = False
 
     def join(self, other: Bin) -> None:
         """Add the neighbour."""
         self.ledger = [a + b for a, b in zip(self.ledger, other.ledger, strict=True)]
+        self.sees_data |= other.sees_data
         self.wall_ns += other.wall_ns
         self.rank_steps += other.rank_steps
         self.steps += other.steps
@@ -200,6 +214,7 @@ class TimeLine:
         piece = self.at(together.ended_ns, together.began_ns)
         wall_ns, ranks = sum(together.walls), len(together.walls)
         piece.ledger = list(map(operator.add, piece.ledger, together.ledger))
+        piece.sees_data |= together.sees_data
         piece.wall_ns += wall_ns
         piece.rank_steps += ranks
         if is_whole:
@@ -221,7 +236,7 @@ class RankSum:
     @property
     def totals(self) -> Ledger:
         """The ledger of all steps, measured or only counted."""
-        total = Ledger(wall_ns=0)
+        total = Ledger(wall_ns=0, data_wait_ns=None)
         for last in self.lives.values():
             total = total + last.totals
         return total
@@ -244,6 +259,8 @@ class StepSums:
         self.ranks: dict[int, RankSum] = {}
         self._utilization: dict[str, tuple[Moments, Moments, Moments]] = {}
         self.complete_steps = 0
+        self.guessed_steps = 0
+        """Of them those whose samples are a guess, on any rank."""
         self.incomplete_steps = 0
         self.is_sampled = False
         self.jumps_ns: list[int] = []
@@ -307,6 +324,7 @@ class StepSums:
             self.incomplete_steps += 1
             return None
         self.complete_steps += 1
+        self.guessed_steps += any(record.samples_guessed for record in records)
         self.ranks[records[together.walls.index(max(together.walls))].rank].slowest_in += 1
         if any(record.disturbed or record.source == "exact" for record in records):
             return None

@@ -142,7 +142,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("recorded by", f"pacecar {report.recorded_by}" if report.recorded_by else "-"),
         ("lasted", elapsed(report.duration_ns)),
         ("steps", number(report.steps)),
-        ("samples", number(report.samples)),
+        ("samples", number(report.samples) + (" (a guess)" if report.samples_guessed else "")),
         ("tokens", number(report.tokens)),
     ]
     if report.losses is not None:
@@ -157,14 +157,14 @@ def ledger_table(report: Report) -> Table | None:
         return None
     rows = []
     for heading in LEDGER_HEADINGS:
-        if not any(side.ledger_ns[heading] for _, side in sides):
+        if not any(side.ledger_ns.get(heading) for _, side in sides):
             continue
         cells = [HEADING_WORDS[heading]]
         for _, side in sides:
             total = sum(side.ledger_ns.values())
             cells += [
-                milliseconds(side.ledger_ns[heading]),
-                percent(side.ledger_ns[heading] / total if total else None),
+                milliseconds(part_ns := side.ledger_ns.get(heading)),
+                percent(part_ns / total if part_ns is not None and total else None),
             ]
         rows.append(tuple(cells))
     for name, pairs in (
@@ -274,10 +274,11 @@ def line_table(report: Report) -> Table | None:
     for place in range(0, len(report.line), each):
         pieces = report.line[place : place + each]
         steps = sum(piece.rank_steps for piece in pieces) or 1
-        mean = {name: sum(p.ledger_ns[name] * p.rank_steps for p in pieces) / steps for name in LEDGER_HEADINGS}
+        seen = {name for piece in pieces for name in piece.ledger_ns}
+        mean = {name: sum(p.ledger_ns.get(name, 0) * p.rank_steps for p in pieces) / steps for name in seen}
         total = sum(mean.values()) or 1
         paces = [piece.pace_ns for piece in pieces if piece.pace_ns is not None]
-        shares = [percent(mean[name] / total) for name in LEDGER_HEADINGS]
+        shares = [percent(mean[name] / total if name in mean else None) for name in LEDGER_HEADINGS]
         pace = milliseconds(sum(paces) / len(paces) if paces else None)
         rows.append((elapsed(pieces[0].at_ns), pace, *shares))
     head = ("from", "step", *(HEADING_WORDS[name] for name in LEDGER_HEADINGS))

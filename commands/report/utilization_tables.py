@@ -104,7 +104,8 @@ def ranks_table(report: Report) -> Table:
     for one in report.ranks[:ROWS_MAX]:
         total = sum(one.ledger_ns.values())
         where = " ".join(filter(None, (one.host, one.device))) or "-"
-        shares = [percent(one.ledger_ns[name] / total if total else None) for name in RANK_HEADINGS]
+        parts = [one.ledger_ns.get(name) for name in RANK_HEADINGS]
+        shares = [percent(part / total if part is not None and total else None) for part in parts]
         rows.append((
             str(one.rank), where, number(one.steps), milliseconds(one.step_mean_ns), *shares,
             percent(one.slowest_ratio), percent(one.overhead_ratio), number(one.dropped_records), one.last_words or "-",

@@ -144,7 +144,12 @@ JOB_COLUMNS: tuple[TableColumn[JobStatus], ...] = (
         "Step", 7, lambda job: short_count(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)
     ),
     TableColumn("Pace", 7, lambda job: short_duration(job.pace_seconds)),
-    TableColumn("Samples", 8, lambda job: short_count(job.samples_per_second, "/s"), rank=3),
+    TableColumn(
+        "Samples",
+        8,
+        lambda job: ("~" if job.samples_guessed else "") + short_count(job.samples_per_second, "/s"),
+        rank=3,
+    ),
     TableColumn("Tokens", 8, lambda job: short_count(job.tokens_per_second, "/s"), rank=2),
     TableColumn("MFU", 5, lambda job: short_percent(job.mfu_ratio), rank=1),
     TableColumn("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{short_count(job.world_size)}", rank=4),
@@ -258,11 +263,15 @@ def ladder_lines(ladder: Ladder | None, width: int) -> list[Text]:
     return [cut(line, width) for line in lines]
 
 
+def _said_samples(job: JobStatus) -> str:
+    return f"{short_count(job.samples_per_second)} samples/s" + (" (a guess)" if job.samples_guessed else "")
+
+
 def job_facts(job: JobStatus, width: int) -> list[Text]:
     """Return what is known of one job in a line or two."""
     facts = [
         f"step {job.step if job.step is not None else '-'}", f"pace {short_duration(job.pace_seconds)}",
-        f"median rank {short_duration(job.median_pace_seconds)}", f"{short_count(job.samples_per_second)} samples/s",
+        f"median rank {short_duration(job.median_pace_seconds)}", _said_samples(job),
         f"{short_count(job.tokens_per_second)} tokens/s", f"MFU {short_percent(job.mfu_ratio, digits=1)}",
         f"ranks here {len(job.ranks) + job.ranks_left_out} of {short_count(job.world_size)}",
     ]  # fmt: skip

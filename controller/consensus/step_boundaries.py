@@ -2,9 +2,9 @@
 
 Ranks vote and switch at boundaries, so every rank must pass the same ones, at the same places among the job's own
 collectives.  The end of `optimizer.step()` is not such a place in every script: a rank that finds its own loss not
-finite may leave the step out, and from then on its boundaries are others than those of the other ranks.  DDP itself
-needs all ranks to synchronize gradients equally often.  So a boundary here is the first training forward after a
-backward that synchronized:
+finite may leave the step out, and from then on its boundaries are others than those of the other ranks.  DDP and
+FSDP2 themselves need all ranks to synchronize gradients equally often.  So a boundary here is the first training
+forward after a backward that synchronized, both of the wrapper itself, also where the loop calls an object around it:
 
     rank 0   forward backward* step   | forward backward* step   |      * synchronized
     rank 1   forward backward* -      | forward backward* step   |
@@ -43,10 +43,10 @@ from torch.utils.hooks import unserializable_hook
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.phase_hooks import OUTPUTS_MAX, with_gradient
 from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, fsdp_groups, is_fsdp, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import lacking
 
-from ..knobs.ddp.torch_internals import find_ddp
 from .step_observations import MeasuredSteps
 
 __all__ = [
@@ -58,8 +58,9 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardBoundaries:
-    """Calls `on_boundary` with the step that ended last, at the next forward of `model` after a synchronized backward.
+    """Calls `on_boundary` with the step that ended last, at the next forward after a synchronized backward.
 
+    Both are those of the DistributedDataParallel or FSDP2 module that `model` is or holds, of `model` without any.
     `charge` gets the ns that this took, because no other part of a step's record counts them.
     """
 
@@ -71,8 +72,11 @@ class ForwardBoundaries:
         now_ns: Callable[[], int],
         charge: Callable[[int], None],
     ) -> None:
-        self._model = model
         self._ddp: Any = find_ddp(model)
+        fsdp = find_fsdp(uncompiled(model)) if self._ddp is None else None
+        self._groups = [] if fsdp is None else [g for m in fsdp.modules() if is_fsdp(m) for g in fsdp_groups(m)]
+        wrapper = self._ddp if fsdp is None else fsdp
+        self._model = model if wrapper is None or wrapper is uncompiled(model) else wrapper
         self._on_boundary = on_boundary
         self._now_ns = now_ns
         self._charge = charge
@@ -114,8 +118,9 @@ class ForwardBoundaries:
         self._charge(self._now_ns() - begun)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if self._ddp is None or not (module.training and torch.is_grad_enabled()):
+        if (self._ddp is None and not self._groups) or not (module.training and torch.is_grad_enabled()):
             return
+        # DDP decides in forward whether its backward synchronizes, FSDP2 in backward.
         if not getattr(self._ddp, "require_backward_grad_sync", True):
             return
         for count, tensor in enumerate(with_gradient(output), start=1):
@@ -125,7 +130,8 @@ class ForwardBoundaries:
 
     @unserializable_hook  # type: ignore[untyped-decorator]  # else torch warns whoever pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
-        self._has_synchronized = True
+        if not self._has_synchronized:
+            self._has_synchronized = all(group.reduce_grads for group in self._groups)
 
 
 class RankDeparture:

@@ -8,6 +8,10 @@ move gathers in time: every gradient is the same to the last bit.
     reshard yes   gather  forward  free  ...  gather  backward  free
     reshard no    gather  forward        ...          backward  free
 
+A block that keeps its parameters keeps them until its backward.  Where none follows (an evaluation between backward
+and the optimizer's step, a loss that is thrown away), they would be those before the step in the next forward.  So
+while blocks keep them, whatever is still gathered when the optimizer steps is freed first.
+
 All ranks must gather in one order, so a change is made by all of them at one boundary, like that of any knob, and only
 where the modules are the same on all (layout).  Blocks run in the order in which they are registered, as in every
 transformer; where that is not so, prefetching fetches the wrong ones, which is slower and still correct.
@@ -19,14 +23,19 @@ number, refused); mixed precision and offload, which change the numbers or need 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
+from pacecar.profiler.hook.step_hooks import before_step
+from pacecar.profiler.ranks.data_parallel import fsdp_groups, is_fsdp
+from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, lacking
 
 from .actuator import Actuator, ActuatorError
@@ -42,8 +51,8 @@ MEMORY_RATIO_MAX = 0.9
 NO, YES = (by_name["fsdp_reshard"].choices.index(choice) for choice in ("no", "yes"))
 
 
-def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
-    """Return the knobs of a model that FSDP shards, refused ones too; none of any other."""
+def fsdp_knobs(model: nn.Module, config: TuneConfig, optimizer: Optimizer) -> list[Actuator]:
+    """Return the knobs of a model that FSDP shards and `optimizer` trains, refused ones too; none of any other."""
     shards = _Shards(model)
     if not shards.modules and shards.refusal() is None:
         return []
@@ -51,7 +60,7 @@ def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
     if "fsdp_prefetch" in config.knobs:
         knobs.append(FsdpPrefetchActuator(shards))
     if "fsdp_reshard" in config.knobs:
-        knobs.append(ReshardActuator(shards))
+        knobs.append(ReshardActuator(shards, optimizer))
     return knobs
 
 
@@ -61,9 +70,7 @@ class _Shards:
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
-        self.modules: list[Any] = [
-            module for module in model.modules() if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
-        ]
+        self.modules: list[Any] = [module for module in model.modules() if is_fsdp(module)]
         self._names = {id(module): name for name, module in model.named_modules()}
 
     @property
@@ -90,7 +97,7 @@ class _Shards:
             if reason is not None:
                 return reason
             owners["FSDPState"] = module._get_fsdp_state()
-            groups = _groups(module)
+            groups = fsdp_groups(module)
             if groups:
                 owners["FSDPParamGroup"] = groups[0]
             reason = lacking(feature, owners)
@@ -185,10 +192,12 @@ class FsdpPrefetchActuator:
 class ReshardActuator:
     """The knob "fsdp_reshard": 1 frees parameters after forward as the script has it, 0 keeps them until backward."""
 
-    def __init__(self, shards: _Shards) -> None:
+    def __init__(self, shards: _Shards, optimizer: Optimizer) -> None:
         self._shards = shards
+        self._optimizer = optimizer
         self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
         self._is_kept = False
+        self._stale_guard: RemovableHandle | None = None
 
     @property
     def knob(self) -> str:
@@ -249,12 +258,20 @@ class ReshardActuator:
         for module, frees in zip(self._shards.modules, home, strict=True):
             module.set_reshard_after_forward(frees and not is_kept, recurse=False)
         self._is_kept = is_kept
+        if self._stale_guard is not None:
+            self._stale_guard.remove()
+            self._stale_guard = None
+        if is_kept and any(self._read()):
+            kept = [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
+            self._stale_guard = before_step(self._optimizer, _freeing(kept))
 
     def _read(self) -> Sequence[bool]:
         """Return for each module whether the script has it reshard after forward."""
         if self._home is None:
             try:
-                self._home = [any(group._reshard_after_forward for group in _groups(m)) for m in self._shards.modules]
+                self._home = [
+                    any(group._reshard_after_forward for group in fsdp_groups(m)) for m in self._shards.modules
+                ]
             except AttributeError as error:
                 raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
             self._is_kept = not any(self._home)
@@ -265,13 +282,17 @@ class ReshardActuator:
         return self._shards.beyond_memory(sum(gathered_bytes(module) for module in freed))
 
 
-def _groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
-    """Return the parameter groups of one module, none of whose parameters are an inner module's (torch 2.6 to 2.13)."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]
-    return [group for group in groups if group is not None]
+def _freeing(modules: Sequence[Any]) -> Callable[..., None]:
+    """Return what frees the parameters that any of `modules` still has gathered; a microsecond where none has."""
+    groups = [(module, fsdp_groups(module)) for module in modules]
+
+    def free(*_: object) -> None:
+        for module, own in groups:
+            if any(group.is_unsharded for group in own):
+                module.reshard()
+
+    keep_out(free)
+    return free
 
 
 def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
@@ -281,9 +302,9 @@ def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
 
 def _meshes_differ(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
     return any(
-        g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in _groups(module)
+        g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in fsdp_groups(module)
     )
 
 
 def _is_gathered(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
-    return any(group.is_unsharded for group in _groups(module))
+    return any(group.is_unsharded for group in fsdp_groups(module))

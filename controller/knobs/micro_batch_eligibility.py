@@ -9,9 +9,8 @@ from typing import cast
 
 from torch import nn
 
+from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.torch_internals import lacking
-
-from .ddp.buckets import find_ddp
 
 __all__ = ["inexact"]
 

@@ -24,6 +24,9 @@ CAUSES = ("compute", "data_wait", "host", "optimizer", "checkpoint", "link", "th
 RANKS_DRAWN = 16
 """Lines of a panel by rank: a thousand would stop the browser, and the slowest are those that matter."""
 
+GUESSED = " (samples are a guess where pacecar_job_samples_guessed is 1)"
+"""What every panel of samples says of them."""
+
 _BUDGET = HookConfig().overhead_budget
 
 select, rate, increase, mean_of = ONE_JOB.select, ONE_JOB.rate, ONE_JOB.increase, ONE_JOB.mean_of
@@ -45,7 +48,7 @@ def pace_section() -> Section:
             [Query(combine("max", select("pacecar_job_step", all_ranks=True)), "step")], unit="none", empty=NO_JOB)),
         (3, 4, stat("Step time", "Mean step time of the slowest rank: the pace of the job.",
             [Query(slowest, "slowest rank")], unit="s", empty=NO_JOB)),
-        (3, 4, stat("Samples/s", "Samples that all ranks together train on.",
+        (3, 4, stat("Samples/s", f"Samples that all ranks together train on{GUESSED}.",
             [Query(samples, "samples/s")], unit="short", empty="The hook cannot count samples")),
         (3, 4, stat("Tokens/s", "Tokens that all ranks together train on.",
             [Query(tokens, "tokens/s")], unit="short", empty=NO_TOKENS)),
@@ -67,7 +70,7 @@ def pace_section() -> Section:
             "lowest tenth of the range shown: 10 % means that a step takes a tenth longer than this job was able to.",
             [Query(f"{pace} / scalar({baseline}) - 1", "slower by")], unit="percentunit", soft_limit=0.12,
             empty="The ranks are not compared: see the log of rank 0", thresholds=[(0.1, WARN), (0.25, BAD)])),
-        (8, 7, time_series("Throughput", "What all ranks together train on a second; tokens on the right.", [
+        (8, 7, time_series("Throughput", f"What all ranks together train on a second{GUESSED}; tokens on the right.", [
                 Query(samples, "samples/s"),
                 Query(tokens, "tokens/s"),
             ], unit="short", empty="The hook counts neither samples nor tokens",

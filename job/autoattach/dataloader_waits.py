@@ -1,9 +1,9 @@
-"""Times how long a loop waits for data that gets its batches straight from torch's DataLoader.
+"""Times how long a loop waits for data that gets its batches straight from torch's DataLoader, and counts samples.
 
 All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
 stay the script's own.  That also times evaluation, in whichever step that falls.  What other threads and worker
 processes draw is not this loop's waiting.
-Left out: loaders that are not torch's, and how many samples a batch holds (forward's input says that).
+Left out: loaders that are not torch's, and how a batch's samples are known (`profiler.hook.batch_lengths`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def time_waits(hook: Hook) -> None:
         return
     original = _original = vars(iterators)["__next__"]
     thread, loop, is_waiting = threading.get_ident(), hook.loop, [False]
+    loop.watch_loaders()
 
     def __next__(self: object) -> Any:  # noqa: ANN401, N807  whatever the loader makes
         if is_waiting[0] or threading.get_ident() != thread or not hook.is_alive:
@@ -41,10 +42,15 @@ def time_waits(hook: Hook) -> None:
         begun = time.monotonic_ns()
         is_waiting[0] = True
         try:
-            return original(self)
+            batch = original(self)
+        except StopIteration:
+            loop.exhausted(self)
+            raise
         finally:
             is_waiting[0] = False
             loop.waited(begun, time.monotonic_ns())
+        loop.drew(self)
+        return batch
 
     iterators.__next__ = __next__
 

@@ -36,7 +36,7 @@ from pacecar.torch_internals import lacking
 
 from ..attach import Pacer
 from .dataloader_waits import forget_waits
-from .model_finder import ModelProbes, children_of, compiled_functions, parameters_of, roots_of
+from .model_finder import ModelProbes, children_of, compiled_functions, inside_of, parameters_of, roots_of
 from .stderr_line import say
 from .tuning_permission import AttachRequest, join, wish
 
@@ -142,21 +142,21 @@ class LoopWatcher:
         called = probes.called(parameters)
         self._steps = 0
         if called:
-            self._choose(called, parameters)
+            self._choose(called, parameters, probes)
             return
         self._level += 1
         self._probe(children_of(self._probed, parameters) if self._level < LEVELS_MAX else [])
 
-    def _choose(self, called: list[nn.Module], parameters: set[int]) -> None:
+    def _choose(self, called: list[nn.Module], parameters: set[int], probes: ModelProbes) -> None:
         """Take the called model with most of the parameters, and the last optimizer that trains nothing but it."""
         model, self._probed = called[0], []
-        owned = {id(parameter) for parameter in model.parameters()}
+        owned = {id(parameter) for module in inside_of(model) for parameter in module.parameters(recurse=False)}
         known = [found for found in (reference() for reference in self._heard) if found is not None]
         inside = [found for found in known if parameters_of(found) <= owned]
         optimizer = inside[-1] if inside else known[0]
         several = len(called) > 1 or len(inside) < len(known)
         self._mine = weakref.ref(optimizer)
-        self._wish = wish(model, optimizer, several=several)
+        self._wish = wish(model, optimizer, several=several, is_called=probes.saw)
         if self._wish.gathering is None:
             self._attach(self._wish)
 

@@ -6,13 +6,14 @@ roots: modules that hold a parameter of the optimizer and that no other module h
 
 A root need not be what the loop calls: it may be a container, or somebody keeps DDP and calls what is inside.  So
 probes, hooks that note a call and nothing else, stay for one iteration; where no root was called, their children are
-probed in the next.  Inside a compiled module nothing is probed: another hook there would compile it anew.
+probed in the next.  The wrappers that a root holds (DDP, FSDP2) are probed with it, as they are what is tuned.  Inside
+a compiled module nothing is probed: another hook there would compile it anew.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.profiler.hook.module_calls import CallObserver, is_compiled_in_place, observe_calls
+from pacecar.profiler.ranks.data_parallel import wrappers_in
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import find
 
-__all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
+__all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "inside_of", "parameters_of", "roots_of"]
 
 PROBES_MAX = 64
 """Modules that are probed at once; a container with more children than this is not looked into."""
@@ -91,6 +93,13 @@ def _is_compiled(module: nn.Module) -> bool:
     )
 
 
+def inside_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that `module` holds, also where a list or an object between them hides them from it."""
+    yield from module.modules()
+    for wrapper in wrappers_in(module):
+        yield from wrapper.modules()
+
+
 class ModelProbes:
     """Notes which of `modules` are called to train, until `remove`; used once."""
 
@@ -104,7 +113,10 @@ class ModelProbes:
         keep_out(ModelProbes._note)
         if len(self._modules) > PROBES_MAX:
             return
-        for module in self._modules:
+        held = {id(wrapper): wrapper for module in self._modules for wrapper in wrappers_in(module)}
+        if len(held) > PROBES_MAX:
+            held = {}
+        for module in (held | {id(module): module for module in self._modules}).values():
             observer = None if is_compiled_in_place(module) else observe_calls(module, self._note)
             if observer is not None:
                 self._observers.append(observer)
@@ -117,9 +129,13 @@ class ModelProbes:
 
     def called(self, parameters: set[int]) -> list[nn.Module]:
         """Return the modules that were called and are in no other that was, those with most of `parameters` first."""
-        inner = {id(m) for outer in self._called.values() for m in outer.modules() if m is not outer}
+        inner = {id(m) for outer in self._called.values() for m in inside_of(outer) if m is not outer}
         outermost = [module for key, module in self._called.items() if key not in inner]
         return sorted(outermost, key=lambda module: -_covers(module, parameters))
+
+    def saw(self, module: nn.Module) -> bool:
+        """Return whether `module` was called to train."""
+        return id(module) in self._called
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.quantities import duration, percent, plural
 from pacecar.knobs import setting
-from pacecar.records import LEDGER_HEADINGS, Decision, Goodbye, JobRecord, Ledger, TunerStatus, Verdict
+from pacecar.records import Decision, Goodbye, JobRecord, Ledger, TunerStatus, Verdict
 
 from .stderr_line import write_line
 
@@ -80,6 +80,6 @@ def _first_reason(detail: str) -> str:
 
 
 def _shares(ledger: Ledger) -> str:
-    parts = {heading: getattr(ledger, f"{heading}_ns") / max(1, ledger.wall_ns) for heading in LEDGER_HEADINGS}
+    parts = {heading: part_ns / max(1, ledger.wall_ns) for heading, part_ns in ledger.parts().items()}
     largest = sorted((heading for heading in parts if parts[heading] >= SHARE_MIN), key=lambda each: -parts[each])
     return ", ".join(f"{percent(parts[heading])} {HEADING_WORDS[heading]}" for heading in largest[:SHARES_MAX])

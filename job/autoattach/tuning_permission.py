@@ -1,9 +1,10 @@
 """Attaches pacecar to a script that does not call it: measures it, and tunes only where no script can be hurt.
 
 A script that calls `pacecar.attach` promises that all ranks attach and make the same steps, and that its model is DDP's
-own.  Here nobody promised that.  So a knob is turned only under DistributedDataParallel over all ranks, in its own
-class or one that changes nothing of its work, and at boundaries that hold where a rank leaves a step out
-(`at_forward`).  Everywhere else the script is measured, and the line on stderr says why no more is done.
+own.  Here nobody promised that.  So a knob is turned only under DistributedDataParallel or FSDP2 over all ranks, in its
+own class or one that changes nothing of its work, where the loop was seen to call it, itself or by an object around it,
+and at boundaries that hold where a rank leaves a step out (`at_forward`).  Everywhere else the script is measured, and
+the line on stderr says why no more is done.
 
 Without PACECAR_TUNE_MODE the mode is "off", whatever a configuration file says: that file is for scripts that ask.
 """
@@ -11,6 +12,7 @@ Without PACECAR_TUNE_MODE the mode is "off", whatever a configuration file says:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +22,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pacecar.config import Config, load_config
-from pacecar.controller.knobs.ddp.torch_internals import find_ddp
 from pacecar.profiler.hook.job_identity import make_hello
+from pacecar.profiler.ranks.data_parallel import (
+    find_ddp,
+    find_fsdp,
+    fsdp_groups,
+    is_fsdp,
+    spans_all_ranks,
+    uncompiled,
+    wrappers_in,
+)
 from pacecar.torch_internals import lacking, need
 
 from ..attach import Pacer, attach
 from .dataloader_waits import time_waits
+from .model_finder import parameters_of
 from .outcome_lines import OutcomeLines
 from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet
@@ -55,8 +66,10 @@ class AttachRequest:
         return replace(self, mode="off", reason=reason, gathering=None)
 
 
-def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> AttachRequest:
-    """Return what may be attached and how far it may tune; `several`: the loop trains other models too.
+def wish(
+    model: nn.Module, optimizer: Optimizer, *, several: bool, is_called: Callable[[nn.Module], bool]
+) -> AttachRequest:
+    """Return what may be attached and how far it may tune; `several`, `is_called` as in `refusal`.
 
     Raises:
         ConfigError: file or environment are not valid.
@@ -66,15 +79,20 @@ def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> AttachRequ
     wished = AttachRequest(model, optimizer, config, mode)
     if mode == "off":
         return wished
-    reason = refusal(model, mode, several=several)
+    reason = refusal(model, optimizer, mode, several=several, is_called=is_called)
     if reason is not None:
         return wished.alone(reason)
     store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
     return replace(wished, gathering=RankGathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
 
 
-def refusal(model: nn.Module, mode: str, *, several: bool) -> str | None:
-    """Return why nothing is tuned, or None."""
+def refusal(
+    model: nn.Module, optimizer: Optimizer, mode: str, *, several: bool, is_called: Callable[[nn.Module], bool]
+) -> str | None:
+    """Return why nothing is tuned, or None.
+
+    `several`: the loop trains other models too.  `is_called`: whether it was seen to call a module that `model` holds.
+    """
     if mode not in ("advise", "exact"):
         return f'mode "{mode}" needs to be told the loss, by pacecar.attach in the script'
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -82,15 +100,45 @@ def refusal(model: nn.Module, mode: str, *, several: bool) -> str | None:
     lacks = lacking("run_gathering")
     if lacks is not None:
         return lacks
-    ddp = find_ddp(model)
-    if ddp is None:
-        return f"{type(model).__name__} is not under DistributedDataParallel"
+    ddp, fsdp = find_ddp(model), find_fsdp(model)
+    wrapper = ddp if ddp is not None else fsdp
+    if wrapper is None:
+        return _unwrapped(model)
     if several:
         return "the loop trains several models"
+    name = "DistributedDataParallel" if ddp is not None else "FSDP2"
+    if wrapper is not uncompiled(model) and not is_called(wrapper):
+        return f"the loop does not call what {type(model).__name__} has under {name}"
+    if not parameters_of(optimizer) & {id(parameter) for parameter in wrapper.parameters()}:
+        return f"{type(optimizer).__name__} trains nothing that is under {name}"
+    if ddp is None:
+        return _fsdp_refusal(wrapper)
+    if any(is_fsdp(module) for module in wrappers_in(model)):
+        return "DistributedDataParallel and FSDP2 are mixed"
     if dist.get_world_size(ddp.process_group) != dist.get_world_size():
         return "DistributedDataParallel spans only a part of the ranks"
     changed = _changed(type(ddp))
     return f"{type(ddp).__name__} has its own {', '.join(changed[:3])}" if changed else None
+
+
+def _unwrapped(model: nn.Module) -> str:
+    """Return what it is that makes `model` no model of DDP or FSDP2 here."""
+    kind, inner = type(model).__name__, uncompiled(model)
+    if inner is not model and wrappers_in(inner):
+        return f"{type(inner).__name__} is compiled from outside its DistributedDataParallel or FSDP2"
+    if any(is_fsdp(module) for module in wrappers_in(inner)):
+        return f"only parts of {kind} are under FSDP2"
+    return f"{kind} is not under DistributedDataParallel or FSDP2"
+
+
+def _fsdp_refusal(fsdp: nn.Module) -> str | None:
+    """Return why FSDP2's knobs are not turned, or None."""
+    for module in fsdp.modules():
+        for group in fsdp_groups(module) if is_fsdp(module) else ():
+            lacks = lacking("run_fsdp", {"FSDPParamGroup": group})
+            if lacks is not None:
+                return lacks
+    return None if spans_all_ranks(fsdp) else "FSDP2 spans only a part of the ranks"
 
 
 def _changed(kind: type[DistributedDataParallel]) -> list[str]:
@@ -119,5 +167,14 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
     does = "tunes nothing" if reason is not None or wished.mode == "off" else f"mode {wished.mode}"
     if reason is not None:
         does += f": {reason.removeprefix('not tuning: ')}"
-    what = f"{type(wished.model).__name__} and {type(wished.optimizer).__name__}"
+    what = f"{_named(wished.model)} and {type(wished.optimizer).__name__}"
     return pacer, f"measures job {hello.job}, {what} on {hello.world_size} ranks; {does}"
+
+
+def _named(model: nn.Module) -> str:
+    """Return the name of `model`'s class, and what makes it data-parallel where that is inside it."""
+    inner, kind = uncompiled(model), type(model).__name__
+    held = [module for module in wrappers_in(inner) if module is not inner]
+    if not held:
+        return kind
+    return f"{kind} around {'FSDP2' if is_fsdp(held[0]) else type(held[0]).__name__}"

@@ -118,6 +118,7 @@ def _knobs_in_force(rank: RankView) -> Knobs | None:
 def _step_samples(step: StepRecord, labels: tuple[str, str, str]) -> Iterator[Sample]:
     optional = {
         "pacecar_job_samples_total": step.total_samples,
+        "pacecar_job_samples_guessed": None if step.total_samples is None else int(step.samples_guessed),
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,

@@ -56,6 +56,7 @@ def job_document(
         pace_seconds=_seconds(pace_ns if crew is None else crew.pace_ns),
         median_pace_seconds=None if crew is None else _seconds(crew.median_ns),
         samples_per_second=_rate(lately, "samples"),
+        samples_guessed=any(step.samples_guessed for step in steps),
         tokens_per_second=_rate(lately, "tokens"),
         mfu_ratio=sum(mfus) / len(mfus) if mfus else None,
         last_record_age_seconds=_seconds(min(ages, default=None)),

@@ -18,7 +18,7 @@ import msgspec
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.metrics.catalog import CATALOG, by_name
-from pacecar.records import LEDGER_HEADINGS, JobHello, Ok, Sample, Snapshot, Throttling
+from pacecar.records import JobHello, Ok, Sample, Snapshot, Throttling
 from pacecar.records.job_identity import JobKey, titles
 from pacecar.records.status_document import (
     VERSION,
@@ -250,7 +250,7 @@ class StatusDocumentBuilder:
 
 
 def _between(old: _Mark, new: _Mark) -> Elapsed | None:
-    parts = {heading: value - old.parts_ns[heading] for heading, value in new.parts_ns.items()}
+    parts = {heading: value - old.parts_ns.get(heading, 0) for heading, value in new.parts_ns.items()}
     if new.at_ns <= old.at_ns or not any(parts.values()):
         return None
     return Elapsed(
@@ -266,10 +266,10 @@ def _mark(job: JobView, now_ns: int) -> _Mark | None:
     told = [(rank.hello, rank.step) for rank in job.ranks if rank.step is not None]
     if not told:
         return None
-    parts: dict[str, int] = dict.fromkeys(LEDGER_HEADINGS, 0)
+    parts: dict[str, int] = {}
     for _, step in told:
         for heading, value in step.totals.parts().items():
-            parts[heading] += value
+            parts[heading] = parts.get(heading, 0) + value
     return _Mark(
         now_ns,
         tuple((hello.rank, hello.started_wall_ns) for hello, _ in told),

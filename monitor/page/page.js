@@ -153,7 +153,7 @@ function drawJob(job, order) {
   const facts = [
     ["Step", number(job.step)], ["Pace", job.pace_seconds === null ? null : `${seconds(job.pace_seconds)} a step`],
     ["Median rank", job.median_pace_seconds === null ? null : seconds(job.median_pace_seconds)],
-    ["Samples", job.samples_per_second === null ? null : `${scaled(job.samples_per_second, "/s")}`],
+    ["Samples", job.samples_per_second === null ? null : `${scaled(job.samples_per_second, "/s")}${job.samples_guessed ? " (a guess)" : ""}`],
     ["Tokens", job.tokens_per_second === null ? null : `${scaled(job.tokens_per_second, "/s")}`],
     ["MFU", job.mfu_ratio === null ? null : percent(job.mfu_ratio, 1)],
     ["Ranks here", `${job.ranks.length + job.ranks_left_out} of ${number(job.world_size)}`],

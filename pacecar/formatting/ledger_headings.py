@@ -58,5 +58,6 @@ UNCALIBRATED_WORDS = {
     "unavailable": "this torch has no exact windows",
     "warming_up": "the first exact window is still to come",
     "price": "an exact window would cost more than the overhead budget has earned so far",
+    "profiler": "the script's own profiler is on, and only one can be",
 }
 """Why most of a ledger is unknown."""

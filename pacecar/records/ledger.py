@@ -36,7 +36,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stopped                the process had no processor: a signal, a debugger, a frozen group, a quota, other programs
     unknown                what could not be told; never hidden in another heading
 
-    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute.
+    `data_wait_ns` is None where nothing that was seen could have waited for data, as no loader was: such waiting, if
+    there is any, is in other headings.  A sum knows what any of its parts knows.
+    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute;
+    `loop_host_ns` is the part of `host_bound_ns` outside of forward, backward and optimizer, where the script's own
+    code runs (a simulator, logging), so that no faster launch would end it.
     Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
     """
 
@@ -44,7 +48,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     compute_ns: Nanoseconds = 0
     exposed_communication_ns: Nanoseconds = 0
     exposed_copy_ns: Nanoseconds = 0
-    data_wait_ns: Nanoseconds = 0
+    data_wait_ns: Nanoseconds | None = 0
     host_bound_ns: Nanoseconds = 0
     optimizer_host_ns: Nanoseconds = 0
     checkpoint_ns: Nanoseconds = 0
@@ -52,12 +56,15 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unknown_ns: Nanoseconds = 0
     communication_ns: Nanoseconds = 0
     overlapped_communication_ns: Nanoseconds = 0
+    loop_host_ns: Nanoseconds = 0
 
     def __post_init__(self) -> None:
         # Written out: this runs twice a step inside the training process.
         compute, exposed, copy, data = (
             self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
         )  # fmt: skip
+        if data is None:
+            data = 0
         host, optimizer, checkpoint, stopped, unknown = (
             self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.stopped_ns, self.unknown_ns,
         )  # fmt: skip
@@ -70,12 +77,17 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 f"communication {self.communication_ns} ns is not exposed {self.exposed_communication_ns} ns"
                 f" plus overlapped {self.overlapped_communication_ns} ns"
             )
+        if not 0 <= self.loop_host_ns <= host:
+            raise ValueError(f"host-bound time of the loop {self.loop_host_ns} ns is no part of {host} ns")
         if self.overlapped_communication_ns < 0:
             raise ValueError(f"overlapped communication is {self.overlapped_communication_ns} ns")
 
     def parts(self) -> dict[str, int]:
-        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order."""
-        return {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
+        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order, without what is not known."""
+        parts = {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
+        if self.data_wait_ns is None:
+            del parts["data_wait"]
+        return parts
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -85,12 +97,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.overlapped_communication_ns / self.communication_ns
 
     def __add__(self, other: Ledger) -> Ledger:
+        mine, theirs = self.data_wait_ns, other.data_wait_ns
         return Ledger(
             wall_ns=self.wall_ns + other.wall_ns,
             compute_ns=self.compute_ns + other.compute_ns,
             exposed_communication_ns=self.exposed_communication_ns + other.exposed_communication_ns,
             exposed_copy_ns=self.exposed_copy_ns + other.exposed_copy_ns,
-            data_wait_ns=self.data_wait_ns + other.data_wait_ns,
+            data_wait_ns=theirs if mine is None else mine if theirs is None else mine + theirs,
             host_bound_ns=self.host_bound_ns + other.host_bound_ns,
             optimizer_host_ns=self.optimizer_host_ns + other.optimizer_host_ns,
             checkpoint_ns=self.checkpoint_ns + other.checkpoint_ns,
@@ -98,4 +111,5 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             unknown_ns=self.unknown_ns + other.unknown_ns,
             communication_ns=self.communication_ns + other.communication_ns,
             overlapped_communication_ns=self.overlapped_communication_ns + other.overlapped_communication_ns,
+            loop_host_ns=self.loop_host_ns + other.loop_host_ns,
         )

@@ -217,9 +217,9 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     overhead_budget: Ratio | None = None
 
 
-Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
-"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, or one would
-cost more than the budget has earned."""
+Uncalibrated = Literal["off", "unavailable", "warming_up", "price", "profiler"]
+"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, one would cost
+more than the budget has earned, or a profiler of the script's own was on whenever one was due."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -235,6 +235,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
     the hook has turned itself off, and this is its last record.  `uncalibrated` says why there is no exact window yet,
     None after the first; `window_price_ns` what that one is expected to cost, None where nobody knows.
+    `samples_guessed`: neither the script nor a batch sampler said how many `samples` there are; they are the first
+    dimension of a tensor, which is right for most batches, and for some is time or tokens.
     """
 
     job: Label
@@ -262,6 +264,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     dropped_records: Count
     knobs: Knobs
     disturbed: bool = False
+    samples_guessed: bool = False
     measured_every: PositiveCount | None = 1
     uncalibrated: Uncalibrated | None = None
     window_price_ns: Nanoseconds | None = None

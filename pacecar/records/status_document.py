@@ -201,8 +201,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     (`pacecar.records.job_identity.titles`), `uid` is whose it is.
 
     `ledger_seconds` is where the time of its ranks here went during the last `ledger_window_seconds`, or in the last
-    steps while nothing older is known (the window is then null).  `ranks` holds the most interesting ones in the order
-    of their numbers, `ranks_left_out` counts the others; `moves` are decisions, newest first.
+    steps while nothing older is known (the window is then null).  `samples_guessed`: of a rank here the samples are the
+    first dimension of a tensor, as nobody said how many there are.  `ranks` holds the most interesting ones in the
+    order of their numbers, `ranks_left_out` counts the others; `moves` are decisions, newest first.
     """
 
     job: str
@@ -217,6 +218,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pace_seconds: float | None = None
     median_pace_seconds: float | None = None
     samples_per_second: float | None = None
+    samples_guessed: bool = False
     tokens_per_second: float | None = None
     mfu_ratio: float | None = None
     last_record_age_seconds: float | None = None

@@ -15,6 +15,7 @@ from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import StepCounts
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..utilization.model_flops_utilization import UtilizationMeter
+from .batch_lengths import BatchLengths
 from .phase_hooks import PhaseHooks
 from .timed_loader import TimedLoader, guess_samples
 
@@ -44,7 +45,8 @@ class DataLoading:
         self._phases = phases
         self._utilization = vitals
         self._now_ns = now_ns
-        self._batch_samples = batch_samples or guess_samples
+        self._batch_samples = batch_samples
+        self._lengths = BatchLengths()
         self._batch_tokens = batch_tokens
         self.checkpoint_depth = 0
         """How many `checkpoint` bodies are under way, one inside another."""
@@ -52,6 +54,7 @@ class DataLoading:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
+        self._lengths.install()
         return TimedLoader(
             loader,
             now_ns=self._now_ns,
@@ -60,13 +63,34 @@ class DataLoading:
             drawn=self._guard.wrap(self._drawn),
         )
 
+    def watch_loaders(self) -> None:
+        """Begin to note what torch's loaders give that do not come through `data`; `drew` is told of each batch."""
+        self._lengths.install()
+
+    def drew(self, iterator: object) -> None:
+        """Note that the loop has a batch of `iterator`, which did not come through `data`."""
+        self._guard.wrap(self._drew)(iterator)
+
+    def exhausted(self, iterator: object) -> None:
+        """Note that `iterator` has no more batches."""
+        self._phases.batches.end(id(iterator))
+
+    def _drew(self, iterator: object) -> None:
+        length = self._lengths.take(iterator)
+        if length is not None:
+            self._phases.batches.draw(id(iterator), length)
+
+    def close(self) -> None:
+        """Note no more."""
+        self._lengths.remove()
+
     def waits(self) -> None:
         """Note that the loop begins to wait for a batch that does not come through `data`."""
         if self._guard.is_alive:  # a forked child must not mark a device
             self._timer.waits()
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Note that the loop has the batch; how many samples, and whether they are trained on, is not known here."""
+        """Note that the loop has the batch; whether it is trained on is not known here."""
         self._guard.wrap(self._waited)(start_ns, end_ns)
 
     def _waited(self, start_ns: int, end_ns: int) -> None:
@@ -109,8 +133,15 @@ class DataLoading:
         self._timer.events.append(("checkpoint", start_ns, end_ns))
         self._utilization.checkpointed(end_ns - start_ns)
 
-    def _drawn(self, batch: object) -> None:
-        samples = self._batch_samples(batch)
+    def _drawn(self, batch: object, iterator: object) -> None:
+        is_guess = False
+        if self._batch_samples is not None:
+            samples = self._batch_samples(batch)
+        else:
+            samples = self._lengths.take(iterator)
+            if samples is None:
+                samples, is_guess = guess_samples(batch), True
         if samples is not None:
             self._phases.guesses_samples = False
-        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))
+        tokens = None if self._batch_tokens is None else self._batch_tokens(batch)
+        self._counts.draw(samples, tokens, is_guess=is_guess)

@@ -368,18 +368,20 @@ class Hook:
         timer.overhead_ns += phases.own_ns
         phases.own_ns = 0
         was_counted = False
-        if phases.inputs == boundary.usual.inputs and not phases.has_looked:
+        is_usual = phases.inputs == boundary.usual.inputs and phases.drawn_samples == boundary.usual.drawn
+        if is_usual and not phases.has_looked:
             phases.inputs.clear()
+            phases.drawn_samples = None
         else:
             boundary.usual, was_counted = take_inputs(phases, self._utilization)
-        samples, tokens = boundary.usual.samples, None
+        samples, tokens, is_guess = boundary.usual.samples, None, boundary.usual.is_guess
         if self._counts.has_news:
-            samples, tokens = self._counts.drain(samples)
+            samples, tokens, is_guess = self._counts.drain(samples, is_guess)
         phases.guesses_samples = True
         raw = schedule.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(
-            self._step_records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops
+            self._step_records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops, is_guess
         )
         if was_counted or schedule.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
@@ -476,6 +478,7 @@ class Hook:
         self._window_schedule.abandon()
         self._meter.uninstall()
         self._utilization.retire()
+        self._loop.close()
         self._phases.remove()
         if self._is_closed and self._boundary_handle is not None:
             self._boundary_handle.remove()

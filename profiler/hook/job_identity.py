@@ -33,6 +33,7 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.records import JobHello
 
+from ..ranks.data_parallel import parallel_of
 from ..transport.field_filter import FieldFilter
 from .launch_id import launch_of
 from .network_interface import collective_interface
@@ -92,7 +93,7 @@ def make_hello(
         backend=backend,
         framework=f"torch {torch.__version__}",
         pacecar_version=metadata.version("pacecar"),
-        parallel={"data": world_size} if isinstance(model, nn.parallel.DistributedDataParallel) else {},
+        parallel=parallel_of(model),
         started_wall_ns=(clock or SystemClock()).wall_ns(),
         interface=collective_interface(backend, environ=environ),
         slurm_job=_label(environ, "SLURM_JOB_ID", "SLURM_JOBID"),

@@ -35,6 +35,7 @@ from pacecar.torch_internals import find, lacking, own_has
 from ..ledger.attribution import REST
 from ..timing.cuda_timer import device_timer
 from ..timing.failure_guard import FailureGuard
+from ..timing.sample_counts import SeenBatches, plus
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
 from .job_identity import model_device
@@ -120,6 +121,13 @@ class PhaseHooks:
         self.forward_samples: int | None = None
         self.guesses_samples = True
         """Whether this step's samples were not counted otherwise, so that they are guessed from forward's input."""
+        self.once_inputs: int | None = None
+        """Of a closure that the optimizer calls: how many of `inputs` came before its first backward ended."""
+        self.batches = SeenBatches()
+        """What the loop drew by itself, from loaders that were seen."""
+        self._waiting_batches = self.batches.waiting
+        self.drawn_samples: int | None = None
+        """The samples of what this step trains on of it; None: it drew none."""
 
     def install(self) -> None:
         """Register all hooks."""
@@ -147,6 +155,8 @@ class PhaseHooks:
     def resume(self) -> None:
         """Register the hooks again, at a boundary."""
         self.is_resting = False
+        self.batches.forget()
+        self.drawn_samples = None
         self._register()
 
     def remove(self) -> None:
@@ -211,11 +221,15 @@ class PhaseHooks:
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
             self.evaluated_ns = now
+            if self._waiting_batches:
+                self.batches.evaluate()
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
         if self._enter is not None:
             self._enter("forward")
+        if self._waiting_batches:
+            self.drawn_samples = plus(self.drawn_samples, self.batches.train())
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
                 # Most models take one tensor; its shape gives the samples too.
@@ -230,7 +244,7 @@ class PhaseHooks:
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.has_looked = True
-        if self.guesses_samples:
+        if self.guesses_samples and self.once_inputs is None:
             samples = guess_samples(args or kwargs)
             if samples is not None:
                 self.forward_samples = (self.forward_samples or 0) + samples
@@ -306,6 +320,8 @@ class PhaseHooks:
             self._events.append(("backward", start, now))
             if self._enter is not None:
                 self._enter("backward_tail" if self._has_tail else self._around)
+            if self.optimizer_start_ns is not None and self.once_inputs is None:
+                self.once_inputs = len(self.inputs)  # what follows is the same batch again, as in LBFGS
             if self._has_tail:
                 self._compute_end_ns = now
                 self._queue_callback(self._backward_ended)
@@ -330,6 +346,7 @@ class PhaseHooks:
         if is_tracing():
             return
         self.optimizer_start_ns = self._now_ns()
+        self.once_inputs = None
         if self._enter is not None:
             self._enter("optimizer")
 

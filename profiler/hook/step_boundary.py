@@ -51,14 +51,20 @@ PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", Dev
 
 
 class StepInputs(msgspec.Struct, frozen=True):
-    """Samples and FLOPs of a step with these inputs; `inputs` None: not valid for any other step."""
+    """Samples and FLOPs of a step with these inputs; `inputs` None: not valid for any other step.
+
+    `drawn` are the samples of what the step drew from loaders that were seen; `is_guess`: `samples` are the first
+    dimension of a tensor.
+    """
 
     inputs: list[InputKey] | None
+    drawn: int | None
     samples: int | None
+    is_guess: bool
     flops: int | None
 
 
-UNUSUAL = StepInputs(None, None, None)
+UNUSUAL = StepInputs(None, None, None, False, None)
 
 
 class CountedStep(msgspec.Struct, frozen=True):
@@ -160,6 +166,7 @@ class StepBoundary:
             not self.is_plain
             or self.step + 1 >= self.full_boundary_step
             or phases.inputs != usual.inputs
+            or phases.drawn_samples != usual.drawn
             or phases.has_looked
             or self._counts.has_news
             or not self._guard.is_alive
@@ -190,6 +197,7 @@ class StepBoundary:
         own_ns = timer.overhead_ns + phases.own_ns
         phases.own_ns = 0
         phases.inputs.clear()
+        phases.drawn_samples = None
         device = None if timer.device is None else timer.device.finish()
         step = self.step
         self.step = step + 1
@@ -208,7 +216,8 @@ class StepBoundary:
         passed.steps += 1
         passed.wall_ns += self._timer.skip(now_ns)
         if self._counts.has_news:
-            passed.said(*self._counts.drain(None))
+            samples, tokens, _ = self._counts.drain(None, False)
+            passed.said(samples, tokens)
             self._phases.guesses_samples = True
         self.step += 1
         return passed
@@ -232,16 +241,19 @@ def raw_step(plain: PlainStep) -> RawStep:
 def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInputs, bool]:
     """Return the inputs of the step that ends, and whether a forward of it was counted; begin the next one."""
     was_counted = phases.tells_inputs and vitals.is_counted
-    inputs, samples = phases.inputs, phases.forward_samples
+    inputs, guess, drawn = phases.inputs, phases.forward_samples, phases.drawn_samples
     if not inputs and not phases.has_looked:
         phases.saw_no_call()
-    for shape, _ in inputs:
+    for shape, _ in inputs[: phases.once_inputs]:
         if shape:
-            samples = (samples or 0) + shape[0]
+            guess = (guess or 0) + shape[0]
     flops = vitals.take_flops(inputs)
-    is_usual = not (phases.has_looked or vitals.wants_count)
-    found = StepInputs(inputs[:] if is_usual else None, samples, flops)
+    rest = phases.batches.rest
+    samples = phases.batches.spend(drawn, guess)
+    is_guess = samples is None and guess is not None
+    is_usual = not (phases.has_looked or vitals.wants_count or rest or phases.batches.rest)
+    found = StepInputs(inputs[:] if is_usual else None, drawn, guess if samples is None else samples, is_guess, flops)
     inputs.clear()
     phases.has_looked = False
-    phases.forward_samples = None
+    phases.forward_samples = phases.once_inputs = phases.drawn_samples = None
     return found, was_counted

@@ -96,6 +96,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     samples: int | None
     tokens: int | None
     flops: int | None
+    samples_guessed: bool = False
     disturbed: bool = False
     was_counted: bool = False
     passed: CountedSums | None = None
@@ -353,10 +354,13 @@ class StepRecords:
 
     def _finished(self, plain: PlainStep) -> FinishedStep:
         step, _, _, ended_wall_ns, _, _, knobs, inputs, _ = plain
-        return FinishedStep(self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops)
+        return FinishedStep(
+            self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops, inputs.is_guess
+        )
 
     def _settle(self, step: FinishedStep) -> None:
         timed = step.timed or self.time(step)
+        self._totals.sees_data |= "data_wait" in timed.phases
         price = self.call_price
         ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
         own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
@@ -445,6 +449,7 @@ class StepRecords:
             taken_ns = self._stop_detector.processor_ns(step.raw.start_ns, step.raw.end_ns)
             ledger = ledger if taken_ns is None else capped(ledger, taken_ns)
         totals = self._totals
+        ledger = totals.known(ledger)
         totals.add(ledger, step.samples, step.tokens)
         return StepRecord(
             job=self._hello.job,
@@ -473,6 +478,7 @@ class StepRecords:
             knobs=step.knobs,
             disturbed=step.disturbed,
             measured_every=self._sampling.every,
+            samples_guessed=step.samples_guessed,
             uncalibrated=self.uncalibrated if calibration is None else None,
             window_price_ns=self.window_price_ns if calibration is None else None,
         )

@@ -1,8 +1,9 @@
 """Times how long the job waits for data, and counts the samples of each batch.
 
 The time inside `next()` of the loader, measured from outside, is the wait, whatever the loader is: torch's DataLoader,
-a generator, a streaming reader.  No loader says how many samples a batch holds.  The first dimension of the first
-tensor is right for nearly every batch; for others the user passes a function or calls `Hook.count`.
+a generator, a streaming reader.  How many samples a batch holds a batch sampler says, where there is one
+(`batch_lengths`).  Else it is guessed: the first dimension of the first tensor is right for most batches; for others
+the user passes a function or calls `Hook.count`.
 
 Batches are read and passed on; nothing here keeps one.
 """
@@ -55,7 +56,7 @@ class TimedLoader(Generic[T]):
     """`loader` with its waits reported; iterate it as often as the loader itself, `len()` and attributes pass through.
 
     `waits()` is called before each `next()`, `waited(start_ns, end_ns)` after it, also after the last one that finds no
-    more; `drawn(batch)` for each batch.  None may raise.
+    more; `drawn(batch, iterator)` for each batch.  None may raise.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class TimedLoader(Generic[T]):
         now_ns: Callable[[], int],
         waited: Callable[[int, int], None],
         waits: Callable[[], None] = _nothing,
-        drawn: Callable[[T], None],
+        drawn: Callable[[T, Iterator[T]], None],
     ) -> None:
         self._loader = loader
         self._now_ns = now_ns
@@ -84,7 +85,7 @@ class TimedLoader(Generic[T]):
                 self._waited(start, self._now_ns())
                 return
             self._waited(start, self._now_ns())
-            self._drawn(batch)
+            self._drawn(batch, iterator)
             yield batch
             del batch  # or the generator holds it while the loader makes the next one
             self._waits()

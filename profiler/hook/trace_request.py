@@ -33,6 +33,7 @@ from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
+from ..windows.kineto_log import quiet
 from ..windows.session_pause import SessionPause, may_collectives_be_out
 from .daemon_messages import MessageRefusal, NotYet, Reply
 from .trace_file import TraceFile
@@ -160,7 +161,8 @@ class TraceRequests:
         self._answer = answer
         self._hook.is_traced = True
         try:
-            self._profile.start()
+            with quiet():
+                self._profile.start()
         except BaseException:
             self._profile = self._answer = None
             self._forget_file()
@@ -189,7 +191,8 @@ class TraceRequests:
         if is_last:
             self._pause.begin()  # before the mark of the step that follows, which is not of the trace
         try:
-            self._profile.step()
+            with quiet():
+                self._profile.step()
         except Exception as error:  # noqa: BLE001  errors of CUPTI: the job goes on, without a trace
             self._give_up(error)
 
@@ -217,7 +220,8 @@ class TraceRequests:
     def _stop(self, taken: Any) -> None:  # noqa: ANN401  as `_profile`
         self._pause.wait()
         self._pause.end()
-        taken.stop()
+        with quiet():
+            taken.stop()
 
     def _forget_file(self) -> None:
         if self._file is not None:

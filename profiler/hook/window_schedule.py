@@ -155,7 +155,11 @@ class WindowSchedule:
             self._preemption.end()
             self._predict(step)
             if not self._meter.may_open():
+                if self._meter.is_taken:
+                    self._step_records.uncalibrated = "profiler"
                 return
+            if self._step_records.uncalibrated == "profiler":
+                self._step_records.uncalibrated = "warming_up"
             if not self._budget.wants_window(step):
                 self._take_slice()
                 return

@@ -80,7 +80,7 @@ class _Mix:
         newest = ledgers[0]
         if len(ledgers) > 1:
             shares = {
-                heading: int(median(_share(ledger.parts()[heading], ledger) for ledger in ledgers))
+                heading: int(median(_share(ledger.parts().get(heading, 0), ledger) for ledger in ledgers))
                 for heading in LEDGER_HEADINGS
             }
             overlapped = median(_share(ledger.overlapped_communication_ns, ledger) for ledger in ledgers)
@@ -234,18 +234,21 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
         rest = 0
     known[REST] = known.get(REST, 0) + rest
     parts = dict.fromkeys(LEDGER_HEADINGS, 0)
-    overlapped = 0
+    overlapped = loop_host = 0
     mixes = calibration.mixes if calibration is not None else {}
     for name, duration in known.items():
         mix = mixes.get(name)
         if mix is None:
             parts[_DIRECT.get(name, "unknown")] += duration
             continue
+        host_before = parts["host_bound"]
         if len(mix.headings) == 1:
             parts[mix.headings[0]] += duration
         else:
             for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
                 parts[heading] += share
+        if name == REST:
+            loop_host = parts["host_bound"] - host_before
         if mix.overlapped_ns:
             overlapped += duration * mix.overlapped_ns // mix.wall_ns
     return Ledger(
@@ -261,4 +264,5 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
         unknown_ns=parts["unknown"],
         communication_ns=parts["exposed_communication"] + overlapped,
         overlapped_communication_ns=overlapped,
+        loop_host_ns=loop_host,
     )

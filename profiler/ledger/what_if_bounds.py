@@ -2,7 +2,8 @@
 
 Concluding "communication takes 30 %, so hiding it wins 30 %" is wrong twice.  Only *exposed* communication costs, and
 what is hidden still has to run: a link that is busy for 80 ms of every step allows no step of 70 ms.  So each bound
-removes one heading from the ledger and stops at the resource that is busy longest:
+removes one heading from the ledger and stops at the resource that is busy longest.  Of the host-bound time it removes
+what lies inside forward, backward and optimizer: between them the script's own code runs, and no faster launch ends it.
 
     step          |cccccccc|eeeeee|dd|hhh|       c compute, e exposed communication, d data wait, h host bound
     hidden        |cccccccc|dd|hhh|              never shorter than all communication, exposed and overlapped
@@ -67,7 +68,7 @@ class _Cut(NamedTuple):
 _CUTS = (
     _Cut("communication_hidden", ("exposed_communication",), "exposed communication"),
     _Cut("data_free", ("data_wait",), "waiting for data"),
-    _Cut("launch_gaps_gone", ("host_bound",), "idle time in which the host had launched nothing"),
+    _Cut("launch_gaps_gone", ("host_bound",), "idle time in the model's work in which the host had launched nothing"),
     _Cut("all", ("exposed_communication", "data_wait", "host_bound"), "all of these"),
 )
 
@@ -95,14 +96,20 @@ def _climb(runners: Sequence[Runner], cut: _Cut, pace: float) -> WhatIfStep:
         left, bound = _without(runner, cut)
         if _per_step(runner, left) >= step:
             step, binds, slowest = _per_step(runner, left), bound, runner
-    taken = sum(slowest.ledger.parts()[heading] for heading in cut.takes)
+    taken = _taken(slowest.ledger, cut)
     return WhatIfStep(cut.name, pace, step, _per_step(slowest, taken), cut.what, binds)
+
+
+def _taken(ledger: Ledger, cut: _Cut) -> int:
+    """Return the time of the cut's headings, but for that in which the script's own code ran and no launch was due."""
+    parts = ledger.parts() | {"host_bound": ledger.host_bound_ns - ledger.loop_host_ns}
+    return sum(parts.get(heading, 0) for heading in cut.takes)
 
 
 def _without(runner: Runner, cut: _Cut) -> tuple[int, Bound]:
     """Return the wall time of one rank without the cut's headings, and what forbids less."""
     ledger = runner.ledger
-    left = ledger.wall_ns - sum(ledger.parts()[heading] for heading in cut.takes)
+    left = ledger.wall_ns - _taken(ledger, cut)
     link = ledger.communication_ns - runner.wait_ns
     if left < link:
         return link, Bound.COMMUNICATION

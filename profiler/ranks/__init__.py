@@ -7,6 +7,7 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
     step_partition                     which steps belong together, the same on all ranks
     phase_sums_message, totals         what a rank says of a range: a row of integers
     gather_schedule, gloo_transport    when to send it; how, without ever waiting
+    data_parallel                      over how many ranks DDP or FSDP2 spreads the model, and where in it that is
     host_pressure, tcp_busy_time       what the kernel says of waits
     straggler_detector, link_diagnosis, noise, cusum    who is late, and is it chance?
     hang_detector, collectives         may it hang, and in which collective?

@@ -44,7 +44,7 @@ __all__ = [
 PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 4
+VERSION = 5
 
 ROWS_MAX = 16
 """The most ranges in one message."""

@@ -9,14 +9,17 @@ Pure: a step record in, words out, and back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pacecar.records import LEDGER_HEADINGS, Ledger, StepRecord
 
 __all__ = ["TOTALS_WORDS", "LedgerTotals", "decode_totals", "encode_totals", "totals_of"]
 
-TOTALS_WORDS = len(LEDGER_HEADINGS) + 5
-"""Words of 64 bits: headings, overlapped communication, steps, step, age, and whether they are known."""
+TOTALS_WORDS = len(LEDGER_HEADINGS) + 6
+"""Words of 64 bits: headings, two parts of them, steps, step, age, and whether they are known."""
+
+_UNKNOWN = -1
+"""The word of a heading of which nothing is known; durations are not negative."""
 
 
 class LedgerTotals(NamedTuple):
@@ -41,8 +44,10 @@ def encode_totals(totals: LedgerTotals | None) -> list[int]:
     if totals is None:
         return [0] * TOTALS_WORDS
     parts = totals.ledger.parts()
-    headings = [parts[heading] for heading in LEDGER_HEADINGS]
-    return [*headings, totals.ledger.overlapped_communication_ns, totals.steps, totals.step, totals.age_steps, 1]
+    headings = [parts.get(heading, _UNKNOWN) for heading in LEDGER_HEADINGS]
+    ledger = totals.ledger
+    beside = [ledger.overlapped_communication_ns, ledger.loop_host_ns]
+    return [*headings, *beside, totals.steps, totals.step, totals.age_steps, 1]
 
 
 def decode_totals(words: Sequence[int]) -> LedgerTotals | None:
@@ -51,14 +56,16 @@ def decode_totals(words: Sequence[int]) -> LedgerTotals | None:
     Raises:
         ValueError: another length, or headings that are no ledger.
     """
-    *headings, overlapped, steps, step, age_steps, is_known = words
+    *headings, overlapped, loop_host, steps, step, age_steps, is_known = words
     if not is_known:
         return None
-    parts = {f"{heading}_ns": value for heading, value in zip(LEDGER_HEADINGS, headings, strict=True)}
+    words_of = zip(LEDGER_HEADINGS, headings, strict=True)
+    parts: dict[str, Any] = {f"{heading}_ns": None if value == _UNKNOWN else value for heading, value in words_of}
     ledger = Ledger(
-        wall_ns=sum(headings),
+        wall_ns=sum(value for value in headings if value != _UNKNOWN),
         communication_ns=parts["exposed_communication_ns"] + overlapped,
         overlapped_communication_ns=overlapped,
+        loop_host_ns=loop_host,
         **parts,
     )
     return LedgerTotals(ledger, steps, step, age_steps)

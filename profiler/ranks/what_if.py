@@ -16,7 +16,7 @@ Left out: how a bound is computed (`what_if_bounds`), and which rank is late (`s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
@@ -168,5 +168,11 @@ def ladder_of(
 
 
 def _between(before: LedgerTotals, after: LedgerTotals) -> RankStretch:
-    parts = {name: getattr(after.ledger, name) - getattr(before.ledger, name) for name in Ledger.__struct_fields__}
+    parts = {
+        name: _gained(getattr(before.ledger, name), getattr(after.ledger, name)) for name in Ledger.__struct_fields__
+    }
     return RankStretch(Ledger(**parts), after.steps - before.steps)
+
+
+def _gained(before: int | None, after: int | None) -> Any:  # noqa: ANN401  as the field's type
+    return None if after is None else after - (0 if before is None else before)

@@ -1,15 +1,20 @@
 """Counts the samples and tokens of each step, and adds up ledgers and counts over all steps.
 
-Three sources may know the samples of a step: the user who reports them, the wrapped loader that drew the batches, and
-the first input of forward.  The best source of each step wins, in that order; they are never added to each other.  None
-means unknown, and zero is zero.
+Four sources may know the samples of a step: the user who reports them, the wrapped loader that drew the batches, a
+loader of torch's that the loop was seen to draw from, and the first input of forward.  The best source of each step
+wins, in that order; they are never added to each other.  None means unknown, and zero is zero.
+
+The first dimension of a tensor is a guess: of a recurrent network it may be time, of a transformer's loader tokens, and
+a GAN calls its model several times with one batch.  What a batch sampler says is none (`profiler.hook.batch_lengths`).
 """
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from pacecar.records import Ledger
 
-__all__ = ["StepCounts", "Totals", "plus"]
+__all__ = ["SeenBatches", "StepCounts", "Totals", "plus"]
 
 
 class StepCounts:
@@ -20,6 +25,7 @@ class StepCounts:
         self._said_tokens: int | None = None
         self._drawn_samples: int | None = None
         self._drawn_tokens: int | None = None
+        self._is_drawn_guess = False
         self.has_news = False
         """Whether anything was reported or drawn in this step."""
 
@@ -29,38 +35,102 @@ class StepCounts:
         self._said_samples = plus(self._said_samples, samples)
         self._said_tokens = plus(self._said_tokens, tokens)
 
-    def draw(self, samples: int | None, tokens: int | None) -> None:
-        """Add a batch that the loader gave."""
+    def draw(self, samples: int | None, tokens: int | None, *, is_guess: bool = False) -> None:
+        """Add a batch that the loader gave; `is_guess`: `samples` is the first dimension of a tensor in it."""
         self.has_news = True
+        self._is_drawn_guess |= is_guess and samples is not None
         self._drawn_samples = plus(self._drawn_samples, samples)
         self._drawn_tokens = plus(self._drawn_tokens, tokens)
 
-    def drain(self, forward_samples: int | None) -> tuple[int | None, int | None]:
-        """Return the step's samples and tokens, `forward_samples` as the last resort; begin the next step."""
-        samples = self._said_samples
+    def drain(self, other_samples: int | None, is_other_guess: bool) -> tuple[int | None, int | None, bool]:
+        """Return the step's samples and tokens, and whether the samples are a guess; begin the next step.
+
+        `other_samples`, which `is_other_guess` is about, are the last resort.
+        """
+        samples, is_guess = self._said_samples, False
         if samples is None:
-            samples = self._drawn_samples if self._drawn_samples is not None else forward_samples
+            samples, is_guess = self._drawn_samples, self._is_drawn_guess
+        if samples is None:
+            samples, is_guess = other_samples, is_other_guess
         tokens = self._said_tokens if self._said_tokens is not None else self._drawn_tokens
         self._said_samples = self._said_tokens = self._drawn_samples = self._drawn_tokens = None
-        self.has_news = False
-        return samples, tokens
+        self.has_news = self._is_drawn_guess = False
+        return samples, tokens, is_guess
+
+
+class SeenBatches:
+    """The samples of batches that the loop draws by itself, from loaders that were seen, until a step trains on them.
+
+    A batch counts when a forward to train follows it, and not when one to evaluate does.  A step that draws none may
+    train on the rest of a batch before, which is cut for several steps.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, int] = {}
+        """The samples that wait for a forward, by loader; always the same dict."""
+        self._last = 0
+        self.rest = 0
+        """Samples of batches that were drawn for training and that no step has been seen to train on."""
+
+    def draw(self, loader: int, samples: int) -> None:
+        """Note a batch; `loader` tells loaders apart."""
+        self._last = loader
+        self.waiting[loader] = self.waiting.get(loader, 0) + samples
+
+    def train(self) -> int:
+        """Return the samples that were drawn since the last forward: this one trains on them."""
+        samples = sum(self.waiting.values())
+        self.waiting.clear()
+        return samples
+
+    def evaluate(self) -> None:
+        """Forget what the loader that drew last has drawn: this forward evaluates."""
+        self.waiting.pop(self._last, None)
+
+    def end(self, loader: int) -> None:
+        """Forget what waits of a loader that has no more: it was looked through, not trained on."""
+        self.waiting.pop(loader, None)
+
+    def spend(self, drawn: int | None, seen: int | None) -> int | None:
+        """Return the samples of a step that drew `drawn` and whose forwards saw `seen`; None: no loader knows."""
+        if drawn is None and not self.rest:
+            return None
+        if drawn is None:
+            now, before, there = self.rest, 0, self.rest
+        else:
+            # A rest larger than a batch is of batches that were drawn for something else.
+            now, before, there = drawn, self.rest if self.rest <= drawn else 0, drawn
+        now = now if seen is None else min(now, seen)
+        self.rest = there - now
+        return before + now
+
+    def forget(self) -> None:
+        """Forget all that waits: steps that were not measured may have trained on it."""
+        self.waiting.clear()
+        self.rest = 0
 
 
 class Totals:
     """The sums over all steps since attach; counts are None until one was known."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(wall_ns=0)
+        self.ledger = Ledger(wall_ns=0, data_wait_ns=None)
+        self.sees_data = False
+        """Whether a wait for data was seen; before, none is no measurement."""
         self.steps = 0
         self.samples: int | None = None
         self.tokens: int | None = None
 
     def add(self, ledger: Ledger, samples: int | None, tokens: int | None, *, steps: int = 1) -> None:
         """Add one step, or `steps` together."""
-        self.ledger = self.ledger + ledger
+        self.ledger = self.ledger + self.known(ledger)
         self.steps += steps
         self.samples = plus(self.samples, samples)
         self.tokens = plus(self.tokens, tokens)
+
+    def known(self, ledger: Ledger) -> Ledger:
+        """Return `ledger`, without a wait for data of zero where none could have been seen."""
+        return ledger if self.sees_data or ledger.data_wait_ns != 0 else structs.replace(ledger, data_wait_ns=None)
 
 
 def plus(total: int | None, part: int | None) -> int | None:

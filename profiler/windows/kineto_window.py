@@ -15,18 +15,13 @@ boundary, so there is always a whole step between two sessions.  And when a clos
 own, shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this
 process.
 
-Since torch 2.13 Kineto writes two lines ("USDT ... profiler_start") on stderr for each session.  It reads
-KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
-lines.  So the variable is set for that one moment, unless the user set it, and the environment is restored right after.
-The price is that kineto's own error lines are silent in that process too.
-
-Left out: what the rows mean (`trace_spans`), and when a window is worth its price (`overhead_budget`).
+Left out: what the rows mean (`trace_spans`), when a window is worth its price (`overhead_budget`), and what Kineto
+writes on stderr (`kineto_log`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,6 +32,7 @@ from torch.profiler import ProfilerActivity
 from pacecar.torch_internals import find, lacking, need
 
 from ..timing.fork_safety import keep_exit_short
+from .kineto_log import quiet
 from .session_pause import SessionPause, may_collectives_be_out
 from .trace_spans import Activity
 
@@ -47,10 +43,6 @@ _log = logging.getLogger(__name__)
 _MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
 """Records that may be open when a session ends.  A collective's record is not ended by a later session's thread: see
 `session_pause` for what waits for it."""
-
-KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
-KINETO_LOG_QUIET = "6"
-"""One above USDT (5): kineto prints severities >= the level."""
 
 
 class WindowUnavailable(RuntimeError):  # noqa: N818  it is a state of this torch, not a failure of the call
@@ -120,6 +112,11 @@ class WindowProfiler:
         is_ours_to_take = not (self._open or self._is_foreign or self._is_barred or self._rest_steps)
         return is_ours_to_take and not self._is_enabled()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a profiler that is not ours runs or is being prepared."""
+        return self._is_foreign or (not self._open and self._is_enabled())
+
     def step_passed(self) -> None:
         """Note the end of a boundary."""
         self._rest_steps = max(0, self._rest_steps - 1)
@@ -136,19 +133,14 @@ class WindowProfiler:
         """
         assert self.may_open(), "a second session would empty the first"
         config = self._config()
-        restore = KINETO_LOG_VARIABLE not in os.environ
-        if restore:
-            os.environ[KINETO_LOG_VARIABLE] = KINETO_LOG_QUIET
-        try:
+        with quiet():  # by itself: the first time Kineto reads the job's own level in it
             self._prepare(config, self._activities)
-        finally:
-            if restore:
-                os.environ.pop(KINETO_LOG_VARIABLE, None)
-        if is_plain:
-            scope: Any = need("torch._C._profiler.RecordScope")
-            self._enable(config, self._activities, {scope.FUNCTION, scope.BACKWARD_FUNCTION})
-        else:
-            self._enable(config, self._activities)
+        with quiet():
+            if is_plain:
+                scope: Any = need("torch._C._profiler.RecordScope")
+                self._enable(config, self._activities, {scope.FUNCTION, scope.BACKWARD_FUNCTION})
+            else:
+                self._enable(config, self._activities)
         self._open = True
         self._thread = threading.get_ident()
 
@@ -185,7 +177,8 @@ class WindowProfiler:
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
         self._pause.end()
-        results: Any = self._disable()
+        with quiet():
+            results: Any = self._disable()
         return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:

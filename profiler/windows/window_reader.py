@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from pacecar.clock import Clock
 from pacecar.records import BackwardWindow, CollectiveSum, Ledger
 
-from ..ledger.attribution import LossCause, attribute_phases
+from ..ledger.attribution import REST, LossCause, attribute_phases
 from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from ..timing.step_timer import PHASES, Stretch, TimedStep
 from .collective_stats import backward_window, sum_collectives
@@ -149,6 +150,11 @@ class WindowReader:
         """Return whether a window can open: this torch has them, and no other profiler is on."""
         return self._is_installed and not self._is_held() and self._profiler.may_open()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether another profiler than pacecar's is on."""
+        return self._is_installed and self._profiler.is_taken
+
     def open(self) -> None:
         """Open a window over the step that begins."""
         self._warm_steps_left = 1 if self._on_device else 0
@@ -257,6 +263,7 @@ class WindowReader:
         total = Ledger(wall_ns=0)
         for ledger in phases.values():
             total = total + ledger
+        total = structs.replace(total, loop_host_ns=phases[REST].host_bound_ns)
         phases.pop("overhead")
         on_device: dict[str, Ledger] | None = None
         passed = passed_stretches(stretches, (start, end), reading.launches, reading.device_rows)

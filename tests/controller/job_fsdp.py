@@ -39,17 +39,20 @@ def make(options: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, micro: int) -> str:
-    """Return a hash of this rank's shards of gradients and weights after one step."""
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, micro: int, *, amid: bool = False) -> str:
+    """Return a hash of this rank's shards of gradients and weights after one step; `amid`: evaluate amid it."""
     generator = torch.Generator().manual_seed(100 * step + RANK)
     optimizer.zero_grad()
     for _ in range(micro):
         net(torch.randn(8, 16, generator=generator)).square().mean().backward()
     digest = hashlib.blake2b()
-    for p in net.parameters():
+    if amid:
+        with torch.no_grad():
+            net(torch.ones(2, 16))
+    for p in optimizer.param_groups[0]["params"]:  # the shards, whatever is gathered
         digest.update(p.grad.to_local().numpy().tobytes())
     optimizer.step()
-    for p in net.parameters():
+    for p in optimizer.param_groups[0]["params"]:
         digest.update(p.detach().to_local().numpy().tobytes())
     return digest.hexdigest()
 
@@ -75,11 +78,12 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
     if options.get("tuned"):
         return attached(options["tuned"])
+    amid = bool(options.get("amid"))
     net, optimizer = make(options)
-    expected = [train(net, optimizer, step, micro) for step in range(12)]
+    expected = [train(net, optimizer, step, micro, amid=amid) for step in range(12)]
     net, optimizer = make(options)
-    knobs = fsdp_knobs(net, TuneConfig())
-    seen = [train(net, optimizer, step, micro) for step in range(2)]
+    knobs = fsdp_knobs(net, TuneConfig(), optimizer)
+    seen = [train(net, optimizer, step, micro, amid=amid) for step in range(2)]
     answer: dict[str, Any] = {
         "refused": [knob.refusal() for knob in knobs],
         "domains": [knob.domain() for knob in knobs],
@@ -108,7 +112,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             if options.get("evaluates"):
                 net(torch.ones(2, 16))
-        seen.append(train(net, optimizer, step, micro))
+        seen.append(train(net, optimizer, step, micro, amid=amid))
     answer["is_equal"] = seen == expected
     for knob, value in zip(knobs, answer["values"], strict=True):
         knob.apply(value)

@@ -19,6 +19,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "accumulates": {"micro": 3},
     "keeps its parameters": {"keeps": True},
     "evaluates between steps": {"evaluates": True},
+    "evaluates before the step": {"amid": True},
 }
 
 
@@ -73,13 +74,17 @@ class Root(FSDPModule, nn.Sequential):
     reshards = False
 
 
+def knobs_of(net: nn.Module, config: TuneConfig) -> list[Any]:
+    return fsdp_knobs(net, config, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
 def model(blocks: int = 3) -> Root:
     return Root(*[Block(4, 4) for _ in range(blocks)])
 
 
 def test_blocks_are_gathered_ahead_in_forward_and_behind_in_backward() -> None:
     net = model(4)
-    prefetch, _ = fsdp_knobs(net, TuneConfig())
+    prefetch, _ = knobs_of(net, TuneConfig())
     prefetch.apply(2)
     blocks = list(net)
     assert [blocks.index(m) for m in blocks[0].forward_prefetch] == [1, 2]
@@ -93,7 +98,7 @@ def test_blocks_are_gathered_ahead_in_forward_and_behind_in_backward() -> None:
 
 def test_what_the_script_set_for_each_module_comes_back() -> None:
     net = model()
-    _, reshard = fsdp_knobs(net, TuneConfig())
+    _, reshard = knobs_of(net, TuneConfig())
     assert reshard.value() == 1
     reshard.apply(0)
     assert [m.reshards for m in (net, *net)] == [False, False, False, False]
@@ -103,7 +108,7 @@ def test_what_the_script_set_for_each_module_comes_back() -> None:
 
 def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
-    prefetch, _ = fsdp_knobs(net, TuneConfig())
+    prefetch, _ = knobs_of(net, TuneConfig())
     prefetch.apply(1)
     plain = FSDPModule.set_modules_to_backward_prefetch
 
@@ -124,7 +129,7 @@ def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.Monk
     device = SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 800)
     monkeypatch.setattr(fsdp2.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
-    prefetch, reshard = fsdp_knobs(net, TuneConfig())
+    prefetch, reshard = knobs_of(net, TuneConfig())
     # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
     monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))
     assert prefetch.domain() == (0, 1, 2)
@@ -155,10 +160,10 @@ class Old(OldFSDPModule, nn.Linear):  # type: ignore[misc, valid-type]  # FSDP2 
     ],
 )
 def test_what_cannot_be_turned_is_refused_with_the_reason(net: nn.Module, reason: str) -> None:
-    assert all(reason in str(knob.refusal()) for knob in fsdp_knobs(net, TuneConfig()))
-    assert len(fsdp_knobs(net, TuneConfig())) == 2
+    assert all(reason in str(knob.refusal()) for knob in knobs_of(net, TuneConfig()))
+    assert len(knobs_of(net, TuneConfig())) == 2
 
 
 def test_a_model_that_is_not_sharded_has_no_such_knobs() -> None:
-    assert fsdp_knobs(nn.Linear(2, 2), TuneConfig()) == []
-    assert len(fsdp_knobs(model(), TuneConfig(knobs=("fsdp_reshard",)))) == 1
+    assert knobs_of(nn.Linear(2, 2), TuneConfig()) == []
+    assert len(knobs_of(model(), TuneConfig(knobs=("fsdp_reshard",)))) == 1

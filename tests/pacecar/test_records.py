@@ -46,6 +46,21 @@ def test_a_heading_off_by_anything_is_refused(ledger: Ledger, heading: str, off_
             Ledger(**{**fields, f"{heading}_ns": fields[f"{heading}_ns"] + change})
 
 
+def test_a_wait_for_data_that_nobody_could_see_is_no_part_and_no_zero() -> None:
+    unseen, seen = Ledger(wall_ns=5, compute_ns=5, data_wait_ns=None), Ledger(wall_ns=3, data_wait_ns=3)
+    assert "data_wait" not in unseen.parts()
+    assert (unseen + unseen).data_wait_ns is None
+    assert (unseen + seen).parts()["data_wait"] == (seen + unseen).parts()["data_wait"] == 3
+    assert msgspec.json.decode(msgspec.json.encode(unseen), type=Ledger) == unseen
+
+
+def test_the_loops_own_host_time_is_a_part_of_the_host_bound() -> None:
+    assert (Ledger(wall_ns=5, host_bound_ns=5, loop_host_ns=5) + Ledger(wall_ns=0)).loop_host_ns == 5
+    for part in (-1, 6):
+        with pytest.raises(ValueError, match="no part of 5 ns"):
+            Ledger(wall_ns=5, host_bound_ns=5, loop_host_ns=part)
+
+
 def test_a_negative_part_is_refused_even_when_the_sum_is_right() -> None:
     with pytest.raises(ValueError, match="sum to"):
         Ledger(wall_ns=10, compute_ns=11, unknown_ns=-1)

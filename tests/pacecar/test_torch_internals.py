@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,6 +247,15 @@ def test_without_the_mark_of_a_scheduler_the_global_batch_stays_as_it_is() -> No
     assert "the global batch is not tuned" in str(torch_internals.lacking("batch_samples", step))
 
 
+@pytest.mark.usefixtures("fresh")
+def test_without_the_mark_of_synchronized_gradients_run_does_not_tune_fsdp2() -> None:
+    pytest.importorskip("torch")
+    group = {"FSDPParamGroup": SimpleNamespace(reduce_grads=True)}
+    assert torch_internals.lacking("run_fsdp", group) is None
+    torch_internals.suppose_missing(["torch.distributed.fsdp.FSDPParamGroup.reduce_grads"])
+    assert "`pacecar run` does not tune FSDP2" in str(torch_internals.lacking("run_fsdp", group))
+
+
 # --- jobs without one of the names ----------------------------------------------------------------------------------
 
 DDP = {"steps": 40, "knobs": ["bucket_bytes", "first_bucket_bytes"], "mode": "lossy", "crew": True}
@@ -273,7 +283,7 @@ def kinds_of(internal: Internal) -> list[str]:
     kinds = {
         "ddp" if feature in OF_RANKS else "fsdp2" if feature.startswith("fsdp") else
         "unwatched" if feature in ("run_models", "run_waits") else "plain"
-        for feature in internal.features if feature != "run_gathering"
+        for feature in internal.features if feature not in ("run_gathering", "run_fsdp")
     }  # fmt: skip
     if not internal.features:
         kinds = {"ddp" if any(w in internal.name for w in ("istributed", "_foreach")) else "plain"}

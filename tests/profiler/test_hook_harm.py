@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.hook import Hook, make_hello
 from pacecar.profiler.timing.failure_guard import FAILURES_MAX
-from pacecar.profiler.windows.kineto_window import KINETO_LOG_VARIABLE
+from pacecar.profiler.windows.kineto_log import KINETO_LOG_VARIABLE
 from pacecar.records import StepRecord
 from tests.kit.forking_python import forking_python
 from tests.kit.listeners import HeardSteps

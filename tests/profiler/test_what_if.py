@@ -8,6 +8,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.profiler.ranks.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
@@ -46,6 +47,18 @@ def steps_of(one, count, *, source="estimate", age=7, rank=0, calibrated_from=0)
 
 def rungs_of(said):
     return {rung.name: (rung.step_ns, round(rung.gain_ratio, 6)) for rung in said.rungs}
+
+
+def test_the_scripts_own_code_between_steps_is_no_launch_gap() -> None:
+    """A simulator that the loop calls is host-bound, and no CUDA graph ends it."""
+    simulated = structs.replace(ledger(host=140), loop_host_ns=135 * MS)
+    said = ladder_of(
+        [RankStretch(simulated, 1)], job="rl", of_rank=None, step=1, wall_ns=1, straggler_saved_ns=None, age_steps=0
+    )
+    assert rungs_of(said)["launch_gaps_gone"][0] == simulated.wall_ns - 5 * MS
+    assert rungs_of(said)["all"][0] == simulated.wall_ns - (20 + 10 + 5) * MS
+    totals = LedgerTotals(structs.replace(simulated, data_wait_ns=None, wall_ns=simulated.wall_ns - 10 * MS), 3, 2, 1)
+    assert decode_totals(encode_totals(totals)) == totals
 
 
 def test_a_rank_says_its_ladder_every_so_many_seconds_from_the_mean_of_the_steps_since():

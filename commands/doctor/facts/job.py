@@ -125,7 +125,8 @@ class Run:
         """Return the share of the step that `heading` takes; None where there is no ledger."""
         if self.ledger is None or self.ledger.wall_ns == 0:
             return None
-        return self.ledger.parts()[heading] / self.ledger.wall_ns
+        part_ns = self.ledger.parts().get(heading)
+        return None if part_ns is None else part_ns / self.ledger.wall_ns
 
     def shows(self, heading: str) -> FindingEvidence:
         """Return a heading's share as evidence."""

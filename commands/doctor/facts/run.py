@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 
 from pacecar.records import (
-    LEDGER_HEADINGS,
     Decision,
     JobHello,
     JobRecord,
@@ -149,10 +148,4 @@ def _run(folder: Path, ranks: dict[int, _Rank]) -> Run:
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:
-    names = ("wall_ns", *(f"{heading}_ns" for heading in LEDGER_HEADINGS))
-    names = (*names, "communication_ns", "overlapped_communication_ns")
-    totals = dict.fromkeys(names, 0)
-    for ledger in ledgers:
-        for name in names:
-            totals[name] += getattr(ledger, name)
-    return Ledger(**totals)
+    return sum(ledgers, Ledger(wall_ns=0, data_wait_ns=None))

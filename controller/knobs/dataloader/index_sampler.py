@@ -64,6 +64,8 @@ class IndexFeed:
         self._out: deque[tuple[int, Any]] = deque()  # bounded by the taps: workers x prefetch_factor lists each
         self._drawn = 0
         self._delivered = 0
+        self.batch_length: int | None = None
+        """How many samples the last delivered batch holds by its list; None: it was not made of a list."""
 
     @property
     def is_ahead(self) -> bool:
@@ -108,7 +110,8 @@ class IndexFeed:
 
     def delivered(self) -> None:
         """Note that the batch of the oldest list out has reached the training loop."""
-        self._out.popleft()
+        _, index = self._out.popleft()
+        self.batch_length = len(index) if type(index) is list else None
         self._delivered += 1
         self._keep_ahead()
 

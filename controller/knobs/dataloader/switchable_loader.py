@@ -232,6 +232,11 @@ class _Epoch(Iterator[Any]):
         self._feed, self._sets, self._begun = owner.begin_epoch()
 
     @property
+    def pacecar_batch_length(self) -> int | None:
+        """How many samples the last batch holds, as the batch sampler said; the hook asks for it by this name."""
+        return self._feed.batch_length
+
+    @property
     def _current(self) -> Workers:
         """The set of workers in force."""
         if self._begun is None:

@@ -25,13 +25,11 @@ from ..actuator import Actuator
 from .compression import CompressionActuator
 from .gradient_check import GradientCheck
 from .reducer import DdpReducer
-from .torch_internals import find_ddp
 
 __all__ = [
     "BucketActuator",
     "DdpKnobs",
     "FirstBucketActuator",
-    "find_ddp",
 ]
 
 BUCKETS_MAX = 64

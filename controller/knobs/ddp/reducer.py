@@ -32,6 +32,7 @@ from typing import Any, Literal, Protocol
 import torch.distributed as dist
 from torch import nn
 
+from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.torch_internals import lacking
 
 from ...restart_advice import engine_advice
@@ -83,7 +84,7 @@ class DdpReducer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        ddp: private.PrivateDdp | None = private.find_ddp(model)
+        ddp: private.PrivateDdp | None = find_ddp(model)
         self._lacks = None if ddp is None else lacking("ddp_buckets", {"DDP": ddp})
         if self._lacks is not None:
             ddp = None  # this torch's DDP is not understood, so it is treated as none

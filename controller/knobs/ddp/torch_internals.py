@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.torch_internals import find, need
 
@@ -32,7 +31,6 @@ __all__ = [
     "build_by_helper",
     "build_ordered",
     "drop_reducer",
-    "find_ddp",
     "initial_first_bytes",
     "parts_of",
     "probe_helper",
@@ -56,12 +54,6 @@ MIB = 1 << 20
 
 PrivateDdp = Any
 """A DistributedDataParallel with the private parts that torch does not type."""
-
-
-def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that is `model`, also when torch.compile wraps it, else None."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 @dataclass(frozen=True, slots=True)

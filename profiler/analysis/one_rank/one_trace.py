@@ -157,7 +157,7 @@ def _report(
         copy_ns=length(merged.get(Work.COPY, EMPTY)),
         exposed_copy_ns=ledger.exposed_copy_ns,
         idle_ns=ledger.wall_ns - length(busy),
-        data_wait_ns=ledger.data_wait_ns,
+        data_wait_ns=ledger.parts().get("data_wait", 0),
         host_bound_ns=ledger.host_bound_ns,
         optimizer_host_ns=ledger.optimizer_host_ns,
         checkpoint_ns=ledger.checkpoint_ns,

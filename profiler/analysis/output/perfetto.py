@@ -143,9 +143,9 @@ def _counters(report: TraceReport, found: TraceTimeline, pid: int, shift: int) -
     """Yield counters at the start of each step, or of the window where there are no steps, and zeros at its end."""
     parts = [(step.start_ns, step.ledger) for step in report.steps] or [(found.window[0], report.ledger)]
     end = parts[-1][0] + parts[-1][1].wall_ns
-    shown = [heading for heading in LEDGER_HEADINGS if report.ledger.parts()[heading]]
+    shown = [heading for heading in LEDGER_HEADINGS if report.ledger.parts().get(heading, 0)]
     for start, ledger in parts:
-        values = {HEADING_WORDS[heading]: ledger.parts()[heading] / 1e6 for heading in shown}
+        values = {HEADING_WORDS[heading]: ledger.parts().get(heading, 0) / 1e6 for heading in shown}
         yield _counter("ledger (ms)", pid, start + shift, values)
         if ledger.overlap_ratio is not None:
             yield _counter("overlap ratio", pid, start + shift, {"ratio": ledger.overlap_ratio})

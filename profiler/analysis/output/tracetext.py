@@ -135,7 +135,7 @@ def _steps(steps: Sequence[StepReport]) -> Table | None:
         ledgers.append(step.ledger)
     unit = unit_for([ledger.wall_ns for ledger in ledgers])
     for heading in LEDGER_HEADINGS:
-        values = [ledger.parts()[heading] for ledger in ledgers]
+        values = [ledger.parts().get(heading, 0) for ledger in ledgers]
         if any(values):
             table.add_row(HEADING_WORDS[heading], *(unit.text(value) for value in values))
     table.add_section()

@@ -15,13 +15,24 @@ from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.costs import Prices
 from pacecar.commands.report.document import Report
 from pacecar.commands.report.figures import Interval
+from pacecar.commands.report.formatting import rate_word
 from pacecar.commands.report.inputs import find_inputs
 from pacecar.commands.report.notices import ReportError
 from pacecar.commands.report.significance import judge
 from pacecar.commands.report.step_sums import BINS_MAX
-from pacecar.commands.report.tables import headline
-from pacecar.commands.report.utilization_tables import trust_table
-from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
+from pacecar.commands.report.tables import headline, line_table
+from pacecar.commands.report.utilization_tables import ranks_table, trust_table
+from pacecar.records import (
+    LEDGER_HEADINGS,
+    EstimateCheck,
+    Goodbye,
+    HangSuspicion,
+    JobRecord,
+    Ledger,
+    Straggler,
+    TunerOrder,
+    TunerStatus,
+)
 from pacecar.run_statistics import WARMUP_STEPS
 from tests.commands.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict
 
@@ -64,6 +75,31 @@ def test_a_steady_run_has_the_numbers_that_it_was_made_of(tmp_path: Path) -> Non
     assert report.overhead.worst_rank is not None
     assert [rank.dropped_records for rank in report.ranks] == [0, 1]
     assert report.notices == ()
+
+
+def test_what_nobody_measured_is_missing_and_what_is_guessed_says_so(tmp_path: Path) -> None:
+    """One rank without a loader: no wait for data of 0 %, no "slowest in 100 %", and samples by a tensor's shape."""
+    folder = untuned(tmp_path / "run", ranks=1, steps=0)
+    for number in range(100):
+        one = step(0, number)
+        unseen = [structs.replace(ledger, data_wait_ns=None) for ledger in (one.ledger, one.totals)]
+        one = structs.replace(one, ledger=unseen[0], totals=unseen[1], samples_guessed=number % 10 > 0)
+        append(folder, 0, one)
+    report = report_of(folder)
+    assert report.before is not None
+    assert "data_wait" not in report.before.ledger_ns
+    assert all("data_wait" not in piece.ledger_ns for piece in report.line)
+    assert report.ranks[0].slowest_ratio is None
+    assert report.samples_guessed
+    table = ranks_table(report)
+    assert table.head[6] == "data wait"
+    assert table.rows[0][6] == "-"
+    assert table.rows[0][8] == "-"
+    assert rate_word(report) == "samples/s (a guess)"
+    assert [notice.text.split(":")[0] for notice in report.notices] == ["samples are a guess"]
+    line = line_table(report)
+    assert line is not None
+    assert line.rows[0][2 + LEDGER_HEADINGS.index("data_wait")] == "-"
 
 
 def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_loading_in_evaluation_does_not_grow_without_bound_and_is_in_the_ledger(
     assert seen.ended == bare.ended
     steps = seen.of(0, "step")
     assert [at for at, step in enumerate(steps) if step["data_wait_ns"]] == [3, 4], "in the others nothing is loaded"
-    *others, less, more = sorted(step["ledger"]["data_wait_ns"] for step in steps)
+    *others, less, more = sorted(step["ledger"]["data_wait_ns"] or 0 for step in steps)
     assert less > 10_000_000
     assert max(others) < less / 5, "an estimate has the last known share of a step's time, and these are short"
     assert {steps[3]["ledger"]["data_wait_ns"], steps[4]["ledger"]["data_wait_ns"]} == {less, more}

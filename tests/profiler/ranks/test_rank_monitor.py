@@ -481,7 +481,7 @@ def test_a_thread_is_found_where_it_stands_and_in_the_loader_only_while_it_waits
         yield 1
 
     def train():
-        for _ in TimedLoader(slow(), now_ns=time.monotonic_ns, waited=lambda a, b: None, drawn=lambda batch: None):
+        for _ in TimedLoader(slow(), now_ns=time.monotonic_ns, waited=lambda a, b: None, drawn=lambda *_: None):
             loaded.set()
             go.wait(10)
 

@@ -1,0 +1,96 @@
+"""Tells how many samples a batch of torch's DataLoader holds: as many as its batch sampler named for it.
+
+No dimension of the batch says so for sure.  But the loader asks its batch sampler for the indices of each batch, in one
+method that all its iterators share, which is observed where it is defined.  The lengths wait in order: with worker
+processes indices are drawn some batches ahead.  Loaders, iterators and samplers stay the script's own.
+
+Left out: loaders without a batch sampler (`batch_size=None`), and those that are not torch's: None, unknown.  Of an
+iterable data set the last batch may be shorter than it was asked to be.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pacecar.torch_internals import find
+
+__all__ = ["BatchLengths"]
+
+AHEAD_MAX = 4096
+"""Batches whose indices were drawn and that did not come; workers prefetch two each."""
+
+_ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
+_INDICES = "torch.utils.data.dataloader._BaseDataLoaderIter._next_index"
+_OUTSTANDING = "_tasks_outstanding"
+_OWN_NAME = "pacecar_batch_length"
+
+
+class _Lengths:
+    """The lengths of one iterator's batches, in order; the first stands for `unseen` ones drawn before `install`."""
+
+    def __init__(self, unseen: int) -> None:
+        self.ahead: deque[int] = deque(maxlen=AHEAD_MAX)
+        self._unseen = unseen
+
+    def take(self) -> int | None:
+        if self._unseen and self.ahead:
+            self._unseen -= 1
+            return self.ahead[0]
+        return self.ahead.popleft() if self.ahead else None
+
+
+class BatchLengths:
+    """The lengths of batches to come, by iterator, from `install` to `remove`; on the thread that made it."""
+
+    def __init__(self) -> None:
+        self._waiting: weakref.WeakKeyDictionary[Any, _Lengths] = weakref.WeakKeyDictionary()
+        self._thread = threading.get_ident()
+        self._original: Callable[[Any], Any] | None = None
+        self._ours: Callable[[Any], Any] | None = None
+
+    def install(self) -> None:
+        """Begin to observe; in a torch without that method nothing is known."""
+        original = find(_INDICES)
+        if original is None or self._original is not None:
+            return
+        note = self._note
+
+        def _next_index(iterator: Any) -> Any:  # noqa: ANN401  whatever the sampler names
+            indices = original(iterator)
+            if type(indices) is list:
+                note(iterator, len(indices))
+            return indices
+
+        self._original, self._ours = original, _next_index
+        find(_ITERATORS)._next_index = _next_index
+
+    def remove(self) -> None:
+        """Put torch's own method back, unless somebody has put another there since."""
+        iterators = find(_ITERATORS)
+        if self._original is not None and vars(iterators).get("_next_index") is self._ours:
+            iterators._next_index = self._original
+        self._original = self._ours = None
+
+    def take(self, iterator: object) -> int | None:
+        """Return how many samples the batch that `iterator` has just given holds; None: not known."""
+        own = getattr(type(iterator), _OWN_NAME, None)  # of the loader whose workers are tuned
+        if isinstance(own, property):
+            length: int | None = own.__get__(iterator)
+            return length
+        try:
+            waiting = self._waiting.get(iterator)
+        except TypeError:  # an object that no weak reference can be made to
+            return None
+        return None if waiting is None else waiting.take()
+
+    def _note(self, iterator: object, length: int) -> None:
+        if threading.get_ident() == self._thread:
+            waiting = self._waiting.get(iterator)
+            if waiting is None:
+                outstanding = getattr(iterator, _OUTSTANDING, 0)  # of workers; beside the batch that came just now
+                waiting = self._waiting[iterator] = _Lengths(outstanding + 1 if outstanding else 0)
+            waiting.ahead.append(length)

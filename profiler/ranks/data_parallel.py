@@ -1,0 +1,203 @@
+"""Finds what makes the ranks of a model data-parallel: DistributedDataParallel or FSDP2, at its top or inside it.
+
+In: the module that a loop calls.  Out: the wrappers that it is or holds, and how many ranks each of them spans.
+
+A loop need not call the wrapper itself.  Trainers keep it in an object of their own (a task, a model with two towers),
+and what they call is that object.  So modules are searched, and what their attributes hold beside modules: lists,
+dicts, objects of the trainer's.  The search reads attributes from the objects' own tables, so that no code of theirs
+runs, and keeps nothing.
+
+Left out: what is inside a module that was compiled from outside, where no call can be observed; FSDP1, which has no
+knobs; whether the loop calls what was found (`job.autoattach`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pacecar.torch_internals import own_has
+
+__all__ = [
+    "find_ddp",
+    "find_fsdp",
+    "fsdp_groups",
+    "is_fsdp",
+    "parallel_of",
+    "spans_all_ranks",
+    "uncompiled",
+    "wrappers_in",
+]
+
+HELD_MAX = 10_000
+"""Lists, dicts and objects that are looked into, beside modules: a trainer's object may hold a whole data set."""
+
+ENTRIES_MAX = 256
+"""Entries of one list or dict that are looked at; nobody keeps more wrapped models in one."""
+
+OBJECTS_MAX = 2
+"""Objects one inside the other, from one module to the next: a trainer, and a part of it."""
+
+_PLAIN = (str, bytes, int, float, complex, torch.Tensor, torch.device, torch.dtype)
+_NO_HOLDERS = (*_PLAIN, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that is `model` or that it holds, else None.
+
+    Also where torch.compile wraps it.  Of several it is the one with the most bytes of gradients.
+    """
+    inner = uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    held = [wrapper for wrapper in wrappers_in(model) if isinstance(wrapper, DistributedDataParallel)]
+    return max(held, key=_gradient_bytes) if held else None
+
+
+def find_fsdp(model: nn.Module) -> nn.Module | None:
+    """Return the outermost FSDP2 module that is `model` or that it holds; None where there is none, or several."""
+    held = [wrapper for wrapper in wrappers_in(model) if is_fsdp(wrapper)]
+    return held[0] if len(held) == 1 else None
+
+
+def is_fsdp(module: nn.Module) -> bool:
+    """Return whether `fully_shard` was applied to `module`; by name, as to import FSDP takes a second."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def wrappers_in(model: nn.Module) -> list[nn.Module]:
+    """Return the DistributedDataParallel and FSDP2 modules that `model` is or holds, the outermost of each branch.
+
+    One that holds `model` itself is none of its own: a trainer's object leads there.
+    """
+    found: list[nn.Module] = []
+    seen: set[int] = set()
+    held_count = 0
+    waiting: deque[tuple[Any, int]] = deque([(model, 0)])
+    while waiting and held_count < HELD_MAX:
+        held, objects = waiting.popleft()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        kind = type(held)  # by type(), because isinstance asks an object, which proxies answer by importing
+        if not issubclass(kind, nn.Module):
+            held_count += 1
+            waiting.extend((part, objects + _is_object(part)) for part in _parts(held, objects))
+        elif issubclass(kind, DistributedDataParallel) or is_fsdp(held):
+            if held is model or all(inner is not model for inner in held.modules()):
+                found.append(held)
+        elif not _is_compiled(held):
+            waiting.extend((child, 0) for child in _holders((vars(held).get("_modules") or {}).values()))
+            own = [part for name, part in vars(held).items() if name not in _OF_TORCH]
+            waiting.extend((part, int(_is_object(part))) for part in _holders(own))
+    return found
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile(module)` wraps, `model` itself where it is none such."""
+    inner = (vars(model).get("_modules") or {}).get("_orig_mod")
+    return model if inner is None else inner
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return uncompiled(module) is not module or vars(module).get("_compiled_call_impl") is not None
+
+
+def _is_object(thing: object) -> bool:
+    return not issubclass(type(thing), (nn.Module, list, tuple, dict))
+
+
+def _parts(held: Any, objects: int) -> list[Any]:  # noqa: ANN401  whatever a module's attribute is
+    """Return what a list, a dict or an object holds, as far as it may hold a module."""
+    kind = type(held)
+    parts: Iterable[Any] = ()
+    if issubclass(kind, dict):
+        parts = dict.values(held)
+    elif issubclass(kind, (list, tuple)):
+        parts = held
+    elif objects <= OBJECTS_MAX:
+        try:
+            parts = object.__getattribute__(held, "__dict__").values()
+        except Exception:  # noqa: BLE001  an object without a table of attributes, or with one of its own
+            return []
+    return _holders(islice(parts, ENTRIES_MAX))
+
+
+def _holders(parts: Iterable[Any]) -> list[Any]:
+    return [part for part in parts if part is not None and not issubclass(type(part), _NO_HOLDERS)]
+
+
+def _gradient_bytes(ddp: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
+
+
+# --- how many ranks -----------------------------------------------------------------------------------
+
+
+def fsdp_groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
+    """Return the parameter groups of one module, none of whose parameters are an inner module's (torch 2.6 to 2.13)."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def parallel_of(model: nn.Module) -> dict[str, int]:
+    """Return the number of ranks in each way of parallelism that `model` tells of; empty where it tells of none.
+
+    "data" is what DDP's process group or FSDP2's device mesh spans; other dimensions of a sharded parameter's mesh have
+    the script's names for them ("tp").
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    ddp = find_ddp(model)
+    if ddp is not None:
+        return {"data": dist.get_world_size(ddp.process_group)}
+    fsdp = find_fsdp(uncompiled(model))
+    return {} if fsdp is None else _mesh_sizes(fsdp)
+
+
+def spans_all_ranks(fsdp: nn.Module) -> bool:
+    """Return whether the ranks among which an FSDP2 module's parameters are divided are all ranks of the job."""
+    meshes = [mesh for mesh in map(_mesh, fsdp.parameters()) if mesh is not None]
+    return bool(meshes) and all(mesh.size() == dist.get_world_size() for mesh in meshes)
+
+
+def _mesh(parameter: nn.Parameter) -> Any:  # noqa: ANN401  a DeviceMesh, of a DTensor
+    return getattr(parameter, "device_mesh", None)
+
+
+def _mesh_sizes(fsdp: nn.Module) -> dict[str, int]:
+    """Return the sizes of the meshes of `fsdp` by what they are for; empty where its modules differ in them."""
+    sizes: set[tuple[tuple[str, int], ...]] = set()
+    for module in fsdp.modules():
+        for group in fsdp_groups(module) if is_fsdp(module) and own_has(module, _STATE) else []:
+            if not own_has(group, _MESH_INFO):
+                return {}
+            data = group.mesh_info.mesh
+            whole = next((mesh for mesh in map(_mesh, module.parameters()) if mesh is not None), data)
+            names, own = whole.mesh_dim_names or (), data.mesh_dim_names or ()
+            others = [(name, whole.size(at)) for at, name in enumerate(names) if name not in own]
+            sizes.add((("data", _data_ranks(group.mesh_info)), *(others if whole.size() != data.size() else ())))
+    return dict(sizes.pop()) if len(sizes) == 1 else {}
+
+
+def _data_ranks(mesh_info: Any) -> int:  # noqa: ANN401  of FSDP2
+    sizes = [getattr(mesh_info, name, 1) for name in ("shard_mesh_size", "replicate_mesh_size")]
+    return int(math.prod(sizes))
+
+
+_STATE = "torch.distributed.fsdp.FSDPModule._get_fsdp_state"
+_MESH_INFO = "torch.distributed.fsdp.FSDPParamGroup.mesh_info"

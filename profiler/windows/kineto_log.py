@@ -1,0 +1,72 @@
+"""Keeps Kineto silent while a session of pacecar's own begins or ends, and as loud as the job wants it otherwise.
+
+Since torch 2.13 Kineto writes a line ("USDT ... profiler_start") on stderr when a session begins and one when it ends.
+They are lines of the job's own profiler, or of none; so ours must not write any, whatever KINETO_LOG_LEVEL the job has.
+Kineto reads that variable once, when the first session of the process is prepared, and keeps the level in a variable
+that torch's library exports: it is set for our calls and put back after them.
+
+Where there is no such variable, the environment is set for the moment in which Kineto reads it, unless the job set it.
+Then Kineto's own error lines are silent in that process too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+__all__ = ["KINETO_LOG_VARIABLE", "kineto_level", "quiet"]
+
+KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
+QUIET_LEVEL = 6
+"""One above USDT (5): Kineto prints severities >= the level."""
+
+LEVELS = range(-1, 11)
+"""What may be a level; another number means that this is not the variable that was meant."""
+
+_LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
+
+
+@functools.cache
+def kineto_level() -> ctypes.c_int | None:
+    """Return the variable that holds Kineto's level of severity; None where this torch does not export it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        level = ctypes.c_int.in_dll(library, _LEVEL)
+    except (OSError, ValueError):  # another name of the library, or no such variable in it
+        return None
+    return level if level.value in LEVELS else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Kineto silent inside."""
+    level = kineto_level()
+    if level is None:
+        with _quiet_environment():
+            yield
+        return
+    before = level.value
+    level.value = QUIET_LEVEL
+    try:
+        yield
+    finally:
+        if level.value == QUIET_LEVEL:  # else Kineto has read the job's own level meanwhile
+            level.value = before
+
+
+@contextmanager
+def _quiet_environment() -> Iterator[None]:
+    restore = KINETO_LOG_VARIABLE not in os.environ
+    if restore:
+        os.environ[KINETO_LOG_VARIABLE] = str(QUIET_LEVEL)
+    try:
+        yield
+    finally:
+        if restore:
+            os.environ.pop(KINETO_LOG_VARIABLE, None)
