@@ -35,7 +35,7 @@ class KernelLauncher(msgspec.Struct, kw_only=True):
     """The operator's inputs ("[16, 64] [64, 128]"), of `record_shapes`."""
     types: str | None
     module: str | None
-    """The modules around it, outermost first, joined by "/"; of backward those of its forward.  Of `with_modules`."""
+    """The classes of the modules around it, outermost first ("Net/Block/Linear"); of a backward its forward's."""
     source: str | None
     """The innermost python frame outside torch ("train.py(12): step"), of `with_stack`, of the longest launch."""
     count: int
@@ -73,7 +73,7 @@ class OperatorTotal(msgspec.Struct, kw_only=True):
     Host times are of the calls: `host_ns` with what they called, `host_self_ns` without.  Device times are of the rows
     that were launched: `device_ns` by itself and no operator inside it, `device_total_ns` by anything inside it.
     Of an operator that calls itself the outer call counts once in the totals.  `exposed_ns` and `critical_ns` are
-    those of `device_ns`; on a CPU job, where the operators are the work, None and the host's part of the path.
+    those of `device_ns`, None on a CPU job.
     """
 
     name: str
@@ -96,7 +96,8 @@ class OperationShape(msgspec.Struct, kw_only=True):
     """Matmuls, attentions or convolutions of one shape against the device's roofline.
 
     `flops` and `bytes` are of one call.  `bytes` is the least that must be moved: each input read once and each output
-    written once.  Rates are over `busy_ns`, the time in which any row ran that these calls launched.
+    written once.  Rates are over `busy_ns`, the time in which any row ran that these calls launched; of a CPU job the
+    time in which any of the calls was open.
     """
 
     kind: str
@@ -107,6 +108,8 @@ class OperationShape(msgspec.Struct, kw_only=True):
     arithmetic: str | None
     """The arithmetic whose peak counts: a torch dtype's name or tf32; None where the kernels do not tell."""
     count: int
+    launched: int
+    """Of how many of the calls device rows are in the trace: the rates are of these."""
     busy_ns: int
     flops: int | None
     flops_source: str | None
@@ -192,7 +195,7 @@ class MemoryTimeline(msgspec.Struct, kw_only=True):
     peak_bytes: int
     peak_ns: int
     peak_operator: str | None
-    """The operator that was open when the peak was reached."""
+    """The operator that was open when the peak was reached, and does more than allocate."""
     peak_module: str | None
     reserved_peak_bytes: int | None
     allocated_bytes: int

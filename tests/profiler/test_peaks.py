@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from pacecar.profiler.utilization.device_peaks import PEAKS, TF32, has_tf32, peak_flops_per_second, runs_in_tf32
-from pacecar.profiler.utilization.flop_counter import Arithmetic
+from pacecar.profiler.utilization.device_peaks import (
+    MEMORY_BANDWIDTHS,
+    PEAKS,
+    TF32,
+    has_tf32,
+    peak_bytes_per_second,
+    peak_flops_per_second,
+)
+from pacecar.profiler.utilization.flop_counter import Arithmetic, runs_in_tf32
 
 TERA = 10**12
 
