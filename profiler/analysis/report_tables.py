@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "TABLE_NAMES",
     "AllToAllRank",
     "AnnotationTotal",
     "KernelLauncher",
@@ -24,6 +25,9 @@ __all__ = [
     "Spread",
     "TraceTables",
 ]
+
+TABLE_NAMES = ("kernels", "operators", "roofline", "launches", "memory", "annotations", "all_to_all")
+"""The tables that can be asked for by name, in the order in which they are printed."""
 
 
 class KernelLauncher(msgspec.Struct, kw_only=True):

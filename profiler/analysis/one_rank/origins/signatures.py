@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -23,6 +23,9 @@ __all__ = ["Inputs", "Tensor", "inputs_of"]
 
 INPUTS_MAX = 64
 """The most inputs of a call that are read; fused optimizers have thousands, which nobody reads."""
+
+LISTED_MAX = 4
+"""The most tensors of one list whose shapes are shown."""
 
 SIZE_MAX = 1 << 48
 """The largest size of a dimension that is believed."""
@@ -56,6 +59,8 @@ class Inputs:
 
     tensors: tuple[Tensor | None, ...]
     values: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    """Shapes of lists of tensors, as text, after the tensors'."""
 
     def tensor(self, place: int) -> Tensor | None:
         """Return the tensor at `place`, None where there is none."""
@@ -75,8 +80,9 @@ class Inputs:
 
     @cached_property
     def shapes_text(self) -> str | None:
-        """The tensors' shapes, "[16, 64] [128, 64]"; None where there is no tensor."""
-        return " ".join(str(list(each.shape)) for each in self.tensors if each is not None) or None
+        """The tensors' shapes, "[16, 64] [128, 64]", those of a list in brackets; None where there is no tensor."""
+        shapes = [str(list(each.shape)) for each in self.tensors if each is not None]
+        return " ".join([*shapes, *self.lists]) or None
 
     @cached_property
     def types_text(self) -> str | None:
@@ -95,7 +101,19 @@ def inputs_of(signature: Signature) -> Inputs:
     return Inputs(
         tuple(_tensor(shape, word) for shape, word in zip(shapes, types, strict=False)),
         tuple(value if isinstance(value, str) else "" for value in values),
+        tuple(text for shape in shapes if (text := _list_text(shape))),
     )
+
+
+def _list_text(shape: object) -> str:
+    """Return the shapes of a list of tensors, the first of them, as text; "" for anything else."""
+    if not isinstance(shape, list) or not shape or not all(_is_shape(each) for each in shape[:LISTED_MAX]):
+        return ""
+    return f"({', '.join(map(str, shape[:LISTED_MAX]))}{f', {len(shape)} in all' if len(shape) > LISTED_MAX else ''})"
+
+
+def _is_shape(shape: object) -> TypeGuard[list[int]]:
+    return isinstance(shape, list) and all(type(size) is int and 0 <= size < SIZE_MAX for size in shape)
 
 
 def _decoded(text: bytes) -> Any:  # noqa: ANN401  whatever the file has
@@ -106,13 +124,11 @@ def _decoded(text: bytes) -> Any:  # noqa: ANN401  whatever the file has
 
 
 def _tensor(shape: object, word: object) -> Tensor | None:
-    if not isinstance(shape, list) or not isinstance(word, str):
+    if not _is_shape(shape) or not isinstance(word, str):
         return None
     if not word.startswith("c10::") and not word[:1].islower():
         return None  # Scalar, ScalarList, TensorList; before 1.13 Int, Bool, GenericList: tensors have C++ types
     kind = element_type(word)
     if kind not in ELEMENT_BYTES and not kind.startswith("Float4"):
-        return None
-    if not all(type(size) is int and 0 <= size < SIZE_MAX for size in shape):
         return None
     return Tensor(tuple(shape), DTYPES.get(kind, kind.lower()), ELEMENT_BYTES.get(kind))
