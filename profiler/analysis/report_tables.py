@@ -76,8 +76,8 @@ class OperatorTotal(msgspec.Struct, kw_only=True):
 
     Host times are of the calls: `host_ns` with what they called, `host_self_ns` without.  Device times are of the rows
     that were launched: `device_ns` by itself and no operator inside it, `device_total_ns` by anything inside it.
-    Of an operator that calls itself the outer call counts once in the totals.  `exposed_ns` and `critical_ns` are
-    those of `device_ns`, None on a CPU job.
+    Where a call of a row is inside another of the same row, the outer one counts in `host_ns` and `device_total_ns`.
+    `exposed_ns` and `critical_ns` are those of `device_ns`, None on a CPU job.
     """
 
     name: str
