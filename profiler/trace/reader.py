@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 
 from .assemble import device_rows, host_rows, sync_rows
+from .column_parts import Numbers
 from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
 from .compressed_source import TraceError, TraceSource
 from .event_stream import EventStreamReader
 from .header import TraceHeader, read_header
 from .notes import Notes
-from .rows import Numbers, Rows
+from .rows import Rows
 from .times import ImpreciseTimesError
 
 __all__ = ["TraceError", "read_trace"]

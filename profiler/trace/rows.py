@@ -9,15 +9,16 @@ Left out: where events come from (`event_stream`), and which collective a kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import times
 from .collectives import from_annotation, from_metadata, tensors
+from .column_parts import Column, Columns, Numbers, whole_column
 from .columns import NONE, CollectiveColumns, SyncRows
 from .event_stream import Batch
 from .events import Args, DigitEvent, KnownEvent, TraceEvent
@@ -28,7 +29,7 @@ from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_k
 if TYPE_CHECKING:
     from .details.detail_rows import DetailRows, Instants
 
-__all__ = ["NAME_LETTERS_MAX", "Categories", "Columns", "Names", "Numbers", "Rows", "whole_column"]
+__all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 
 NAME_LETTERS_MAX = 16_384
 """The longest name that is kept, in characters; templates of device code reach a few thousand."""
@@ -45,7 +46,6 @@ PYTHON_FUNCTION = "python_function"
 FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
 
-Column = NDArray[np.int64]
 Events = Sequence[KnownEvent | TraceEvent | DigitEvent]
 
 
@@ -100,34 +100,6 @@ class Names(dict[str, int]):
         self.texts.append(text)
         self.is_call.append(is_collective_call(text))
         return number
-
-
-Thing = TypeVar("Thing")
-
-
-class Numbers(dict[Thing, int]):
-    """The number of each distinct thing, in the order in which they came."""
-
-    def __missing__(self, thing: Thing) -> int:
-        number = self[thing] = len(self)
-        return number
-
-
-class Columns:
-    """Arrays of a few columns, batch by batch."""
-
-    def __init__(self, *names: str) -> None:
-        self._parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in names}
-
-    def add(self, **parts: NDArray[np.generic]) -> None:
-        """Add one batch's arrays."""
-        for name, part in parts.items():
-            self._parts[name].append(part)
-
-    def take(self, name: str, dtype: type[np.generic] = np.int64) -> Column:
-        """Return one column and free its parts; each column can be taken once."""
-        parts = self._parts.pop(name)
-        return cast(Column, np.concatenate(parts, dtype=dtype) if parts else np.empty(0, dtype=dtype))
 
 
 class Rows:
@@ -311,12 +283,3 @@ class Rows:
         number = self.collectives[from_annotation(name, args)]
         self.annotations.add(thread, start, end, number)
         return number if name.startswith(("gloo:", "ucc:", "mpi:")) else NONE
-
-
-def whole_column(values: Iterable[int]) -> Column:
-    """Return integers as a column; one that does not fit 64 bits becomes NONE."""
-    listed = list(values)
-    try:
-        return np.array(listed, dtype=np.int64)
-    except OverflowError:
-        return np.array([value if abs(value) < 1 << 63 else NONE for value in listed], dtype=np.int64)

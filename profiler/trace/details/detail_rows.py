@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import times
+from ..column_parts import Columns, Numbers, whole_column
 from ..columns import NONE
 from ..events import Args, DigitEvent, KnownEvent, TraceEvent
-from ..rows import Columns, Numbers, whole_column
 from .detail_columns import FrameRows, MemoryRows, Signature, TraceDetails
 from .detail_events import DetailArgs
 
