@@ -37,13 +37,16 @@ ROWS_SHOWN = 10
 """The most rows of a table; with the lines below them a screen."""
 
 NAME_WIDTH_MIN = 16
+TERA_FROM = 1e11
+"""From 0.1 TFLOP/s on, which any GPU does at its best, rates are shown in TFLOP/s, else in GFLOP/s."""
+
 SPARK_WIDTH_MAX = 60
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def tables_text(document: TraceDocument, names: Sequence[str], console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed of the tables `names`, in order."""
-    reports = document.traces
+    reports = document.traces if any(name != "all_to_all" for name in names) else []
     if document.job is not None and len(reports) > 1:
         chosen = _chosen(document.job, reports)
         yield Text(f"{len(reports)} traces; tables of rank {chosen.rank}, {_why(document.job)}", style="dim")
@@ -57,7 +60,8 @@ def tables_text(document: TraceDocument, names: Sequence[str], console: Console)
                 yield Text()
                 yield from _PARTS[name](report, console)
     if "all_to_all" in names:
-        yield Text()
+        if reports:
+            yield Text()
         yield _all_to_all([] if document.job is None else document.job.all_to_all)
 
 
@@ -125,14 +129,16 @@ def _roofline(report: TraceReport, console: Console) -> Iterator[RenderableType]
         yield _nothing("Matmul, attention, convolution", "no shapes in this trace (record_shapes), or none of these")
         return
     unit = unit_for([row.busy_ns for row in rows])
+    highest = max((row.flops_per_second or 0 for row in rows), default=0)
+    letter, scale = ("T", 1e12) if highest >= TERA_FROM else ("G", 1e9)
     lines = []
     for row in rows[:ROWS_SHOWN]:
-        rate = "-" if row.flops_per_second is None else f"{row.flops_per_second / 1e12:.3g}"
+        rate = "-" if row.flops_per_second is None else f"{row.flops_per_second / scale:.1f}"
         cells = [str(row.count), unit.text(row.busy_ns), rate, percent(row.flops_ratio, digits=0)]
         cells += [bandwidth(row.bytes_per_second), percent(row.bandwidth_ratio, digits=0)]
         cells.append(percent(row.roofline_ratio, digits=0))
         lines.append(_Line(row.operator, cells, (_joined(" ", row.shapes, row.types, _counted(row)),)))
-    columns = ["count", "time", "TFLOP/s", "peak", "memory", "peak", "roof"]
+    columns = ["count", "time", f"{letter}FLOP/s", "peak", "memory", "peak", "roof"]
     yield from _table(_title("Matmul, attention, convolution by shape", len(rows)), columns, lines, console)
     peaks = {(row.arithmetic, peak) for row in rows if (peak := row.peak_flops_per_second) is not None}
     speeds = {row.peak_bytes_per_second for row in rows if row.peak_bytes_per_second is not None}
