@@ -29,7 +29,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameRows:
-    """Calls of python functions (`with_stack`, `with_modules`), sorted by start.
+    """Calls of python functions (`with_stack`), sorted by start.
 
     `name` indexes `names` ("nn.Module: Linear_0", "train.py(12): step"), `thread` indexes `Trace.threads`, NONE for a
     thread without host rows.

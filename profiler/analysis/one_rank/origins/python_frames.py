@@ -1,9 +1,9 @@
 """Finds the module and the python line of each host row, from the rows of python functions.
 
-`with_modules` and `with_stack` write a row for each python call, "nn.Module: Linear_0" or "train.py(12): step".  The
-classes of the modules around an operator, outermost first, are its path in the model.  torch numbers the instances of a
-class; the numbers are left out, because what forty equal layers do is one row of a table.  The innermost frame outside
-torch is the line that a person can change.
+`with_stack` writes a row for each python call, "nn.Module: Linear_0" or "train.py(12): step".  The classes of the
+modules around an operator, outermost first, are its path in the model.  torch numbers the instances of a class; the
+numbers are left out, because what forty equal layers do is one row of a table.  The innermost frame outside torch is
+the line that a person can change.
 
 Pure.
 """
