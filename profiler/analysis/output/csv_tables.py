@@ -13,7 +13,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import get_args, get_origin
 
 import msgspec
 
@@ -21,6 +23,7 @@ from pacecar.records import Ledger
 from pacecar.safe_files import output
 
 from ..report import TraceDocument, TraceReport
+from ..report_tables import TraceTables
 
 __all__ = ["csv_tables", "write_csv"]
 
@@ -100,14 +103,30 @@ def _cells(item: object, prefix: str) -> Iterator[tuple[str, Cell]]:
             yield f"{prefix}{name}_ns", value
         return
     assert isinstance(item, msgspec.Struct)
-    for field in item.__struct_fields__:
+    for field, is_list in _columns(type(item)):
         value = getattr(item, field)
-        if value is None or isinstance(value, str | int | float):
-            yield f"{prefix}{field}", value
-        elif isinstance(value, Sequence) and all(isinstance(each, str | int) or each is None for each in value):
+        if isinstance(value, msgspec.Struct):
+            if not isinstance(value, TraceTables):  # they have files of their own
+                yield from _cells(value, f"{prefix}{field}.")
+        elif is_list:
             yield f"{prefix}{field}", " ".join("" if each is None else str(each) for each in value)
-        elif isinstance(value, msgspec.Struct):
-            yield from _cells(value, f"{prefix}{field}.")
+        else:
+            yield f"{prefix}{field}", value
+
+
+@cache
+def _columns(kind: type[msgspec.Struct]) -> list[tuple[str, bool]]:
+    """Return the fields that fit a cell, and which of them are lists of texts or numbers."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        is_list = get_origin(field.type) is list
+        if not is_list or not _holds_structs(get_args(field.type)[0]):
+            found.append((field.name, is_list))
+    return found
+
+
+def _holds_structs(kind: object) -> bool:
+    return any(isinstance(one, type) and issubclass(one, msgspec.Struct) for one in (kind, *get_args(kind)))
 
 
 def _text(rows: Sequence[Row]) -> str:

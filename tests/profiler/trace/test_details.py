@@ -14,9 +14,18 @@ from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.trace.plain_reader import nanoseconds
 from tests.profiler.trace.traces import each_kind, trace_file
 
+BIG = ("kineto_tb_nw4", "tl_b200", "hta_nccl", "tl_inf", "tl_mi300")
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", each_kind())
+
+def small_of_each_kind():
+    """Return `each_kind()` with the larger ones left to `full`."""
+    return [
+        pytest.param(one, marks=pytest.mark.full) if isinstance(one, str) and one.startswith(BIG) else one
+        for one in each_kind()
+    ]
+
+
+@pytest.mark.parametrize("name", small_of_each_kind())
 def test_reading_with_details_gives_the_same_rows(name):
     plain, full = read_trace(trace_file(name)), read_trace(trace_file(name), details=True)
     assert plain.details is None
@@ -32,8 +41,7 @@ def test_reading_with_details_gives_the_same_rows(name):
         assert len(getattr(details, column)) == len(full.host_rows.start_ns)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", each_kind())
+@pytest.mark.parametrize("name", small_of_each_kind())
 def test_shapes_types_and_values_are_the_files_at_each_host_row(name):
     trace = read_trace(trace_file(name), details=True)
     data = trace_file(name).read_bytes()

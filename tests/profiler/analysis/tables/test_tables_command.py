@@ -108,6 +108,10 @@ def test_csv_holds_the_documents_lists_under_its_names(job: Path, tmp_path: Path
         steps = list(csv.DictReader(file))
     assert [int(step["ledger.compute_ns"]) for step in steps] == [6 * MS, 4 * MS]
     assert {path.stem for path in out.iterdir()} >= {"traces", "job", "job_shares", "kernel_launchers", "launches"}
+    with (out / "traces.csv").open(newline="") as file:
+        columns = next(csv.reader(file))
+    assert "gpus" in columns
+    assert not [name for name in columns if name.startswith(("tables", "warnings", "families"))]
     assert b"\r" not in (out / "traces.csv").read_bytes()
 
 
@@ -138,7 +142,8 @@ def test_every_real_trace_has_tables_of_80_columns(name):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_critical_path_in_tables_is_the_jobs(tmp_path):
+@pytest.mark.slow
+def test_the_critical_path_in_tables_is_the_jobs():
     if folder() is None:
         pytest.skip("no traces here")
     files = sorted((folder() / "param_dlrm_8xV100").iterdir())
