@@ -228,7 +228,8 @@ class AllToAllRank(msgspec.Struct, kw_only=True):
     """What one rank did in the job's all-to-alls, and how that compares with the others'.
 
     `bytes` is the larger of what it sent and received, summed up; `bytes_ratio` and `duration_ratio` are over the mean
-    of the ranks, so 1 is even.  A rank that waits is in it for longer: `wire_ns` is without waiting.
+    of the ranks, so 1 is even.  A rank that waits is in it for longer: `wait_ns` and `wire_ns`
+    split the time of those that were found in other ranks' traces.
     """
 
     rank: int
