@@ -47,6 +47,7 @@ class AnalyzeOptions:
     perfetto: Path | None = None
     picture: Path | None = None
     tables: tuple[str, ...] = ()
+    by: Literal["total", "exposed", "critical"] = "total"
     csv: Path | None = None
     step: int | None = None
     engine: Literal["local", "dask"] = "local"
@@ -72,7 +73,7 @@ def run_analyze(options: AnalyzeOptions) -> int:
         sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        _print(document, options.tables)
+        _print(document, options)
     return 0
 
 
@@ -162,21 +163,21 @@ def _complain_of(warnings: Sequence[TraceWarning]) -> None:
         complain(warning.message)
 
 
-def _print(document: TraceDocument, tables: Sequence[str]) -> None:
+def _print(document: TraceDocument, options: AnalyzeOptions) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
-    for part in _parts(document, tables, console):
+    for part in _parts(document, options, console):
         console.print(part)
 
 
-def _parts(document: TraceDocument, tables: Sequence[str], console: Console) -> Iterator[Any]:
+def _parts(document: TraceDocument, options: AnalyzeOptions, console: Console) -> Iterator[Any]:
     from pacecar.profiler.analysis.output.text import document_text
 
-    if tables:
+    if options.tables:
         from pacecar.profiler.analysis.output.tabletext import tables_text
 
-        return tables_text(document, tables, console)
+        return tables_text(document, options.tables, console, options.by)
     if document.comparison is None:
         return document_text(document, console)
     from pacecar.profiler.analysis.output.comparetext import comparison_text

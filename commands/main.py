@@ -154,6 +154,13 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     help="Print tables in place of the ledger: all, or some of kernels,operators,roofline,launches,memory,annotations,"
     "all_to_all.",
 )
+@click.option(
+    "--by",
+    type=click.Choice(["total", "exposed", "critical"]),
+    default="total",
+    show_default=True,
+    help="The time by which kernels and operators are the longest.",
+)
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
 @click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
@@ -176,6 +183,8 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
         raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
     options["steps"] = _steps(options["steps"])
     options["tables"] = _tables(options["tables"])
+    if options["by"] != "total" and not options["tables"]:
+        raise click.UsageError("--by orders the rows of tables: it needs --tables")
     if options["tables"] and options["compare"] is not None:
         raise click.UsageError("--compare has its own tables, down to kernels and operators: no --tables")
     # Its threads are started by numpy's import and spin; nothing here multiplies matrices.

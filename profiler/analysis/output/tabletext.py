@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -29,9 +29,14 @@ from ..report_tables import (
     LaunchStatistics,
     MemoryTimeline,
     OperationShape,
+    OperatorTotal,
 )
 
-__all__ = ["ROWS_SHOWN", "tables_text"]
+__all__ = ["ROWS_SHOWN", "OrderBy", "tables_text"]
+
+OrderBy = Literal["total", "exposed", "critical"]
+
+Timed = TypeVar("Timed", KernelTotal, OperatorTotal)
 
 ROWS_SHOWN = 10
 """The most rows of a table; with the lines below them a screen."""
@@ -44,8 +49,10 @@ SPARK_WIDTH_MAX = 60
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def tables_text(document: TraceDocument, names: Sequence[str], console: Console) -> Iterator[RenderableType]:
-    """Yield what is to be printed of the tables `names`, in order."""
+def tables_text(
+    document: TraceDocument, names: Sequence[str], console: Console, by: OrderBy = "total"
+) -> Iterator[RenderableType]:
+    """Yield what is to be printed of the tables `names`, in order; kernels and operators with the most time `by`."""
     reports = document.traces if any(name != "all_to_all" for name in names) else []
     if document.job is not None and len(reports) > 1:
         chosen = _chosen(document.job, reports)
@@ -58,7 +65,7 @@ def tables_text(document: TraceDocument, names: Sequence[str], console: Console)
         for name in TABLE_NAMES:
             if name in names and name != "all_to_all":
                 yield Text()
-                yield from _PARTS[name](report, console)
+                yield from _PARTS[name](report, console, by)
     if "all_to_all" in names:
         if reports:
             yield Text()
@@ -77,8 +84,8 @@ def _why(job: TraceJob) -> str:
     return "which has most of the critical path" if job.critical_path else "the first"
 
 
-def _kernels(report: TraceReport, console: Console) -> Iterator[RenderableType]:
-    rows = report.tables.kernels if report.tables is not None else []
+def _kernels(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
+    rows = _ordered(report.tables.kernels, by) if report.tables is not None else []
     if not rows:
         yield _nothing("Kernels", "no work on a device")
         return
@@ -91,11 +98,11 @@ def _kernels(report: TraceReport, console: Console) -> Iterator[RenderableType]:
         cells = [str(row.count), unit.number(row.duration_ns), percent(row.duration_ns / whole)]
         cells += [unit.number(row.exposed_ns), *([_number(unit.number, row.critical_ns)] if has_path else [])]
         lines.append(_Line(kernel_name(row.name), cells, _below_kernel(row)))
-    yield from _table(f"{_title('Kernels', len(rows))}, in {unit.name}", columns, lines, console)
+    yield from _table(f"{_title('Kernels', len(rows), by)}, in {unit.name}", columns, lines, console)
 
 
-def _operators(report: TraceReport, console: Console) -> Iterator[RenderableType]:
-    rows = report.tables.operators if report.tables is not None else []
+def _operators(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
+    rows = _ordered(report.tables.operators, by) if report.tables is not None else []
     if not rows:
         yield _nothing("Operators", "the trace has none")
         return
@@ -111,7 +118,7 @@ def _operators(report: TraceReport, console: Console) -> Iterator[RenderableType
             cells += [_number(unit.number, row.critical_ns)] if has_path else []
         below = (_joined(" ", row.shapes, row.types), _place(row.module, row.source))
         lines.append(_Line(row.name, cells, below))
-    yield from _table(f"{_title('Operators', len(rows))}, in {unit.name}", columns, lines, console)
+    yield from _table(f"{_title('Operators', len(rows), by)}, in {unit.name}", columns, lines, console)
     words = "self: without the operators inside" + ("; own: of what it launched itself" if has_device else "")
     yield Text(words, style="dim")
 
@@ -123,7 +130,7 @@ def _below_kernel(row: KernelTotal) -> tuple[str, ...]:
     return called + more, _place(first.module, first.source)
 
 
-def _roofline(report: TraceReport, console: Console) -> Iterator[RenderableType]:
+def _roofline(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
     rows = report.tables.roofline if report.tables is not None else []
     if not rows:
         yield _nothing("Matmul, attention, convolution", "no shapes in this trace (record_shapes), or none of these")
@@ -147,7 +154,7 @@ def _roofline(report: TraceReport, console: Console) -> Iterator[RenderableType]
     yield Text(f"peaks: {', '.join(said)}" if said else "the peaks of this device are not known here", style="dim")
 
 
-def _launches(report: TraceReport, console: Console) -> Iterator[RenderableType]:
+def _launches(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
     row = report.tables.launches if report.tables is not None else None
     if row is None:
         yield _nothing("Launches", "no work on a device")
@@ -186,7 +193,7 @@ def _launch_facts(row: LaunchStatistics) -> Iterator[Text]:
         yield Text(f"launch not in the trace: {row.rows_unlinked}")
 
 
-def _memory(report: TraceReport, console: Console) -> Iterator[RenderableType]:
+def _memory(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
     rows = report.tables.memory if report.tables is not None else []
     if not rows:
         yield _nothing("Memory", "no events of the allocator (profile_memory)")
@@ -230,7 +237,7 @@ def _spark(row: MemoryTimeline, console: Console) -> Iterator[Text]:
     yield Text(f"{clean(row.device):<10} {bar}")
 
 
-def _annotations(report: TraceReport, console: Console) -> Iterator[RenderableType]:
+def _annotations(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
     rows: Sequence[AnnotationTotal] = report.tables.annotations if report.tables is not None else []
     if not rows:
         yield _nothing("Annotations", "the trace has none (record_function)")
@@ -260,7 +267,7 @@ def _all_to_all(rows: Sequence[AllToAllRank]) -> RenderableType:
     return table
 
 
-_PARTS: dict[str, Callable[[TraceReport, Console], Iterator[RenderableType]]] = {
+_PARTS: dict[str, Callable[[TraceReport, Console, OrderBy], Iterator[RenderableType]]] = {
     "kernels": _kernels,
     "operators": _operators,
     "roofline": _roofline,
@@ -270,8 +277,16 @@ _PARTS: dict[str, Callable[[TraceReport, Console], Iterator[RenderableType]]] = 
 }
 
 
-def _title(words: str, count: int) -> str:
-    return f"{words} (the longest {ROWS_SHOWN} of {count})" if count > ROWS_SHOWN else f"{words} ({count})"
+def _title(words: str, count: int, by: OrderBy = "total") -> str:
+    shown = f"the longest {ROWS_SHOWN} of {count}" if count > ROWS_SHOWN else str(count)
+    return f"{words} ({shown}{'' if by == 'total' else f', by {by} time'})"
+
+
+def _ordered(rows: Sequence[Timed], by: OrderBy) -> Sequence[Timed]:
+    """Return the rows with the most time `by` first; as they are where it is the total, or equal."""
+    if by == "total":
+        return rows
+    return sorted(rows, key=lambda row: -((row.exposed_ns if by == "exposed" else row.critical_ns) or 0))
 
 
 def _nothing(title: str, why: str) -> Text:

@@ -52,9 +52,23 @@ def test_tables_are_printed_in_place_of_the_ledger(job: Path):
         assert title in everything
 
 
+def test_the_longest_are_those_with_the_most_of_the_time_asked_for(tmp_path: Path):
+    drawing = ["cccc....", "AAAAAAA."]
+    path = write_trace(tmp_path / "t.json", drawing, rank=0, world_size=2, steps=[(0, 8)])
+    total, exposed = (run(path, "--tables", "kernels", "--by", by) for by in ("total", "exposed"))
+    assert total.index("nccl") < total.index("ampere")
+    assert exposed.index("ampere") < exposed.index("nccl")
+    assert "Kernels (2, by exposed time), in ms" in exposed
+
+
 @pytest.mark.parametrize("names", ["kernel", "", "kernels,,memory"])
 def test_a_table_that_does_not_exist_is_wrong_usage(job: Path, names: str):
     assert "roofline" in run(job, "--tables", names, code=2)
+
+
+def test_options_that_contradict_each_other_are_wrong_usage(job: Path):
+    assert "--tables" in run(job, "--by", "critical", code=2)
+    assert "--tables" in run("--compare", job, job, "--tables", "kernels", code=2)
 
 
 def test_json_has_the_tables_only_where_they_were_asked_for(job: Path):
