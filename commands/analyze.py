@@ -46,6 +46,9 @@ class AnalyzeOptions:
     steps: tuple[int, int] | None = None
     perfetto: Path | None = None
     picture: Path | None = None
+    tables: tuple[str, ...] = ()
+    by: Literal["total", "exposed", "critical"] = "total"
+    csv: Path | None = None
     step: int | None = None
     engine: Literal["local", "dask"] = "local"
     dask_address: str | None = None
@@ -64,12 +67,26 @@ def run_analyze(options: AnalyzeOptions) -> int:
         return 130
     if document is None:
         return 1
+    if options.csv is not None and not _write_csv(document, options.csv):
+        return 1
     if options.as_json:
         sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        _print(document)
+        _print(document, options)
     return 0
+
+
+def _write_csv(document: TraceDocument, folder: Path) -> bool:
+    """Write the document's lists into `folder`; return whether that was possible, after saying why not."""
+    from pacecar.profiler.analysis.output.csv_tables import write_csv
+
+    try:
+        write_csv(document, folder)
+    except OSError as error:
+        complain(f"{folder}: cannot be written: {(error.strerror or str(error)).lower()}")
+        return False
+    return True
 
 
 def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
@@ -131,6 +148,7 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
         dask_address=options.dask_address,
         jobs=options.jobs,
         keeps_tables=options.perfetto is not None or options.picture is not None,
+        makes_tables=bool(options.tables) or options.csv is not None or options.compare is not None,
         compares_ranks=options.compare is None,
     )
     with _progress(options.is_quiet, sys.stderr) as progress:
@@ -145,17 +163,21 @@ def _complain_of(warnings: Sequence[TraceWarning]) -> None:
         complain(warning.message)
 
 
-def _print(document: TraceDocument) -> None:
+def _print(document: TraceDocument, options: AnalyzeOptions) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
-    for part in _parts(document, console):
+    for part in _parts(document, options, console):
         console.print(part)
 
 
-def _parts(document: TraceDocument, console: Console) -> Iterator[Any]:
+def _parts(document: TraceDocument, options: AnalyzeOptions, console: Console) -> Iterator[Any]:
     from pacecar.profiler.analysis.output.text import document_text
 
+    if options.tables:
+        from pacecar.profiler.analysis.output.tabletext import tables_text
+
+        return tables_text(document, options.tables, console, options.by)
     if document.comparison is None:
         return document_text(document, console)
     from pacecar.profiler.analysis.output.comparetext import comparison_text

@@ -148,6 +148,20 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @click.option(
     "--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
 )
+@click.option(
+    "--tables",
+    metavar="NAMES",
+    help="Print tables in place of the ledger: all, or some of kernels,operators,roofline,launches,memory,annotations,"
+    "all_to_all.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["total", "exposed", "critical"]),
+    default="total",
+    show_default=True,
+    help="The time by which kernels and operators are the longest.",
+)
+@click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
 @click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
 @click.option("--step", type=int, metavar="N", help="The step to draw.  [default: the median one]")
@@ -168,6 +182,11 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     if options["steps"] is not None and options["window"] in {"trace", "hta"}:
         raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
     options["steps"] = _steps(options["steps"])
+    options["tables"] = _tables(options["tables"])
+    if options["by"] != "total" and not options["tables"]:
+        raise click.UsageError("--by orders the rows of tables: it needs --tables")
+    if options["tables"] and options["compare"] is not None:
+        raise click.UsageError("--compare has its own tables, down to kernels and operators: no --tables")
     # Its threads are started by numpy's import and spin; nothing here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need("numpy", "the analysis calculates with numpy", "analyze")
@@ -176,6 +195,18 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     from .analyze import AnalyzeOptions, run_analyze
 
     sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))
+
+
+def _tables(text: str | None) -> tuple[str, ...]:
+    """Return the names of the tables in "kernels,roofline", all of "all"."""
+    if text is None:
+        return ()
+    from pacecar.profiler.analysis.report_tables import TABLE_NAMES
+
+    names = tuple(name.strip() for name in text.split(","))
+    if wrong := [name for name in names if name not in (*TABLE_NAMES, "all")]:
+        raise click.UsageError(f"--tables {clean(', '.join(wrong))}: give all, or some of {','.join(TABLE_NAMES)}")
+    return TABLE_NAMES if "all" in names else names
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

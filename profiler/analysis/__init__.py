@@ -7,7 +7,8 @@ picture or another trace of it.  Start at `reading.parallel_reading.analyze`.
     one_rank    one trace: ledger, steps, collectives, families of kernels
     all_ranks   several: clocks, who waited for whom, what the causal model says
     output      tables, picture, another trace
-    report      the types of the document, what `--json` prints; `compare` sets two of them side by side
+    report      the types of the document, what `--json` prints, with those of its tables in `report_tables`;
+                `compare` sets two documents side by side
 
 Pure but for `reading`, of which `cluster` alone knows dask.  Only the modules named `...text` and the command know
 rich.  With the hook this shares `ledger/`, and how rows of a CPU job become spans (`windows.trace_spans`).

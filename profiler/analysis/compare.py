@@ -49,6 +49,9 @@ def compare(
         headings=headings,
         families=_differences(*(_families(reports, share) for reports, share in zip(sides, shares, strict=True))),
         collectives=_differences(*_collectives(sides, shares)),
+        kernels=_with_status(_differences(*(_kernels(*side) for side in zip(sides, shares, strict=True)))),
+        operators=_with_status(_differences(*(_operators(*side) for side in zip(sides, shares, strict=True)))),
+        operators_host=_with_status(_differences(*(_on_host(*side) for side in zip(sides, shares, strict=True)))),
     )
     return comparison, _warnings(before, after, has_steps)
 
@@ -109,6 +112,37 @@ def _collectives(sides: Sequence[Sequence[TraceReport]], shares: Sequence[float]
 
     detailed = by(lambda row: row.operation if row.bytes is None else f"{row.operation} {row.bytes} B")
     return detailed if detailed[0].keys() == detailed[1].keys() else by(lambda row: row.operation)
+
+
+def _kernels(reports: Iterable[TraceReport], share: float) -> Totals:
+    tables = [report.tables for report in reports if report.tables is not None]
+    return _totals(((row.name, row.duration_ns, row.count) for its in tables for row in its.kernels), share)
+
+
+def _operators(reports: Iterable[TraceReport], share: float) -> Totals:
+    """Return the time on the device of what each operator launched itself; of a CPU job its own on the host."""
+    tables = [report.tables for report in reports if report.tables is not None]
+    rows = (
+        (row, row.host_self_ns if row.exposed_ns is None else row.device_ns) for its in tables for row in its.operators
+    )
+    return _totals(((row.name, time, row.count) for row, time in rows), share)
+
+
+def _on_host(reports: Iterable[TraceReport], share: float) -> Totals:
+    tables = [report.tables for report in reports if report.tables is not None]
+    return _totals(((row.name, row.host_self_ns, row.count) for its in tables for row in its.operators), share)
+
+
+def _with_status(rows: list[Difference]) -> list[Difference]:
+    """Return the rows with what became of each: new, gone, slower, faster or the same."""
+    for row in rows:
+        if not row.before_count and not row.before_ns:
+            row.status = "new"
+        elif not row.after_count and not row.after_ns:
+            row.status = "gone"
+        else:
+            row.status = "slower" if row.change_ns > 0 else "faster" if row.change_ns < 0 else "same"
+    return rows
 
 
 def _totals(rows: Iterable[tuple[str, int, int]], share: float) -> Totals:

@@ -11,6 +11,7 @@ import msgspec
 from pacecar.records import Ledger
 
 from ..trace.columns import TraceWarning
+from .report_tables import AllToAllRank, TraceTables
 
 __all__ = [
     "Arrival",
@@ -142,6 +143,8 @@ class TraceReport(msgspec.Struct, kw_only=True):
     warnings: list[TraceWarning]
     events: int
     is_truncated: bool
+    tables: TraceTables | None = None
+    """None where they were not asked for (`--tables`, `--csv`, `--compare`)."""
 
 
 class Arrival(msgspec.Struct, kw_only=True):
@@ -295,6 +298,7 @@ class TraceJob(msgspec.Struct, kw_only=True):
     """The largest share of a rank's time in which work began for no reason in the graph."""
     incidents: list[StepIncident] = []
     clock_pairs_untold: list[ClockPair] = []
+    all_to_all: list[AllToAllRank] = []
 
 
 class TraceSide(msgspec.Struct, kw_only=True):
@@ -319,6 +323,8 @@ class Difference(msgspec.Struct, kw_only=True):
     """Change over before; None where there was nothing before."""
     before_count: float | None = None
     after_count: float | None = None
+    status: str | None = None
+    """Of kernels and operators: slower, faster, same, new or gone."""
 
 
 class TraceComparison(msgspec.Struct, kw_only=True):
@@ -331,6 +337,12 @@ class TraceComparison(msgspec.Struct, kw_only=True):
     headings: list[Difference]
     families: list[Difference]
     collectives: list[Difference]
+    kernels: list[Difference] = []
+    """By name; time on the device."""
+    operators: list[Difference] = []
+    """By name; time on the device of what the operator itself launched, or of a CPU job its own time on the host."""
+    operators_host: list[Difference] = []
+    """By name; the operator's own time on the host."""
 
 
 class TraceDocument(msgspec.Struct, kw_only=True):

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from ..ledger.attribution import Work
 from ..ledger.classification import classify_device
 from .collectives import from_kernel
+from .column_parts import Column, Numbers
 from .columns import NONE, WORKS, DeviceRows, HostKind, HostRows, SyncRows
 from .events import grid_of
 from .kernel_links import are_external_ids_sound, first_at, innermost
 from .row_kinds import host_kind
-from .rows import Column, Numbers, Rows
+from .rows import Rows
 
 __all__ = ["Launches", "device_rows", "host_rows", "sync_rows"]
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import DigitEvent, decimal_of, event_of
+from .events import PLAIN, DigitEvent, decimal_of
 
 __all__ = ["NO_NUMBER", "Scan", "scan"]
 
@@ -46,7 +47,7 @@ class Scan:
     is_end: bool = False
 
 
-def scan(stretch: bytes, *, takes_open: bool) -> Scan:
+def scan(stretch: bytes, *, takes_open: bool, convert: Callable[[dict[str, Any]], DigitEvent] = PLAIN.convert) -> Scan:
     """Return the events of `stretch`, which begins at an event or between two.
 
     An event without an end stops the scan, because more of the file may bring the end.  With `takes_open` that event
@@ -73,7 +74,7 @@ def scan(stretch: bytes, *, takes_open: bool) -> Scan:
         if reason == _UNFINISHED and (between is None or not takes_open):
             break
         if isinstance(value, dict):
-            found.events.append(event_of(_in_utf8(value)))
+            found.events.append(convert(_in_utf8(value)))
         else:
             found.lost.append((at, reason or "not an object"))
         if length:

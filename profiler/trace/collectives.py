@@ -22,7 +22,9 @@ from ..ledger.classification import collective_operation, function_name
 from .columns import CollectiveColumns
 from .events import Args
 
-__all__ = ["from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors"]
+__all__ = [
+    "ELEMENT_BYTES", "element_type", "from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors",
+]  # fmt: skip
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8", "Bits8"), 1),
@@ -106,6 +108,11 @@ def from_metadata(args: Args) -> CollectiveColumns:
     )
 
 
+def element_type(word: str) -> str:
+    """Return the name in c10/core/ScalarType.h of what "Input type" spells, the word itself for what is no tensor."""
+    return _C_TYPES.get(word, word.removeprefix("c10::"))
+
+
 def _peer(rank: int | None) -> int | None:
     """Return the global rank of a send's or receive's peer; torch writes none where the group's ranks are unknown."""
     return rank if rank is not None and rank >= 0 else None
@@ -154,7 +161,7 @@ def tensors(args: Args) -> list[tuple[str, int]]:
         return []
     found = []
     for shape, word in zip(shapes[:TENSORS_MAX], types, strict=False):
-        dtype = _C_TYPES.get(word, word.removeprefix("c10::")) if isinstance(word, str) else ""
+        dtype = element_type(word) if isinstance(word, str) else ""
         size = ELEMENT_BYTES.get(dtype)
         if size is not None and isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
             found.append((dtype, min(math.prod(shape[:16]) * size, (1 << 62))))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ledger.attribution import Work
+from .details.detail_columns import TraceDetails
 
 __all__ = [
     "NONE",
@@ -194,6 +195,8 @@ class Trace:
     is_truncated: bool = False
     events: int = 0
     warnings: tuple[TraceWarning, ...] = field(default=())
+    details: TraceDetails | None = None
+    """What only tables need; None where it was not asked for."""
 
     @property
     def has_device(self) -> bool:

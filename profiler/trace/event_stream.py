@@ -25,7 +25,7 @@ import msgspec
 
 from .broken_json import NO_NUMBER, scan
 from .compressed_source import TraceError, TraceSource
-from .events import KNOWN_EVENTS, DigitEvent, KnownEvent, TraceEvent, decimal_of, event_of, value_end
+from .events import PLAIN, DigitEvent, EventTypes, KnownEvent, TraceEvent, decimal_of, value_end
 from .notes import Notes
 
 __all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "EventStreamReader"]
@@ -52,9 +52,6 @@ _FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
 _GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
-_KNOWN: msgspec.json.Decoder[list[KnownEvent]] = msgspec.json.Decoder(KNOWN_EVENTS)
-_FAST = msgspec.json.Decoder(list[TraceEvent])
-_DIGITS = msgspec.json.Decoder(list[DigitEvent])
 _UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -62,10 +59,12 @@ _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class EventStreamReader:
     """The events of one source, in batches, and the bytes around them.
 
-    `before` and `after` are the other members' bytes, `read` counts the events that decoded.
+    `before` and `after` are the other members' bytes, `read` counts the events that decoded.  `types` says
+    which members of an event are decoded.
     """
 
-    def __init__(self, source: TraceSource, notes: Notes) -> None:
+    def __init__(self, source: TraceSource, notes: Notes, types: EventTypes = PLAIN) -> None:
+        self._types = types
         self.before = b""
         self.after = b""
         self.read = 0
@@ -235,23 +234,25 @@ class EventStreamReader:
     def _typed(self, text: bytes) -> Batch:
         """Return the events of a whole array."""
         batch: Batch | None = None
-        if self._knows_all and not self._keeps_digits:
+        types = self._types
+        if types.known is not None and self._knows_all and not self._keeps_digits:
             try:
-                batch = _KNOWN.decode(text)
+                batch = types.known.decode(text)
             except msgspec.ValidationError:  # a category that is not in KNOWN_EVENTS
                 self._knows_all = False
         if batch is None:
             try:
-                batch = _DIGITS.decode(text) if self._keeps_digits else _FAST.decode(text)
+                batch = types.digits.decode(text) if self._keeps_digits else types.fast.decode(text)
             except msgspec.ValidationError:
-                batch = [event_of(members) for members in _UNTYPED.decode(text)]
+                batch = [types.convert(members) for members in _UNTYPED.decode(text)]
         self._last = text
         self.read += len(batch)
         return batch
 
     def _scan(self, buffer: bytes, cut: int) -> tuple[Batch, int]:
         """Return the events before `cut` that decode alone, and where the first incomplete one begins."""
-        found = scan(buffer[:cut], takes_open=self._is_last or cut > EVENT_BYTES_MAX)
+        takes_open = self._is_last or cut > EVENT_BYTES_MAX
+        found = scan(buffer[:cut], takes_open=takes_open, convert=self._types.convert)
         for at, reason in found.lost:
             self._lose(buffer, at, reason)
         self._ended = found.is_end

@@ -11,8 +11,10 @@ Left out: which events become rows (`rows`) and where one ends and the next begi
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, Union
+from functools import cache
+from typing import Any, Literal, NamedTuple, Union
 
 import msgspec
 
@@ -20,8 +22,10 @@ from .columns import NONE
 
 __all__ = [
     "KNOWN_EVENTS",
+    "PLAIN",
     "Args",
     "DigitEvent",
+    "EventTypes",
     "KnownEvent",
     "TraceEvent",
     "decimal_of",
@@ -108,9 +112,8 @@ NO_DIGITS = msgspec.Raw()
 
 _GRID = msgspec.json.Decoder(tuple[int, int, int])
 
-_FIELDS = [(field.name, field.encode_name) for field in msgspec.structs.fields(Args)]
-_RAW = frozenset({"grid", "shapes", "types"})
-_TEXTS = frozenset({"operation", "dtype", "group", "ranks"})
+_RAW = frozenset({"grid", "shapes", "types", "concrete"})
+_TEXTS = frozenset({"operation", "dtype", "group", "ranks", "hierarchy", "call_stack"})
 
 
 class KnownEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
@@ -164,6 +167,24 @@ class DigitEvent(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
+class EventTypes(NamedTuple):
+    """How a file's events are decoded: decoders from the fastest to the most tolerant, see `event_stream`."""
+
+    known: msgspec.json.Decoder[list[KnownEvent]] | None
+    fast: msgspec.json.Decoder[Any]
+    digits: msgspec.json.Decoder[Any]
+    convert: Callable[[dict[str, Any]], DigitEvent]
+
+
+PLAIN = EventTypes(
+    known=msgspec.json.Decoder(KNOWN_EVENTS),
+    fast=msgspec.json.Decoder(list[TraceEvent]),
+    digits=msgspec.json.Decoder(list[DigitEvent]),
+    convert=lambda members: event_of(members),
+)
+"""How a file is decoded of which only times, places and collectives are wanted."""
+
+
 def grid_of(raw: bytes) -> tuple[int, ...] | None:
     """Return the grid that a kernel's arguments spell (`[8, 1, 1]`), None when they hold none."""
     try:
@@ -192,12 +213,19 @@ def value_end(error: Exception) -> int | None:
     return None if found is None else int(found[1]) - 1
 
 
-def event_of(members: dict[str, Any]) -> DigitEvent:
+@cache
+def _fields(kind: type[Args]) -> list[tuple[str, str]]:
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(kind)]
+
+
+def event_of(
+    members: dict[str, Any], kind: type[DigitEvent] = DigitEvent, kind_of_args: type[Args] = Args
+) -> DigitEvent:
     """Return the event that was decoded without types, each member converted to its type where it can be."""
     given = members.get("args")
     args = given if isinstance(given, dict) else {}
     values: dict[str, Any] = {}
-    for name, key in _FIELDS:
+    for name, key in _fields(kind_of_args):
         value = args.get(key)
         if value is None:
             continue
@@ -207,7 +235,7 @@ def event_of(members: dict[str, Any]) -> DigitEvent:
             values[name] = _text(value)
         elif (number := _whole(value)) is not None:
             values[name] = number
-    return DigitEvent(
+    return kind(
         ph=_text(members.get("ph")),
         name=_text(members.get("name")),
         cat=_text(members.get("cat")),
@@ -215,7 +243,7 @@ def event_of(members: dict[str, Any]) -> DigitEvent:
         tid=_identity(members.get("tid")),
         ts=_digits(members.get("ts")),
         dur=_digits(members.get("dur")),
-        args=Args(**values),
+        args=kind_of_args(**values),
     )
 
 

@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 
 from .assemble import device_rows, host_rows, sync_rows
+from .column_parts import Numbers
 from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
 from .compressed_source import TraceError, TraceSource
 from .event_stream import EventStreamReader
 from .header import TraceHeader, read_header
 from .notes import Notes
-from .rows import Numbers, Rows
+from .rows import Rows
 from .times import ImpreciseTimesError
 
 __all__ = ["TraceError", "read_trace"]
@@ -33,15 +34,17 @@ __all__ = ["TraceError", "read_trace"]
 _STEP = "ProfilerStep#"
 
 
-def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None = None) -> Trace:
+def read_trace(
+    path: Path, *, progress: Callable[[int, int | None], None] | None = None, details: bool = False
+) -> Trace:
     """Return the trace in `path`: Chrome JSON as kineto writes it, plain, gzip or zstd (told by its first bytes).
 
-    `progress` is called with how many bytes of the file were read and its size.  Raises TraceError when the file holds
-    no trace; whatever is merely odd is in `Trace.warnings`.
+    `progress` is called with how many bytes of the file were read and its size.  With `details` also what only tables
+    need is read (shapes, modules, stacks, memory), which takes up to twice as long.  Raises TraceError when the file
+    holds no trace; whatever is merely odd is in `Trace.warnings`.
     """
     notes = Notes()
-    document = EventStreamReader(TraceSource(path, progress), notes)
-    rows = Rows(notes)
+    document, rows = _beginning(TraceSource(path, progress), notes, details=details)
     for batch in document.batches():
         try:
             rows.add(batch)
@@ -53,12 +56,23 @@ def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None
     return _build(path, document, rows, header, notes)
 
 
+def _beginning(source: TraceSource, notes: Notes, *, details: bool) -> tuple[EventStreamReader, Rows]:
+    if not details:
+        return EventStreamReader(source, notes), Rows(notes)
+    # Imported here: decoders take milliseconds to make, and most calls need these ones not.
+    from .details.detail_events import DETAILED
+    from .details.detail_rows import DetailRows
+
+    return EventStreamReader(source, notes, DETAILED), Rows(notes, DetailRows())
+
+
 def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHeader, notes: Notes) -> Trace:
     if document.read == 0:
         notes.add("no_events", "there is no event in this trace")
     host, launches = host_rows(rows)
     device, grids = device_rows(rows, launches)
     collectives = [_with_ranks(collective, header) for collective in rows.collectives]
+    threads = tuple((str(pid), str(tid)) for pid, tid in rows.threads)
     device, host, collectives = _only_used(device, host, collectives)
     return Trace(
         file=str(path),
@@ -68,7 +82,7 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
         host=header.host,
         gpus=header.gpus,
         names=tuple(rows.names.texts),
-        threads=tuple((str(pid), str(tid)) for pid, tid in rows.threads),
+        threads=threads,
         collectives=tuple(collectives),
         grids=grids,
         device=device,
@@ -82,6 +96,7 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
         is_truncated=document.is_truncated,
         events=document.read,
         warnings=notes.warnings(),
+        details=None if rows.details is None else rows.details.finish(threads),
     )
 
 

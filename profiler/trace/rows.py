@@ -9,21 +9,25 @@ Left out: where events come from (`event_stream`), and which collective a kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import times
 from .collectives import from_annotation, from_metadata, tensors
+from .column_parts import Column, Columns, Numbers, whole_column
 from .columns import NONE, CollectiveColumns, SyncRows
 from .event_stream import Batch
 from .events import Args, DigitEvent, KnownEvent, TraceEvent
 from .kernel_links import LaunchCalls
 from .notes import Notes
 from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_kind
+
+if TYPE_CHECKING:
+    from .details.detail_rows import DetailRows, Instants
 
 __all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 
@@ -36,10 +40,12 @@ CATEGORIES_MAX = 200
 GRID_BYTES_MAX = 256
 """The most bytes kept of a grid: three numbers of ten digits on indented lines fit, and what is longer is none."""
 
+PYTHON_FUNCTION = "python_function"
+"""The category of python frames, which are rows of details only."""
+
 FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
 
-Column = NDArray[np.int64]
 Events = Sequence[KnownEvent | TraceEvent | DigitEvent]
 
 
@@ -96,38 +102,11 @@ class Names(dict[str, int]):
         return number
 
 
-Thing = TypeVar("Thing")
-
-
-class Numbers(dict[Thing, int]):
-    """The number of each distinct thing, in the order in which they came."""
-
-    def __missing__(self, thing: Thing) -> int:
-        number = self[thing] = len(self)
-        return number
-
-
-class Columns:
-    """Arrays of a few columns, batch by batch."""
-
-    def __init__(self, *names: str) -> None:
-        self._parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in names}
-
-    def add(self, **parts: NDArray[np.generic]) -> None:
-        """Add one batch's arrays."""
-        for name, part in parts.items():
-            self._parts[name].append(part)
-
-    def take(self, name: str, dtype: type[np.generic] = np.int64) -> Column:
-        """Return one column and free its parts; each column can be taken once."""
-        parts = self._parts.pop(name)
-        return cast(Column, np.concatenate(parts, dtype=dtype) if parts else np.empty(0, dtype=dtype))
-
-
 class Rows:
-    """Everything kept of the events so far."""
+    """Everything kept of the events so far; `details` collects what only tables need, None where nobody asks for it."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Notes, details: DetailRows | None = None) -> None:
+        self.details = details
         self.categories = Categories(notes)
         self.names = Names(notes)
         self.threads: Numbers[tuple[int | str, int | str]] = Numbers()
@@ -149,11 +128,14 @@ class Rows:
     def add(self, batch: Batch) -> None:
         """Add a batch; raises ImpreciseTimesError, having added nothing, when its times must be read from digits."""
         done = self._complete(batch)
+        instants = None if self.details is None else self.details.instants(batch)
         if not done:
+            self._note_instants(instants)
             return
         category = self.categories
         codes = np.frombuffer(bytes([category[event.cat] for event in done]), dtype=np.uint8)
         start, end, sound = self._spans(done)
+        self._note_instants(instants)
         counted = codes != FRAME
         if sound is not None:
             counted &= sound
@@ -171,6 +153,20 @@ class Rows:
                 mask &= sound
             if mask.any():
                 add(list(compress(done, mask.tolist())), start[mask], end[mask], codes[mask])
+        if self.details is not None:
+            self._add_frames(self.details, done, start, end, sound)
+
+    def _note_instants(self, instants: Instants | None) -> None:
+        if self.details is not None and instants is not None:
+            self.details.add_instants(instants)
+
+    def _add_frames(
+        self, details: DetailRows, done: Events, start: Column, end: Column, sound: NDArray[np.bool_] | None
+    ) -> None:
+        mask = np.array([event.cat == PYTHON_FUNCTION for event in done], dtype=np.bool_)
+        if sound is not None:
+            mask &= sound
+        details.add_frames(list(compress(done, mask.tolist())), start[mask], end[mask])
 
     def _complete(self, batch: Batch) -> Events:
         """Return the complete events (phase "X"); nothing is kept of the others."""
@@ -208,8 +204,8 @@ class Rows:
     def _add_device(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
         args = [event.args for event in events]
         names, collectives = self.names, self.collectives
-        device = _whole([a.device for a in args])
-        stream = _whole([a.stream for a in args])
+        device = whole_column([a.device for a in args])
+        stream = whole_column([a.stream for a in args])
         for column, given in ((device, "pid"), (stream, "tid")):  # kineto also puts device and stream there
             for row in np.flatnonzero(column == NONE).tolist():
                 value = getattr(events[row], given)
@@ -221,8 +217,8 @@ class Rows:
             name=np.array([names[event.name] for event in events], dtype=np.int32),
             device=np.where(np.abs(device) < 1 << 31, device, NONE).astype(np.int32),
             stream=stream,
-            correlation=_whole([a.correlation for a in args]),
-            external=_whole([a.external_id for a in args]),
+            correlation=whole_column([a.correlation for a in args]),
+            external=whole_column([a.external_id for a in args]),
             collective=np.array(
                 [NONE if a.operation is None else collectives[from_metadata(a)] for a in args], dtype=np.int32
             ),
@@ -245,25 +241,27 @@ class Rows:
             category=codes,
             name=name,
             thread=thread,
-            correlation=_whole([event.args.correlation for event in events]),
+            correlation=whole_column([event.args.correlation for event in events]),
             collective=collective,
         )
+        if self.details is not None:
+            self.details.add_host(events, start)
 
     def _add_syncs(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
         """Add waits; one of a kind that the name does not say is left out, as it says nothing about who waits."""
         kinds = [sync_kind(event.name) for event in events]
         known = np.array([kind is not None for kind in kinds], dtype=np.bool_)
         args = [event.args for event, kind in zip(events, kinds, strict=True) if kind is not None]
-        device = _whole([a.device for a in args])
+        device = whole_column([a.device for a in args])
         self.syncs.add(
             start_ns=start[known],
             end_ns=end[known],
             kind=np.array([kind for kind in kinds if kind is not None], dtype=np.uint8),
             device=np.where(np.abs(device) < 1 << 31, device, NONE).astype(np.int32),
-            stream=_whole([a.stream for a in args]),
-            correlation=_whole([a.correlation for a in args]),
-            on_stream=_whole([a.on_stream for a in args]),
-            on_record=_whole([a.on_record for a in args]),
+            stream=whole_column([a.stream for a in args]),
+            correlation=whole_column([a.correlation for a in args]),
+            on_stream=whole_column([a.on_stream for a in args]),
+            on_record=whole_column([a.on_record for a in args]),
         )
 
     def _note_call(self, name: str, args: Args, thread: int, start: int, end: int) -> int:
@@ -285,12 +283,3 @@ class Rows:
         number = self.collectives[from_annotation(name, args)]
         self.annotations.add(thread, start, end, number)
         return number if name.startswith(("gloo:", "ucc:", "mpi:")) else NONE
-
-
-def _whole(values: Iterable[int]) -> Column:
-    """Return integers as a column; one that does not fit 64 bits becomes NONE."""
-    listed = list(values)
-    try:
-        return np.array(listed, dtype=np.int64)
-    except OverflowError:
-        return np.array([value if abs(value) < 1 << 63 else NONE for value in listed], dtype=np.int64)

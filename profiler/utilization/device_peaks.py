@@ -1,4 +1,4 @@
-"""Looks up the peak FLOP/s of a device by its name and the arithmetic that the job uses.
+"""Looks up the peak FLOP/s of a device by its name and the arithmetic that the job uses, and its memory's bandwidth.
 
 MFU divides by the peak, so a wrong peak is worse than none.  An unknown name, or a dtype for which the maker gives no
 figure, has no peak, and then there is no MFU.  All figures are *dense*; data sheets like to print those with 2:4
@@ -9,19 +9,19 @@ power limit never gets there, and MFU shows that.
 Names are those of `torch.cuda.get_device_name`.  The longest entry that the name begins with wins, so that
 "NVIDIA H100 80GB HBM3" is the SXM board and "NVIDIA H100 PCIe" is not.
 
+Needs nothing but python, because `pacecar analyze` runs without torch.
+
 Left out: boards without a public data sheet (H800, A800, H20); MIG slices (a slice's name has "MIG" in it, and its peak
 is its share); and fp8, whose operands are hidden in custom operators and tensor subclasses.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
 
-from .flop_counter import Arithmetic
+__all__ = ["MEMORY_BANDWIDTHS", "PEAKS", "TF32", "has_tf32", "peak_bytes_per_second", "peak_flops_per_second"]
 
-__all__ = ["PEAKS", "TF32", "has_tf32", "peak_flops_per_second", "runs_in_tf32"]
-
-TERA = 10**12
+GIGA, TERA = 10**9, 10**12
 TF32 = "tf32"
 
 _Row = dict[str, float]
@@ -96,20 +96,40 @@ An empty row is another board whose name begins like that of a listed one.
 """
 
 
+MEMORY_BANDWIDTHS: dict[str, float | None] = {
+    "Tesla V100-SXM2": 900, "Tesla V100-PCIE": 900, "Tesla V100S-PCIE": 1134,
+    "NVIDIA A10": 600, "NVIDIA A30": 933, "NVIDIA A40": 696,
+    "NVIDIA A100-SXM4-40GB": 1555, "NVIDIA A100-PCIE-40GB": 1555, "A100-SXM4-40GB": 1555, "A100-PCIE-40GB": 1555,
+    "NVIDIA A100-SXM4-80GB": 2039, "NVIDIA A100 80GB PCIe": 1935,
+    "NVIDIA RTX A6000": 768, "NVIDIA GeForce RTX 3090": 936, "NVIDIA GeForce RTX 3090 Ti": None,
+    "NVIDIA L4": 300, "NVIDIA L40": 864, "NVIDIA L40S": 864,
+    "NVIDIA RTX 6000 Ada Generation": 960,
+    "NVIDIA GeForce RTX 4090": 1008, "NVIDIA GeForce RTX 4090 D": None, "NVIDIA GeForce RTX 4090 Laptop": None,
+    "NVIDIA H100 80GB HBM3": 3350, "NVIDIA H100 SXM": 3350, "NVIDIA H100 PCIe": 2000, "NVIDIA H100 NVL": 3900,
+    "NVIDIA H200": 4800, "NVIDIA H200 NVL": 4800,
+    "NVIDIA GH200 480GB": 4000, "NVIDIA GH200 144G HBM3e": 4900,
+    "NVIDIA B200": 8000, "NVIDIA B300": 8000, "NVIDIA GB200": 8000,
+    "AMD Instinct MI210": 1638.4, "AMD Instinct MI250X": 1638.4, "AMD Instinct MI250": 1638.4,
+    "AMD Instinct MI300X": 5300, "AMD Instinct MI325X": 6000,
+}  # fmt: skip
+"""Beginning of the device's name -> GB/s of its memory, from the data sheets that `PEAKS` names.
+
+Of MI250 and MI250X half of the board's, as there.  None is another board whose name begins like a listed one.  T4 is
+not here: NVIDIA's data sheet says 300 GB/s, its white paper 320.
+"""
+
+
+def peak_bytes_per_second(device_name: str) -> int | None:
+    """Return the bandwidth of the memory of `device_name` by its data sheet; None when unknown."""
+    name = _entry_of(device_name, MEMORY_BANDWIDTHS)
+    gigabytes = None if name is None else MEMORY_BANDWIDTHS[name]
+    return None if gigabytes is None else round(gigabytes * GIGA)
+
+
 def peak_flops_per_second(device_name: str, arithmetic: str) -> int | None:
     """Return the dense peak of `device_name` in `arithmetic`, a torch dtype's name or `TF32`; None when unknown."""
     peak = _row_of(device_name).get(arithmetic)
     return None if peak is None else round(peak * TERA)
-
-
-def runs_in_tf32(arithmetic: Arithmetic) -> bool:
-    """Return whether torch lets this fp32 work run in TF32 on a CUDA device that has it."""
-    if arithmetic.dtype is not torch.float32:
-        return False
-    backend = torch.backends.cudnn if arithmetic.is_convolution else torch.backends.cuda.matmul
-    place = getattr(backend, "conv", None) if arithmetic.is_convolution else backend
-    precision = getattr(place, "fp32_precision", None)  # since torch 2.9; reading the old switch may raise there
-    return precision == TF32 if precision is not None else bool(backend.allow_tf32)
 
 
 def has_tf32(device_name: str) -> bool:
@@ -119,10 +139,15 @@ def has_tf32(device_name: str) -> bool:
 
 
 def _row_of(device_name: str) -> _Row:
+    name = _entry_of(device_name, PEAKS)
+    return {} if name is None else PEAKS[name]
+
+
+def _entry_of(device_name: str, entries: Iterable[str]) -> str | None:
+    """Return the longest of `entries` that the name begins with; None of a slice of a device, too."""
     if " MIG " in device_name:
-        return {}
-    matching = [name for name in PEAKS if _is_of(device_name, name)]
-    return PEAKS[max(matching, key=len)] if matching else {}
+        return None
+    return max((name for name in entries if _is_of(device_name, name)), key=len, default=None)
 
 
 def _is_of(device_name: str, entry: str) -> bool:

@@ -40,7 +40,9 @@ import torch
 
 from pacecar.torch_internals import find, lacking, need
 
-__all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on", "uncountable"]
+from .device_peaks import TF32
+
+__all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on", "runs_in_tf32", "uncountable"]
 
 FRAMES_MAX = 1000
 """Python's own recursion limit: no stack that is searched is deeper."""
@@ -206,6 +208,16 @@ class ForwardCounter:
             return formula(out, *args[:2], None, *args[3:9], mask, out_val=(*shapes, None))
         self.doubt = f"the backward of {packet} has no formula here"
         return 0
+
+
+def runs_in_tf32(arithmetic: Arithmetic) -> bool:
+    """Return whether torch lets this fp32 work run in TF32 on a CUDA device that has it."""
+    if arithmetic.dtype is not torch.float32:
+        return False
+    backend = torch.backends.cudnn if arithmetic.is_convolution else torch.backends.cuda.matmul
+    place = getattr(backend, "conv", None) if arithmetic.is_convolution else backend
+    precision = getattr(place, "fp32_precision", None)  # since torch 2.9; reading the old switch may raise there
+    return precision == TF32 if precision is not None else bool(backend.allow_tf32)
 
 
 def modes_on() -> int:

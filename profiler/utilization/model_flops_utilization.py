@@ -36,8 +36,8 @@ from pacecar.records.ranges import INT64_MAX
 
 from ..timing.sample_counts import plus
 from .allocator_memory import MemoryMeter, Stats
-from .device_peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
-from .flop_counter import Arithmetic
+from .device_peaks import TF32, has_tf32, peak_flops_per_second
+from .flop_counter import Arithmetic, runs_in_tf32
 from .step_flops import StepFlops
 
 __all__ = ["UtilizationMeter"]

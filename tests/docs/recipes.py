@@ -279,6 +279,8 @@ RECIPES: tuple[Run | Cannot, ...] = (
         ((r"^sudo ", ""),), fill={"FILE": lambda world: str(world.recording())}, append=f"--job {JOB}", exits=(0, 1)),
     Run(r"pacecar report .*", exchange=((r"runs/(first|1234)", "runs/latest"),), says=r".html|#|\{"),
     Run(r"pacecar analyze .*--picture.*", exchange=((r"test\.json\.gz", "trace.json.gz"), ("1013", "3"))),
+    Run(r"pacecar analyze .*--tables.*", exchange=(
+        (r"(test|qwen)\.json\.gz", "trace.json.gz"), (r"param_dlrm\w+/", "traces/"))),
     Run(r"pacecar analyze .*--engine dask.*", exchange=(
         (r"/shared/traces", "traces/"), (r"--engine dask --dask-address \S+", "--engine local"))),
     # Traces that others recorded, which are not in the checkout; tests/profiler/analysis reads them where they are.

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from pacecar.profiler.utilization.device_peaks import PEAKS, TF32, has_tf32, peak_flops_per_second, runs_in_tf32
-from pacecar.profiler.utilization.flop_counter import Arithmetic
+from pacecar.profiler.utilization.device_peaks import (
+    MEMORY_BANDWIDTHS,
+    PEAKS,
+    TF32,
+    has_tf32,
+    peak_bytes_per_second,
+    peak_flops_per_second,
+)
+from pacecar.profiler.utilization.flop_counter import Arithmetic, runs_in_tf32
 
 TERA = 10**12
 
@@ -60,6 +67,23 @@ def test_a_board_from_before_tf32_computes_fp32_as_fp32_whatever_torch_permits()
     assert not has_tf32("AMD Instinct MI210")
     assert has_tf32("NVIDIA H200")
     assert has_tf32("NVIDIA B200"), "it has; only the figure is not in the table"
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3350), ("NVIDIA A100-SXM4-40GB", 1555), ("NVIDIA A100-SXM4-80GB", 2039),
+        ("AMD Instinct MI250X", 1638.4), ("NVIDIA GeForce RTX 4090 D", None), ("Tesla T4", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("", None),
+    ],
+)  # fmt: skip
+def test_memories_have_the_bandwidth_of_their_own_board(name, gigabytes):
+    assert peak_bytes_per_second(name) == (None if gigabytes is None else round(gigabytes * 10**9))
+
+
+def test_every_board_with_a_bandwidth_has_a_row_of_peaks():
+    for name in MEMORY_BANDWIDTHS:
+        assert any(name.startswith(board) for board in PEAKS), name
 
 
 def test_fewer_bits_are_never_slower():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,18 @@ from ...trace.columns import CollectiveColumns, Trace, TraceWarning
 from ..one_rank.collectives import coverage
 from ..one_rank.one_trace import charges_of
 from ..report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, TraceJob, TraceReport
+from .all_to_all import all_to_all_ranks
 from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of
 from .collective_matching import Matched, Matching, match
+from .critical_tables import add_critical_time
 from .job_model import model_of
 from .lateness import Lateness, lateness_of
 from .replayed_scenarios import replayed
 from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of
+
+if TYPE_CHECKING:
+    from ..one_rank.tables.all_tables import TablePlaces
 
 __all__ = ["ARRIVALS_MAX", "analyze_job"]
 
@@ -57,10 +62,13 @@ class _Share(NamedTuple):
     wire: Intervals
 
 
-def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> TraceJob:
+def analyze_job(
+    traces: Sequence[Trace], reports: Sequence[TraceReport], places: Sequence[TablePlaces | None] | None = None
+) -> TraceJob:
     """Return the comparison of the traces of one job; `reports` are theirs, in their order.
 
-    Collectives outside the windows of the reports are left out.
+    Collectives outside the windows of the reports are left out.  Where reports have tables, `places` are those of the
+    traces' rows in them, and the tables get their time on the critical path.
     """
     ranks, warnings = _chosen(traces, reports)
     world_size = _world_size(ranks, warnings)
@@ -72,6 +80,8 @@ def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Trac
     arrivals = [arrivals_of(group, clocks) for group in groups if group.collectives]
     lateness = lateness_of(arrivals, clocks, len(tables))
     model = model_of(tables, groups, matching.events, clocks)
+    if model is not None and places is not None:
+        _add_critical_time(model, ranks, dict(zip(map(id, traces), places, strict=True)))
     metas = [meta for group in groups for meta in group.collectives]
     shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
     instances, shortened = _instances(arrivals, tables)
@@ -93,7 +103,16 @@ def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Trac
         unexplained_ratio=None if model is None else model.error.unexplained_ratio,
         incidents=[] if model is None else incidents_of(model, tables),
         clock_pairs_untold=clocks.pairs,
+        all_to_all=all_to_all_ranks(tables, arrivals),
     )
+
+
+def _add_critical_time(model: JobModel, ranks: Sequence[_Rank], places: dict[int, TablePlaces | None]) -> None:
+    tables = []
+    for rank in ranks:
+        its, where = rank.report.tables, places[id(rank.trace)]
+        tables.append(None if its is None or where is None else (its, where))
+    add_critical_time(model, [rank.trace for rank in ranks], tables)
 
 
 def _chosen(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> tuple[list[_Rank], list[TraceWarning]]:

@@ -1,1 +1,4 @@
-"""Analyzes one rank's trace: its steps, ledger, collectives, families of kernels and what-if scenarios."""
+"""Analyzes one rank's trace: its steps, ledger, collectives, families of kernels and what-if scenarios.
+
+Start at `one_trace`; `tables` has what one looks figures up in, and `origins` says what each row came from.
+"""

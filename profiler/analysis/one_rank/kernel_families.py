@@ -29,7 +29,7 @@ from ...ledger.intervals import total
 from ...trace.columns import WORKS, Trace
 from ..report import Family
 
-__all__ = ["FAMILIES", "family_of", "kernel_families", "kernel_name"]
+__all__ = ["FAMILIES", "family_of", "kernel_families", "kernel_name", "sums_by_group"]
 
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("embedding", (
@@ -123,7 +123,7 @@ def kernel_families(trace: Trace, start_ns: NDArray[np.int64], end_ns: NDArray[n
     everything = total(durations)
     # One group for each pair of name and kind; there are few, so the rest is python.
     pairs, group, counts = np.unique(name.astype(np.int64) * len(WORKS) + work, return_inverse=True, return_counts=True)
-    sums = _sums(group, durations, len(pairs))
+    sums = sums_by_group(group, durations, len(pairs))
     found: dict[tuple[str, Work], list[tuple[int, int, str]]] = {}
     for pair, count, duration in zip(pairs.tolist(), counts.tolist(), sums, strict=True):
         kind, kernel = WORKS[pair % len(WORKS)], trace.names[pair // len(WORKS)]
@@ -148,7 +148,7 @@ def _family(kind: Work, kernel: str) -> str:
     return "unknown" if kind is Work.OTHER else kind.value
 
 
-def _sums(group: NDArray[np.int64], values: NDArray[np.int64], groups: int) -> list[int]:
+def sums_by_group(group: NDArray[np.int64], values: NDArray[np.int64], groups: int) -> list[int]:
     """Return the sum of `values` for each group, in integers: bincount's weights are floats."""
     values = values[np.argsort(group, kind="stable")]
     ends = np.cumsum(np.bincount(group, minlength=groups)).tolist()

@@ -17,6 +17,7 @@ from pacecar.formatting.tables import rich_table
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from ..compare import WARNING_CODES
+from ..one_rank.kernel_families import kernel_name
 from ..report import Difference, TraceComparison, TraceDocument
 from .text import warning_lines
 from .tracetext import BAR_WIDTH_MAX, ROWS_MAX
@@ -48,7 +49,13 @@ def comparison_text(document: TraceDocument, console: Console) -> Iterator[Rende
             yield Text.assemble((f"{word:<7} ", "dim"), bar)
     yield Text()
     yield _headings(rows, comparison.per)
-    for title, some_rows in (("Kernel families", comparison.families), ("Collectives", comparison.collectives)):
+    operators = "Operators (what they launched)" if comparison.kernels else "Operators"
+    for title, some_rows in (
+        ("Kernel families", comparison.families),
+        ("Kernels", comparison.kernels),
+        (operators, comparison.operators),
+        ("Collectives", comparison.collectives),
+    ):
         worth = CHANGE_SHARE_MIN * max(rows["wall"].before_ns, rows["wall"].after_ns)
         changed = [row for row in some_rows if row.change_ns and abs(row.change_ns) >= worth]
         if changed:
@@ -106,18 +113,24 @@ def _headings(rows: dict[str, Difference], per: str) -> Table:
 def _changes(title: str, rows: Sequence[Difference], per: str) -> Table:
     unit = unit_for([value for row in rows for value in (row.before_ns, row.after_ns)])
     table = rich_table(f"{title} that changed most, for each {per}, in {unit.name}")
-    table.add_column("", no_wrap=True, overflow="ellipsis")
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.expand = True
     for column in ("before", "count", "after", "count", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         before, after, change = (unit.number(value) for value in (row.before_ns, row.after_ns, row.change_ns))
-        cells = (before, _count(row.before_count), after, _count(row.after_count), _signed(change), _ratio(row))
-        table.add_row(clean(row.name).replace("_", " "), *cells)
+        cells = (before, _count(row.before_count), after, _count(row.after_count), _signed(change), _way_of(row))
+        table.add_row(kernel_name(row.name) if row.status is not None else clean(row.name).replace("_", " "), *cells)
     return table
 
 
 def _signed(number: str) -> str:
     return number if number.startswith("-") else f"+{number}"
+
+
+def _way_of(row: Difference) -> str:
+    """Return the change over before, or that there was nothing before or is nothing after."""
+    return row.status if row.status in ("new", "gone") else _ratio(row)
 
 
 def _ratio(row: Difference) -> str:

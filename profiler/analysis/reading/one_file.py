@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...trace.columns import Trace, TraceWarning
 from ..report import TraceReport
 from .trace_paths import printable
+
+if TYPE_CHECKING:
+    from ..one_rank.tables.all_tables import TablePlaces
 
 __all__ = ["EngineError", "FileTask", "Window", "WorkerAnswer", "read_one"]
 
@@ -31,6 +34,8 @@ class FileTask:
     window: Window
     steps: tuple[int, int] | None
     returns_table: bool
+    makes_tables: bool = False
+    """Whether the report has tables, for which the file is read with its details."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class WorkerAnswer:
 
     report: TraceReport | None = None
     table: Trace | None = None
+    places: TablePlaces | None = None
+    """Where the rows of `table` are in the report's tables."""
     error: TraceWarning | None = None
 
 
@@ -49,7 +56,7 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     from ..one_rank.one_trace import analyze_trace
 
     try:
-        trace = read_trace(task.path, progress=progress)
+        trace = read_trace(task.path, progress=progress, details=task.makes_tables)
     except TraceError as error:
         return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, str(error))))
     except OSError as error:
@@ -59,7 +66,15 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     if trace.file != (name := printable(task.path)):
         trace = replace(trace, file=name)
     report = analyze_trace(trace, window=task.window, steps=task.steps)
-    return WorkerAnswer(report=report, table=trace if task.returns_table else None)
+    places = None
+    if task.makes_tables:
+        from ..one_rank.tables.all_tables import tables_of
+
+        report.tables, places = tables_of(trace, report)
+        trace = replace(trace, details=None)
+    if not task.returns_table:
+        return WorkerAnswer(report=report)
+    return WorkerAnswer(report=report, table=trace, places=places)
 
 
 def _named(path: Path, message: str) -> str:

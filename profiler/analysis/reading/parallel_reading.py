@@ -56,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compares_ranks: bool = True
     keeps_tables: bool = False
     """Whether a single trace's columns are kept too, for a picture or another trace."""
+    makes_tables: bool = False
+    """Whether the reports have tables of kernels, operators and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,12 @@ def _engine(
 
 def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[FileTask]:
     """Return a task for each file; columns are requested while they fit, decided before anything is read."""
-    wants = options.keeps_tables or (options.compares_ranks and len(paths) > 1)
+    wants = options.keeps_tables or (options.compares_ranks and (len(paths) > 1 or options.makes_tables))
     room: float = TABLES_BYTES_MAX
     tasks = []
     for path, size in zip(paths, sizes, strict=True):
         room -= _plain_bytes(path, size) * COLUMNS_SHARE
-        tasks.append(FileTask(path, options.window, options.steps, wants and room >= 0))
+        tasks.append(FileTask(path, options.window, options.steps, wants and room >= 0, options.makes_tables))
     return tasks
 
 
@@ -133,8 +135,22 @@ def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], option
     if options.compares_ranks and len(pairs) > 1:
         from ..all_ranks.rank_comparison import analyze_job
 
-        job = analyze_job([table for table, _ in pairs], [report for _, report in pairs])
+        places = [answer.places for answer in answers if answer.report is not None and answer.table is not None]
+        job = analyze_job([table for table, _ in pairs], [report for _, report in pairs], places)
+    if options.compares_ranks and options.makes_tables:
+        _add_critical_time(answers, set() if job is None else set(job.ranks))
     return Analysis(TraceDocument(traces=reports, job=job, warnings=warnings), tables)
+
+
+def _add_critical_time(answers: Sequence[WorkerAnswer], ranks: set[int]) -> None:
+    """Add the critical path's time to the tables of traces that are not in a job of these ranks: each stands alone."""
+    from ..all_ranks.critical_tables import add_own_critical_time
+
+    for answer in answers:
+        report, table, places = answer.report, answer.table, answer.places
+        if report is None or report.tables is None or table is None or places is None or report.rank in ranks:
+            continue
+        add_own_critical_time(table, report.tables, places)
 
 
 class _Meter:

@@ -1,0 +1,71 @@
+"""Makes all tables of one trace, in the window of its report.
+
+The tables lean on columns that a plain reading leaves out (`TraceDetails`); of a trace without them shapes, modules and
+memory are missing, and the rest is there.
+
+Pure: a `Trace` in, `TraceTables` out, and for each device row its places in them, so that what is known of rows later
+(the critical path of a job) can be added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....trace.columns import NONE, Trace
+from ...report import TraceReport
+from ...report_tables import TraceTables
+from ..origins.calls import calls_of
+from ..origins.grouping import origins_of
+from ..origins.nesting import values_at
+from ..origins.window import window_of
+from ..steps import rows_of_hta
+from .annotations import annotation_totals
+from .kernels import kernel_totals
+from .launches import launch_statistics
+from .memory import memory_timelines
+from .operators import operator_totals
+from .roofline import operation_shapes
+
+__all__ = ["TablePlaces", "tables_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlaces:
+    """For each device row its place in `TraceTables.kernels`, in the kernel's `launchers`, and in `operators`.
+
+    NONE for none: rows outside the window, launchers that are not listed, rows that no operator launched.
+    """
+
+    kernel: NDArray[np.int32]
+    launcher: NDArray[np.int32]
+    operator: NDArray[np.int32]
+
+
+def tables_of(trace: Trace, report: TraceReport) -> tuple[TraceTables, TablePlaces]:
+    """Return the tables of `trace` in the window of its `report`."""
+    start = report.start_ns or 0
+    starts, ends = (
+        np.clip(times, start, start + report.span_ns) for times in (trace.device.start_ns, trace.device.end_ns)
+    )
+    if report.window == "hta":
+        ends = np.where(rows_of_hta(trace), ends, starts)
+    calls = calls_of(trace)
+    window = window_of(trace, starts, ends, (start, start + report.span_ns) if report.window == "steps" else None)
+    origins = origins_of(calls)
+    origin_of_row = values_at(origins.of_host, calls.row_operator)
+    origin_of_row[origin_of_row == NONE] = len(origins.texts) - 1
+    kernels = kernel_totals(calls, window, origins.texts, origin_of_row)
+    operators = operator_totals(calls, window, origins)
+    tables = TraceTables(
+        kernels=kernels.totals,
+        operators=operators.totals,
+        roofline=operation_shapes(calls, window, origins),
+        launches=launch_statistics(calls, window) if trace.has_device else None,
+        memory=memory_timelines(calls),
+        annotations=annotation_totals(calls, window),
+    )
+    places = (kernels.place_of_row, kernels.launcher_of_row, operators.place_of_row)
+    return tables, TablePlaces(*(place.astype(np.int32) for place in places))
