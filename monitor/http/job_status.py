@@ -24,7 +24,7 @@ TEXT_MAX = 400
 
 
 class Elapsed(NamedTuple):
-    """What a job's ranks did during `window_ns`: ledger headings, steps of a rank, samples and tokens (None: not counted).
+    """What a job's ranks did during `window_ns`: time by heading, steps, samples and tokens (None: not counted).
 
     `steps` is the mean of the ranks here; samples and tokens are their sums.
     """
