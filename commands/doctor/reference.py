@@ -28,6 +28,8 @@ _HEADINGS = {
     "shm": "Host",
     "files": "Host",
     "memlock": "Host",
+    "memory": "Host",
+    "io": "Host",
     "job": "The job's records",
     "env": "Variables and script",
     "script": "Variables and script",

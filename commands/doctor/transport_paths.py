@@ -21,6 +21,7 @@ __all__ = [
     "links",
     "loader_workers",
     "local_gain",
+    "local_ranks",
     "near_ports",
     "reached_as",
     "selected",
@@ -70,10 +71,13 @@ def training_ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
 
 def loader_workers(facts: NodeFacts) -> int:
     """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
-    ranks = 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
-    ranks = ranks or len(facts.gpus.working) or 1
-    known = [number for number in (facts.cpus.count, facts.cpus.quota) if number is not None]
-    return min(max(min(known, default=1) // ranks - 1, 1), LOADER_WORKERS_MAX)
+    ranks = local_ranks(facts) or len(facts.gpus.working) or 1
+    return min(max((facts.cpus.usable or 1) // ranks - 1, 1), LOADER_WORKERS_MAX)
+
+
+def local_ranks(facts: NodeFacts) -> int:
+    """Return how many ranks of the run that was given ran on this machine; 0 without a run."""
+    return 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
 
 
 def uses_rdma(facts: NodeFacts) -> bool:

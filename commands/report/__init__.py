@@ -5,12 +5,13 @@
     run_index       first reading: who ran, what was decided      before_after  which steps count as before and after
     step_join       second reading: the steps of all ranks, joined by number
     step_sums       sums over the steps, in bounded memory        windows      rates of windows of a few steps
+    rank_totals     what each rank did, and what pacecar cost
     figures         spread and intervals (block bootstrap)        significance what may be claimed of a difference
     hangs           says first that the run stood still
     events, utilization_rows, recorded_utilization, costs, loss_log    parts of the document
     notices         what was wrong with the input, damaged or not
     build, document the document, which is the public face
-    html, charts, markdown, terminal (for the demo)               how it is shown, through the same tables:
+    html (page.html.jinja, style.css), charts, markdown, terminal (for the demo)    how it is shown, by the same tables:
     tables, utilization_tables, comparison_tables, formatting
     comparison      how several runs are compared
 

@@ -12,22 +12,24 @@ from typing import NamedTuple
 
 from pacecar import __version__
 from pacecar.formatting.plain_text import clean_values
-from pacecar.records import LEDGER_HEADINGS, StepRecord
+from pacecar.records import StepRecord
 from pacecar.run_statistics import estimate_error, proven
 
 from .before_after import BeforeAfterPlan, SettingStretch
 from .costs import Prices, cost_of
-from .document import Piece, RankRow, Report, ReportOverhead, RunSide
+from .document import Piece, Report, RunSide
 from .events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
 from .figures import Interval, drift_ratio, ratio_interval, spread_of
 from .formatting import elapsed
+from .hangs import ranks_word
 from .inputs import Inputs
 from .loss_log import read_losses
 from .notices import ReportError, ReportNotices
+from .rank_totals import mean_ledger, overhead_of, rank_rows, total_of
 from .run_index import RunIndex, gather
 from .significance import judge, noise_of
 from .step_join import weave
-from .step_sums import Bin, RankSum, StepSumPart, StepSums
+from .step_sums import Bin, StepSumPart, StepSums
 from .utilization_rows import energies_of, utilization_of
 from .windows import WindowSums, added
 
@@ -70,17 +72,22 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     """Return the report of one run.
 
     Raises:
-        ReportError: nothing sound is there, or records of several jobs are and none was chosen.
+        ReportError: nothing sound is there, not even a hello, or records of several jobs are and none was chosen.
     """
     story = choose_job(gather(inputs.told()), inputs, options.job)
     sums = empty_sums(inputs, story)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         sums.add(key, measured)
     sums.complete(story.goodbyes, story.lives)
-    if not sums.ranks or not any(total.lives for total in sums.ranks.values()):
+    has_steps = any(total.lives for total in sums.ranks.values())
+    if not has_steps and not story.hellos:
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
         raise ReportError(f"{inputs.name}: no step of job {story.job!r} can be read" + (f" ({said})" if said else ""))
-    _check_ranks(inputs, story, sums)
+    if has_steps:
+        _check_ranks(inputs, story, sums)
+    else:
+        ranks = f"{len(story.hellos)} of {story.world_size} ranks introduced themselves"
+        inputs.notices.add(inputs.name, "stepless", f"no step was recorded: {ranks}, and none ended a step")
     return _assemble(inputs, options, story, sums)
 
 
@@ -225,6 +232,7 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
     seconds = windows.wall_ns / 1e9
     counts = (windows.samples, windows.tokens)
     samples, tokens = (None if count is None or seconds == 0 else count / seconds for count in counts)
+    rate = spread_of(rates)
     p50, p95, p99 = (round(part.paces.percentile(share) or 0) for share in (0.5, 0.95, 0.99))
     return RunSide(
         first=part.first,
@@ -234,7 +242,8 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
         steps=windows.steps,
         windows=len(rates),
         window_steps=windows.steps_each,
-        rate=spread_of(rates),
+        rate=rate,
+        is_stable=None if rate is None else rate.is_stable,
         drift_ratio=drift_ratio(rates),
         samples_per_second=samples,
         tokens_per_second=tokens,
@@ -243,17 +252,11 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
         step_p95_ns=p95,
         step_p99_ns=p99,
         step_max_ns=part.paces.high,
-        ledger_ns=_mean_ledger(part.ledger, part.rank_steps, sees_data=part.sees_data),
+        ledger_ns=mean_ledger(part.ledger, part.rank_steps, sees_data=part.sees_data),
         communication_ns=part.communication_ns // part.rank_steps,
         overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
         knobs=dict(part.knobs),
     )
-
-
-def _mean_ledger(sums: Sequence[int], steps: int, *, sees_data: bool) -> dict[str, int]:
-    """Return a mean step by heading, without a wait for data where no loader was seen."""
-    mean = {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
-    return mean if sees_data else {heading: part for heading, part in mean.items() if heading != "data_wait"}
 
 
 def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: StepSums) -> Built:
@@ -264,15 +267,17 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
     hosts, utilization = utilization_of(inputs, story, sums, stretches.parts, sides)
     launches = frozenset({hello.launch for hello in story.hellos.values()} | {""})  # older hooks know of none
     energy_before, energy_after = energies_of(inputs, story.job, launches, hosts, before, after)
-    if before is None:
+    if before is None and sums.ranks:
         text = "the run ended in its warm-up, or no step was measured by all ranks: there is nothing to compare"
         inputs.notices.add(inputs.name, "short", text, is_damage=False)
     hello = story.hellos.get(min(story.hellos, default=0))
-    ranks = tuple(_rank_row(total, story, sums) for _, total in sorted(sums.ranks.items()))
+    ranks = rank_rows(story, sums)
     lives = max((len(total.lives) for total in sums.ranks.values()), default=1)
-    counts = [_total(total, "total_samples") for total in sums.ranks.values()]
-    tokens = [_total(total, "total_tokens") for total in sums.ranks.values()]
     began = sums.line.start_ns
+    hangs = hangs_of(story, sums)
+    if hung := sorted({hang.rank for hang in hangs if not hang.is_over}):
+        text = f"{ranks_word(hung, story.world_size)} hung and {'was' if len(hung) == 1 else 'were'} not seen to go on:"
+        inputs.notices.add(inputs.name, "hung", f"{text} this is what was recorded before")
     changes = changes_of(story)
     together = proven(change for change in changes if change.is_in_force)
     change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
@@ -292,9 +297,9 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
         began_wall_ns=began,
         duration_ns=sums.run_ns,
         steps=max((row.steps for row in ranks), default=0),
-        samples=_all(counts),
+        samples=total_of(sums, "total_samples"),
         samples_guessed=_is_guessed(sums),
-        tokens=_all(tokens),
+        tokens=total_of(sums, "total_tokens"),
         compared_steps=sums.complete_steps,
         incomplete_steps=sums.incomplete_steps,
         is_sampled=sums.is_sampled,
@@ -317,10 +322,10 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
         utilization=utilization,
         ranks=ranks,
         slowdowns=slowdowns_of(story),
-        hangs=hangs_of(story),
+        hangs=hangs,
         stops=stops_of(story),
         estimate_error=estimate_error(story.checks),
-        overhead=_overhead(story, sums, options.budget_ratio),
+        overhead=overhead_of(story, sums, changes, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
         cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, sums.run_ns),
@@ -340,15 +345,6 @@ def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, 
     return change, noise, *judge(change, noise, "stretch")
 
 
-def _total(total: RankSum, name: str) -> int | None:
-    return _all([getattr(last, name) for last in total.lives.values()])
-
-
-def _all(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
-
-
 def _piece(at_ns: int, one: Bin) -> Piece:
     rate = None
     if one.pace_ns > 0 and one.samples is not None:
@@ -356,52 +352,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     return Piece(
         at_ns=at_ns,
         rank_steps=one.rank_steps,
-        ledger_ns=_mean_ledger(one.ledger, one.rank_steps, sees_data=one.sees_data),
+        ledger_ns=mean_ledger(one.ledger, one.rank_steps, sees_data=one.sees_data),
         pace_ns=one.pace_ns // one.steps if one.steps else None,
         rate=rate,
-    )
-
-
-def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
-    hello, ledger = story.hellos.get(total.rank), total.totals
-    steps = sum(last.total_steps for last in total.lives.values())
-    overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
-    bye = next((bye for (_, rank), bye in reversed(story.goodbyes.items()) if rank == total.rank), None)
-    return RankRow(
-        rank=total.rank,
-        host=hello.host if hello is not None else None,
-        device=hello.device if hello is not None else None,
-        steps=steps,
-        records=total.records,
-        step_mean_ns=ledger.wall_ns // steps if steps else None,
-        ledger_ns={heading: part_ns // max(1, steps) for heading, part_ns in ledger.parts().items()},
-        # One rank alone is slowest in every step, which says nothing of it.
-        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps and len(sums.ranks) > 1 else None,
-        overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
-        windows=sum(last.total_windows for last in total.lives.values()),
-        dropped_records=sum(last.dropped_records for last in total.lives.values()),
-        last_words=bye.reason if bye is not None else None,
-        uncalibrated=[last.uncalibrated for last in total.lives.values()][-1] if total.lives else None,
-    )
-
-
-def _overhead(story: RunIndex, sums: StepSums, budget_ratio: float) -> ReportOverhead:
-    ratios: dict[int, float] = {}
-    overhead_ns = wall_ns = 0
-    for rank, total in sums.ranks.items():
-        mine = sum(last.total_overhead_ns for last in total.lives.values())
-        its_wall = total.totals.wall_ns
-        overhead_ns, wall_ns = overhead_ns + mine, wall_ns + its_wall
-        if its_wall:
-            ratios[rank] = mine / its_wall
-    worst = max(ratios, key=lambda rank: ratios[rank], default=None)
-    exploration_ns, run_ns = story.explored_ns, sums.run_ns
-    return ReportOverhead(
-        ratio=overhead_ns / wall_ns if wall_ns else None,
-        worst_ratio=None if worst is None else ratios[worst],
-        worst_rank=worst,
-        budget_ratio=budget_ratio if story.overhead_budget is None else story.overhead_budget,
-        is_jobs_budget=story.overhead_budget is not None,
-        exploration_ns=exploration_ns,
-        exploration_ratio=exploration_ns / run_ns if exploration_ns is not None and run_ns else None,
     )

@@ -46,8 +46,19 @@ def cost_of(
         epoch_of=epoch,
         before=before,
         after=after,
+        saved_ratio=_saved_ratio(sides.get("before"), sides.get("after")),
         run=run,
     )
+
+
+def _saved_ratio(before: RunSide | None, after: RunSide | None) -> float | None:
+    """Return the share of the price that is saved: all ranks are paid by the hour, so it is that of the time."""
+    if before is None or after is None:
+        return None
+    was, now = before.samples_per_second, after.samples_per_second
+    if was is None or now is None:
+        return 1 - after.step_mean_ns / before.step_mean_ns if before.step_mean_ns else None
+    return 1 - was / now if now else None
 
 
 def _side(prices: Prices, gpus: int, side: RunSide | None) -> CostSide | None:

@@ -42,9 +42,9 @@ SCHEMA_VERSION = 1
 class RunSide(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of the run; steps as (life, step).
 
-    `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `drift_ratio` is how much its
-    second half differs from the first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are
-    within 0.25 %.
+    `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `is_stable` says whether its
+    standard deviation is at most 2 % of its mean (None: too few windows), `drift_ratio` how much its second half
+    differs from the first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are within 0.25 %.
     """
 
     first: tuple[int, int]
@@ -55,6 +55,7 @@ class RunSide(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     window_steps: int
     rate: Spread | None
+    is_stable: bool | None
     drift_ratio: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
@@ -186,7 +187,8 @@ class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
     """pacecar's own time over the wall time of all steps and ranks, the worst rank's, and what was allowed.
 
     `is_jobs_budget`: that is what the job allowed; else its records do not say, and it is what the configuration on the
-    reading machine allows.
+    reading machine allows.  `exploration_ns` is what the tuner charged to its exploration budget: only stretches that
+    lost.  `trials_ns` is the sum of the changes' own `exploration_ns`, losses and gains.
     """
 
     ratio: float | None
@@ -196,6 +198,7 @@ class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
     is_jobs_budget: bool
     exploration_ns: int | None
     exploration_ratio: float | None
+    trials_ns: int | None
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +225,11 @@ class CostSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Money, in the currency of `price_per_gpu_hour`; one GPU a rank.  `run` is what the whole run took."""
+    """Money, in the currency of `price_per_gpu_hour`; one GPU a rank.  `run` is what the whole run took.
+
+    `saved_ratio` is the share of the price of a sample (of a step where samples are not known) that is saved after
+    against before; below zero where it costs more.
+    """
 
     price_per_gpu_hour: float
     gpus: int
@@ -230,6 +237,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     epoch_of: str | None
     before: CostSide | None
     after: CostSide | None
+    saved_ratio: float | None
     run: float | None
 
 

@@ -13,6 +13,7 @@ from pacecar.records.judged_decision import pair
 from .document import ReportChange, ReportHang, Slowdown, Stopped
 from .notices import TEXT_CHARACTERS_MAX
 from .run_index import Key, RunIndex
+from .step_sums import StepSums
 
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
@@ -103,8 +104,8 @@ def slowdowns_of(story: RunIndex) -> tuple[Slowdown, ...]:
     return tuple(found.values())
 
 
-def hangs_of(story: RunIndex) -> tuple[ReportHang, ...]:
-    """Return each suspected hang once, a rank each."""
+def hangs_of(story: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
+    """Return each suspected hang once, a rank each; it is over where the rank said so, or did more."""
     found: dict[tuple[Key, int], ReportHang] = {}
     for key, one in story.hangs:
         before = found.get((key, one.rank))
@@ -116,9 +117,19 @@ def hangs_of(story: RunIndex) -> tuple[ReportHang, ...]:
             wall_ns=one.wall_ns - one.silent_ns if before is None else before.wall_ns,
             silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
             last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
-            is_over=one.ended,
+            is_over=one.ended or _went_on(story, sums, key, one.rank),
         )
     return tuple(found.values())
+
+
+def _went_on(story: RunIndex, sums: StepSums, hung: Key, rank: int) -> bool:
+    """Return whether the rank ended the step that it hung in, closed without a failure, or was started again."""
+    (life, step), total = hung, sums.ranks.get(rank)
+    if total is not None and any((its_life, last.step) >= hung for its_life, last in total.lives.items()):
+        return True
+    bye = story.goodbyes.get((life, rank))
+    counted = None if bye is None else bye.total_steps
+    return bye is not None and (not bye.reason.startswith("failed") or (counted is not None and counted > step))
 
 
 def stops_of(story: RunIndex) -> tuple[Stopped, ...]:

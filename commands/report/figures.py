@@ -33,7 +33,7 @@ import msgspec
 
 from pacecar.run_statistics import percentile
 
-__all__ = ["Interval", "LogHistogram", "Moments", "Spread", "block_length", "coarsened", "drift_ratio",
+__all__ = ["STABLE_RATIO", "Interval", "LogHistogram", "Moments", "Spread", "block_length", "coarsened", "drift_ratio",
            "ratio_interval", "spread_of", "student_over_normal"]  # fmt: skip
 
 RESAMPLES = 2000
@@ -44,6 +44,10 @@ BLOCK_WINDOWS_MAX = 512
 
 INTERVAL_WINDOWS_MIN = 8
 """Fewer windows do not show how much they vary."""
+
+STABLE_RATIO = 0.02
+"""A pace is called stable when the standard deviation of its windows is at most this share of their mean: the ±2 % that
+clusters are asked to hold."""
 
 BLOCKS_MIN = 2
 """One block shows no variation from block to block; with two the interval is more than six times as wide."""
@@ -83,6 +87,11 @@ class Spread(msgspec.Struct, frozen=True):
     def cv(self) -> float | None:
         """Coefficient of variation: standard deviation over mean."""
         return None if self.sd is None or self.mean == 0 else self.sd / self.mean
+
+    @property
+    def is_stable(self) -> bool | None:
+        """Whether the values keep within STABLE_RATIO; None where there are too few to say."""
+        return None if self.cv is None or self.count < INTERVAL_WINDOWS_MIN else self.cv <= STABLE_RATIO
 
 
 class Interval(msgspec.Struct, frozen=True):

@@ -13,8 +13,9 @@ from .document import Report, Stat
 from .figures import Interval
 
 __all__ = [
-    "amount", "bounds", "change_words", "elapsed", "joules", "knob_words", "milliseconds", "money", "number",
-    "rate_word", "reading", "steps_word", ]  # fmt: skip
+    "amount", "bounds", "change_words", "difference", "elapsed", "joules", "knob_words", "milliseconds", "money",
+    "number", "points", "rate_word", "reading", "relative", "signed_milliseconds", "steps_word", "trial_seconds",
+]  # fmt: skip
 
 DASH = "-"
 
@@ -41,6 +42,37 @@ def number(value: float | None, digits: int = 3) -> str:
 def milliseconds(ns: float | None) -> str:
     """Return a duration of a step in milliseconds."""
     return DASH if ns is None else f"{ns / 1e6:,.2f} ms".replace(",", " ")
+
+
+def signed_milliseconds(before_ns: float | None, after_ns: float | None) -> str:
+    """Return by how much a duration of a step changed."""
+    return (
+        DASH if before_ns is None or after_ns is None else f"{(after_ns - before_ns) / 1e6:+,.2f} ms".replace(",", " ")
+    )
+
+
+def relative(before: float | None, after: float | None) -> str:
+    """Return by which share a figure changed."""
+    return DASH if before is None or before == 0 or after is None else percent(after / before - 1, signed=True)
+
+
+def points(before: float | None, after: float | None) -> str:
+    """Return by how many percentage points a share changed."""
+    return DASH if before is None or after is None else f"{(after - before) * 100:+.1f} points"
+
+
+def difference(before: float | None, after: float | None, unit: str) -> str:
+    """Return how a reading in `unit` changed: shares in points, temperatures in degrees, all else as a share."""
+    if unit == "ratio":
+        return points(before, after)
+    if unit == "celsius":
+        return DASH if before is None or after is None else f"{after - before:+.1f} °C"
+    return relative(before, after)
+
+
+def trial_seconds(ns: int | None) -> str:
+    """Return what a trial cost, to the hundredth of a second, so that a column of them can be added up."""
+    return DASH if ns is None else f"{ns / 1e9:,.2f} s".replace(",", " ")
 
 
 def elapsed(ns: float | None) -> str:

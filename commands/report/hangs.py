@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pacecar.formatting.dates import second_text
+from pacecar.formatting.quantities import percent, plural
 
 from .document import Report, ReportHang, Stopped
 from .formatting import elapsed
@@ -26,6 +27,9 @@ HUNG_NS_MIN = 1_000_000_000
 
 NAMED_MAX = 3
 """Hangs that are described, the longest; of the others only the number is given."""
+
+SHORT_STOPS_RATIO_MIN = 0.01
+"""Share of the run that shorter stops take together before the top of the report says so."""
 
 RANKS_MAX = 8
 
@@ -47,7 +51,27 @@ class _Standstill(NamedTuple):
 
 
 def hang_sentences(report: Report) -> list[str]:
-    """Return the sentences about the run's standstills; none where there was none."""
+    """Return the sentences about the run's standstills, long ones and many short ones; none where there was none."""
+    return [*_long_ones(report), *_short_stops(report)]
+
+
+def _short_stops(report: Report) -> list[str]:
+    """Return what a rank's stops that are no hangs add up to: a CPU quota holds a job back a little in every step."""
+    sums: dict[tuple[int, str | None], list[int]] = {}
+    for stop in report.stops:
+        if stop.stopped_ns < HUNG_NS_MIN:
+            sums.setdefault((stop.rank, stop.cause), []).append(stop.stopped_ns)
+    if not sums or not report.duration_ns:
+        return []
+    (rank, cause), lasted = max(sums.items(), key=lambda one: sum(one[1]))
+    ratio = sum(lasted) / report.duration_ns
+    if ratio < SHORT_STOPS_RATIO_MIN:
+        return []
+    what = f"{CAUSE_WORDS[cause]} for {elapsed(sum(lasted))} in all, {percent(ratio)} of the run"
+    return [f"Rank {rank} was {what}, in {plural(len(lasted), 'stop')} of less than a second."]
+
+
+def _long_ones(report: Report) -> list[str]:
     stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
     found = [_of_stops(group, report) for group in _together(stops)]
     steps: dict[tuple[int, int], list[ReportHang]] = {}

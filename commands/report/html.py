@@ -2,14 +2,19 @@
 
 It is sent by mail, kept with a paper and opened in ten years.  So style and drawings stand in it, its own content
 security policy forbids it to load anything, and all figures are text and tables that a keyboard and a screen reader
-reach.  What comes from records (names, reasons) is escaped here, in one place, and never markup.
+reach.  The markup is in `page.html.jinja`, which escapes whatever it prints: what comes from records (names, reasons)
+is never markup.  Only drawings (`charts`), and parts that the template itself has made, are handed to it as markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from pacecar import __version__
 from pacecar.formatting.dates import second_text
@@ -30,19 +35,21 @@ __all__ = ["comparison_page", "report_page"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Nothing is fetched; style stands in the page itself."""
 
-Section = tuple[str, str, list[str]]
-"""Anchor, title, pieces of HTML."""
+Section = tuple[str, str, list[Markup]]
+"""Anchor, title, pieces of the page."""
+
+NOTHING = Markup()
 
 
 def report_page(report: Report) -> str:
     """Return the page of one run."""
     sections = [section for section in _sections(report) if any(section[2])]
     top = [
-        f'<p class="soft">{escape(_when(report))}</p>',
-        f'<p class="lead">{_unbroken(tables.headline(report))}</p>',
+        _part("paragraph", _when(report), "soft"),
+        _part("paragraph", _unbroken(tables.headline(report)), "lead"),
         *_notices(report.notices),
-        _tiles(report),
-        _definitions("facts", tables.facts(report)),
+        _part("tiles", list(_tiles(report))),
+        _part("definitions", "facts", tables.facts(report)),
     ]
     return _page(f"Run {report.run}", top, sections)
 
@@ -58,10 +65,9 @@ def comparison_page(comparison: RunComparison) -> str:
         # A drawing's name is unique on the page.
         drawn.append(_figure(name, charts.ledger_pair(pair).replace("ameanstepbyheading", f"step{place}")))
     sections.append(("ledgers", "A mean step of each, all of the run after warm-up", drawn))
-    top = [f'<p class="lead">{escape(line)}</p>' for line in _verdicts(comparison)]
+    top = [_part("paragraph", line, "lead") for line in _verdicts(comparison)]
     if comparison.warnings:
-        items = "".join(f"<li>{escape(text)}</li>" for text in comparison.warnings)
-        top.append(f'<div class="info"><ul>{items}</ul></div>')
+        top.append(_part("box", "info", "", comparison.warnings))
     return _page(f"{plural(len(comparison.runs), 'run')} compared", top, sections)
 
 
@@ -104,10 +110,10 @@ def _sections(report: Report) -> Iterator[Section]:
         "Share of step time saved: diamond expected, dot measured (filled: kept), line its interval",
         charts.gains(report.changes),
     )
-    orders = [f"<p>{escape(text)}</p>" for text in report.orders[-tables.ROWS_MAX :]]
+    orders = [_part("paragraph", text) for text in report.orders[-tables.ROWS_MAX :]]
     yield "changes", "What changed and what it brought", [gains, _table(changes), _reasons(report), *orders]
     ladder = report.ladder
-    drawn = "" if ladder is None else _figure("How long a step would be at least", charts.ladder_bars(ladder))
+    drawn = NOTHING if ladder is None else _figure("How long a step would be at least", charts.ladder_bars(ladder))
     yield "ladder", "What would help most", [drawn, _table(tables.ladder_table(report))]
     yield "usage", "Utilization", [_table(utilization_tables.usage_table(report))]
     yield "energy", "Energy", [_table(utilization_tables.energy_table(report))]
@@ -115,16 +121,15 @@ def _sections(report: Report) -> Iterator[Section]:
     yield (
         "incidents",
         "Stragglers and hangs",
-        [_table(utilization_tables.incidents(report)) or "<p>None was reported.</p>"],
+        [_table(utilization_tables.incidents(report)) or _part("paragraph", "None was reported.")],
     )
     yield "ranks", "Ranks", [_table(utilization_tables.ranks_table(report))]
     yield "trust", "How far to trust this", [_table(utilization_tables.trust_table(report))]
 
 
-def _reasons(report: Report) -> str:
+def _reasons(report: Report) -> Markup:
     found = tables.reasons(report)
-    items = "".join(f'<li value="{place}">{escape(text)}</li>' for place, text in found)
-    return f'<ol class="why">{items}</ol>' if found else ""
+    return _part("reasons", found) if found else NOTHING
 
 
 def _spreads(report: Report) -> list[tuple[str, Spread]]:
@@ -139,17 +144,14 @@ def _when(report: Report) -> str:
     )
 
 
-def _notices(notices: tuple[Notice, ...]) -> Iterator[str]:
+def _notices(notices: tuple[Notice, ...]) -> Iterator[Markup]:
     for is_damage, classes, title in (
-        (True, "alarm", "Parts of the input are lost or could not be read"),
+        (True, "alarm", "Parts of the run are lost or could not be read"),
         (False, "info", ""),
     ):
-        found = [notice for notice in notices if notice.is_damage is is_damage]
-        if not found:
-            continue
-        head = f"<h2>{title}</h2>" if title else ""
-        items = "".join(f"<li>{escape(_notice_text(notice))}</li>" for notice in found)
-        yield f'<div class="{classes}">{head}<ul>{items}</ul></div>'
+        found = [_notice_text(notice) for notice in notices if notice.is_damage is is_damage]
+        if found:
+            yield _part("box", classes, title, found)
 
 
 def _notice_text(notice: Notice) -> str:
@@ -157,134 +159,86 @@ def _notice_text(notice: Notice) -> str:
     return f"{notice.place}: {notice.text}{more}"
 
 
-def _tiles(report: Report) -> str:
-    found: list[tuple[str, str, str]] = []
+def _tiles(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield what the reader looks for first: name, figure, and what it is of."""
     side, before = report.after or report.before, report.before
     if side is not None and side.rate is not None:
         was = "" if side is before or before is None or before.rate is None else f"{number(before.rate.median)} before"
-        found.append(("median pace", f"{number(side.rate.median)} {rate_word(report)}", was))
+        yield "median pace", f"{number(side.rate.median)} {rate_word(report)}", was
         if report.change is not None:
-            found.append(("after against before", *_change_tile(report, report.change)))
+            yield "after against before", *_change_tile(report, report.change)
         if report.proven_gain_ratio is not None:
-            found.append(("proven by trials", *_proven_tile(report.proven_gain_ratio, report.proven_gain_low)))
-        found.append(("coefficient of variation", percent(side.rate.cv), "of pace, window by window"))
+            yield "proven by trials", *_proven_tile(report.proven_gain_ratio, report.proven_gain_low)
+        yield f"stable within {tables.STABLE_WORD}", tables.stable_word(side.rate), "of pace, window by window"
         total = sum(side.ledger_ns.values())
         if total:
-            exposed = percent(side.ledger_ns["exposed_communication"] / total)
-            found.append(("exposed communication", exposed, "of a mean step"))
+            yield "exposed communication", percent(side.ledger_ns["exposed_communication"] / total), "of a mean step"
     energy = report.energy_after or report.energy_before
     if energy is not None and energy.joules_per_sample is not None:
-        found.append(("energy", f"{number(energy.joules_per_sample)} J", "a sample"))
+        yield "energy", f"{number(energy.joules_per_sample)} J", "a sample"
     if report.cost is not None and report.cost.run is not None:
         of_what = plural(report.cost.gpus, "rank" if report.device == "cpu" else "GPU")
-        found.append(("cost of the run", money(report.cost.run), f"{of_what}, {elapsed(report.duration_ns)}"))
+        yield "cost of the run", money(report.cost.run), f"{of_what}, {elapsed(report.duration_ns)}"
     over = report.overhead
-    found.append(
-        (
+    if over.ratio is not None:
+        allowed = f"allowed by the {'job' if over.is_jobs_budget else 'configuration here'}"
+        yield (
             "pacecar's overhead",
-            "-" if over.ratio is None else f"{over.ratio * 100:.2f} %",
-            f"allowed by the {'job' if over.is_jobs_budget else 'configuration here'}: {over.budget_ratio * 100:.2f} %",
+            f"{over.ratio * 100:.2f} %",
+            _unbroken(f"{allowed}: {over.budget_ratio * 100:.2f} %"),
         )
-    )
-    inner = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{_unbroken(more)}</small></dd></div>"
-        for name, value, more in found
-    )
-    return f'<dl class="tiles">{inner}</dl>'
 
 
 def _unbroken(text: str) -> str:
-    """Return escaped text whose lines do not end between a figure and its per cent."""
-    return escape(text).replace(" %", "&nbsp;%")
+    """Return text whose lines do not end between a figure and its per cent."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _change_tile(report: Report, change: Interval) -> tuple[str, str]:
     more = bounds(change.low, change.high)
     if report.change_verdict not in ("faster", "slower"):
         more = f"{report.change_verdict}; {'no interval' if more == '-' else more}"
-    return percent(change.change_ratio, signed=True), more
+    return percent(change.change_ratio, signed=True), _unbroken(more)
 
 
 def _proven_tile(gain: float, low: float | None) -> tuple[str, str]:
     if low is None:
         return percent(gain), "of step time saved, with no bound"
-    return f"≥ {percent(low)}", f"of step time saved; {percent(gain)} measured"
+    return f"≥ {percent(low)}", _unbroken(f"of step time saved; {percent(gain)} measured")
 
 
-def _definitions(classes: str, rows: list[tuple[str, str]]) -> str:
-    inner = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
-    return f'<dl class="{classes}">{inner}</dl>'
-
-
-def _legend(report: Report) -> str:
+def _legend(report: Report) -> Markup:
     used = [name for name in LEDGER_HEADINGS if any(piece.ledger_ns.get(name) for piece in report.line)]
-    items = "".join(f'<li><b class="{name}"></b>{HEADING_WORDS[name]}</li>' for name in used)
-    return f'<ul class="legend">{items}</ul>'
+    return _part("legend", [(name, HEADING_WORDS[name]) for name in used]) if used else NOTHING
 
 
-def _figure(caption: str, drawing: str) -> str:
-    if not drawing:
-        return ""
-    # On a narrow screen a drawing keeps its size and scrolls, or nobody could read it.
-    region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">{drawing}</div>'
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{region}</figure>"
+def _figure(caption: str, drawing: str) -> Markup:
+    return _part("figure", caption, Markup(drawing)) if drawing else NOTHING
 
 
-def _folded(title: str, table: Table | None) -> str:
-    return "" if table is None else f"<details><summary>{escape(title)}</summary>{_table(table)}</details>"
+def _folded(title: str, table: Table | None) -> Markup:
+    return NOTHING if table is None else _part("folded", title, _table(table))
 
 
-def _table(table: Table | None) -> str:
-    if table is None:
-        return ""
-    head = "".join(
-        f'<th scope="col"{_text_class(table, place)}>{escape(cell)}</th>' for place, cell in enumerate(table.head)
-    )
-    has_head = any(table.head)
-    lines = []
-    for row in table.rows:
-        first, *rest = row
-        cells = [f'<th scope="row" class="text">{escape(first)}</th>']
-        for place, cell in enumerate(rest, start=1):
-            cells.append(f"<td{_text_class(table, place, cell)}>{escape(cell)}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    thead = f"<thead><tr>{head}</tr></thead>" if has_head else ""
-    # A region that scrolls sideways can be reached by keyboard.
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.name)}">'
-        f"<table>{thead}<tbody>{''.join(lines)}</tbody></table></div>{note}"
-    )
+def _table(table: Table | None) -> Markup:
+    return NOTHING if table is None else _part("table", table)
 
 
-def _text_class(table: Table, place: int, cell: str | None = None) -> str:
-    names = []
-    if place < table.texts or place == table.long:
-        names.append("text")
-    if place == table.long:
-        names.append("long")
-    if cell in ("kept", "faster", "slower"):
-        names.append(f"mark-{cell}")
-    return f' class="{" ".join(names)}"' if names else ""
+def _page(title: str, top: Sequence[Markup], sections: Sequence[Section]) -> str:
+    style = Markup(_file("style.css"))
+    return str(_part("page", title, POLICY, style, top, sections, __version__))
 
 
-def _page(title: str, top: list[str], sections: list[Section]) -> str:
-    style = (resources.files("pacecar.commands.report") / "style.css").read_text(encoding="utf-8")
-    links = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name, _ in sections)
-    body = "".join(
-        f'<section id="{anchor}" aria-labelledby="{anchor}-h"><h2 id="{anchor}-h">{escape(name)}</h2>'
-        f"{''.join(pieces)}</section>"
-        for anchor, name, pieces in sections
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#content">To the figures</a>\n'
-        f'<header><h1>{escape(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
-        f'<main id="content">{"".join(top)}{body}</main>\n'
-        f"<footer>pacecar {escape(__version__)}. This file needs no network and has no script.</footer>\n"
-        "</body>\n</html>\n"
-    )
+def _part(name: str, *values: Any) -> Markup:  # noqa: ANN401  a macro takes what it prints
+    """Return the part of the page that the macro `name` makes of `values`, all of which it escapes."""
+    return Markup(getattr(_template(), name)(*values))
+
+
+@cache
+def _template() -> Any:  # noqa: ANN401  its macros are attributes that only the template knows
+    environment = Environment(loader=FunctionLoader(_file), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.jinja").module
+
+
+def _file(name: str) -> str:
+    return (resources.files("pacecar.commands.report") / name).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ pace, ledger, decisions and what-if bounds; `utilization_tables` has what was us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
@@ -16,6 +16,7 @@ from pacecar.records import LEDGER_HEADINGS
 
 from .charts import outcome_words
 from .document import Report, ReportChange, RunSide
+from .figures import STABLE_RATIO, Spread
 from .formatting import (  # fmt: skip
     bounds,
     change_words,
@@ -23,20 +24,26 @@ from .formatting import (  # fmt: skip
     knob_words,
     milliseconds,
     number,
+    points,
     rate_word,
+    relative,
+    signed_milliseconds,
     steps_word,
+    trial_seconds,
 )
 from .hangs import hang_sentences
 
 __all__ = [
     "ROWS_MAX", "Table", "changes_table", "facts", "headline", "ladder_table", "ledger_table", "line_table", "reasons",
-    "sides_of", "stability_table",
+    "sides_of", "stability_table", "stable_word",
 ]  # fmt: skip
 
 ROWS_MAX = 200
 """Rows of one table; where there are more the page shows the last, and `--json` has all."""
 
 LINE_ROWS = 40
+
+STABLE_WORD = f"±{STABLE_RATIO * 100:g} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ def headline(report: Report) -> str:
 
 def _tuning_words(report: Report) -> str:
     kept = [change for change in report.changes if change.outcome == "kept"]
+    if report.before is None and report.steps == 0:
+        return "No step was recorded: there is nothing to measure."
     if report.before is None:
         return f"The run ended after {plural(report.steps, 'step')}: too early to compare anything."
     if not report.is_tuned:
@@ -98,8 +107,9 @@ def _proven_words(report: Report) -> Iterator[str]:
         within = "no bound" if low is None else f"bounds {bounds(low, report.proven_gain_high)}"
         yield f"Interleaved trials measured {percent(gain)} of step time saved, with {within}."
         return
-    times = f", {1 / (1 - gain):.2f} times the throughput" if gain < 1 else ""
-    yield f"Interleaved trials prove at least {percent(low)} of step time saved (measured {percent(gain)}{times})."
+    # The throughput of the bound, not of the measured: that flatters, and the next sentence has what was reached.
+    times = f", {1 / (1 - low):.2f} times the throughput" if low < 1 else ""
+    yield f"Interleaved trials prove at least {percent(low)} of step time saved{times} (measured {percent(gain)})."
 
 
 def _change_words(report: Report) -> Iterator[str]:
@@ -156,6 +166,9 @@ def ledger_table(report: Report) -> Table | None:
     if not sides:
         return None
     rows = []
+    wholes = [sum(side.ledger_ns.values()) for _, side in sides]
+    unknown = [name for (name, side), whole in zip(sides, wholes, strict=True) if 2 * side.ledger_ns["unknown"] > whole]
+    are_comparable = not unknown
     for heading in LEDGER_HEADINGS:
         if not any(side.ledger_ns.get(heading) for _, side in sides):
             continue
@@ -166,15 +179,28 @@ def ledger_table(report: Report) -> Table | None:
                 milliseconds(part_ns := side.ledger_ns.get(heading)),
                 percent(part_ns / total if part_ns is not None and total else None),
             ]
-        rows.append(tuple(cells))
-    for name, pairs in (
-        ("whole step", [[milliseconds(sum(side.ledger_ns.values())), ""] for _, side in sides]),
-        ("communication under compute", [["", percent(side.overlap_ratio)] for _, side in sides]),
+        values = [side.ledger_ns[heading] if are_comparable else None for _, side in sides]
+        rows.append((*cells, *_changed(signed_milliseconds, values)))
+    overlaps = [side.overlap_ratio for _, side in sides]
+    for name, pairs, changed in (
+        ("whole step", [[milliseconds(whole), ""] for whole in wholes], _changed(signed_milliseconds, wholes)),
+        ("communication under compute", [["", percent(one)] for one in overlaps], _changed(points, overlaps)),
     ):
-        rows.append((name, *(cell for pair in pairs for cell in pair)))
-    head = ["", *(cell for name, _ in sides for cell in (name, "share"))]
+        rows.append((name, *(cell for pair in pairs for cell in pair), *changed))
+    head = ["", *(cell for name, _ in sides for cell in (name, "share")), *_change_head(sides)]
     note = "Mean step of a mean rank; overlap is the share of all communication that compute hides."
+    if unknown and len(sides) > 1:
+        note += f" Most of the time in '{unknown[0]}' is unknown, so only the whole step can be compared."
     return Table("A mean step by heading", tuple(head), rows, note=note)
+
+
+def _change_head(sides: Sequence[object]) -> tuple[str, ...]:
+    return ("change",) if len(sides) == 2 else ()
+
+
+def _changed(words: Callable[[float | None, float | None], str], values: Sequence[float | None]) -> tuple[str, ...]:
+    """Return the cell of the change column; none where there is one stretch only."""
+    return (words(values[0], values[1]),) if len(values) == 2 else ()
 
 
 def stability_table(report: Report) -> Table | None:
@@ -183,29 +209,54 @@ def stability_table(report: Report) -> Table | None:
     if not sides:
         return None
     unit = rate_word(report)
-    rows: list[tuple[str, ...]] = [("steps compared", *(steps_word(side.first, side.last) for _, side in sides))]
-    rows.append(("unprofiled steps among them", *(number(side.steps) for _, side in sides)))
-    rates = [side.rate for _, side in sides]
-    for name, values in (
-        (f"median, {unit}", [number(r.median) if r else "-" for r in rates]),
-        ("10th to 90th percentile", [f"{number(r.p10)} to {number(r.p90)}" if r else "-" for r in rates]),
-        ("coefficient of variation", [percent(r.cv) if r else "-" for r in rates]),
-        ("second half against first", [percent(side.drift_ratio, signed=True) for _, side in sides]),
-        (f"mean, {unit}", [number(_mean_rate(report, side)) for _, side in sides]),
-        ("mean, tokens/s", [number(side.tokens_per_second) for _, side in sides]),
-        ("step, mean", [milliseconds(side.step_mean_ns) for _, side in sides]),
-        ("step, 50th percentile", [milliseconds(side.step_p50_ns) for _, side in sides]),
-        ("step, 95th percentile", [milliseconds(side.step_p95_ns) for _, side in sides]),
-        ("step, 99th percentile", [milliseconds(side.step_p99_ns) for _, side in sides]),
-        ("longest step", [milliseconds(side.step_max_ns) for _, side in sides]),
+    each = [side for _, side in sides]
+    rates = [side.rate for side in each]
+    nothing = tuple("" for _ in _change_head(sides))
+    rows: list[tuple[str, ...]] = [
+        ("steps compared", *(steps_word(side.first, side.last) for side in each), *nothing),
+        ("unprofiled steps among them", *(number(side.steps) for side in each), *nothing),
+        (f"median, {unit}", *(number(r.median if r else None) for r in rates),
+         *_changed(relative, [r.median if r else None for r in rates])),
+        (f"mean ± standard deviation, {unit}", *(_mean_and_sd(r) for r in rates),
+         *_changed(relative, [r.mean if r else None for r in rates])),
+        ("coefficient of variation", *(percent(r.cv if r else None) for r in rates),
+         *_changed(points, [r.cv if r else None for r in rates])),
+        (f"stable within {STABLE_WORD}", *(stable_word(r) for r in rates), *nothing),
+        ("second half against first", *(percent(side.drift_ratio, signed=True) for side in each), *nothing),
+        ("10th to 90th percentile", *(f"{number(r.p10)} to {number(r.p90)}" if r else "-" for r in rates), *nothing),
+    ]  # fmt: skip
+    for name, words, values in (
+        (f"of the whole stretch, {unit}", number, [_mean_rate(report, side) for side in each]),
+        ("of the whole stretch, tokens/s", number, [side.tokens_per_second for side in each]),
+        ("step, mean", milliseconds, [side.step_mean_ns for side in each]),
+        ("step, 50th percentile", milliseconds, [side.step_p50_ns for side in each]),
+        ("step, 95th percentile", milliseconds, [side.step_p95_ns for side in each]),
+        ("step, 99th percentile", milliseconds, [side.step_p99_ns for side in each]),
+        ("longest step", milliseconds, [side.step_max_ns for side in each]),
     ):
-        if any(value != "-" for value in values):
-            rows.append((name, *values))
+        rows.append((name, *map(words, values), *_changed(relative, values)))
+    rows = [row for row in rows if any(cell != "-" for cell in row[1 : 1 + len(sides)])]
     note = (
-        f"Rates over windows of {sides[0][1].window_steps} unprofiled steps; a window takes as long as its slowest"
-        " rank, samples are those of all ranks. The coefficient of variation is standard deviation over mean."
+        f"Rates over windows of {each[-1].window_steps} unprofiled steps; a window takes as long as its slowest rank,"
+        " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to 2 % a"
+        " pace is called stable."
     )
-    return Table("Pace and its stability", ("", *(name for name, _ in sides)), rows, note=note)
+    return Table("Pace and its stability", ("", *(name for name, _ in sides), *_change_head(sides)), rows, note=note)
+
+
+def _mean_and_sd(rate: Spread | None) -> str:
+    if rate is None:
+        return "-"
+    return number(rate.mean) + ("" if rate.sd is None else f" ± {number(rate.sd)}")
+
+
+def stable_word(rate: Spread | None) -> str:
+    """Return whether a pace keeps within ±2 %, and how far it goes."""
+    if rate is None or rate.cv is None:
+        return "-"
+    if rate.is_stable is None:
+        return "too few windows"
+    return f"{'yes' if rate.is_stable else 'no'}: ±{percent(rate.cv)}"
 
 
 def _mean_rate(report: Report, side: RunSide) -> float | None:
@@ -222,17 +273,26 @@ def changes_table(report: Report) -> Table | None:
         rows.append((
             str(place), one.knob, way, outcome_words(one), number(one.applied_step or one.step),
             percent(one.expected_gain_ratio), percent(one.measured_gain_ratio), bounds(one.gain_low, one.gain_high),
-            elapsed(one.exploration_ns),
+            trial_seconds(_shown_ns(one)),
         ))  # fmt: skip
     head = ("", "knob", "change", "outcome", "from step", "expected", "measured", "interval", "trial cost")
     left_out = len(report.changes) - len(rows)
+    costs = [cost for one in report.changes if (cost := _shown_ns(one)) is not None]
+    if len(costs) > 1:
+        rows.append(("all", "", f"{len(costs)} trials together", "", "", "", "", "", trial_seconds(sum(costs))))
     note = (
         "Shares of step time saved. Measured in interleaved trials; the interval holds at every look at the tuner's"
-        " rate of false accepts. A negative cost is a trial that gained time."
+        " rate of false accepts. A trial costs what its steps took longer than the setting before it would have;"
+        " a negative cost is a trial that gained time."
     )
     if left_out:
         note += f" The first {left_out} are left out here."
     return Table("What changed and what it brought", head, rows, texts=4, note=note)
+
+
+def _shown_ns(change: ReportChange) -> int | None:
+    """Return a trial's cost as the table shows it, to the hundredth of a second, so that the column adds up."""
+    return None if change.exploration_ns is None else round(change.exploration_ns / 10_000_000) * 10_000_000
 
 
 def reasons(report: Report) -> list[tuple[int, str]]:

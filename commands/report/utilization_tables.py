@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS
 from pacecar.formatting.quantities import percent, plural
 
 from .document import Cost, CostSide, Energy, Report
-from .formatting import amount, elapsed, joules, milliseconds, money, number, reading
+from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, reading, relative
 from .hangs import CAUSE_WORDS
 from .tables import ROWS_MAX, Table
 
@@ -28,9 +28,10 @@ def usage_table(report: Report) -> Table | None:
         cells = [one.label, {"ledger": "ranks", "torch": "torch", "daemon": "daemon"}[one.source]]
         cells.append(reading(one.before, one.unit))
         if has_after:
-            cells.append(reading(one.after, one.unit))
+            was, now = (None if stat is None else stat.mean for stat in (one.before, one.after))
+            cells += [reading(one.after, one.unit), difference(was, now, one.unit)]
         rows.append(tuple(cells))
-    head = ("", "source", "before", "after") if has_after else ("", "source", "run")
+    head = ("", "source", "before", "after", "change") if has_after else ("", "source", "run")
     note = "Mean ± standard deviation over steps (ranks) and readings (torch) or over seconds and devices (daemon)."
     if not any(one.source == "daemon" for one in report.utilization):
         note += (
@@ -48,17 +49,21 @@ def energy_table(report: Report) -> Table | None:
     if not sides:
         return None
 
-    def row(name: str, values: list[str]) -> tuple[str, ...]:
-        return (name, *values)
+    has_both = len(sides) == 2
+
+    def row(name: str, cells: list[str], values: list[float | None]) -> tuple[str, ...]:
+        return (name, *cells, *([relative(values[0], values[1])] if has_both else ()))
 
     rows = [
-        row("power of the job's GPUs", [amount(e.watts, "watts") for _, e in sides]),
-        row("a step", [joules(e.joules_per_step) for _, e in sides]),
-        row("a sample", [joules(e.joules_per_sample) for _, e in sides]),
-        row("a token", [joules(e.joules_per_token) for _, e in sides]),
-        row("measured over", [_covered(e) for _, e in sides]),
-    ]
-    head = ("", *((name if report.is_tuned else "run") for name, _ in sides))
+        row("power of the job's GPUs", [amount(e.watts, "watts") for _, e in sides], [e.watts for _, e in sides]),
+        *(row(name, [joules(value) for value in values], values) for name, values in (
+            ("a step", [e.joules_per_step for _, e in sides]),
+            ("a sample", [e.joules_per_sample for _, e in sides]),
+            ("a token", [e.joules_per_token for _, e in sides]),
+        )),
+        ("measured over", *(_covered(e) for _, e in sides), *([""] if has_both else ())),
+    ]  # fmt: skip
+    head = ("", *((name if report.is_tuned else "run") for name, _ in sides), *(["change"] if has_both else ()))
     return Table("Energy", head, rows, note="Of GPUs by their energy counters; processors and memory are not in it.")
 
 
@@ -74,11 +79,13 @@ def cost_table(report: Report) -> Table | None:
     if cost is None:
         return None
     sides = [(name, side) for name, side in (("before", cost.before), ("after", cost.after)) if side is not None]
+    has_both = len(sides) == 2
     rows = []
-    for name, values in _cost_rows(cost, [side for _, side in sides]):
-        if any(value != "-" for value in values):
-            rows.append((name, *values))
-    head = ("", *(name if report.is_tuned else "run" for name, _ in sides))
+    for name, words, values in _cost_rows(cost, [side for _, side in sides]):
+        if any(value is not None for value in values):
+            rows.append((name, *map(words, values), *([relative(*values)] if has_both else ())))
+    rows += _saving_rows(report, cost)
+    head = ("", *(name if report.is_tuned else "run" for name, _ in sides), *(["change"] if has_both else ()))
     what = "one GPU a rank" if report.device != "cpu" else "each rank charged as one, though they ran on processors"
     note = f"{money(cost.price_per_gpu_hour)} a GPU and hour, {what}. The whole run, {elapsed(report.duration_ns)}"
     note += f" on {plural(cost.gpus, 'GPU')}, cost {money(cost.run)}."
@@ -87,15 +94,47 @@ def cost_table(report: Report) -> Table | None:
     return Table("Cost", head, rows, note=note)
 
 
-def _cost_rows(cost: Cost, sides: list[CostSide]) -> Iterator[tuple[str, list[str]]]:
-    yield "an hour of these ranks", [money(side.per_hour) for side in sides]
-    yield "a million samples", [money(side.per_million_samples) for side in sides]
-    yield "a million tokens", [money(side.per_million_tokens) for side in sides]
+def _cost_rows(
+    cost: Cost, sides: list[CostSide]
+) -> Iterator[tuple[str, Callable[[float | None], str], list[float | None]]]:
+    yield "an hour of these ranks", money, [side.per_hour for side in sides]
+    yield "a million samples", money, [side.per_million_samples for side in sides]
+    yield "a million tokens", money, [side.per_million_tokens for side in sides]
     if cost.epoch_of is not None:
-        yield f"an epoch of {cost.epoch_of}", [money(side.per_epoch) for side in sides]
-        yield "an epoch takes", [elapsed(None if s.epoch_seconds is None else s.epoch_seconds * 1e9) for s in sides]
+        yield f"an epoch of {cost.epoch_of}", money, [side.per_epoch for side in sides]
+        yield "an epoch takes", _seconds, [side.epoch_seconds for side in sides]
         if cost.epochs > 1:
-            yield f"{cost.epochs} epochs", [money(side.per_epochs) for side in sides]
+            yield f"{cost.epochs} epochs", money, [side.per_epochs for side in sides]
+
+
+def _seconds(value: float | None) -> str:
+    return elapsed(None if value is None else value * 1e9)
+
+
+def _saving_rows(report: Report, cost: Cost) -> Iterator[tuple[str, ...]]:
+    """Yield what the settings at the end save of the largest amount that is priced; where nothing is shown, so too.
+
+    Where before and after decide nothing, what the trials proved is at least saved: ranks are paid by the hour.
+    """
+    before, after = cost.before, cost.after
+    if before is None or after is None or cost.saved_ratio is None:
+        return
+    low = report.proven_gain_low
+    if report.change_verdict not in ("faster", "slower"):
+        if low is not None and low > 0:
+            yield "saved at least, by the trials", "", "", percent(low)
+        else:
+            yield "saved", "", f"none is shown ({report.change_verdict})", ""
+        return
+    for name, was, now in (
+        (f"saved on {cost.epochs} epochs", before.per_epochs, after.per_epochs),
+        ("saved on a million samples", before.per_million_samples, after.per_million_samples),
+        ("saved on a million tokens", before.per_million_tokens, after.per_million_tokens),
+    ):
+        if was is not None and now is not None:
+            yield name, "", money(was - now), percent(cost.saved_ratio)
+            return
+    yield "saved on a step", "", "", percent(cost.saved_ratio)
 
 
 def ranks_table(report: Report) -> Table:
@@ -158,10 +197,17 @@ def trust_table(report: Report) -> Table:
         if over.worst_ratio is not None:
             within += f"; worst rank {over.worst_rank}, {percent(over.worst_ratio, digits=digits)}"
     trials = "no trial"
-    if over.exploration_ns is not None and report.changes:
-        trials = f"{elapsed(over.exploration_ns)} lost to trials, {percent(over.exploration_ratio)} of the run"
-        if over.exploration_ns < 0:
-            trials = f"none: trials gained {elapsed(-over.exploration_ns)} against the settings before each"
+    if over.trials_ns is not None:
+        trials = f"all trials together cost {elapsed(over.trials_ns)}"
+        if over.trials_ns < 0:
+            trials = f"all trials together gained {elapsed(-over.trials_ns)}"
+        trials += ", losses and gains, against the settings before each"
+        if over.exploration_ns is not None and over.exploration_ns >= 0:
+            trials += (
+                f"; charged to the exploration budget: {elapsed(over.exploration_ns)},"
+                f" {percent(over.exploration_ratio)} of the run: what the stretches that lost have lost, and the steps"
+                " that settle after a verdict"
+            )
     against = "not checked: it takes two profiled windows on a rank"
     if error is not None:
         against = (

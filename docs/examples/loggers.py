@@ -33,7 +33,9 @@ def main() -> None:
         writer = SummaryWriter("logs/tensorboard")
         run = wandb.init(mode="offline", dir="logs", project="pacecar", settings=wandb.Settings(silent=True))
         client = MlflowClient(tracking_uri="sqlite:///logs/mlflow.db")
-        run_id = client.create_run(client.create_experiment("pacecar")).info.run_id
+        known = client.get_experiment_by_name("pacecar")  # from the second run on
+        experiment = client.create_experiment("pacecar") if known is None else known.experiment_id
+        run_id = client.create_run(experiment).info.run_id
         loggers = [TensorBoard(writer), Wandb(run), Mlflow(run_id, client=client)]
     x = torch.randn(4096, 32)
     loss = torch.zeros(())

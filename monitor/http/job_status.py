@@ -24,10 +24,14 @@ TEXT_MAX = 400
 
 
 class Elapsed(NamedTuple):
-    """What a job's ranks did during `window_ns`: ledger headings, samples and tokens (None: not counted)."""
+    """What a job's ranks did during `window_ns`: time by heading, steps, samples and tokens (None: not counted).
+
+    `steps` is the mean of the ranks here; samples and tokens are their sums.
+    """
 
     window_ns: int
     parts_ns: dict[str, int]
+    steps: float
     samples: int | None
     tokens: int | None
 
@@ -42,6 +46,7 @@ def job_document(
     mfus = [
         rank.vitals.mfu_ratio for rank in job.ranks if rank.vitals is not None and rank.vitals.mfu_ratio is not None
     ]
+    pace_ns = pace_ns if crew is None else crew.pace_ns
     ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
     return JobStatus(
         job=job.job,
@@ -53,11 +58,11 @@ def job_document(
         ranks_left_out=len(job.ranks) - len(shown),
         finished=all(_is_over(rank) for rank in job.ranks),
         step=max((step.step for step in steps), default=None),
-        pace_seconds=_seconds(pace_ns if crew is None else crew.pace_ns),
+        pace_seconds=_seconds(pace_ns),
         median_pace_seconds=None if crew is None else _seconds(crew.median_ns),
-        samples_per_second=_rate(lately, "samples"),
+        samples_per_second=_rate(lately, "samples", pace_ns),
         samples_guessed=any(step.samples_guessed for step in steps),
-        tokens_per_second=_rate(lately, "tokens"),
+        tokens_per_second=_rate(lately, "tokens", pace_ns),
         mfu_ratio=sum(mfus) / len(mfus) if mfus else None,
         last_record_age_seconds=_seconds(min(ages, default=None)),
         ledger_seconds=_ledger(job, lately),
@@ -202,9 +207,15 @@ def _ladder(ladder: WhatIf) -> Ladder:
     )
 
 
-def _rate(lately: Elapsed | None, what: str) -> float | None:
+def _rate(lately: Elapsed | None, what: str, pace_ns: int | None) -> float | None:
+    """Return what a mean step holds over the pace that is shown beside it, so that the two always agree.
+
+    Counted over the clock's seconds instead, the rate would lag behind the pace for half a minute after each switch.
+    """
     count = None if lately is None else getattr(lately, what)
-    return None if lately is None or count is None else count * NS_PER_SECOND / lately.window_ns
+    if lately is None or count is None or not pace_ns or lately.steps <= 0:
+        return None
+    return float(count / lately.steps * NS_PER_SECOND / pace_ns)
 
 
 def _in_seconds(parts_ns: dict[str, int]) -> dict[str, float]:

@@ -106,6 +106,8 @@ def parse(received: bytes | bytearray, *, peer: str, host: str, port: int, schem
         if "_" in name:
             continue  # it would become the same key as a dash: a way past whoever checked the other
         key = "HTTP_" + name.upper().replace("-", "_")
+        if key == "HTTP_HOST" and key in environ:
+            raise _malformed("a request names one host")  # RFC 9112, section 3.2
         value = value.strip(" \t")
         environ[key] = f"{environ[key]},{value}" if key in environ else value
     if environ.get("HTTP_CONTENT_LENGTH", "0") != "0" or "HTTP_TRANSFER_ENCODING" in environ:

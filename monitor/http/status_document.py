@@ -97,6 +97,7 @@ class _Mark(NamedTuple):
     at_ns: int
     ranks: tuple[tuple[int, int], ...]
     parts_ns: dict[str, int]
+    steps: int
     samples: int | None
     tokens: int | None
 
@@ -254,7 +255,11 @@ def _between(old: _Mark, new: _Mark) -> Elapsed | None:
     if new.at_ns <= old.at_ns or not any(parts.values()):
         return None
     return Elapsed(
-        new.at_ns - old.at_ns, parts, _difference(old.samples, new.samples), _difference(old.tokens, new.tokens)
+        window_ns=new.at_ns - old.at_ns,
+        parts_ns=parts,
+        steps=(new.steps - old.steps) / len(new.ranks),
+        samples=_difference(old.samples, new.samples),
+        tokens=_difference(old.tokens, new.tokens),
     )
 
 
@@ -274,6 +279,7 @@ def _mark(job: JobView, now_ns: int) -> _Mark | None:
         now_ns,
         tuple((hello.rank, hello.started_wall_ns) for hello, _ in told),
         parts,
+        sum(step.total_steps for _, step in told),
         _sum(step.total_samples for _, step in told),
         _sum(step.total_tokens for _, step in told),
     )

@@ -87,6 +87,9 @@ function render() {
   drawCharts($("charts"), history, Number($("span").value));
 }
 
+// What is wider than the screen scrolls, for those without a mouse too.
+function scrolling(name, inside) { return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": name }, inside); }
+
 function ratioOf(part, whole) { return part === null || !whole ? null : part / whole; }
 
 function tile(name, value, ratio) {
@@ -167,8 +170,8 @@ function drawJob(job, order) {
     ...alarms(job),
     el("h4", {}, job.ledger_window_seconds === null ? "Where the last step went" : `Where the last ${seconds(job.ledger_window_seconds)} went`),
     job.ledger_seconds ? ledgerBar(job.ledger_seconds, false) : el("p", { class: "none" }, "No step was reported yet."),
-    el("div", { class: "two" }, el("div", {}, el("h4", {}, "What if"), drawLadder(job.what_if)), el("div", {}, el("h4", {}, "Decisions"), drawMoves(job))),
-    el("details", { key: "ranks" }, el("summary", {}, `Ranks (${job.ranks.length}${job.ranks_left_out ? ` of ${job.ranks.length + job.ranks_left_out}` : ""})`), el("div", { class: "wide" }, drawRanks(job))));
+    el("div", { class: "two" }, el("div", {}, el("h4", {}, "What if"), drawLadder(job.what_if, job.title)), el("div", {}, el("h4", {}, "Decisions"), drawMoves(job))),
+    el("details", { key: "ranks" }, el("summary", {}, `Ranks (${job.ranks.length}${job.ranks_left_out ? ` of ${job.ranks.length + job.ranks_left_out}` : ""})`), scrolling(`Table of ranks of ${job.title}`, drawRanks(job))));
 }
 
 function alarms(job) {
@@ -179,14 +182,14 @@ function alarms(job) {
   return [...late, ...hung];
 }
 
-function drawLadder(ladder) {
+function drawLadder(ladder, title) {
   if (!ladder) return el("p", { class: "none" }, "Not known yet.");
   const columns = [
     { title: "Without", head: true, text: true, cell: (rung) => words(rung.scenario) },
     { title: "Step at least", cell: (rung) => seconds(rung.step_seconds) },
     { title: "Saves at most", cell: (rung) => [meter(rung.gain_ratio), percent(rung.gain_ratio, 1)] },
   ];
-  return [el("div", { class: "wide" }, table("What-if ladder", columns, ladder.rungs, (rung) => rung.scenario)),
+  return [scrolling(`What if, ${title}`, table("What-if ladder", columns, ladder.rungs, (rung) => rung.scenario)),
     el("p", { class: "none" }, `Bounds over ${number(ladder.steps)} steps of ${seconds(ladder.pace_seconds)}, ${ladder.source}; they do not add up.`)];
 }
 
@@ -272,7 +275,7 @@ function drawDaemon(said) {
     ...(own.recorder && (own.recorder.lost_total || own.recorder.write_failures_total)
       ? [el("p", { class: "alarm", key: "recorder" }, `Flight recorder: ${number(own.recorder.write_failures_total)} writes failed, ${number(own.recorder.lost_total)} recordings lost`)] : []),
     ...failed.map((one) => el("p", { class: "alarm", key: one.name }, `${one.name}: ${one.reason}`)),
-    el("details", { key: "collectors" }, el("summary", {}, `Collectors (${own.collectors.length})`), el("div", { class: "wide" }, table("Collectors", columns, own.collectors, (one) => one.name))),
+    el("details", { key: "collectors" }, el("summary", {}, `Collectors (${own.collectors.length})`), scrolling("Table of collectors", table("Collectors", columns, own.collectors, (one) => one.name))),
   ];
 }
 

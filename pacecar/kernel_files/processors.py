@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from .reader import whole
 
-__all__ = ["CPUS_MAX", "numa_nodes", "parse_cpu_list", "parse_pressure_line", "run_delay_ns"]
+__all__ = ["CPUS_MAX", "numa_nodes", "parse_cpu_list", "parse_pressure_average", "parse_pressure_line", "run_delay_ns"]
 
 CPUS_MAX = 8192
 """The most processors that a kernel can be built for (CONFIG_NR_CPUS); bounds the files that are opened."""
@@ -42,10 +42,22 @@ def run_delay_ns(stat: str | bytes) -> int | None:
 
 def parse_pressure_line(line: str) -> tuple[str, int]:
     """Return (kind, nanoseconds stalled since boot) of a file in /proc/pressure; raises ValueError or IndexError."""
+    kind, fields = _pressure_fields(line)
+    if "total" not in fields:
+        raise ValueError("no total")
+    return kind, whole(fields["total"]) * 1000
+
+
+def parse_pressure_average(line: str) -> float:
+    """Return the share of the last minute (0..1) that such a line tells; raises ValueError or IndexError."""
+    _, fields = _pressure_fields(line)
+    if "avg60" not in fields:
+        raise ValueError("no avg60")
+    return float(fields["avg60"]) / 100
+
+
+def _pressure_fields(line: str) -> tuple[str, dict[str, str]]:
     kind, *fields = line.split()
     if kind not in ("some", "full"):
         raise ValueError(f"unknown kind {kind!r}")
-    totals = dict(field.split("=", 1) for field in fields)
-    if "total" not in totals:
-        raise ValueError("no total")
-    return kind, whole(totals["total"]) * 1000
+    return kind, dict(field.split("=", 1) for field in fields)

@@ -1,4 +1,7 @@
-"""Every example runs as it stands, by torchrun on two ranks: with the libraries, and with what stands in for them."""
+"""Every example runs as it stands, by torchrun on two ranks: with the libraries, and with what stands in for them.
+
+Each runs twice in one folder, as people do: what the first run left there must not end the second.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,22 @@ REAL_ONLY = {"loggers"}
 """No stand-in writes files of TensorBoard, wandb and MLflow; test_loggers stands in for what is called of them."""
 
 
+PLAIN = {"ddp_loop", "fsdp2_loop"}
+"""Of torch alone: these run twice in each `make test`, the others in `make test-all`, with their libraries."""
+
+
 @pytest.mark.parametrize("example", [path for path in FOUND if path.stem not in REAL_ONLY], ids=lambda path: path.stem)
 def test_the_example_runs_with_a_stand_in_for_its_library(example: Path, tmp_path: Path) -> None:
-    run(forking_python(), example, tmp_path, steps=8, PYTHONPATH=stand_ins())
+    for _ in range(2 if example.stem in PLAIN else 1):
+        run(forking_python(), example, tmp_path, steps=8, PYTHONPATH=stand_ins())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("example", FOUND, ids=lambda path: path.stem)
-def test_the_example_runs_and_says_what_it_did(example: Path, tmp_path: Path) -> None:
-    said = run(adapters_python(), example, tmp_path, steps=20)
-    assert "bucket_bytes" in said or "fsdp_" in said or "zero_" in said
+def test_the_example_runs_twice_and_says_what_it_did(example: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        said = run(adapters_python(), example, tmp_path, steps=20)
+        assert "bucket_bytes" in said or "fsdp_" in said or "zero_" in said
 
 
 def run(python: str, example: Path, folder: Path, *, steps: int, **variables: str) -> str:

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright import sync_api
 
+from tests.kit.axe import violations
 from tests.kit.tools import find_tool
 from tests.kit.waiting import until
 from tests.monitor.showcase import ShowJob, show_daemon
@@ -171,6 +172,17 @@ def test_no_width_makes_the_page_scroll_sideways(opened, width):
     page = opened(viewport={"width": width, "height": 800})
     page.wait_for_selector("figure canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(opened, width):
+    page = opened(viewport={"width": width, "height": 900})
+    page.wait_for_selector("figure canvas")
+    for summary in page.query_selector_all("summary"):
+        summary.click()
+    assert violations(page) == []
+    # What scrolls sideways can be focused.
+    assert page.evaluate("[...document.querySelectorAll('.wide')].every((one) => one.tabIndex === 0)")
 
 
 def test_text_has_contrast_in_both_themes(opened):

@@ -38,6 +38,7 @@ def test_a_scrape_is_a_wsgi_environment():
         (b"G\0T / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n folded: x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA: \0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", 413),

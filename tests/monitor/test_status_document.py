@@ -205,20 +205,24 @@ def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
 def test_the_ledger_of_the_last_seconds_is_what_was_added_to_the_totals(jobs, speak):
     builder = make_builder()
 
-    def at(seconds, compute, samples):
+    def at(seconds, compute, samples, steps):
         ledger = Ledger(wall_ns=compute * 2, compute_ns=compute, unknown_ns=compute)
-        speak(totals=ledger, total_samples=samples, total_tokens=None)
+        last = Ledger(wall_ns=200_000_000, unknown_ns=200_000_000)
+        speak(totals=ledger, total_samples=samples, total_tokens=None, total_steps=steps, ledger=last,
+              wall_ns=last.wall_ns)  # fmt: skip
         return build(builder, jobs=jobs.view(), now_seconds=seconds).jobs[0]
 
-    at(100, 1_000_000_000, 100)
-    job = at(110, 5_000_000_000, 600)
+    at(100, 1_000_000_000, 100, 10)
+    job = at(110, 5_000_000_000, 600, 60)
     assert (job.ledger_seconds["compute"], job.ledger_window_seconds) == (4.0, 10.0)
+    # Ten samples a step at the pace that is shown: of the last step, of 0.2 s, while ranks are not compared.
+    assert job.pace_seconds == 0.2
     assert (job.samples_per_second, job.tokens_per_second) == (50.0, None)
     for second in range(120, 300, 10):
-        job = at(second, second * 1_000_000_000, 100 * second)
+        job = at(second, second * 1_000_000_000, 100 * second, 5 * second)
     assert 25 <= job.ledger_window_seconds <= 50
     assert job.samples_per_second == 100.0
-    again = at(301, 3_000_000, 1)  # it began anew: its totals fell
+    again = at(301, 3_000_000, 1, 1)  # it began anew: its totals fell
     assert (again.ledger_window_seconds, again.samples_per_second) == (None, None)
 
 

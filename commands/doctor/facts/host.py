@@ -1,23 +1,23 @@
 """Reads the processors, the memory and the limits of this host, and of the process that was asked about.
 
-Source: Documentation/admin-guide/{pm/cpufreq,pm/intel_pstate,sysctl/kernel,cgroup-v2}.rst of the kernel; proc(5) and
-tmpfs(5).  psutil only knows the running system; a recorded one must give the same answers.  Left out: control groups of
-version 1.
+Source: of the kernel Documentation/admin-guide/{pm/cpufreq,pm/intel_pstate,sysctl/kernel,cgroup-v2}.rst and
+accounting/psi.rst; proc(5) and tmpfs(5).  psutil only knows the running system; a recorded one must give the same
+answers.  Left out: control groups of version 1.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pacecar.kernel_files.cgroups import levels_of, parse_cpu_max, parse_flat_line, v2_group
 from pacecar.kernel_files.memory import rows_bytes
-from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
+from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list, parse_pressure_average
 from pacecar.kernel_files.reader import lines_of, row
 
 from ..host_access import FactReader
-from .model import AccountedTime, Cpus, ProcessFacts, ProcessLimits, Seen
+from .model import AccountedTime, Cpus, HostPressure, ProcessFacts, ProcessLimits, Seen
 
 __all__ = ["cpus", "limits", "process"]
 
@@ -58,6 +58,29 @@ def cpus(looker: FactReader) -> Cpus:
         is_virtual=is_virtual,
         throttling=_throttling(looker),
         quota=_quota(looker),
+        load=looker.parsed(proc / "loadavg", _load),
+        pressure=_pressure(looker, proc / "pressure"),
+    )
+
+
+def _load(text: str) -> float:
+    return float(text.split()[1])
+
+
+def _pressure(looker: FactReader, folder: Path) -> HostPressure:
+    def share(kind: str) -> Callable[[str], float]:
+        def parse(text: str) -> float:
+            lines = [line for line in lines_of(text) if line.startswith(f"{kind} ")]
+            if not lines:
+                raise ValueError(f"no line `{kind} ...`")
+            return parse_pressure_average(lines[0])
+
+        return parse
+
+    return HostPressure(
+        cpu=looker.parsed(folder / "cpu", share("some")),
+        memory=looker.parsed(folder / "memory", share("full")),
+        io=looker.parsed(folder / "io", share("full")),
     )
 
 

@@ -63,10 +63,23 @@ class AccountedTime:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPressure:
+    """Shares of the last minute (0..1) in which tasks of the machine waited, as the kernel says (PSI).
+
+    `cpu` any task for a processor, `memory` all of them for memory, `io` all of them for a disk.
+    """
+
+    cpu: Seen[float] | None = None
+    memory: Seen[float] | None = None
+    io: Seen[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cpus:
     """Processors and memory.  `governors` is governor -> the CPUs under it; `nodes` NUMA node -> its CPUs.
 
-    `quota` is how many CPUs' time the control group may use, None without a limit.
+    `quota` is how many CPUs' time the control group may use, None without a limit; `load` is the mean number of tasks
+    that ran, wanted to or waited for a disk, over five minutes.
     """
 
     model: Seen[str] | None = None
@@ -84,6 +97,13 @@ class Cpus:
     is_virtual: bool | None = None
     throttling: Seen[AccountedTime] | None = None
     quota: int | None = None
+    load: Seen[float] | None = None
+    pressure: HostPressure = field(default_factory=HostPressure)
+
+    @property
+    def usable(self) -> int | None:
+        """How many processors a job has here: those that are online, or fewer where its control group may use less."""
+        return min((number for number in (self.count, self.quota) if number is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

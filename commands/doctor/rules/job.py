@@ -21,11 +21,16 @@ from ..facts.model import NodeFacts
 from ..findings import FindingSource, Hit, Rule, Severity
 from ..sources import TORCH
 from ..transport_paths import is_local_run, loader_workers
+from .contention import is_crowded
 
 __all__ = ["AMPERE", "RULES"]
 
 AMPERE = (8, 0)
 """The first compute capability with TF32 and bfloat16 (CUDA C++ Programming Guide, Compute Capabilities)."""
+
+CHECKPOINT_COSTLY_RATIO_MIN = 0.05
+"""Share of the time from which on checkpoints are a loss that one sees; what is written in the background costs one or
+two hundredths, which is where CHECKPOINT_RATIO_MIN stands."""
 
 SPLIT_RATIO_MIN = 0.25
 """Reserved memory in split blocks that no tensor uses: the allocator holds it, and a large tensor does not fit in."""
@@ -72,8 +77,8 @@ def _data_wait(facts: NodeFacts) -> Hit | None:
 
 def _host_bound(facts: NodeFacts) -> Hit | None:
     run = facts.run
-    if run is None or not _over(facts, "host_bound", HOST_BOUND_RATIO_MIN):
-        return None
+    if run is None or not _over(facts, "host_bound", HOST_BOUND_RATIO_MIN) or is_crowded(facts):
+        return None  # a crowded machine makes any host slow, and what is compiled waits for a processor all the same
     evidence = [run.shows("host_bound")]
     remedy = "model = torch.compile(model)"
     compiled = (
@@ -103,7 +108,8 @@ def _optimizer(facts: NodeFacts) -> Hit | None:
     return Hit((run.shows("optimizer_host"),), "torch.optim.AdamW(..., fused=True)", run.gain_of("optimizer_host"))
 
 
-def _checkpoint(facts: NodeFacts) -> Hit | None:
+def _checkpoint_cost(facts: NodeFacts) -> tuple[float, FindingEvidence, Gain] | None:
+    """Return the share of the time that checkpoints take, since attach or in the last steps, whichever is known."""
     run = facts.run
     if run is None:
         return None
@@ -118,14 +124,33 @@ def _checkpoint(facts: NodeFacts) -> Hit | None:
         if worst is None or share > worst[0]:
             worst = share, FindingEvidence(f"checkpoints of rank {rank}", text, f"{run.where}/rank{rank}.jsonl")
     if worst is not None and worst[0] >= CHECKPOINT_RATIO_MIN:
-        evidence, gain = worst[1], Gain(min(worst[0], 1.0), "the time of all checkpoints since attach")
-    elif _over(facts, "checkpoint", CHECKPOINT_RATIO_MIN):
-        evidence, gain = run.shows("checkpoint"), run.gain_of("checkpoint") or Gain(0.0, "the ledger")
-    else:
+        return *worst, Gain(min(worst[0], 1.0), "the time of all checkpoints since attach")
+    share_now = run.share("checkpoint")
+    if share_now is None or share_now < CHECKPOINT_RATIO_MIN:
         return None
+    return share_now, run.shows("checkpoint"), run.gain_of("checkpoint") or Gain(0.0, "the ledger")
+
+
+def _checkpoint(facts: NodeFacts, *, is_costly: bool) -> Hit | None:
+    cost = _checkpoint_cost(facts)
+    if cost is None or (cost[0] >= CHECKPOINT_COSTLY_RATIO_MIN) is not is_costly:
+        return None
+    _, evidence, gain = cost
+    saving = [] if facts.script is None else facts.script.of("async_save")
+    if saving:
+        remedy = "save less often    # async_save still copies the state to the host while the step waits"
+        return Hit((evidence, saving[0].says("saved in the background already")), remedy, gain)
     return Hit(
         (evidence,), "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)    # or save less often", gain
     )
+
+
+def _checkpoint_costly(facts: NodeFacts) -> Hit | None:
+    return _checkpoint(facts, is_costly=True)
+
+
+def _checkpoint_notable(facts: NodeFacts) -> Hit | None:
+    return _checkpoint(facts, is_costly=False)
 
 
 def _fragmentation(facts: NodeFacts) -> Hit | None:
@@ -255,9 +280,12 @@ RULES = (
     Rule("job-optimizer", Severity.WARNING, "The optimizer keeps the host busy",
          "one kernel for each parameter, launched from Python", "--run",
          TORCH.at("torch.optim, fused and foreach implementations"), _optimizer),
-    Rule("job-checkpoint", Severity.WARNING, "Checkpoints take a notable part of the time",
+    Rule("job-checkpoint", Severity.WARNING, "Checkpoints take a large part of the time",
          "all ranks wait while the state is written", "--run",
-         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint),
+         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint_costly),
+    Rule("job-checkpoint-notable", Severity.INFO, "Checkpoints take a notable part of the time",
+         "2 to 5 %; saved in the background they cost little more than the copy to the host", "--run",
+         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint_notable),
     Rule("job-fragmentation", Severity.WARNING, "The allocator runs short of memory in one piece",
          "a retry gives all cached memory back and waits for the device; the next step takes it from the driver again",
          "--run", TORCH.at("CUDA semantics, Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"), _fragmentation),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..facts.model import NodeFacts
 from ..findings import Finding, Needs, Rule
-from . import gpu, host, job, kernel_tcp, log, nccl, script, topology
+from . import contention, gpu, host, job, kernel_tcp, log, nccl, script, topology
 
 __all__ = ["RULES", "Judgement", "judge"]
 
@@ -23,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     *log.RULES,
     *kernel_tcp.RULES,
     *host.RULES,
+    *contention.RULES,
     *job.RULES,
     *script.RULES,
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pacecar.controller.restart_advice import DATA_WAIT_RATIO_MIN
+
 from ..facts.evidence import FindingEvidence
 from ..facts.job import Call
 from ..facts.model import NodeFacts
@@ -113,6 +115,26 @@ def _loader_workers(facts: NodeFacts) -> Hit | None:
     )
     gain = None if facts.run is None else facts.run.gain("data_free")
     return None if hit is None else Hit(hit.evidence, hit.remedy, gain)
+
+
+def _loader_settings(facts: NodeFacts) -> Hit | None:
+    run = facts.run
+    share = None if run is None else run.share("data_wait")
+    if run is None or share is None or share < DATA_WAIT_RATIO_MIN:
+        return None  # a loader is well set where nobody waits for it
+    wanted = {"persistent_workers": "True", "prefetch_factor": "4"}
+    evidence: list[FindingEvidence] = []
+    missing: dict[str, str] = {}
+    for call in _calls(facts, "DataLoader"):
+        workers = call.keywords.get("num_workers")
+        lacks = {name: value for name, value in wanted.items() if call.lacks(name)}
+        if isinstance(workers, int) and workers > 0 and lacks:
+            evidence.append(call.says(f"workers without {' and '.join(lacks)}"))
+            missing |= lacks
+    if not evidence:
+        return None
+    settings = ", ".join(f"{name}={value}" for name, value in missing.items())
+    return Hit((*evidence, run.shows("data_wait")), f"DataLoader(..., {settings})", run.gain("data_free"))
 
 
 def _pin_memory(facts: NodeFacts) -> Hit | None:
@@ -262,6 +284,10 @@ RULES = (
     Rule("script-loader-workers", Severity.INFO, "Data is loaded by the training process itself",
          "without workers each batch is made while the device waits", "--script",
          TORCH.at("torch.utils.data, Single- and Multi-process Data Loading"), _loader_workers),
+    Rule("script-loader-settings", Severity.INFO, "Loader workers start anew each epoch, or keep little ahead",
+         "the first batches of an epoch wait for workers that import everything again; two batches a worker, the"
+         " default, do not cover samples that take long", "--script",
+         TORCH.at("torch.utils.data.DataLoader, persistent_workers and prefetch_factor"), _loader_settings),
     Rule("script-pin-memory", Severity.INFO, "Batches are copied from pageable memory",
          "such a copy passes through a buffer of the driver's and cannot run beside kernels", "--script",
          TORCH.at("torch.utils.data, Memory Pinning"), _pin_memory),

@@ -20,6 +20,7 @@ from tests.commands.doctor.machine import (
     gpu_path,
     h100_node,
     nic_path,
+    no_gpu,
     records,
     tcp_node,
     workstation,
@@ -135,6 +136,28 @@ def intel_powersave(machine: Machine) -> None:
         machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor"] = "powersave\n"
 
 
+def pressure(resource: str, kind: str, share: float) -> Callable[[Machine], object]:
+    lines = [
+        f"{one} avg10=0.00 avg60={share * 100 if one == kind else 0:.2f} avg300=0.00 total=7\n"
+        for one in ("some", "full")
+    ]
+    return lambda machine: machine.files.update({f"proc/pressure/{resource}": "".join(lines)})
+
+
+def load(*, of_five_minutes: float) -> Callable[[Machine], object]:
+    return lambda machine: machine.files.update({"proc/loadavg": f"1.00 {of_five_minutes} 3.00 4/512 77\n"})
+
+
+def on_processors(ranks: int, **changes: object) -> Callable[[Machine], object]:
+    """The job computes on the processors of a machine without GPUs, and its script says nothing of interest."""
+
+    def plant(machine: Machine) -> None:
+        known = {"device": "cpu", "backend": "gloo", "world_size": ranks, "arithmetic": None} | changes
+        machine.run = {rank: records(rank, **dict(known)) for rank in range(ranks)}  # type: ignore[arg-type]
+
+    return plant
+
+
 def measured_round_trip(machine: Machine) -> None:
     machine.round_trip_ns = 2 * MS
 
@@ -157,6 +180,7 @@ FRAGMENTED = DeviceMemory(
 )  # fmt: skip
 DDP = "DDP(torch.nn.Linear(8, 8).cuda(), gradient_as_bucket_view=True)"
 WORKERS = "num_workers=8, "
+ASYNC_SAVE = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)"
 
 FAULTS = (
     # GPUs
@@ -269,6 +293,18 @@ FAULTS = (
     Fault("memlock-low", h100_node,
           lambda machine: machine.files.update({f"proc/{PID}/limits": "Max locked memory 8388608 8388608 bytes\n"}),
           shows="8 MiB"),
+    # what the machine has beside the job
+    Fault("cpu-contended", h100_node, both(pressure("cpu", "some", 0.31), load(of_five_minutes=9)),
+          shows="31% of the last minute"),
+    Fault("cpu-contended", h100_node, load(of_five_minutes=40), shows="load over five minutes 40"),
+    Fault("cpu-contended", h100_node, both(load(of_five_minutes=40), job(ledger={"host_bound": 105})),
+          shows="load over five minutes 40"),
+    Fault("memory-pressure", h100_node, pressure("memory", "full", 0.02), shows="2% of the last minute"),
+    Fault("io-pressure", h100_node, pressure("io", "full", 0.4), shows="40% of the last minute"),
+    Fault("cpu-omp-threads", h100_node, variable("OMP_NUM_THREADS", "12"), shows="ranks on this machine 2"),
+    Fault("cpu-omp-threads", h100_node, both(no_run, variable("OMP_NUM_THREADS", "64,2")), shows="64,2"),
+    Fault("cpu-oversubscribed", no_gpu, on_processors(24), shows="24 ranks on node-a"),
+    Fault("cpu-oversubscribed", no_gpu, on_processors(24, ledger={"host_bound": 105}), shows="24 ranks on node-a"),
     # the job's records
     Fault("job-exposed-communication", h100_node, job(ledger={"exposed_communication": 30}), shows="23.8%"),
     Fault("job-exposed-communication", h100_node,
@@ -285,6 +321,10 @@ FAULTS = (
     Fault("job-optimizer", h100_node, job(ledger={"optimizer_host": 25}), shows="20.0%"),
     Fault("job-checkpoint", h100_node, job(checkpoint_ns=80 * MS), shows="8.0%"),
     Fault("job-checkpoint", h100_node, job(ledger={"checkpoint": 25}), shows="20.0%"),
+    Fault("job-checkpoint", h100_node,
+          both(job(checkpoint_ns=80 * MS), script("loss.backward()", f"loss.backward(); {ASYNC_SAVE}")),
+          shows="in the background already"),
+    Fault("job-checkpoint-notable", h100_node, job(checkpoint_ns=30 * MS), shows="3.0%"),
     Fault("job-fragmentation", h100_node, job(memory=FRAGMENTED), shows="3 retries"),
     Fault("job-straggler", h100_node, said(STRAGGLER), shows="rank 1: throttled, 9.0 ms"),
     Fault("job-gloo-on-gpu", h100_node, job(backend="gloo"), shows="gloo, on cuda:0"),
@@ -311,6 +351,11 @@ FAULTS = (
     Fault("script-bucket-size", h100_node, script("view=True", "view=True, bucket_cap_mb=1"), shows="bucket_cap_mb=1"),
     Fault("script-loader-workers", h100_node, both(no_run, script(WORKERS, "")), shows="DataLoader("),
     Fault("script-loader-workers", h100_node, both(job(ledger={"data_wait": 2}), script(WORKERS, "num_workers=0, "))),
+    Fault("script-loader-settings", h100_node,
+          both(job(ledger={"data_wait": 25}), script(", persistent_workers=True", "")),
+          frozenset({"job-data-wait"}), shows="workers without persistent_workers"),
+    Fault("script-loader-settings", h100_node, both(job(ledger={"data_wait": 25}), script(", prefetch_factor=4", "")),
+          frozenset({"job-data-wait"}), shows="20.0%"),
     Fault("script-pin-memory", h100_node, both(no_run, script(", pin_memory=True", "")), shows="DataLoader("),
     Fault("script-full-precision", h100_node,
           both(no_run, script('with torch.autocast("cuda", dtype=torch.bfloat16):', "if True:")), shows="9.0"),

@@ -6,6 +6,7 @@ edit.  All are healthy as they come.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -163,7 +164,8 @@ class Machine:
         else:
             write(root, self.files, self.links)
         if self.run is not None:
-            (root / "run").mkdir(exist_ok=True)
+            shutil.rmtree(root / "run", ignore_errors=True)  # the one before may have had more ranks
+            (root / "run").mkdir()
             for rank, records in self.run.items():
                 lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
                 (root / f"run/rank{rank}.jsonl").write_bytes(lines)
@@ -260,9 +262,9 @@ def records(rank: int, **changes) -> list[object]:
     ledger = Ledger(wall_ns=wall, **{f"{name}_ns": ms * MS for name, ms in parts.items()}, **overlapped)
     hello = JobHello(
         job="j", rank=rank, local_rank=rank, world_size=changes.pop("world_size", 16), pid=PID + rank,
-        host=changes.pop("host", HOST),
-        device=f"cuda:{rank}", backend=changes.pop("backend", "nccl"), framework="torch 2.9.0", pacecar_version="0.1.0",
-        started_wall_ns=1, interface=changes.pop("interface", None),
+        host=changes.pop("host", HOST), device=changes.pop("device", f"cuda:{rank}"),
+        backend=changes.pop("backend", "nccl"), framework="torch 2.9.0", pacecar_version="0.1.0", started_wall_ns=1,
+        interface=changes.pop("interface", None),
     )  # fmt: skip
     knobs = Knobs(values={"bucket_bytes": 26214400, "loader_workers": 8} | changes.pop("knobs", {}))
     steps = [

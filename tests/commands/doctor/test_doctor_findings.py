@@ -8,8 +8,8 @@ import pytest
 
 from pacecar.commands.doctor.findings import Severity
 from pacecar.commands.doctor.rules.registry import RULES, judge
-from tests.commands.doctor.faults import FAULTS, Fault
-from tests.commands.doctor.machine import PID, h100_node, no_gpu, tcp_node, workstation
+from tests.commands.doctor.faults import FAULTS, Fault, both, job, load, on_processors, pressure, variable
+from tests.commands.doctor.machine import MS, PID, h100_node, no_gpu, tcp_node, workstation
 from tests.kit.machines import Site
 
 BY_ID = {rule.id: rule for rule in RULES}
@@ -118,6 +118,11 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(sites):
         ("job-exposed-communication", "bucket_bytes", 'tune="exact"'),
         ("job-data-wait", "loader_workers 1", "num_workers=7"),
         ("job-data-wait", "loader_workers 8", "make a sample cheaper"),
+        ("job-checkpoint", "in the background already", "save less often"),
+        ("job-checkpoint", "20.0%", "async_save"),
+        ("cpu-omp-threads", "ranks on this machine 2", "OMP_NUM_THREADS=8"),
+        ("cpu-oversubscribed", "24 ranks", "--nproc-per-node 16"),
+        ("script-loader-settings", "without persistent_workers", "DataLoader(..., persistent_workers=True)"),
         ("job-host-bound", "compiled already", "reduce-overhead"),
         ("job-host-bound", "host bound", "torch.compile(model)"),
         ("gpu-power-cap", "700 W", "-i 3 -pl 700"),
@@ -135,6 +140,46 @@ def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rul
         if evidence in "\n".join(f"{e.what} {e.value} {e.where}" for e in found.evidence):
             commands.append(found.remedy)
     assert any(remedy in command for command in commands), commands
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        both(load(of_five_minutes=15), pressure("cpu", "some", 0.05)),
+        # Tasks that wait for a disk count in the load; the pressure says that no processor is missing.
+        both(load(of_five_minutes=40), pressure("cpu", "some", 0.02)),
+        pressure("memory", "some", 0.5),
+        pressure("io", "some", 0.5),
+        variable("OMP_NUM_THREADS", "8"),
+        variable("OMP_NUM_THREADS", "1"),
+        variable("OMP_NUM_THREADS", "many"),
+        job(checkpoint_ns=15 * MS),
+        job(ledger={"data_wait": 3}),
+    ],
+)
+def test_a_busy_machine_and_a_job_that_loses_little_are_left_alone(plant, sites):
+    machine = h100_node()
+    plant(machine)
+    judgement = judge(machine.examine(sites[h100_node]))
+    assert [finding.id for finding in judgement.findings] == []
+
+
+def test_as_many_ranks_as_processors_are_not_too_many(sites):
+    machine = no_gpu()
+    on_processors(16)(machine)
+    assert [finding.id for finding in judge(machine.examine(sites[no_gpu])).findings] == []
+
+
+@pytest.mark.parametrize("text", ["some avg10=x\n", "", "weather\n", "some avg10=1 avg60=? total=1\n"])
+def test_a_malformed_pressure_is_named_and_nothing_else_is_lost(text, sites):
+    machine = h100_node()
+    machine.files["proc/pressure/cpu"] = text
+    machine.files["proc/loadavg"] = "busy\n"
+    facts = machine.examine(sites[h100_node])
+    assert facts.cpus.pressure.cpu is None
+    assert facts.cpus.load is None
+    assert any("proc/pressure/cpu" in note for note in facts.unreadable)
+    assert any("proc/loadavg" in note for note in facts.unreadable)
 
 
 def test_a_shared_memory_without_a_size_is_half_of_the_memory(sites):

@@ -63,7 +63,7 @@ def test_a_damaged_run_is_reported_with_a_code_that_says_so(folder: Path) -> Non
     done = run(folder)
     assert done.returncode == 1
     assert f"pacecar: {folder}: one: ranks 1 of 2 left no step here" in done.stderr
-    assert "Parts of the input are lost" in (folder / "report.html").read_text()
+    assert "Parts of the run are lost" in (folder / "report.html").read_text()
 
 
 def test_a_run_that_still_goes_on_is_no_damage(folder: Path) -> None:

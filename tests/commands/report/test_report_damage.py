@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
+from pacecar.commands.report.html import report_page
 from pacecar.commands.report.inputs import find_inputs
+from pacecar.commands.report.markdown import report_markdown
 from pacecar.commands.report.notices import NOTICES_MAX, ReportError, ReportNotices
 from pacecar.commands.report.recorded_utilization import Hosts
+from pacecar.commands.report.tables import headline
 from pacecar.formatting.plain_text import clean
+from pacecar.records import Goodbye, HangSuspicion, JobRecord, ProcessStop
 from pacecar.records.rank_file import LINE_BYTES_MAX
 from pacecar.records.recording import Chunk, RecordingHeader, RecordRow, Tick, TickRow, pack, parts
 from tests.commands.report.runs import MS, START_NS, hello, lines, step, untuned
@@ -171,10 +175,65 @@ def test_where_nothing_is_sound_there_is_no_report(tmp_path: Path, content: byte
         report_of(tmp_path)
 
 
-def test_hellos_alone_are_no_report(tmp_path: Path) -> None:
-    (tmp_path / "rank0.jsonl").write_bytes(lines([hello(0)]))
-    with pytest.raises(ReportError, match="no step of job 'j' can be read"):
-        report_of(tmp_path)
+def test_a_run_that_never_stepped_is_reported_as_far_as_it_went(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.jsonl").write_bytes(lines([hello(rank), hung(rank, 0)]))
+    report = report_of(tmp_path)
+    assert is_damaged(report), "so the command exits with 1"
+    assert "2 of 2 ranks introduced themselves, and none ended a step" in said(report)
+    assert [(row.rank, row.steps, row.host) for row in report.ranks] == [(0, 0, "node-a"), (1, 0, "node-a")]
+    first, *_, last = headline(report).split(". ")
+    assert first.startswith("The run hung for 1 min 30 s: all 2 ranks ended no step from")
+    assert last == "No step was recorded: there is nothing to measure."
+    for text in (report_page(report), report_markdown(report)):
+        assert "none ended a step" in text
+        assert "node-a" in text
+
+
+def hung(rank: int, at: int, *, ended: bool = False) -> HangSuspicion:
+    return HangSuspicion(
+        job="j", rank=rank, step=at, phase="backward", wall_ns=START_NS + 90 * 10**9, silent_ns=90 * 10**9,
+        last_collective=None, collectives=None, stack=None, ended=ended,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "is_over"),
+    [
+        ([hung(0, 60)], False),
+        ([hung(0, 60), Goodbye(job="j", rank=0, reason="failed: DistBackendError", wall_ns=1)], False),
+        ([hung(0, 60), hung(0, 60, ended=True)], True),
+        ([hung(0, 60), step(0, 60)], True),
+        ([hung(0, 60), Goodbye(job="j", rank=0, reason="finished", wall_ns=1)], True),
+        ([hung(0, 60), hello(0)], False),
+        ([hung(0, 60), hello(0), step(0, 0)], True),
+    ],
+)
+def test_a_rank_that_hung_and_was_not_seen_to_go_on_is_damage(
+    folder: Path, more: list[JobRecord], is_over: bool
+) -> None:
+    with (folder / "rank0.jsonl").open("ab") as stream:
+        stream.write(lines(more))
+    report = report_of(folder)
+    assert [hang.is_over for hang in report.hangs] == [is_over]
+    assert ("rank 0 hung and was not seen to go on" in said(report)) is not is_over
+    assert report.before is not None, "what was before is there"
+
+
+def test_many_short_stops_are_said_where_they_take_a_hundredth_of_the_run(folder: Path) -> None:
+    def stop(at: int, lasted_ms: int) -> ProcessStop:
+        return ProcessStop(job="j", rank=1, step=at, phase="forward", wall_ns=START_NS + at * MS,
+                           stopped_ns=lasted_ms * MS, cause="throttled")  # fmt: skip
+
+    with (folder / "rank1.jsonl").open("ab") as stream:
+        stream.write(lines([stop(9, 50)]))
+    assert "CPU quota" not in headline(report_of(folder)), "of a run of 6 s"
+    with (folder / "rank1.jsonl").open("ab") as stream:
+        stream.write(lines([stop(10, 50)]))
+    words = (
+        "Rank 1 was held back by its CPU quota for 0.1 s in all, 1.7 % of the run, in 2 stops of less than a second."
+    )
+    assert headline(report_of(folder)).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +399,9 @@ def test_a_damaged_recording_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert is_damaged(report)
     assert report.steps == 200
     (tmp_path / "c.recording").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ReportError, match="no step of job 'j'"):
-        report_of(tmp_path / "c.recording")
+    without = report_of(tmp_path / "c.recording")
+    assert is_damaged(without)
+    assert (without.steps, without.ranks[0].steps) == (0, 0)
 
 
 def test_two_jobs_in_a_recording_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""Rules for a machine that has more to do than it can: processors, memory and disk that the job has to wait for.
+
+What a job loses there looks in its ledger like slow Python, a slow disk or a straggler, so the remedies for those would
+be wrong: `is_crowded` says so to the rules of the job.  Only what was read is judged: the load and the pressure of the
+last minutes, and the ranks and threads that the job itself has on this machine.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pacecar.formatting.quantities import plural
+
+from ..facts.evidence import FindingEvidence
+from ..facts.model import NodeFacts, Seen
+from ..findings import FindingSource, Hit, Rule, Severity
+from ..sources import TORCH
+from ..transport_paths import is_local_run, local_gain, local_ranks
+
+__all__ = ["RULES", "is_crowded"]
+
+LOAD_RATIO_MIN = 1.25
+"""Tasks a processor, over five minutes, from on which they wait for each other; at 1 a machine is merely busy."""
+
+CPU_PRESSURE_MIN = 0.20
+"""Share of the last minute in which some task waited for a processor.  A machine that is busy, and no more, has some
+per cent of that at switches; with a fifth every fifth moment of a step may be somebody else's."""
+
+MEMORY_PRESSURE_MIN = 0.01
+"""Share in which all tasks waited for memory at once: nobody does any work then, so a hundredth is much."""
+
+IO_PRESSURE_MIN = 0.10
+"""Share in which all tasks waited for a disk at once."""
+
+_PSI = FindingSource("Linux kernel", "accounting/psi.rst, Pressure interface")
+
+
+def _share(seen: Seen[float], what: str) -> FindingEvidence:
+    return seen.says(what, f"{seen.value:.0%} of the last minute")
+
+
+def _processors(facts: NodeFacts) -> FindingEvidence:
+    limited = "" if facts.cpus.usable == facts.cpus.count else f" of {facts.cpus.count}, by the control group's limit"
+    return FindingEvidence("processors", f"{facts.cpus.usable}{limited}", "/proc/cpuinfo")
+
+
+def _cpu(facts: NodeFacts) -> Hit | None:
+    load, pressure, count = facts.cpus.load, facts.cpus.pressure.cpu, facts.cpus.count
+    if pressure is not None:
+        is_hit = pressure.value >= CPU_PRESSURE_MIN
+    else:  # a kernel without PSI; a load of tasks that wait for a disk is then taken for one of processors
+        is_hit = load is not None and count is not None and load.value >= LOAD_RATIO_MIN * count
+    if not is_hit:
+        return None
+    evidence = [] if pressure is None else [_share(pressure, "tasks waited for a processor")]
+    if load is not None:
+        evidence.append(load.says("load over five minutes", f"{load.value:g}"))
+    if count is not None:
+        evidence.append(_processors(facts))
+    return Hit(evidence, "ps -eo pid,user,pcpu,comm --sort=-pcpu | head    # end or move what is not the job")
+
+
+def _memory(facts: NodeFacts) -> Hit | None:
+    pressure = facts.cpus.pressure.memory
+    if pressure is None or pressure.value < MEMORY_PRESSURE_MIN:
+        return None
+    return Hit(
+        (_share(pressure, "all tasks waited for memory"),),
+        "ps -eo pid,user,rss,comm --sort=-rss | head    # fewer loader workers, a smaller prefetch_factor or cache",
+    )
+
+
+def _io(facts: NodeFacts) -> Hit | None:
+    pressure = facts.cpus.pressure.io
+    if pressure is None or pressure.value < IO_PRESSURE_MIN:
+        return None
+    return Hit(
+        (_share(pressure, "all tasks waited for a disk"),),
+        "iostat -x 5    # which disk; then cache the data in memory, or read it from a faster one",
+        local_gain(facts, "data_free"),
+    )
+
+
+def _threads_of(facts: NodeFacts) -> tuple[Seen[str] | None, int]:
+    """Return OMP_NUM_THREADS and what it says: the first of a list, one where it is not set, as torchrun has it."""
+    seen = facts.settings.get("OMP_NUM_THREADS")
+    number = None if seen is None else re.match(r"\s*(\d+)", seen.value)
+    return (seen, int(number[1])) if number is not None and int(number[1]) > 0 else (None, 1)
+
+
+def _threads(facts: NodeFacts) -> Hit | None:
+    seen, threads = _threads_of(facts)
+    usable, ranks = facts.cpus.usable, max(local_ranks(facts), 1)
+    if seen is None or usable is None or threads == 1 or threads * ranks <= usable:
+        return None
+    evidence = [seen.says("OMP_NUM_THREADS"), _processors(facts)]
+    if ranks > 1 and facts.run is not None:
+        evidence.append(FindingEvidence("ranks on this machine", str(ranks), facts.run.where))
+    return Hit(evidence, f"export OMP_NUM_THREADS={max(usable // ranks, 1)}")
+
+
+def _ranks(facts: NodeFacts) -> Hit | None:
+    run, usable = facts.run, facts.cpus.usable
+    if run is None or usable is None or not is_local_run(facts):
+        return None
+    here = [hello for hello in run.hellos if hello.host == facts.host and hello.device == "cpu"]
+    if len(here) <= usable:
+        return None
+    ranks = FindingEvidence(
+        "ranks that compute on processors", f"{plural(len(here), 'rank')} on {facts.host}", run.where
+    )
+    return Hit(
+        (ranks, _processors(facts)), f"torchrun --nproc-per-node {usable} ...    # no more than there are processors"
+    )
+
+
+def is_crowded(facts: NodeFacts) -> bool:
+    """Return whether a run of this machine waited, or would wait now, for processors that others have."""
+    return is_local_run(facts) and any(check(facts) is not None for check in (_cpu, _threads, _ranks))
+
+
+RULES = (
+    Rule("cpu-contended", Severity.WARNING, "More wants to run than there are processors",
+         "a step waits for each of its threads, and a rank that waits for a processor holds up all others", "machine",
+         _PSI, _cpu),
+    Rule("memory-pressure", Severity.WARNING, "Everything waits for memory",
+         "pages are written out and read again; the job's own memory may be among them", "machine", _PSI, _memory),
+    Rule("io-pressure", Severity.WARNING, "Everything waits for a disk",
+         "loader workers and checkpoints wait there, whoever keeps the disk busy", "machine", _PSI, _io),
+    Rule("cpu-omp-threads", Severity.WARNING, "There are more OpenMP threads than processors",
+         "an operator ends when its last thread does, and threads that take turns wait for each other at each end",
+         "machine", TORCH.at("CPU threading and TorchScript inference, Tuning the number of threads"), _threads),
+    Rule("cpu-oversubscribed", Severity.WARNING, "More ranks compute on processors than there are processors",
+         "ranks take turns, and each collective waits for the one whose turn comes last", "--run",
+         TORCH.at("torchrun (Elastic Launch), --nproc-per-node"), _ranks),
+)  # fmt: skip
