@@ -1,19 +1,18 @@
 """Writes the report as one HTML page that needs nothing else: no script, no request, no font.
 
-It is sent by mail, kept with a paper and opened in ten years.  So style and drawings stand in it, its own content
-security policy forbids it to load anything, and all figures are text and tables that a keyboard and a screen reader
-reach.  What comes from records (names, reasons) is escaped here, in one place, and never markup.
+Which sections it has, and in what order, is decided here; what a page is made of is `pacecar.formatting.page`.  What
+comes from records (names, reasons) is escaped, here and there, and never markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from importlib import resources
 
-from pacecar import __version__
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.page.document import Section, definitions, figure, legend, tiles, unbroken, whole_page
+from pacecar.formatting.page.table import folded, table_html
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
@@ -23,15 +22,8 @@ from .document import Report, RunComparison
 from .figures import Interval, Spread
 from .formatting import bounds, change_words, elapsed, money, number, rate_word
 from .notices import Notice
-from .tables import Table
 
 __all__ = ["comparison_page", "report_page"]
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""Nothing is fetched; style stands in the page itself."""
-
-Section = tuple[str, str, list[str]]
-"""Anchor, title, pieces of HTML."""
 
 
 def report_page(report: Report) -> str:
@@ -39,30 +31,30 @@ def report_page(report: Report) -> str:
     sections = [section for section in _sections(report) if any(section[2])]
     top = [
         f'<p class="soft">{escape(_when(report))}</p>',
-        f'<p class="lead">{_unbroken(tables.headline(report))}</p>',
+        f'<p class="lead">{unbroken(tables.headline(report))}</p>',
         *_notices(report.notices),
         _tiles(report),
-        _definitions("facts", tables.facts(report)),
+        definitions("facts", tables.facts(report)),
     ]
-    return _page(f"Run {report.run}", top, sections)
+    return whole_page(f"Run {report.run}", top, sections)
 
 
 def comparison_page(comparison: RunComparison) -> str:
     """Return the page of several runs."""
     found = comparison_tables(comparison)
-    sections: list[Section] = [(f"s{place}", table.name, [_table(table)]) for place, table in enumerate(found)]
+    sections: list[Section] = [(f"s{place}", table.name, [table_html(table)]) for place, table in enumerate(found)]
     drawn = []
     for place, report in enumerate(comparison.runs):
         name = f"{letter(place)}  {report.run}"
         pair = [(letter(place), report.whole)] if report.whole is not None else []
         # A drawing's name is unique on the page.
-        drawn.append(_figure(name, charts.ledger_pair(pair).replace("ameanstepbyheading", f"step{place}")))
+        drawn.append(figure(name, charts.ledger_pair(pair).replace("ameanstepbyheading", f"step{place}")))
     sections.append(("ledgers", "A mean step of each, all of the run after warm-up", drawn))
     top = [f'<p class="lead">{escape(line)}</p>' for line in _verdicts(comparison)]
     if comparison.warnings:
         items = "".join(f"<li>{escape(text)}</li>" for text in comparison.warnings)
         top.append(f'<div class="info"><ul>{items}</ul></div>')
-    return _page(f"{plural(len(comparison.runs), 'run')} compared", top, sections)
+    return whole_page(f"{plural(len(comparison.runs), 'run')} compared", top, sections)
 
 
 def _verdicts(comparison: RunComparison) -> Iterator[str]:
@@ -77,9 +69,9 @@ def _sections(report: Report) -> Iterator[Section]:
         "pace",
         "Throughput over time",
         [
-            _figure("The job's pace; above it the tuner's trials", charts.rate_line(report)),
-            _table(tables.stability_table(report)),
-            _figure(
+            figure("The job's pace; above it the tuner's trials", charts.rate_line(report)),
+            table_html(tables.stability_table(report)),
+            figure(
                 "Spread of the windows: line 5th to 95th percentile, box 10th to 90th, stroke the median",
                 charts.spread_pair(report, _spreads(report)),
             ),
@@ -89,36 +81,36 @@ def _sections(report: Report) -> Iterator[Section]:
         "ledger",
         "Where the time went",
         [
-            _figure("A mean step, by what it went to, over time", charts.ledger_line(report)),
+            figure("A mean step, by what it went to, over time", charts.ledger_line(report)),
             _legend(report),
-            _figure(
+            figure(
                 "A mean step, before and after" if report.is_tuned else "A mean step",
                 charts.ledger_pair(tables.sides_of(report)),
             ),
-            _table(tables.ledger_table(report)),
-            _folded("The time line in figures", tables.line_table(report)),
+            table_html(tables.ledger_table(report)),
+            folded("The time line in figures", tables.line_table(report)),
         ],
     )
     changes = tables.changes_table(report)
-    gains = _figure(
+    gains = figure(
         "Share of step time saved: diamond expected, dot measured (filled: kept), line its interval",
         charts.gains(report.changes),
     )
     orders = [f"<p>{escape(text)}</p>" for text in report.orders[-tables.ROWS_MAX :]]
-    yield "changes", "What changed and what it brought", [gains, _table(changes), _reasons(report), *orders]
+    yield "changes", "What changed and what it brought", [gains, table_html(changes), _reasons(report), *orders]
     ladder = report.ladder
-    drawn = "" if ladder is None else _figure("How long a step would be at least", charts.ladder_bars(ladder))
-    yield "ladder", "What would help most", [drawn, _table(tables.ladder_table(report))]
-    yield "usage", "Utilization", [_table(utilization_tables.usage_table(report))]
-    yield "energy", "Energy", [_table(utilization_tables.energy_table(report))]
-    yield "cost", "Cost", [_table(utilization_tables.cost_table(report))]
+    drawn = "" if ladder is None else figure("How long a step would be at least", charts.ladder_bars(ladder))
+    yield "ladder", "What would help most", [drawn, table_html(tables.ladder_table(report))]
+    yield "usage", "Utilization", [table_html(utilization_tables.usage_table(report))]
+    yield "energy", "Energy", [table_html(utilization_tables.energy_table(report))]
+    yield "cost", "Cost", [table_html(utilization_tables.cost_table(report))]
     yield (
         "incidents",
         "Stragglers and hangs",
-        [_table(utilization_tables.incidents(report)) or "<p>None was reported.</p>"],
+        [table_html(utilization_tables.incidents(report)) or "<p>None was reported.</p>"],
     )
-    yield "ranks", "Ranks", [_table(utilization_tables.ranks_table(report))]
-    yield "trust", "How far to trust this", [_table(utilization_tables.trust_table(report))]
+    yield "ranks", "Ranks", [table_html(utilization_tables.ranks_table(report))]
+    yield "trust", "How far to trust this", [table_html(utilization_tables.trust_table(report))]
 
 
 def _reasons(report: Report) -> str:
@@ -186,16 +178,7 @@ def _tiles(report: Report) -> str:
             f"allowed by the {'job' if over.is_jobs_budget else 'configuration here'}: {over.budget_ratio * 100:.2f} %",
         )
     )
-    inner = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{_unbroken(more)}</small></dd></div>"
-        for name, value, more in found
-    )
-    return f'<dl class="tiles">{inner}</dl>'
-
-
-def _unbroken(text: str) -> str:
-    """Return escaped text whose lines do not end between a figure and its per cent."""
-    return escape(text).replace(" %", "&nbsp;%")
+    return tiles(found)
 
 
 def _change_tile(report: Report, change: Interval) -> tuple[str, str]:
@@ -211,80 +194,6 @@ def _proven_tile(gain: float, low: float | None) -> tuple[str, str]:
     return f"≥ {percent(low)}", f"of step time saved; {percent(gain)} measured"
 
 
-def _definitions(classes: str, rows: list[tuple[str, str]]) -> str:
-    inner = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
-    return f'<dl class="{classes}">{inner}</dl>'
-
-
 def _legend(report: Report) -> str:
     used = [name for name in LEDGER_HEADINGS if any(piece.ledger_ns[name] for piece in report.line)]
-    items = "".join(f'<li><b class="{name}"></b>{HEADING_WORDS[name]}</li>' for name in used)
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _figure(caption: str, drawing: str) -> str:
-    if not drawing:
-        return ""
-    # On a narrow screen a drawing keeps its size and scrolls, or nobody could read it.
-    region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">{drawing}</div>'
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{region}</figure>"
-
-
-def _folded(title: str, table: Table | None) -> str:
-    return "" if table is None else f"<details><summary>{escape(title)}</summary>{_table(table)}</details>"
-
-
-def _table(table: Table | None) -> str:
-    if table is None:
-        return ""
-    head = "".join(
-        f'<th scope="col"{_text_class(table, place)}>{escape(cell)}</th>' for place, cell in enumerate(table.head)
-    )
-    has_head = any(table.head)
-    lines = []
-    for row in table.rows:
-        first, *rest = row
-        cells = [f'<th scope="row" class="text">{escape(first)}</th>']
-        for place, cell in enumerate(rest, start=1):
-            cells.append(f"<td{_text_class(table, place, cell)}>{escape(cell)}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    thead = f"<thead><tr>{head}</tr></thead>" if has_head else ""
-    # A region that scrolls sideways can be reached by keyboard.
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.name)}">'
-        f"<table>{thead}<tbody>{''.join(lines)}</tbody></table></div>{note}"
-    )
-
-
-def _text_class(table: Table, place: int, cell: str | None = None) -> str:
-    names = []
-    if place < table.texts or place == table.long:
-        names.append("text")
-    if place == table.long:
-        names.append("long")
-    if cell in ("kept", "faster", "slower"):
-        names.append(f"mark-{cell}")
-    return f' class="{" ".join(names)}"' if names else ""
-
-
-def _page(title: str, top: list[str], sections: list[Section]) -> str:
-    style = (resources.files("pacecar.commands.report") / "style.css").read_text(encoding="utf-8")
-    links = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name, _ in sections)
-    body = "".join(
-        f'<section id="{anchor}" aria-labelledby="{anchor}-h"><h2 id="{anchor}-h">{escape(name)}</h2>'
-        f"{''.join(pieces)}</section>"
-        for anchor, name, pieces in sections
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#content">To the figures</a>\n'
-        f'<header><h1>{escape(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
-        f'<main id="content">{"".join(top)}{body}</main>\n'
-        f"<footer>pacecar {escape(__version__)}. This file needs no network and has no script.</footer>\n"
-        "</body>\n</html>\n"
-    )
+    return legend([(name, HEADING_WORDS[name]) for name in used])

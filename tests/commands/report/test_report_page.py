@@ -13,9 +13,10 @@ import pytest
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.costs import Prices
-from pacecar.commands.report.html import POLICY, comparison_page, report_page
+from pacecar.commands.report.html import comparison_page, report_page
 from pacecar.commands.report.inputs import find_inputs
 from pacecar.commands.report.markdown import comparison_markdown, escaped, report_markdown
+from pacecar.formatting.page.document import POLICY
 from pacecar.records import HangSuspicion, JobRecord, Rung, Straggler, WhatIf
 from pacecar.records.what_if import Bound
 from tests.commands.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
