@@ -71,7 +71,7 @@ def figure(caption: str, drawing: str) -> str:
     if not drawing:
         return ""
     # On a narrow screen a drawing keeps its size and scrolls, or nobody could read it.
-    region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">{drawing}</div>'
+    region = f'<div class="wide" tabindex="0" role="region" aria-label="Drawing: {escape(caption)}">{drawing}</div>'
     return f"<figure><figcaption>{escape(caption)}</figcaption>{region}</figure>"
 
 

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Table", "folded", "table_html"]
+__all__ = ["Cell", "Table", "folded", "sortable_table", "table_html"]
+
+Cell = tuple[str, float | None]
+"""What is shown, and the number by which it is sorted; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,23 @@ class Table:
     values: Sequence[tuple[float | None, ...]] | None = None
 
 
+def sortable_table(
+    name: str,
+    head: tuple[str, ...],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    texts: int = 1,
+    note: str = "",
+    long: int | None = None,
+) -> Table | None:
+    """Return a table of cells with their numbers; None without rows."""
+    if not rows:
+        return None
+    shown = [tuple(text for text, _ in row) for row in rows]
+    values = [tuple(value for _, value in row) for row in rows]
+    return Table(name, head, shown, texts=texts, note=note, long=long, values=values)
+
+
 def table_html(table: Table | None) -> str:
     """Return the table in a region that scrolls sideways, and its note; nothing for None."""
     if table is None:
@@ -43,7 +63,7 @@ def table_html(table: Table | None) -> str:
     sortable = ' class="sortable"' if table.values is not None else ""
     # A region that scrolls sideways can be reached by keyboard.
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.name)}">'
+        f'<div class="wide" tabindex="0" role="region" aria-label="Table: {escape(table.name)}">'
         f"<table{sortable}>{thead}<tbody>{''.join(lines)}</tbody></table></div>{note}"
     )
 
