@@ -49,6 +49,7 @@ class AnalyzeOptions:
     tables: tuple[str, ...] = ()
     by: Literal["total", "exposed", "critical"] = "total"
     csv: Path | None = None
+    html: Path | None = None
     step: int | None = None
     engine: Literal["local", "dask"] = "local"
     dask_address: str | None = None
@@ -97,13 +98,17 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
         return None
     outputs: list[tuple[Path, Callable[[Path], None]]] = []
     if options.perfetto is not None:
-        from pacecar.profiler.analysis.output.perfetto import write_perfetto
+        from pacecar.profiler.analysis.merged_trace.perfetto import write_perfetto
 
         outputs.append((options.perfetto, lambda path: write_perfetto(analysis, path)))
     if options.picture is not None:
         from pacecar.profiler.analysis.output.svg_timeline import write_picture
 
         outputs.append((options.picture, lambda path: write_picture(analysis, path, options.step)))
+    if options.html is not None:
+        from pacecar.profiler.analysis.page.page import write_page
+
+        outputs.append((options.html, lambda path: write_page(analysis, path, options.step)))
     for path, write in outputs:
         try:
             write(path)
@@ -147,8 +152,8 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
         engine=options.engine,
         dask_address=options.dask_address,
         jobs=options.jobs,
-        keeps_tables=options.perfetto is not None or options.picture is not None,
-        makes_tables=bool(options.tables) or options.csv is not None or options.compare is not None,
+        keeps_tables=any((options.perfetto, options.picture, options.html)),
+        makes_tables=any((options.tables, options.csv, options.compare, options.html)),
         compares_ranks=options.compare is None,
     )
     with _progress(options.is_quiet, sys.stderr) as progress:

@@ -164,6 +164,7 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
 @click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a page that needs no network.")
 @click.option("--step", type=int, metavar="N", help="The step to draw.  [default: the median one]")
 @click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
 @click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
@@ -173,10 +174,10 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     """Say where the time of profiled steps went: traces of torch.profiler, files or folders of them."""
     if (not traces) == (options["compare"] is None):
         raise click.UsageError("give traces, or --compare A B")
-    if options["compare"] is not None and (options["picture"] or options["perfetto"]):
-        raise click.UsageError("--compare draws and writes nothing: no --picture and no --perfetto")
-    if options["step"] is not None and options["picture"] is None:
-        raise click.UsageError("--step is the step to draw: it needs --picture (to choose steps: --steps)")
+    if options["compare"] is not None and (options["picture"] or options["perfetto"] or options["html"]):
+        raise click.UsageError("--compare draws and writes nothing: no --picture, no --html and no --perfetto")
+    if options["step"] is not None and not (options["picture"] or options["html"]):
+        raise click.UsageError("--step is the step to draw: it needs --picture or --html (to choose steps: --steps)")
     if (options["engine"] == "dask") != (options["dask_address"] is not None):
         raise click.UsageError("--engine dask and --dask-address go together")
     if options["steps"] is not None and options["window"] in {"trace", "hta"}:

@@ -16,7 +16,7 @@ from pacecar.commands.report.run import ReportOptions, run_report
 from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.monitor.recorder.writer import RecordingFolder
-from pacecar.profiler.analysis.output.perfetto import write_perfetto
+from pacecar.profiler.analysis.merged_trace.perfetto import write_perfetto
 from pacecar.profiler.analysis.output.svg_timeline import write_picture
 from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
 from pacecar.profiler.transport.run_log import RunLog

@@ -7,11 +7,14 @@ meaning: headings stand in the order of the legend, verdicts have marks, expecte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
+from pacecar.formatting.page.svg import INNER, LEFT, RIGHT, WIDTH, Bar, length_bars, stacked_bars, ticks
+from pacecar.formatting.page.svg import drawing as _svg
+from pacecar.formatting.page.svg import line as _line
+from pacecar.formatting.page.svg import rect as _rect
+from pacecar.formatting.page.svg import text as _text
 from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS, WhatIf
 
@@ -19,54 +22,12 @@ from .document import Piece, Report, ReportChange, RunSide
 from .figures import Spread
 from .formatting import knob_words, milliseconds, number, rate_word
 
-__all__ = ["gains", "ladder_bars", "ledger_line", "ledger_pair", "rate_line", "spread_pair", "ticks"]
+__all__ = ["gains", "ladder_bars", "ledger_line", "ledger_pair", "rate_line", "spread_pair"]
 
-WIDTH, LEFT, RIGHT = 960, 64, 16
-INNER = WIDTH - LEFT - RIGHT
 GAINS_DRAWN_MAX = 40
 
 HOLE_PIECES = 4
 """Pieces of the time line: a longer gap is a stop of the job; in a shorter one no step was measured."""
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers (1, 2, 5 times a power of ten) from `low` to `high`."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _svg(height: int, title: str, said: str, body: Iterator[str]) -> str:
-    name = "".join(character for character in title.lower() if character.isalnum())
-    return "\n".join(
-        (
-            f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-t {name}-d">',
-            f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(said)}</desc>',
-            *body,
-            "</svg>",
-        )
-    )
-
-
-def _text(x: float, y: float, text: str, classes: str = "") -> str:
-    named = f' class="{classes}"' if classes else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{named}>{escape(text)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, classes: str, hint: str = "") -> str:
-    inside = f"<title>{escape(hint)}</title>" if hint else ""
-    return (
-        f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{max(height, 0):.2f}" class="{classes}">'
-        f"{inside}</rect>"
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, classes: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{classes}"/>'
 
 
 def _span_ns(report: Report) -> int:
@@ -225,26 +186,19 @@ def ledger_words(side: RunSide) -> str:
 
 def ledger_pair(sides: Sequence[tuple[str, RunSide]]) -> str:
     """Draw a mean step of each side as one bar, on one scale."""
-    longest = max((sum(side.ledger_ns.values()) for _, side in sides), default=0)
-    if longest == 0:
-        return ""
     said = " ".join(
         f"{name}: {milliseconds(sum(side.ledger_ns.values()))}: {ledger_words(side)}" for name, side in sides
     )
-
-    def body() -> Iterator[str]:
-        for row, (name, side) in enumerate(sides):
-            y, x = 6 + row * 34, float(LEFT)
-            yield _text(LEFT - 8, y + 17, name, "end")
-            for heading, ns in side.ledger_ns.items():
-                width = ns / longest * (INNER - 90)
-                if ns:
-                    hint = f"{HEADING_WORDS[heading]}: {milliseconds(ns)}"
-                    yield _rect(x, y, width, 24, f"{heading} edge", hint)
-                x += width
-            yield _text(x + 6, y + 17, milliseconds(sum(side.ledger_ns.values())))
-
-    return _svg(8 + 34 * len(sides), "A mean step by heading", said, body())
+    bars = [
+        Bar(
+            name,
+            side.ledger_ns,
+            milliseconds(sum(side.ledger_ns.values())),
+            {part: f"{HEADING_WORDS[part]}: {milliseconds(ns)}" for part, ns in side.ledger_ns.items()},
+        )
+        for name, side in sides
+    ]
+    return stacked_bars("A mean step by heading", said, bars)
 
 
 def gains(changes: Sequence[ReportChange]) -> str:
@@ -299,20 +253,12 @@ def ladder_bars(ladder: WhatIf) -> str:
          rung.step_ns, rung.gain_ratio)
         for rung in sorted(ladder.rungs, key=lambda rung: -rung.gain_ratio)
     ]  # fmt: skip
-    longest = max(ladder.pace_ns, 1)
-    left = 290
     said = " ".join(f"{name}: {milliseconds(ns)}, saves {percent(gain)}." for name, ns, gain in rows)
-
-    def body() -> Iterator[str]:
-        for row, (name, ns, gain) in enumerate(rows):
-            y = 4 + row * 28
-            yield _text(left - 8, y + 15, name, "end")
-            width = min(1.0, ns / longest) * (WIDTH - left - 190)
-            yield _rect(left, y, width, 20, "rung" if row else "rung today")
-            saves = f", saves {percent(gain)}" if row else ""
-            yield _text(left + width + 6, y + 15, milliseconds(ns) + saves)
-
-    return _svg(10 + 28 * len(rows), "What-if ladder", said, body())
+    bars = [
+        (name, ns, milliseconds(ns) + (f", saves {percent(gain)}" if row else ""))
+        for row, (name, ns, gain) in enumerate(rows)
+    ]
+    return length_bars("What-if ladder", said, bars)
 
 
 def spread_pair(report: Report, sides: Sequence[tuple[str, Spread]]) -> str:

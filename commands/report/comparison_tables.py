@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS
 
 from .comparison import settled_side
 from .document import Report, RunComparison, RunSide
 from .formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number
-from .tables import Table
 
 __all__ = ["comparison_tables", "letter"]
 

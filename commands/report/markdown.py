@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pacecar.formatting.page.table import Table
 from pacecar.formatting.plain_text import clean
 
 from . import tables, utilization_tables
 from .comparison_tables import comparison_tables
 from .document import Report, RunComparison
 from .formatting import change_words
-from .tables import Table
 
 __all__ = ["comparison_markdown", "report_markdown"]
 

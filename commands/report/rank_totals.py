@@ -16,9 +16,13 @@ from .step_sums import RankSum, StepSums
 __all__ = ["mean_ledger", "overhead_of", "rank_rows", "total_of"]
 
 
-def mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
-    """Return heading -> nanoseconds of a mean step, from sums in the order of the headings."""
-    return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+def mean_ledger(sums: Sequence[int], steps: int, *, sees_data: bool) -> dict[str, int]:
+    """Return heading -> nanoseconds of a mean step, from sums in the order of the headings.
+
+    A wait for data is left out where no loader was seen.
+    """
+    mean = {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+    return mean if sees_data else {heading: part for heading, part in mean.items() if heading != "data_wait"}
 
 
 def total_of(sums: StepSums, name: str) -> int | None:
@@ -46,8 +50,9 @@ def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
         steps=steps,
         records=total.records,
         step_mean_ns=ledger.wall_ns // steps if steps else None,
-        ledger_ns=mean_ledger(list(ledger.parts().values()), steps),
-        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps else None,
+        ledger_ns={heading: part_ns // max(1, steps) for heading, part_ns in ledger.parts().items()},
+        # One rank alone is slowest in every step, which says nothing of it.
+        slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps and len(sums.ranks) > 1 else None,
         overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),

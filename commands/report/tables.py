@@ -8,9 +8,9 @@ pace, ledger, decisions and what-if bounds; `utilization_tables` has what was us
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
+from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
@@ -34,7 +34,7 @@ from .formatting import (  # fmt: skip
 from .hangs import hang_sentences
 
 __all__ = [
-    "ROWS_MAX", "Table", "changes_table", "facts", "headline", "ladder_table", "ledger_table", "line_table", "reasons",
+    "ROWS_MAX", "changes_table", "facts", "headline", "ladder_table", "ledger_table", "line_table", "reasons",
     "sides_of", "stability_table", "stable_word",
 ]  # fmt: skip
 
@@ -44,18 +44,6 @@ ROWS_MAX = 200
 LINE_ROWS = 40
 
 STABLE_WORD = f"±{STABLE_RATIO * 100:g} %"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells under `head`; the first `texts` columns are words, the others figures.  `note` explains."""
-
-    name: str
-    head: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    texts: int = 1
-    note: str = ""
-    long: int | None = None
 
 
 def sides_of(report: Report) -> list[tuple[str, RunSide]]:

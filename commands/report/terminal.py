@@ -13,11 +13,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar
+from pacecar.formatting.page.table import Table
 from pacecar.formatting.tables import rich_table
 
 from . import tables
 from .document import Report, RunSide
-from .tables import Table
 from .utilization_tables import trust_table
 
 __all__ = ["terminal_report"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS
+from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 
 from .document import Cost, CostSide, Energy, Report
 from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, reading, relative
 from .hangs import CAUSE_WORDS
-from .tables import ROWS_MAX, Table
+from .tables import ROWS_MAX
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
 

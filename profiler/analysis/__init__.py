@@ -6,7 +6,7 @@ picture or another trace of it.  Start at `reading.parallel_reading.analyze`.
     reading     files at the edge: in this process, in processes of their own, on a dask cluster
     one_rank    one trace: ledger, steps, collectives, families of kernels
     all_ranks   several: clocks, who waited for whom, what the causal model says
-    output      tables, picture, another trace
+    output      tables and picture; `page` is the HTML page, `merged_trace` another trace for Perfetto
     report      the types of the document, what `--json` prints, with those of its tables in `report_tables`;
                 `compare` sets two documents side by side
 

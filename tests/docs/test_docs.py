@@ -303,3 +303,15 @@ def test_every_promise_of_the_security_page_has_a_test_that_exists():
         assert named, f"{promise}: no test is named as `tests/file.py::test_name`"
         for file, name in named:
             assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{promise}: {file}::{name}"
+
+
+@pytest.mark.full
+def test_the_pictured_page_of_the_analysis_says_what_the_documentation_says_of_it(tmp_path):
+    from tests.docs.analysis_pictures import write_page_of_job
+
+    page = write_page_of_job(tmp_path).read_text(encoding="utf-8")
+    assert '<p class="lead">Rank 3 holds the job up, in compute: mending it would save 1.40 ms of ' in page
+    said = (ROOT / "docs/analyze.md").read_text(encoding="utf-8")
+    for name in ("analyze-page", "analyze-ranks"):
+        assert f"images/{name}.png" in said
+        assert (ROOT / f"docs/images/{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -6,8 +6,9 @@ every collective's time is split into waiting and wire (`collective_arrivals`), 
 that came last (`lateness`).  Who is to blame for what, and what mending it is worth, comes from the causal model of all
 ranks (`job_model`, `pacecar.profiler.causal`) and not from arrivals, which name victims.
 
-Pure: traces and their reports in, one `TraceJob` out.  Incomplete input is allowed: ranks that are missing, given twice
-or without a number are named in warnings, and so is every collective that could not be matched.
+Pure: traces and their reports in, one `TraceJob` out, and when things were on the common clock (`job_times`).
+Incomplete input is allowed: ranks that are missing, given twice or without a number are named in warnings, and so is
+every collective that could not be matched.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .collective_arrivals import Arrivals, arrivals_of
 from .collective_matching import Matched, Matching, match
 from .critical_tables import add_critical_time
 from .job_model import model_of
+from .job_times import JobTimes, job_times
 from .lateness import Lateness, lateness_of
 from .replayed_scenarios import replayed
 from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of
@@ -40,7 +42,7 @@ from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers
 if TYPE_CHECKING:
     from ..one_rank.tables.all_tables import TablePlaces
 
-__all__ = ["ARRIVALS_MAX", "analyze_job"]
+__all__ = ["ARRIVALS_MAX", "analyze_job", "compare_ranks"]
 
 ARRIVALS_MAX = 200_000
 """The most arrivals in a document, some 20 MB of JSON; of more, only collectives with the largest skew are listed."""
@@ -65,7 +67,14 @@ class _Share(NamedTuple):
 def analyze_job(
     traces: Sequence[Trace], reports: Sequence[TraceReport], places: Sequence[TablePlaces | None] | None = None
 ) -> TraceJob:
-    """Return the comparison of the traces of one job; `reports` are theirs, in their order.
+    """Return what `compare_ranks` puts into the document."""
+    return compare_ranks(traces, reports, places)[0]
+
+
+def compare_ranks(
+    traces: Sequence[Trace], reports: Sequence[TraceReport], places: Sequence[TablePlaces | None] | None = None
+) -> tuple[TraceJob, JobTimes]:
+    """Return the comparison of the traces of one job, and its times; `reports` are theirs, in their order.
 
     Collectives outside the windows of the reports are left out.  Where reports have tables, `places` are those of the
     traces' rows in them, and the tables get their time on the critical path.
@@ -87,7 +96,7 @@ def analyze_job(
     instances, shortened = _instances(arrivals, tables)
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
-    return TraceJob(
+    job = TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
         clocks=clocks.clocks,
@@ -105,6 +114,7 @@ def analyze_job(
         clock_pairs_untold=clocks.pairs,
         all_to_all=all_to_all_ranks(tables, arrivals),
     )
+    return job, job_times(model, job.ranks, clocks.corrections, metas)
 
 
 def _add_critical_time(model: JobModel, ranks: Sequence[_Rank], places: dict[int, TablePlaces | None]) -> None:

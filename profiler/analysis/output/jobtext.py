@@ -20,9 +20,9 @@ from pacecar.formatting.quantities import bandwidth, duration, percent, plural, 
 from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
-from ..all_ranks.verdict_report import CAUSE_WORDS
 from ..report import CollectiveInstance, CriticalPart, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
 from .tracetext import BAR_WIDTH_MAX, collectives_table, ladder_table
+from .words import CLOCK_WORDS, cause_words, nobody_words, path_words, who_words
 
 __all__ = ["job_text"]
 
@@ -34,13 +34,6 @@ CRITICAL_MAX = 8
 
 INSTANCES_MAX = 12
 """The most collectives that have a line: those with the largest skew."""
-
-CLOCK_WORDS = {
-    "same_host": "one host, one clock",
-    "collectives": "laid together by the collectives",
-    "wall_clock": "by the hosts' own clocks",
-    "none": "not laid together",
-}
 
 
 def job_text(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> Iterator[RenderableType]:
@@ -142,22 +135,11 @@ def _verdict(job: TraceJob) -> Iterator[RenderableType]:
     yield Text()
     per = " a step" if any(one.since_step is not None for one in job.stragglers) else ""
     if not job.stragglers:
-        told = not any(warning.code == "replay_not_trusted" for warning in job.warnings)
-        yield Text("Nobody holds the job up" if told else "Who holds the job up cannot be told", style="bold")
+        yield Text(nobody_words(job), style="bold")
         return
     yield _stragglers(job.stragglers, per)
     for one in job.stragglers:
-        yield Padding(Text(f"{_named(one)}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
-
-
-def _named(one: LateTraceRank) -> str:
-    if one.kind == "rank" or len(one.ranks) < 2:
-        return f"rank {one.rank}"
-    shown = ", ".join(map(str, one.ranks[:RANKS_NAMED_MAX]))
-    return f"ranks {shown}{', ...' if len(one.ranks) > RANKS_NAMED_MAX else ''}"
-
-
-RANKS_NAMED_MAX = 4
+        yield Padding(Text(f"{who_words(one)}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
 
 
 def _stragglers(stragglers: Sequence[LateTraceRank], per: str) -> Table:
@@ -171,8 +153,7 @@ def _stragglers(stragglers: Sequence[LateTraceRank], per: str) -> Table:
     for one in stragglers:
         cells = (unit.text(one.excess_ns), unit.text(one.saved_ns), unit.text(one.error_ns))
         since = "-" if one.since_step is None else str(one.since_step)
-        cause = CAUSE_WORDS.get(one.cause, clean(one.cause))
-        table.add_row(_named(one), Text(cause, style="bold"), *cells, since)
+        table.add_row(who_words(one), Text(cause_words(one.cause), style="bold"), *cells, since)
     return table
 
 
@@ -196,8 +177,7 @@ def _critical(job: TraceJob) -> Table | None:
         total = sum(part.duration_ns for part in parts)
         longest = max(parts, key=lambda part: part.duration_ns)
         where = longest.collective or longest.family or ""
-        words = CAUSE_WORDS.get(cause, clean(cause)) if cause != "link" else "on the wire"
-        table.add_row(str(rank), words, unit.text(total), percent(total / job.wall_ns), clean(where))
+        table.add_row(str(rank), path_words(cause), unit.text(total), percent(total / job.wall_ns), clean(where))
     return table
 
 

@@ -38,6 +38,7 @@ from ...trace.columns import WORKS, DeviceRows, HostKind, HostRows, Trace
 from ..one_rank.kernel_families import kernel_name
 from ..reading.parallel_reading import Analysis
 from ..report import TraceReport
+from .area_lanes import area_path, coverage
 from .timeline import TraceTimeline, timeline
 
 __all__ = ["draw", "write_picture"]
@@ -212,7 +213,7 @@ def _lane(lane: _Lane, top: int) -> Iterator[str]:
     yield f'<rect class="lane" x="{LEFT}" y="{top}" width="{COLUMNS}" height="{LANE}"/>'
     below = np.zeros(COLUMNS)
     for rows, colour in lane.layers:
-        filled = _coverage(rows, lane.window)
+        filled = coverage(rows, lane.window, COLUMNS)
         # Causes of the host may overlap each other; then the later one gets what is left of the column.
         filled = np.minimum(filled, 1 - below)
         yield from _area(below, filled, top, LANE, colour)
@@ -233,42 +234,16 @@ def _labels(lane: _Lane, top: int) -> Iterator[str]:
         yield _text(round(left + 4, 1), top + LANE // 2 + 4, _shortened(name, room), "name")
 
 
-def _coverage(rows: Intervals, window: tuple[int, int]) -> NDArray[np.float64]:
-    """Return how much of each column a union covers, 0..1."""
-    # Relative to the window's start: floats of nanoseconds since the epoch would be too coarse.
-    edges = np.linspace(0, window[1] - window[0], COLUMNS + 1)
-    if len(rows) == 0:
-        return np.zeros(COLUMNS)
-    # The time covered up to an instant is piecewise linear, with its corners at the edges of the rows.
-    lengths = np.concatenate(([0], np.cumsum(rows[:, 1] - rows[:, 0])))
-    corners = np.stack((lengths[:-1], lengths[1:]), axis=1).ravel()
-    covered = np.interp(edges, (rows - window[0]).ravel(), corners, left=0, right=float(lengths[-1]))
-    filled: NDArray[np.float64] = np.clip(np.diff(covered) / np.diff(edges), 0, 1)
-    return filled
-
-
 def _area(below: NDArray[np.float64], filled: NDArray[np.float64], top: int, height: int, colour: str) -> Iterator[str]:
-    """Yield one path that fills each column from `below` on by `filled`, both 0..1 of the lane."""
-    low = np.round(top + height * (1 - below), 2)
-    high = np.round(top + height * (1 - below - filled), 2)
-    pieces = []
-    at = 0
-    while at < COLUMNS:
-        end = at + 1
-        while end < COLUMNS and low[end] == low[at] and high[end] == high[at]:
-            end += 1
-        if low[at] > high[at]:
-            pieces.append(f"M{LEFT + at} {low[at]:g}H{LEFT + end}V{high[at]:g}H{LEFT + at}Z")
-        at = end
-    if pieces:
-        yield f'<path fill="{colour}" d="{"".join(pieces)}"/>'
+    if path := area_path(below, filled, top, height, LEFT):
+        yield f'<path fill="{colour}" d="{path}"/>'
 
 
 def _charged(found: TraceTimeline, top: int) -> Iterator[str]:
     yield _text(LEFT - 10, top + CHARGED // 2 + 4, "charged to", "number")
     below = np.zeros(COLUMNS)
     for heading in LEDGER_HEADINGS:
-        filled = _coverage(found.stretches(heading), found.window)
+        filled = coverage(found.stretches(heading), found.window, COLUMNS)
         yield from _area(below, filled, top, CHARGED, HEADING_COLOURS[heading])
         below = below + filled
 

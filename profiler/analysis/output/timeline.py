@@ -8,6 +8,7 @@ table beside it is worse than none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from ..one_rank.one_trace import charges_of
 from ..one_rank.steps import rows_of_hta
 from ..report import TraceReport
 
-__all__ = ["TraceTimeline", "timeline"]
+__all__ = ["TraceTimeline", "columns_of", "timeline", "timeline_between"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,29 @@ def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None 
     start, ledger = part if part is not None else (report.start_ns, report.ledger)
     if start is None:
         start = trace.start_ns if trace.start_ns is not None else 0
-    window = (start, start + ledger.wall_ns)
-    charges = charges_of(trace, rows_of_hta(trace) if report.window == "hta" else None)
-    times, heading = charge(charges.work, window, causes=charges.causes, observed=charges.observed)
-    found = TraceTimeline(window, times, heading, charges.work, charges.causes)
+    found = timeline_between(trace, report, (start, start + ledger.wall_ns))
     for name, part_ns in ledger.parts().items():
         rows = found.stretches(name)
         total = int((rows[:, 1] - rows[:, 0]).sum())
         if total != part_ns:
             raise ValueError(f"{report.file}: {name} is {part_ns} ns in the ledger and {total} ns on the time axis")
     return found
+
+
+def timeline_between(trace: Trace, report: TraceReport, window: tuple[int, int]) -> TraceTimeline:
+    """Return the timeline of any window of the trace's own time, for which there is no ledger to be held against."""
+    charges = charges_of(trace, rows_of_hta(trace) if report.window == "hta" else None)
+    times, heading = charge(charges.work, window, causes=charges.causes, observed=charges.observed)
+    return TraceTimeline(window, times, heading, charges.work, charges.causes)
+
+
+def columns_of(report: TraceReport, table: Trace | None) -> Trace:
+    """Return the columns of a trace, read again where they were too many to keep.  Raises LookupError if that fails."""
+    if table is not None:
+        return table
+    from ...trace.reader import TraceError, read_trace
+
+    try:
+        return read_trace(Path(report.file))
+    except TraceError as error:
+        raise LookupError(f"{report.file}: cannot be read again: {error}") from error

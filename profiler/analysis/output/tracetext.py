@@ -23,6 +23,7 @@ from pacecar.records import LEDGER_HEADINGS
 
 from ..one_rank.kernel_families import kernel_name
 from ..report import CollectiveTotal, Family, Gap, Scenario, StepReport, TraceReport
+from .words import GAP_WORDS
 
 __all__ = ["BAR_WIDTH_MAX", "ROWS_MAX", "collectives_table", "ladder_table", "trace_text"]
 
@@ -36,14 +37,6 @@ SPEEDUP_SHOWN_MAX = 100
 """The largest speedup shown as a number: beyond it the window held almost no work, and the figure is meaningless."""
 
 BAR_WIDTH_MAX = 88
-
-GAP_WORDS = {
-    "launch_late": "host launched late",
-    "launch_latency": "launched in time, began late",
-    "sync": "host waited for the device",
-    "unknown": "cannot be told",
-}
-
 
 WIDE_COLUMNS = 120
 """From this width on a table shows columns for which 80 characters have no room."""

@@ -16,13 +16,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ...trace.columns import Trace, TraceWarning
 from ..report import TraceDocument
 from .one_file import EngineError, FileTask, Window, WorkerAnswer, read_one
+
+if TYPE_CHECKING:
+    from ..all_ranks.job_times import JobTimes
 
 __all__ = ["Analysis", "Options", "Progress", "analyze", "analyze_files"]
 
@@ -62,10 +65,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The document, and the columns behind its traces where they were kept, in the same order."""
+    """The document, and the columns behind its traces where they were kept, in the same order.
+
+    `times` has the clocks and the critical path of the ranks together; None where they were not compared.
+    """
 
     document: TraceDocument
     tables: tuple[Trace | None, ...]
+    times: JobTimes | None = None
 
 
 def analyze_files(
@@ -131,15 +138,15 @@ def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[FileTask], option
     if left_out:
         message = f"{left_out} of {len(tasks)} traces are too big to be compared with the others; each stands by itself"
         warnings.append(TraceWarning("job_incomplete", message, left_out))
-    job = None
+    job, times = None, None
     if options.compares_ranks and len(pairs) > 1:
-        from ..all_ranks.rank_comparison import analyze_job
+        from ..all_ranks.rank_comparison import compare_ranks
 
         places = [answer.places for answer in answers if answer.report is not None and answer.table is not None]
-        job = analyze_job([table for table, _ in pairs], [report for _, report in pairs], places)
+        job, times = compare_ranks([table for table, _ in pairs], [report for _, report in pairs], places)
     if options.compares_ranks and options.makes_tables:
         _add_critical_time(answers, set() if job is None else set(job.ranks))
-    return Analysis(TraceDocument(traces=reports, job=job, warnings=warnings), tables)
+    return Analysis(TraceDocument(traces=reports, job=job, warnings=warnings), tables, times)
 
 
 def _add_critical_time(answers: Sequence[WorkerAnswer], ranks: set[int]) -> None:

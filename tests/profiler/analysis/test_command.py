@@ -28,7 +28,8 @@ WANTED = {
 OF_THE_COMMAND = (
     "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.reading.parallel_reading",
     "pacecar.profiler.analysis.output.text",
-    "pacecar.profiler.analysis.output.svg_timeline", "pacecar.profiler.analysis.output.perfetto",
+    "pacecar.profiler.analysis.output.svg_timeline", "pacecar.profiler.analysis.merged_trace.perfetto",
+    "pacecar.profiler.analysis.page.page",
     "pacecar.profiler.analysis.output.comparetext",
 )  # fmt: skip
 
@@ -130,6 +131,7 @@ def test_ranges_of_steps_are_understood(text: str | None, steps: tuple[int, int]
         (("x.json", "--window", "hta", "--steps", "3:4"), "--steps"),
         (("x.json", "--compare", "a", "b"), "--compare"),
         (("--compare", "a", "b", "--picture", "p.svg"), "--picture"),
+        (("--compare", "a", "b", "--html", "p.html"), "--html"),
         (("x.json", "--step", "3"), "--picture"),
         (("x.json", "--dask-address", "tcp://a:1"), "--engine dask"),
         (("x.json", "--jobs", "0"), "--jobs"),
@@ -190,7 +192,9 @@ def test_a_trace_that_is_cut_off_is_analysed_as_far_as_it_goes_and_said(tmp_path
     assert "Warnings" in pacecar(cut).stdout
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--perfetto", "out.json"), ("--picture", "out.svg")])
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), ("--perfetto", "out.json"), ("--picture", "out.svg"), ("--html", "out.html")]
+)
 def test_a_file_whose_name_is_no_text_is_analysed_and_named_as_far_as_it_can_be(
     options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +226,7 @@ def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize("option", ["--perfetto", "--picture"])
+@pytest.mark.parametrize("option", ["--perfetto", "--picture", "--html"])
 def test_an_output_that_cannot_be_written_is_one_line(trace: Path, tmp_path: Path, option: str) -> None:
     done = pacecar(trace, option, tmp_path / "no" / "such" / "out")
     assert done.returncode == 1

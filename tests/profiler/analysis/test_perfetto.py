@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
-from pacecar.profiler.analysis.output import perfetto
-from pacecar.profiler.analysis.output.perfetto import FIRST_PID, _microseconds, write_perfetto
+from pacecar.profiler.analysis.merged_trace import perfetto
+from pacecar.profiler.analysis.merged_trace.perfetto import write_perfetto
+from pacecar.profiler.analysis.merged_trace.trace_events import FIRST_PID, microseconds
 from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.records import LEDGER_HEADINGS
@@ -33,10 +34,14 @@ def written(paths: list[Path], out: Path, **options: Any) -> tuple[dict[str, Any
     return json.loads(data, parse_float=Decimal, parse_int=Decimal), analysis.document
 
 
+def is_ledger(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "ledger" and event["tid"] > 0
+
+
 def sums(found: dict[str, Any], pid: int) -> dict[str, int]:
     totals: dict[str, Decimal] = defaultdict(Decimal)
     for event in found["traceEvents"]:
-        if event["ph"] == "X" and event["pid"] == pid and event["tid"] > 0:
+        if event["ph"] == "X" and event["pid"] == pid and is_ledger(event):
             totals[HEADING_OF[event["name"]]] += event["dur"]
     return {name: int(total * 1000) for name, total in totals.items()}
 
@@ -88,9 +93,13 @@ def test_each_rank_is_a_process_of_its_own_that_no_process_of_the_original_is(tm
     ]
     found, document = written(ranks, tmp_path / "out.json")
     named = {e["pid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
-    assert named == {FIRST_PID: "pacecar ledger, rank 0", FIRST_PID + 1: "pacecar ledger, rank 1"}
+    assert named == {
+        FIRST_PID: "pacecar ledger, rank 0",
+        FIRST_PID + 1: "pacecar ledger, rank 1",
+        FIRST_PID - 1: "pacecar critical path of the job",
+    }
     assert FIRST_PID > 2**22, "the largest process number that Linux can be told to give"
-    for pid, report in zip(named, document.traces, strict=True):
+    for pid, report in zip(named, document.traces, strict=False):
         assert sums(found, pid) == {name: part for name, part in report.ledger.parts().items() if part}
 
 
@@ -104,7 +113,7 @@ def test_ranks_whose_files_begin_at_different_times_are_laid_on_one_axis(tmp_pat
         ranks[-1].write_text(json.dumps(found))
     found, _ = written(ranks, tmp_path / "out.json")
     starts = [
-        [e["ts"] for e in found["traceEvents"] if e["ph"] == "X" and e["pid"] == FIRST_PID + rank and e["tid"]]
+        [e["ts"] for e in found["traceEvents"] if e["ph"] == "X" and e["pid"] == FIRST_PID + rank and is_ledger(e)]
         for rank in range(2)
     ]
     assert starts[0] == starts[1]
@@ -154,7 +163,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
 
 @given(st.integers(-(10**19), 10**19))
 def test_nanoseconds_are_written_as_microseconds_exactly(time_ns: int) -> None:
-    assert Decimal(_microseconds(time_ns).decode()) * 1000 == time_ns
+    assert Decimal(microseconds(time_ns).decode()) * 1000 == time_ns
 
 
 def test_every_heading_has_a_word_of_its_own() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pacecar.dashboards.palette import HEADING_COLOURS as DASHBOARD_COLOURS
 from pacecar.formatting.ledger_headings import HEADING_COLOURS
-from pacecar.profiler.analysis.output.svg_timeline import CHARGED, COLUMNS, LANE, _coverage, draw, write_picture
+from pacecar.profiler.analysis.output.area_lanes import coverage
+from pacecar.profiler.analysis.output.svg_timeline import CHARGED, COLUMNS, LANE, draw, write_picture
 from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.ledger.intervals import intervals, union
 from pacecar.records import LEDGER_HEADINGS, Ledger
@@ -80,7 +81,7 @@ def test_areas_are_the_ledgers_however_many_kernels_there_are(name: str, step: i
 def test_coverage_of_any_spans_is_their_length(spans: list[tuple[int, int]]) -> None:
     rows = union(intervals((start, start + length) for start, length in spans))
     window = (0, 2500)
-    covered = _coverage(rows, window)
+    covered = coverage(rows, window, COLUMNS)
     assert ((covered >= 0) & (covered <= 1)).all()
     assert covered.sum() * 2500 / COLUMNS == pytest.approx(float((rows[:, 1] - rows[:, 0]).sum()), abs=1e-6)
 

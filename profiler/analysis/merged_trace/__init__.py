@@ -1,0 +1,10 @@
+"""Writes the ledgers of all ranks, their work and the critical path as one trace, for Perfetto and chrome://tracing.
+
+In: an `Analysis`, the document with the columns and times behind it.  Out: a file.  Start with
+`perfetto.write_perfetto`.
+
+    perfetto       the file: ledgers, steps and counters of each rank, on the corrected clocks
+    rank_rows      kernels by stream and host rows by thread, where several ranks are in one file
+    path_slices    the critical path, with an arrow wherever it goes to another rank
+    trace_events   events of the format as bytes
+"""

@@ -1,0 +1,72 @@
+"""Holds the words of the analysis that a terminal and a page share: of clocks, of idle gaps, and of the verdict."""
+
+from __future__ import annotations
+
+from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import duration, percent, unit_for
+
+from ..all_ranks.verdict_report import CAUSE_WORDS
+from ..report import LateTraceRank, TraceJob
+
+__all__ = [
+    "CLOCK_WORDS", "GAP_WORDS", "cause_words", "is_told", "nobody_words", "pace_of", "path_words", "saved_words",
+    "who_words",
+]  # fmt: skip
+
+CLOCK_WORDS = {
+    "same_host": "one host, one clock",
+    "collectives": "laid together by the collectives",
+    "wall_clock": "by the hosts' own clocks",
+    "none": "not laid together",
+}
+
+GAP_WORDS = {
+    "launch_late": "host launched late",
+    "launch_latency": "launched in time, began late",
+    "sync": "host waited for the device",
+    "unknown": "cannot be told",
+}
+
+RANKS_NAMED_MAX = 4
+
+
+def cause_words(cause: str) -> str:
+    """Return what somebody holds the job up in."""
+    return CAUSE_WORDS.get(cause, clean(cause))
+
+
+def path_words(cause: str) -> str:
+    """Return what a part of the critical path is spent in: time on the wire is no fault of a link."""
+    return "on the wire" if cause == "link" else cause_words(cause)
+
+
+def who_words(one: LateTraceRank) -> str:
+    """Return "rank 3", or the first of several ranks."""
+    if one.kind == "rank" or len(one.ranks) < 2:
+        return f"rank {one.rank}"
+    shown = ", ".join(map(str, one.ranks[:RANKS_NAMED_MAX]))
+    return f"ranks {shown}{', ...' if len(one.ranks) > RANKS_NAMED_MAX else ''}"
+
+
+def is_told(job: TraceJob) -> bool:
+    """Return whether the model explains enough of the run for a verdict."""
+    return not any(warning.code == "replay_not_trusted" for warning in job.warnings)
+
+
+def nobody_words(job: TraceJob) -> str:
+    """Return that nobody is named, and whether that is an answer."""
+    return "Nobody holds the job up" if is_told(job) else "Who holds the job up cannot be told"
+
+
+def pace_of(job: TraceJob) -> float | None:
+    """Return how long a step of the job takes, or its window where no steps are marked; None where nothing says so."""
+    return next((one.step_ns + one.saved_ns for one in job.what_if), job.wall_ns)
+
+
+def saved_words(one: LateTraceRank, job: TraceJob) -> str:
+    """Return what mending it would save, of what, and how far that may be off."""
+    pace = pace_of(job)
+    unit = unit_for([one.saved_ns])
+    of = "" if not pace else f" of {duration(pace)} {'a step' if one.since_step is not None else 'in all'}"
+    share = "" if not pace else f" ({percent(one.saved_ns / pace)})"
+    return f"{unit.text(one.saved_ns)}{of}{share}, with an error of {unit.text(one.error_ns)}"

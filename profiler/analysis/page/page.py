@@ -1,0 +1,319 @@
+"""Writes the page of an analysis: who holds the job up, where its time went, and the tables behind it.
+
+The terminal shows the largest few rows; `--json` has all for programs.  The page is for people who look further: every
+rank, a step of all ranks with the critical path, tables that can be sorted.  What is missing is said.
+
+Pure but for `write_page`, which writes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.page.document import (
+    Section,
+    Tile,
+    box,
+    definitions,
+    figure,
+    legend,
+    paragraph,
+    subheading,
+    tiles,
+    unbroken,
+    whole_page,
+)  # fmt: skip
+from pacecar.formatting.page.table import folded, table_html
+from pacecar.formatting.plain_text import clean
+from pacecar.formatting.quantities import duration, percent, plural
+from pacecar.records import LEDGER_HEADINGS
+from pacecar.safe_files import output
+
+from ...trace.columns import TraceWarning
+from ..output.words import cause_words, is_told, nobody_words, pace_of, path_words, saved_words, who_words
+from ..reading.parallel_reading import Analysis
+from ..report import Scenario, TraceDocument, TraceJob, TraceReport
+from . import charts, job_tables, trace_tables, work_tables
+from .rank_timeline import RankTimeline, draw_ranks
+
+__all__ = ["analysis_page", "write_page"]
+
+TRACES_MAX = 16
+"""The most traces that have sections of their own, where they are no ranks of one job."""
+
+GPUS_MAX = 3
+
+SHARE_MIN = 0.0005
+"""The least share that the first line names: less would read 0.0 %."""
+
+JOB_BAR_NOTE = (
+    "In the job's bar communication is the time on the wire only: while a rank waits for another, the path is on that"
+    " other rank."
+)
+
+WINDOW_WORDS = {"trace": "first to last work", "steps": "the marked steps", "hta": "HTA's"}
+
+WARNINGS_MAX = 40
+"""The most lines of warnings; the rest is counted."""
+
+
+def write_page(analysis: Analysis, path: Path, step: int | None = None) -> None:
+    """Write the page; `step` is the one to draw.  Raises OSError; LookupError where the step is not there."""
+    page = analysis_page(analysis, step)
+    with output(path) as stream:
+        stream.write(page.encode())
+
+
+def analysis_page(analysis: Analysis, step: int | None = None) -> str:
+    """Return the page as HTML."""
+    document = analysis.document
+    drawn = draw_ranks(analysis, step)
+    job = document.job
+    if job is not None:
+        sections = list(_job_sections(document, job, drawn))
+        title, lead = _job_title(document, job), _job_lead(job)
+        cards = _job_tiles(job)
+    else:
+        sections = [section for report in document.traces[:TRACES_MAX] for section in _trace_sections(document, report)]
+        if drawn is not None:
+            sections.insert(1, ("timeline", "Timeline", _timeline(drawn)))
+        title, lead = _trace_title(document), _trace_lead(document.traces[0])
+        cards = _trace_tiles(document.traces[0])
+    top = [
+        paragraph(_what(document), "soft"),
+        paragraph(unbroken(lead), "lead"),
+        _warnings(document),
+        tiles(cards),
+        definitions("facts", _facts(document)),
+    ]
+    return whole_page(title, top, [section for section in sections if any(section[2])], is_sortable=True)
+
+
+def _job_title(document: TraceDocument, job: TraceJob) -> str:
+    of = f" of {job.world_size}" if job.world_size is not None and len(job.ranks) < job.world_size else ""
+    return f"Trace analysis: {len(job.ranks) or len(document.traces)}{of} ranks"
+
+
+def _trace_title(document: TraceDocument) -> str:
+    names = [clean(Path(report.file).name, 80) for report in document.traces]
+    return f"Trace analysis: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _what(document: TraceDocument) -> str:
+    events = sum(report.events for report in document.traces)
+    return f"pacecar analyze: {plural(len(document.traces), 'trace')}, {events} events"
+
+
+def _facts(document: TraceDocument) -> list[tuple[str, str]]:
+    reports = document.traces
+    facts = []
+    if backends := list(dict.fromkeys(clean(report.backend) for report in reports if report.backend)):
+        facts.append(("backend", ", ".join(backends)))
+    if gpus := list(dict.fromkeys(clean(gpu) for report in reports for gpu in report.gpus if gpu)):
+        facts.append(("devices", ", ".join(gpus[:GPUS_MAX]) + (", ..." if len(gpus) > GPUS_MAX else "")))
+    facts.append(("window", WINDOW_WORDS.get(reports[0].window, clean(reports[0].window))))
+    if cut := sum(report.is_truncated for report in reports):
+        facts.append(("cut off", plural(cut, "trace")))
+    return facts
+
+
+def _job_lead(job: TraceJob) -> str:
+    """Return who holds the job up, in what, and what mending it would save; or that nobody does."""
+    if job.wall_ns is None or len(job.ranks) < 2:
+        return "The traces hold too little to say who holds the job up."
+    if not job.stragglers:
+        told = is_told(job)
+        why = f": work began for no known reason in {percent(job.unexplained_ratio)} of a rank's time"
+        return f"{nobody_words(job)}{'' if told else why}."
+    said = []
+    for one in job.stragglers:
+        who = who_words(one)
+        holds = "hold" if who.startswith("ranks") else "holds"
+        if one.kind == "imbalance":
+            said.append(f"Uneven work holds the job up: evenly spread it would save {saved_words(one, job)}.")
+        else:
+            what = f"{who[0].upper()}{who[1:]} {holds} the job up, in {cause_words(one.cause)}"
+            said.append(f"{what}: mending it would save {saved_words(one, job)}.")
+    return " ".join(said)
+
+
+def _job_tiles(job: TraceJob) -> list[Tile]:
+    found: list[Tile] = []
+    pace = pace_of(job)
+    if job.wall_ns is not None:
+        found.append(("wall time", duration(job.wall_ns), "from the first rank's beginning to the last one's end"))
+    if pace and job.wall_ns and round(pace) != job.wall_ns:
+        found.append(("a step", duration(pace), f"{round(job.wall_ns / pace)} steps"))
+    sums = charts.cause_sums(job.critical_path)
+    if sums and job.wall_ns:
+        cause, most = next(iter(sums.items()))
+        found.append(("most of the critical path", path_words(cause), f"{percent(most / job.wall_ns)} of it"))
+    waited = sum(share.wait_ns for share in job.shares)
+    communicated = sum(share.communication_ns for share in job.shares)
+    if communicated:
+        found.append(("waiting", percent(waited / communicated), "of all ranks' communication"))
+    if job.replay_error_ratio is not None:
+        error = percent(job.replay_error_ratio, digits=2, signed=True)
+        found.append(("replay's own error", error, "against the run as it was"))
+    if job.unexplained_ratio is not None:
+        found.append(("unexplained", percent(job.unexplained_ratio), "of a rank's time, at most"))
+    return found
+
+
+def _job_sections(document: TraceDocument, job: TraceJob, drawn: RankTimeline | None) -> Iterator[Section]:
+    reports = sorted(document.traces, key=lambda report: (report.rank is None, report.rank or 0, report.file))
+    verdict = table_html(job_tables.stragglers_table(job))
+    yield "verdict", "Who holds the job up", [verdict or paragraph(_job_lead(job))]
+    yield "ledger", "Where the time went", _job_ledger(reports, job)
+    if drawn is not None:
+        yield "timeline", "A step of all ranks", _timeline(drawn)
+    path = table_html(job_tables.critical_table(job))
+    yield "path", "Critical path", [_or_missing(path, "No critical path is known.")]
+    yield "whatif", "What if", _what_if(job.what_if)
+    collectives = table_html(trace_tables.collectives_table(job.collectives))
+    yield (
+        "collectives",
+        "Collectives",
+        [
+            _or_missing(collectives, "No collective was found in the traces of two ranks."),
+            folded("One by one, the most skewed first", job_tables.instances_table(job)),
+        ],
+    )
+    yield "alltoall", "All-to-alls", [table_html(work_tables.all_to_all_table(job.all_to_all))]
+    report = _telling(reports, job)
+    whose = f"rank {report.rank}" if report.rank is not None else clean(Path(report.file).name, 60)
+    yield "work", f"Work of {whose}", _work(report)
+    yield (
+        "incidents",
+        "Incidents",
+        [_or_missing(table_html(job_tables.incidents_table(job)), "No single step of a rank stands out.")],
+    )
+    yield (
+        "clocks",
+        "Clocks",
+        [table_html(job_tables.clocks_table(job)), table_html(job_tables.clock_pairs_table(job))],
+    )
+
+
+def _job_ledger(reports: Sequence[TraceReport], job: TraceJob) -> list[Markup]:
+    used = [name for name in LEDGER_HEADINGS if any(report.ledger.parts().get(name) for report in reports)]
+    causes = [charts.CAUSE_CLASSES.get(cause, cause) for cause in charts.cause_sums(job.critical_path)]
+    bar = charts.job_bar(job.critical_path, job.wall_ns or 0)
+    words = [(name, HEADING_WORDS[name]) for name in LEDGER_HEADINGS if name in {*used, *causes}]
+    words += [(name, cause_words(name)) for name in causes if name not in HEADING_WORDS]
+    return [
+        figure("The job: its wall time by what the critical path was spent in", bar),
+        figure("Each rank: its ledger", charts.rank_bars(reports)),
+        legend(words),
+        *([paragraph(JOB_BAR_NOTE, "note")] if bar else []),
+        table_html(job_tables.ranks_table(reports, job)),
+    ]
+
+
+def _telling(reports: Sequence[TraceReport], job: TraceJob) -> TraceReport:
+    """Return the rank whose work is shown: the first that is named, else the first."""
+    named = {rank for one in job.stragglers[:1] for rank in one.ranks}
+    return next((report for report in reports if report.rank in named), reports[0])
+
+
+def _work(report: TraceReport) -> list[Markup]:
+    """Return the tables of a trace's work, the largest open and the others folded."""
+    found = work_tables.work_tables(report.tables) if report.tables is not None else []
+    return (
+        [subheading(found[0].name), table_html(found[0]), *(folded(one.name, one) for one in found[1:])]
+        if found
+        else []
+    )
+
+
+def _timeline(drawn: RankTimeline) -> list[Markup]:
+    return [figure(drawn.caption, drawn.svg), legend(drawn.legend), paragraph(drawn.note, "note")]
+
+
+def _what_if(scenarios: Sequence[Scenario]) -> list[Markup]:
+    drawn = figure("How long it would be", charts.what_if_bars(scenarios))
+    return [drawn, table_html(trace_tables.what_if_table(scenarios))]
+
+
+def _or_missing(found: Markup, words: str) -> Markup:
+    return found or paragraph(words)
+
+
+def _trace_lead(report: TraceReport) -> str:
+    """Return where most of the time went."""
+    wall = report.ledger.wall_ns
+    if wall <= 0:
+        return "The trace holds no work."
+    most = sorted(report.ledger.parts().items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{HEADING_WORDS[name]} {percent(ns / wall)}" for name, ns in most if ns >= SHARE_MIN * wall)
+    window = WINDOW_WORDS.get(report.window, clean(report.window))
+    return f"{duration(wall)}, {window}: {parts}."
+
+
+def _trace_tiles(report: TraceReport) -> list[Tile]:
+    wall = report.ledger.wall_ns
+    if wall <= 0:
+        return []
+    steps = plural(len(report.steps), "step") if report.steps else "no steps marked"
+    found: list[Tile] = [("span", duration(wall), steps)]
+    found.append(("device idle", percent(report.idle_ns / wall), duration(report.idle_ns)))
+    if report.communication_ns:
+        exposed = percent(report.exposed_communication_ns / wall)
+        found.append(("exposed communication", exposed, f"{percent(report.overlap_ratio)} of all is hidden"))
+    best = max(report.what_if, key=lambda one: one.saved_ns, default=None)
+    if best is not None and best.saved_ns > 0:
+        share = percent(best.saved_ns / (best.step_ns + best.saved_ns))
+        found.append(("at most to be saved", share, "by all of what-if"))
+    found.append(("unknown", percent(report.unknown_ns / wall), "of the span cannot be told"))
+    return found
+
+
+def _trace_sections(document: TraceDocument, report: TraceReport) -> Iterator[Section]:
+    place = next(number for number, each in enumerate(document.traces) if each is report)
+    mark, name = "", ""
+    if len(document.traces) > 1:
+        mark, name = str(place), f"{clean(Path(report.file).name, 60)}: "
+    bar = charts.rank_bars([report]).replace("ledgerofeachrank", f"ledger{mark}rank")
+    used = [(part, HEADING_WORDS[part]) for part, ns in report.ledger.parts().items() if ns]
+    yield (
+        f"ledger{mark}",
+        f"{name}Where the time went",
+        [figure(f"{name}Ledger", bar), legend(used), table_html(trace_tables.ledger_table(report.ledger))],
+    )
+    steps = charts.step_bars(report.steps).replace("ledgerofeachstep", f"ledger{mark}step")
+    yield (
+        f"steps{mark}",
+        f"{name}Steps",
+        [figure(f"{name}Each step", steps), table_html(trace_tables.steps_table(report.steps))],
+    )
+    yield f"gaps{mark}", f"{name}Idle", [table_html(trace_tables.gaps_table(report.gaps, report.span_ns))]
+    collectives = table_html(trace_tables.collectives_table(report.collectives))
+    yield f"collectives{mark}", f"{name}Collectives", [_or_missing(collectives, "No collective is in the trace.")]
+    yield f"work{mark}", f"{name}Work", _work(report)
+    yield f"families{mark}", f"{name}Kernel families", [table_html(trace_tables.families_table(report.families))]
+    ladder = charts.what_if_bars(report.what_if).replace("howlongastepwouldbe", f"ladder{mark}")
+    yield (
+        f"whatif{mark}",
+        f"{name}What if",
+        [figure(f"{name}How long it would be", ladder), table_html(trace_tables.what_if_table(report.what_if))],
+    )
+
+
+def _warnings(document: TraceDocument) -> Markup:
+    """Return what cannot be trusted or could not be read, each once with the number of files it is of."""
+    merged: dict[tuple[str, str], int] = {}
+    job: Sequence[TraceWarning] = document.job.warnings if document.job is not None else ()
+    for warning in (*document.warnings, *job, *(one for report in document.traces for one in report.warnings)):
+        key = (clean(warning.code), clean(warning.message))
+        merged[key] = merged.get(key, 0) + 1
+    lines = [
+        f"{message} ({code}{f', {count} files' if count > 1 else ''})"
+        for (code, message), count in list(merged.items())[:WARNINGS_MAX]
+    ]
+    if len(merged) > WARNINGS_MAX:
+        lines.append(f"and {len(merged) - WARNINGS_MAX} more: --json has them all")
+    return box("info", "Warnings", lines)
