@@ -11,10 +11,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from importlib import metadata
 
 from markupsafe import Markup
-
-from pacecar import __version__
 
 from .template import NOTHING, file_text, part
 
@@ -38,7 +37,7 @@ def whole_page(title: str, top: Sequence[Markup], sections: Sequence[Section], *
     script = file_text("sort_tables.js") if is_sortable else ""
     policy = script_policy(script) if is_sortable else POLICY
     needs = "needs no network" + ("; its script only sorts tables" if is_sortable else " and has no script")
-    said = f"pacecar {__version__}. This file {needs}."
+    said = f"pacecar {metadata.version('pacecar')}. This file {needs}."
     return str(part("page", title, policy, Markup(file_text("style.css")), top, sections, said, Markup(script)))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import get_args, get_origin
 import msgspec
 
 from pacecar.records import Ledger
-from pacecar.safe_files import output
+from pacecar.safe_files import FOLDER_MODE, open_folder, output
 
 from ..report import TraceDocument, TraceReport
 from ..report_tables import TraceTables
@@ -36,7 +37,7 @@ def write_csv(document: TraceDocument, folder: Path) -> list[Path]:
 
     Raises OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    os.close(open_folder(folder, make_mode=FOLDER_MODE))
     paths = []
     for name, rows in csv_tables(document).items():
         path = folder / f"{name}.csv"
