@@ -10,8 +10,9 @@ A collective belongs to a process group, and a group is what the metadata say: n
 all ranks, which a warning says, and a pair that does not overlap on the common clock is dropped later (`clocks`).
 
 A send and its receive are matched like a collective of the two ranks, where the metadata name the peer ("Src Rank",
-"Dst Rank"); others are left out and counted.  A kernel that is called SendRecv and has no metadata may be either; it is
-taken for an all-to-all, under the same condition.
+"Dst Rank"); others are left out and counted.  The kernel of a batch (`batch_isend_irecv`) says nothing of its messages;
+the calls before its launch do, and it is a row of each of them.  A kernel that is called SendRecv and has no metadata
+may be either; it is taken for an all-to-all, under the same condition.
 
 Pure: traces in, matched rows out.
 """
@@ -35,6 +36,8 @@ __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_n
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv"})
 _SIZES_DIFFER = frozenset({"all_to_all", "send_recv", "gather", "scatter"})
 """Operations in which the number of bytes may differ between ranks."""
+_BATCH = "coalesced"
+"""The operation of a kernel that sends and receives several messages at once."""
 _SAME_AS = {"send_recv": "all_to_all", "recv": "send", "irecv": "send", "isend": "send"}
 
 _Key = tuple[str | None, tuple[int, ...] | None, tuple[int, int] | None]
@@ -167,7 +170,33 @@ def events_of(trace: Trace) -> Events:
     source = np.concatenate((np.flatnonzero(of_device), len(rows.start_ns) + np.flatnonzero(of_host)))
     order = np.lexsort((end, start))
     events = Events(start[order], end[order], issue[order], meta[order], tuple(collectives), source[order])
-    return _joined(events)
+    return _unpacked(_joined(events), trace)
+
+
+def _unpacked(events: Events, trace: Trace) -> Events:
+    """Return the events with each batch as its messages: those whose calls began after the launch of the one before."""
+    is_batch = np.array([meta.operation == _BATCH for meta in events.collectives] or [False])[events.meta]
+    if not is_batch.any():
+        return events
+    host = trace.host_rows
+    is_message = np.array([meta.operation in _POINT_TO_POINT for meta in trace.collectives] or [False])
+    calls = np.flatnonzero((host.kind == HostKind.COLLECTIVE_CALL) & (host.collective != NONE))
+    calls = calls[is_message[host.collective[calls]]]
+    is_single = np.array([meta.operation in _POINT_TO_POINT for meta in events.collectives])[events.meta]
+    launched = np.flatnonzero((is_batch | is_single) & (events.issue_ns < events.start_ns))
+    launched = launched[np.argsort(events.issue_ns[launched], kind="stable")]
+    at = np.searchsorted(events.issue_ns[launched], host.start_ns[calls], side="right")
+    calls, at = calls[at < len(launched)], at[at < len(launched)]
+    of = launched[at]
+    calls, of = calls[is_batch[of]], of[is_batch[of]]
+    whole = np.ones(len(is_batch), dtype=np.bool_)
+    whole[of] = False
+    row = np.concatenate((np.flatnonzero(whole), of))
+    meta = np.concatenate((events.meta[whole], host.collective[calls].astype(np.int64)))
+    order = np.lexsort((np.arange(len(row)), events.end_ns[row], events.start_ns[row]))
+    row = row[order]
+    columns = (events.start_ns[row], events.end_ns[row], events.issue_ns[row], meta[order])
+    return Events(*columns, events.collectives, events.source[row])
 
 
 def _joined(events: Events) -> Events:
@@ -194,7 +223,7 @@ def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.i
     number = np.full(len(events.collectives) + 1, NONE, dtype=np.int64)
     for index, meta in enumerate(events.collectives):
         pair = _pair(meta, rank)
-        if meta.operation not in _POINT_TO_POINT or pair is not None:
+        if meta.operation not in (*_POINT_TO_POINT, _BATCH) or pair is not None:
             number[index] = known.setdefault((meta.group, meta.ranks, pair), len(known))
     mine = number[events.meta]
     found = {key: np.flatnonzero(mine == at) for key, at in known.items()}
