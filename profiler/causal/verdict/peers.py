@@ -20,7 +20,7 @@ from ...trace.columns import NONE
 from ..one_rank.causes import OWN_CAUSES, Cause
 from ..one_rank.rank_graph import RankGraph, RankWeights
 
-__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "scatter_ratio", "with_durations"]
 
 Index = NDArray[np.int64]
 
@@ -124,8 +124,21 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     weights = graph.weights
     duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
     inside = step >= 0
+    # What runs first on a stream without a launch was launched before the window: how much of it, is chance.
+    inside[: len(at_row)] &= ~_left_over(rows.stream[order], rows.launch[order])[at_row]
     columns = (kinds, at, step, name, operator, time, cause, duration)
     return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
+
+
+def _left_over(stream: Index, launch: Index) -> NDArray[np.bool_]:
+    """Return for rows in stream order whether all of their stream so far are without a launch, and later ones not."""
+    left = np.zeros(len(stream), dtype=np.bool_)
+    for one in np.unique(stream).tolist():
+        mine = np.flatnonzero(stream == one)
+        known = np.flatnonzero(launch[mine] != NONE)
+        if len(known):
+            left[mine[: known[0]]] = True
+    return left
 
 
 def compare(
@@ -198,6 +211,16 @@ def _medians(group: Sequence[Atoms]) -> list[Index]:
     median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
     bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
     return np.split(median, bounds)
+
+
+def scatter_ratio(compared: Sequence[Compared]) -> float:
+    """Return the robust standard deviation of compute's pieces against their peers' medians, as a ratio of these."""
+    found = []
+    for mine in compared:
+        chosen = (mine.atoms.cause == Cause.COMPUTE) & (mine.median_ns > 0)
+        found.append(mine.atoms.duration_ns[chosen] / mine.median_ns[chosen] - 1)
+    ratios = np.concatenate(found) if found else np.empty(0)
+    return 1.4826 * float(np.median(np.abs(ratios))) if len(ratios) else 0.0
 
 
 def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:

@@ -24,8 +24,8 @@ from ..all_ranks.replay import play, step_times, walls
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
 from .links import slow_links
-from .peers import Atoms, Compared, compare, equalized
-from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p, spread_ratio
+from .peers import Atoms, Compared, compare, equalized, scatter_ratio
+from .significance import P_MAX, change_step, lasting_ratio, permutation_p, spread_ratio, steps_out
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -51,6 +51,13 @@ STAGE_RATIO_MIN = 1.3
 
 ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 """Causes that the trace names itself, so that a single step of them can be named."""
+
+STEPS_OUT_MIN = 3
+"""Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
+
+CALM_RATIO_MAX = 0.02
+"""The scatter of kernels against their peers up to which a job is calm: nothing else stops there, so that a single
+step that stands out is no chance.  Where kernels vary by 3 %, every third job has one step that does."""
 
 Index = NDArray[np.int64]
 
@@ -110,6 +117,7 @@ class _State:
     steps: int
     error_ratio: float
     is_uneven: bool
+    is_calm: bool
     mended: set[int] = field(default_factory=set)
 
 
@@ -132,7 +140,8 @@ def judge(
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven)
+    is_calm = scatter_ratio(compared) <= CALM_RATIO_MAX
+    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, is_calm)
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
@@ -252,19 +261,21 @@ def _named(
         parts = _means([[compared[place].parts_ns[cause] for place in group] for group in rows])
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
-        if p < P_MAX:
+        out = steps_out(table, row)
+        needed = 1 if state.is_calm or cause in ANNOTATED else STEPS_OUT_MIN
+        if len(out) >= needed:
             own.append(cause)
-            sure[cause] = (p, _lasting(cause, table[row], parts[row]))
-        elif cause in ANNOTATED and is_one_off(table, row):
+            sure[cause] = (p, 1.0, int(out[0]))
+        elif p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, 1.0)
+            sure[cause] = (p, _lasting(cause, table[row], parts[row]), 0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
-    p, lasting = sure[cause]
+    p, lasting, first_out = sure[cause]
     if saved * lasting < SAVED_RATIO_MIN * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
@@ -278,7 +289,7 @@ def _named(
         excess_ns=int(by_step.sum()),
         own_ns=int(first.total_ns[cause].sum()),
         peers_ns=int(first.total_ns[cause].sum() - first.excess_ns[cause].sum()),
-        since=change_step(by_step.astype(np.float64)) if p < P_MAX else int(by_step.argmax()),
+        since=change_step(by_step.astype(np.float64)) if p < P_MAX else first_out,
         by_step_ns=by_step.tolist(),
         p=p,
     )
@@ -370,7 +381,7 @@ def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
             continue
         for cause in OWN_CAUSES:
             table = np.stack([each.excess_ns[cause] for each in state.compared]).astype(np.float64)
-            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and is_one_off(table, place):
+            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, place)):
                 step = int(table[place].argmax())
                 found.append(Incident(place, step, cause, int(mine.excess_ns[cause, step])))
     return found
