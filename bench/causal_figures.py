@@ -47,7 +47,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class ClockError:
-    """How far a host's clock against the first's was estimated wrongly, and the standard error stated (None: unknown)."""
+    """How wrongly a host's clock was estimated against the first's, and the standard error stated (None: unknown)."""
 
     error_ns: float
     stated_ns: float | None
@@ -55,7 +55,7 @@ class ClockError:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One job: which draw it is, its layout, what was planted in it, what was named, and how good clocks and replay were."""
+    """One job: which draw it is, what was planted and what was named, and how good clocks and replay were."""
 
     seed: int
     number: int

@@ -319,12 +319,13 @@ def _laid(calls: Sequence[CallSequence]) -> tuple[NDArray[np.int64], int]:
 def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> CallSequence:
     """Return one group's events as the columns that `sequence_alignment` compares."""
     rows = rows[np.argsort(events.issue_ns[rows], kind="stable")]
-    # A device may run in one step what was launched in the one before, where the trace does not say when it was: first
-    # what was launched before the trace began.
-    is_issued = (events.issue_ns < events.start_ns)[rows] | (events.source[rows] >= len(trace.device.start_ns))
-    begin = events.start_ns[rows[is_issued]].min(initial=np.iinfo(np.int64).max)
-    order = np.argsort(is_issued | (events.start_ns[rows] > begin), kind="stable")
-    rows, is_issued = rows[order], is_issued[order]
+    # A device may run in one step what was launched in the one before: what was launched before the trace began is
+    # first, and its step is unknown.
+    is_launched = (events.issue_ns < events.start_ns)[rows] & (events.source[rows] < len(trace.device.start_ns))
+    begin = events.start_ns[rows[is_launched]].min(initial=np.iinfo(np.int64).max)
+    is_left_over = ~is_launched & is_launched.any() & (events.start_ns[rows] <= begin)
+    order = np.argsort(~is_left_over, kind="stable")
+    rows, is_left_over = rows[order], is_left_over[order]
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
     wall = wall_offset_ns(trace)
     names = [_SAME_AS.get(meta.operation, meta.operation) for meta in metas]
@@ -335,7 +336,7 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
         operation=np.array([operations.setdefault(name, len(operations)) for name in names], dtype=np.int64),
         bytes=np.array(sizes, dtype=np.int64),
         sequence=np.array([_sequence(meta) for meta in metas], dtype=np.int64),
-        step=_steps(trace, events.issue_ns[rows], is_issued),
+        step=np.where(is_left_over, NONE, _steps(trace, events.issue_ns[rows])),
         row=rows,
     )
 
@@ -345,15 +346,15 @@ def _sequence(meta: CollectiveColumns) -> int:
     return NONE if meta.sequence is None or meta.operation in _POINT_TO_POINT else meta.sequence
 
 
-def _steps(trace: Trace, issue_ns: NDArray[np.int64], is_issued: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of the step in which each was issued, NONE outside all marks and where that is not known."""
+def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of the step in which each was issued, NONE outside all marks."""
     if not trace.steps:
         return np.full(len(issue_ns), NONE, dtype=np.int64)
     start = np.array([mark.start_ns for mark in trace.steps], dtype=np.int64)
     end = np.array([mark.end_ns for mark in trace.steps], dtype=np.int64)
     number = np.array([mark.number for mark in trace.steps], dtype=np.int64)
     at = np.searchsorted(start, issue_ns, side="right") - 1
-    steps: NDArray[np.int64] = np.where((at >= 0) & (issue_ns < end[at]) & is_issued, number[at], NONE)
+    steps: NDArray[np.int64] = np.where((at >= 0) & (issue_ns < end[at]), number[at], NONE)
     return steps
 
 

@@ -127,9 +127,7 @@ def _busiest(rows: WorkRows) -> int:
     return int(np.bincount(other).argmax()) if len(other) else NONE
 
 
-def _of_collectives(
-    events: RankEvents, mine: Index, kind: Index
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _of_collectives(events: RankEvents, mine: Index, kind: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which of these calls (in order, by thread) are NCCL's own, and which record the end of a collective.
 
     After a launch NCCL records and waits on streams on which nothing runs, in some versions; then torch records the end
@@ -158,8 +156,8 @@ def _of_collectives(
 def _tails_of_thread(rows: WorkRows, launched: Index) -> Index:
     """Return for each launch the last row on the stream that its thread launched on before; NONE for none.
 
-    Which stream that is, collectives do not say: they are launched on streams of their own.  Where the stream is the row's own it is the
-    device's busiest.
+    Which stream that is, collectives do not say: they are launched on streams of their own.  Where
+    the stream is the row's own it is the device's busiest.
     """
     stream, thread = rows.stream[launched], rows.thread[launched]
     own = rows.cause[launched] != Cause.LINK
@@ -193,9 +191,7 @@ def _are_sends(events: RankEvents) -> NDArray[np.bool_]:
     return found
 
 
-def _by_calls(
-    rows: WorkRows, launched: Index, calls: _Calls, is_send: NDArray[np.bool_]
-) -> list[tuple[int, int]]:
+def _by_calls(rows: WorkRows, launched: Index, calls: _Calls, is_send: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the pairs by waits alone; see the module's docstring for the rule of sites.
 
     A row after a record and a wait is on a stream of its own; the waits alone that came before are for the next row

@@ -4,6 +4,8 @@ The measure is the median of the peers, without the rank itself; a peer that did
 that only one rank ran is all excess.  Where ranks have different roles (pipeline stages) the caller says who are peers.
 
 A key is (what, step, name, operator, how often before in this step); times are durations, so clocks do not matter.
+Where a rank runs a kernel more often in a step than its peers, nothing says which of them are too many: one layer more
+in every microbatch, or one microbatch more.  So each is as much shorter as all together have to be.
 
 Pure: graphs in, columns out.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,23 +145,31 @@ def _left_over(stream: Index, launch: Index) -> NDArray[np.bool_]:
 
 
 def compare(
-    atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int, *, roles_differ: bool = False
+    atoms: Sequence[Atoms],
+    peers: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    roles_differ: bool = False,
+    with_hosts: bool = False,
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is
-    excess only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone
-    copies the input, the last alone has the loss, and that is nobody's fault.
+    Where `roles_differ`, copies are not compared, python between launches only `with_hosts` and where most peers do the
+    same, and a piece that most peers lack is excess only if it is a checkpoint, a collection, or compute that they do,
+    too, but less often: the first stage alone copies the input, the last alone has the loss, and that is nobody's
+    fault.
     """
+    structural = STRUCTURAL[1:] if with_hosts else STRUCTURAL
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
         medians = _medians([atoms[place] for place in group])
+        medians = _where_more([atoms[place] for place in group], medians, steps)
         shared = _shared([atoms[place] for place in group]) if roles_differ else None
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
             if shared is not None:
                 counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
-                own = np.isin(mine.cause, STRUCTURAL) | ((median == 0) & ~counts)
+                own = np.isin(mine.cause, structural) | ((median == 0) & ~counts)
                 median = np.where(own, mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
             over = mine.duration_ns - median
@@ -186,7 +197,38 @@ def _sums(slot: Index, values: Index, columns: int) -> Index:
     return found
 
 
-def _medians(group: Sequence[Atoms]) -> list[Index]:
+class _Sums(NamedTuple):
+    """What one rank did in all of what and step; `key` is the same for the same of a peer."""
+
+    key: Index
+    duration_ns: Index
+
+
+def _where_more(group: Sequence[Atoms], medians: list[Index], steps: int) -> list[Index]:
+    """Return the medians with compute that a rank does more often than its peers shortened evenly."""
+    chosen = [np.flatnonzero((mine.cause == Cause.COMPUTE) & (mine.kind == _ROW)) for mine in group]
+    keys = [mine.what[at] * steps + mine.step[at] for mine, at in zip(group, chosen, strict=True)]
+    unique = [np.unique(key, return_inverse=True, return_counts=True) for key in keys]
+    counts = [_Sums(key, count) for key, _, count in unique]
+    usual = _medians(counts)
+    if all((sums.duration_ns <= median).all() for sums, median in zip(counts, usual, strict=True)):
+        return medians
+    totals = [
+        _Sums(key, np.bincount(number, mine.duration_ns[at], len(key)).astype(np.int64))
+        for (key, number, _), mine, at in zip(unique, group, chosen, strict=True)
+    ]
+    found = []
+    columns = zip(group, medians, chosen, unique, counts, usual, totals, _medians(totals), strict=True)
+    for mine, median, at, (_, number, _), count, often, total, even in columns:
+        ratio = np.minimum(even / np.maximum(total.duration_ns, 1), 1.0)
+        is_more = ((count.duration_ns > often) & (often > 0))[number]
+        changed = median.copy()
+        changed[at[is_more]] = np.rint(mine.duration_ns[at] * ratio[number])[is_more].astype(np.int64)
+        found.append(changed)
+    return found
+
+
+def _medians(group: Sequence[Atoms | _Sums]) -> list[Index]:
     """Return for each rank's pieces the median of the others' durations, absent ones as zero."""
     members = len(group)
     if members < 2:

@@ -17,7 +17,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["P_MAX", "change_step", "lasting_ratio", "permutation_p", "spread_ratio", "steps_out", "winsorised"]
+__all__ = [
+    "P_MAX",
+    "change_step",
+    "lasting_ratio",
+    "outliers",
+    "permutation_p",
+    "spread_ratio",
+    "steps_out",
+    "winsorised",
+]
 
 P_MAX = 0.003
 """Of 400 healthy simulated jobs one had a rank below this that also saved enough to be named."""
@@ -98,6 +107,14 @@ def steps_out(excess: Excess, rank: int) -> Index:
     own = excess[rank]
     is_out = ((own - middle) / scale > OUT_Z) & (own > OUT_RATIO * max(float(others.max()), 0.0)) & (own > 0)
     return np.flatnonzero(is_out)
+
+
+def outliers(excess: Excess) -> list[tuple[int, int]]:
+    """Return the (rank, step) whose excess is far above that of all."""
+    middle = np.median(excess)
+    scale = max(1.4826 * float(np.median(np.abs(excess - middle))), 1.0)
+    found: list[tuple[int, int]] = [(int(a), int(b)) for a, b in np.argwhere(excess - middle > OUT_Z * scale)]
+    return found
 
 
 def change_step(excess: NDArray[np.float64]) -> int:

@@ -25,7 +25,7 @@ from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
 from .links import slow_links
 from .peers import Atoms, Compared, compare, equalized, scatter_ratio
-from .significance import P_MAX, change_step, lasting_ratio, permutation_p, spread_ratio, steps_out
+from .significance import P_MAX, change_step, lasting_ratio, outliers, permutation_p, spread_ratio, steps_out
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -46,6 +46,9 @@ UNEVEN_RATIO_MIN = 0.02
 
 FINDINGS_MAX = 4
 
+MEMBER_RATIO_MIN = 0.3
+"""What the typical rank of a slow stage or host has of the excess of its worst: else it is one rank's fault."""
+
 STAGE_RATIO_MIN = 1.3
 """A stage is named before its ranks if it saves so many times what its best rank does."""
 
@@ -54,6 +57,15 @@ ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 
 STEPS_OUT_MIN = 3
 """Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
+
+STOPS_MIN = 3
+"""Stops of other ranks that show how long stops are in a job."""
+
+STOPS_RATIO_MIN = 2.5
+"""How many times the longest of them a stop must be to be none of them."""
+
+LONG_STOP_RATIO = 0.5
+"""A stop as long as this part of a step is none of those that happen now and then."""
 
 CALM_RATIO_MAX = 0.02
 """The scatter of kernels against their peers up to which a job is calm: nothing else stops there, so that a single
@@ -118,6 +130,7 @@ class _State:
     error_ratio: float
     is_uneven: bool
     is_calm: bool
+    stops: list[tuple[int, float]]
     mended: set[int] = field(default_factory=set)
 
 
@@ -141,7 +154,9 @@ def judge(
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
     is_calm = scatter_ratio(compared) <= CALM_RATIO_MAX
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, is_calm)
+    state = _State(
+        graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, is_calm, _stops(compared)
+    )
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
@@ -188,7 +203,10 @@ def _best_stage(
     """Return the stage whose equalizing with the other stages saves most, if it is named."""
     if len(roles) < 2:
         return None
-    across = compare(atoms, [list(range(len(atoms)))], state.steps, roles_differ=True)
+    # Hosts are compared with those of the same stage where there are any.
+    is_alone = all(len(role) == 1 for role in roles)
+    everyone = [list(range(len(atoms)))]
+    across = compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone)
     stages = [list(stage) for stage in roles]
     return _best(state, stages, across, stages)
 
@@ -257,13 +275,15 @@ def _named(
     for cause in OWN_CAUSES:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
             continue
-        table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
-        parts = _means([[compared[place].parts_ns[cause] for place in group] for group in rows])
+        table = _typical([[compared[place].excess_ns[cause] for place in group] for group in rows])
+        if table[row].sum() < MEMBER_RATIO_MIN * max(compared[place].excess_ns[cause].sum() for place in places):
+            continue
+        parts = _typical([[compared[place].parts_ns[cause] for place in group] for group in rows])
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = steps_out(table, row)
-        needed = 1 if state.is_calm or cause in ANNOTATED else STEPS_OUT_MIN
-        if len(out) >= needed:
+        is_told = state.is_calm or cause in ANNOTATED or _is_no_stop(state, table[row][out], rows[row])
+        if len(out) >= (1 if is_told else STEPS_OUT_MIN):
             own.append(cause)
             sure[cause] = (p, 1.0, int(out[0]))
         elif p < P_MAX:
@@ -308,9 +328,28 @@ def _lasting(cause: Cause, excess: NDArray[np.float64], parts: NDArray[np.float6
     return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
 
 
-def _means(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
-    """Return the mean of each row's members, as (rows, columns)."""
-    return np.stack([np.mean(members, axis=0) for members in rows])
+def _is_no_stop(state: _State, out: NDArray[np.float64], places: Sequence[int]) -> bool:
+    """Return whether the steps of these places that stand out are beyond the stops that happen now and then.
+
+    They are if they take half a step together, or if one is far longer than any of several stops seen on others.
+    """
+    others = [value for place, value in state.stops if place not in places]
+    is_beyond = len(others) >= STOPS_MIN and float(out.max(initial=0)) > STOPS_RATIO_MIN * max(others)
+    return is_beyond or float(out.sum()) > LONG_STOP_RATIO * state.whole_ns / state.steps
+
+
+def _stops(compared: Sequence[Compared]) -> list[tuple[int, float]]:
+    """Return the rank and the excess of all steps that stand out of their cause's usual ones."""
+    found = []
+    for cause in OWN_CAUSES:
+        table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
+        found += [(place, float(table[place, step])) for place, step in outliers(table)]
+    return found
+
+
+def _typical(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
+    """Return the lower median of each row's members, as (rows, columns): one member alone does not make a row slow."""
+    return np.stack([np.quantile(np.stack(members), 0.5, axis=0, method="lower") for members in rows])
 
 
 def _error(state: _State, scenario: Scenario, saved: int) -> int:
