@@ -29,15 +29,13 @@ from numpy.typing import NDArray
 from ...ledger.attribution import Work
 from ...ledger.classification import collective_operation
 from ...trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
+from .message_batches import BATCH, POINT_TO_POINT, batched_calls
 from .sequence_alignment import CallSequence, align
 
 __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_ns"]
 
-_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv"})
 _SIZES_DIFFER = frozenset({"all_to_all", "send_recv", "gather", "scatter"})
 """Operations in which the number of bytes may differ between ranks."""
-_BATCH = "coalesced"
-"""The operation of a kernel that sends and receives several messages at once."""
 _SAME_AS = {"send_recv": "all_to_all", "recv": "send", "irecv": "send", "isend": "send"}
 
 _Key = tuple[str | None, tuple[int, ...] | None, tuple[int, int] | None]
@@ -175,24 +173,15 @@ def events_of(trace: Trace) -> Events:
 
 def _unpacked(events: Events, trace: Trace) -> Events:
     """Return the events with each batch as its messages: those whose calls began after the launch of the one before."""
-    is_batch = np.array([meta.operation == _BATCH for meta in events.collectives] or [False])[events.meta]
+    is_batch = np.array([meta.operation == BATCH for meta in events.collectives] or [False])[events.meta]
     if not is_batch.any():
         return events
-    host = trace.host_rows
-    is_message = np.array([meta.operation in _POINT_TO_POINT for meta in trace.collectives] or [False])
-    calls = np.flatnonzero((host.kind == HostKind.COLLECTIVE_CALL) & (host.collective != NONE))
-    calls = calls[is_message[host.collective[calls]]]
-    is_single = np.array([meta.operation in _POINT_TO_POINT for meta in events.collectives])[events.meta]
-    launched = np.flatnonzero((is_batch | is_single) & (events.issue_ns < events.start_ns))
-    launched = launched[np.argsort(events.issue_ns[launched], kind="stable")]
-    at = np.searchsorted(events.issue_ns[launched], host.start_ns[calls], side="right")
-    calls, at = calls[at < len(launched)], at[at < len(launched)]
-    of = launched[at]
-    calls, of = calls[is_batch[of]], of[is_batch[of]]
+    is_single = np.array([meta.operation in POINT_TO_POINT for meta in events.collectives])[events.meta]
+    calls, of = batched_calls(events.issue_ns, events.start_ns, is_batch, is_single, trace)
     whole = np.ones(len(is_batch), dtype=np.bool_)
     whole[of] = False
     row = np.concatenate((np.flatnonzero(whole), of))
-    meta = np.concatenate((events.meta[whole], host.collective[calls].astype(np.int64)))
+    meta = np.concatenate((events.meta[whole], trace.host_rows.collective[calls].astype(np.int64)))
     order = np.lexsort((np.arange(len(row)), events.end_ns[row], events.start_ns[row]))
     row = row[order]
     columns = (events.start_ns[row], events.end_ns[row], events.issue_ns[row], meta[order])
@@ -220,10 +209,13 @@ def _joined(events: Events) -> Events:
 def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.int64]], int]:
     """Return the indices of each group's events, and how many were sends or receives without a known peer."""
     known: dict[_Key, int] = {}
+    # Where there are messages a batch without any is one whose calls the trace lacks; else it is of collectives.
+    has_messages = any(meta.operation in POINT_TO_POINT for meta in events.collectives)
+    peered = {*POINT_TO_POINT, BATCH} if has_messages else POINT_TO_POINT
     number = np.full(len(events.collectives) + 1, NONE, dtype=np.int64)
     for index, meta in enumerate(events.collectives):
         pair = _pair(meta, rank)
-        if meta.operation not in (*_POINT_TO_POINT, _BATCH) or pair is not None:
+        if meta.operation not in peered or pair is not None:
             number[index] = known.setdefault((meta.group, meta.ranks, pair), len(known))
     mine = number[events.meta]
     found = {key: np.flatnonzero(mine == at) for key, at in known.items()}
@@ -232,7 +224,7 @@ def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.i
 
 def _pair(meta: CollectiveColumns, rank: int | None) -> tuple[int, int] | None:
     """Return who sends to whom, of a send or receive of this rank; None of all else and where the peer is unknown."""
-    if meta.operation not in _POINT_TO_POINT or rank is None:
+    if meta.operation not in POINT_TO_POINT or rank is None:
         return None
     if meta.operation in ("send", "isend"):
         return None if meta.destination_rank is None else (rank, meta.destination_rank)
@@ -343,7 +335,7 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
 
 def _sequence(meta: CollectiveColumns) -> int:
     """Return the number that is the same on all ranks; sends and receives are numbered by each rank for itself."""
-    return NONE if meta.sequence is None or meta.operation in _POINT_TO_POINT else meta.sequence
+    return NONE if meta.sequence is None or meta.operation in POINT_TO_POINT else meta.sequence
 
 
 def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:

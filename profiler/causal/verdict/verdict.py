@@ -24,8 +24,9 @@ from ..all_ranks.replay import play, step_times, walls
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
 from .links import slow_links
-from .peers import Atoms, Compared, compare, equalized, scatter_ratio
-from .significance import P_MAX, change_step, lasting_ratio, outliers, permutation_p, spread_ratio, steps_out
+from .peers import Atoms, Compared, compare, equalized
+from .significance import P_MAX, change_step, permutation_p, steps_out
+from .stops import Stops, lasting
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -51,25 +52,6 @@ MEMBER_RATIO_MIN = 0.3
 
 STAGE_RATIO_MIN = 1.3
 """A stage is named before its ranks if it saves so many times what its best rank does."""
-
-ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
-"""Causes that the trace names itself, so that a single step of them can be named."""
-
-STEPS_OUT_MIN = 3
-"""Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
-
-STOPS_MIN = 3
-"""Stops of other ranks that show how long stops are in a job."""
-
-STOPS_RATIO_MIN = 2.5
-"""How many times the longest of them a stop must be to be none of them."""
-
-LONG_STOP_RATIO = 0.5
-"""A stop as long as this part of a step is none of those that happen now and then."""
-
-CALM_RATIO_MAX = 0.02
-"""The scatter of kernels against their peers up to which a job is calm: nothing else stops there, so that a single
-step that stands out is no chance.  Where kernels vary by 3 %, every third job has one step that does."""
 
 Index = NDArray[np.int64]
 
@@ -129,8 +111,7 @@ class _State:
     steps: int
     error_ratio: float
     is_uneven: bool
-    is_calm: bool
-    stops: list[tuple[int, float]]
+    stops: Stops
     mended: set[int] = field(default_factory=set)
 
 
@@ -153,10 +134,8 @@ def judge(
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
-    is_calm = scatter_ratio(compared) <= CALM_RATIO_MAX
-    state = _State(
-        graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, is_calm, _stops(compared)
-    )
+    stops = Stops(compared, whole / steps)
+    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
@@ -282,21 +261,20 @@ def _named(
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = steps_out(table, row)
-        is_told = state.is_calm or cause in ANNOTATED or _is_no_stop(state, table[row][out], rows[row])
-        if len(out) >= (1 if is_told else STEPS_OUT_MIN):
+        if state.stops.are_faults(cause, table[row][out], rows[row]):
             own.append(cause)
             sure[cause] = (p, 1.0, int(out[0]))
         elif p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, _lasting(cause, table[row], parts[row]), 0)
+            sure[cause] = (p, lasting(cause, table[row], parts[row]), 0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
-    p, lasting, first_out = sure[cause]
-    if saved * lasting < SAVED_RATIO_MIN * state.whole_ns:
+    p, share, first_out = sure[cause]
+    if saved * share < SAVED_RATIO_MIN * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
     first = compared[places[0]]
@@ -316,40 +294,13 @@ def _named(
     return finding, scenario
 
 
-def _lasting(cause: Cause, excess: NDArray[np.float64], parts: NDArray[np.float64]) -> float:
-    """Return the part of an excess that is no single event.
-
-    Hosts and kernels stop now and then, in three steps of six by chance.  So a third of the steps do not count, unless
-    the excess is in all parts of its steps.  What the trace names itself stops for no other reason.
-    """
-    steps = len(excess)
-    if cause in ANNOTATED:
-        return lasting_ratio(excess, 1)
-    return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
-
-
-def _is_no_stop(state: _State, out: NDArray[np.float64], places: Sequence[int]) -> bool:
-    """Return whether the steps of these places that stand out are beyond the stops that happen now and then.
-
-    They are if they take half a step together, or if one is far longer than any of several stops seen on others.
-    """
-    others = [value for place, value in state.stops if place not in places]
-    is_beyond = len(others) >= STOPS_MIN and float(out.max(initial=0)) > STOPS_RATIO_MIN * max(others)
-    return is_beyond or float(out.sum()) > LONG_STOP_RATIO * state.whole_ns / state.steps
-
-
-def _stops(compared: Sequence[Compared]) -> list[tuple[int, float]]:
-    """Return the rank and the excess of all steps that stand out of their cause's usual ones."""
-    found = []
-    for cause in OWN_CAUSES:
-        table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
-        found += [(place, float(table[place, step])) for place, step in outliers(table)]
-    return found
-
-
 def _typical(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
     """Return the lower median of each row's members, as (rows, columns): one member alone does not make a row slow."""
-    return np.stack([np.quantile(np.stack(members), 0.5, axis=0, method="lower") for members in rows])
+    typical = [
+        np.sort(np.stack(members), axis=0)[(len(members) - 1) // 2] if len(members) > 1 else members[0]
+        for members in rows
+    ]
+    return np.stack(typical).astype(np.float64)
 
 
 def _error(state: _State, scenario: Scenario, saved: int) -> int:
