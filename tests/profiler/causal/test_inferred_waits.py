@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pacecar.profiler.causal.one_rank.device_waits import device_waits
-from tests.kit.simulated_jobs import Job, Layout, Model, simulate
+from tests.kit.simulated_jobs import Job, Layout, Model, Run, simulate
 from tests.kit.simulated_jobs.dependencies import dependencies_of, meetings_of
 from tests.profiler.causal.models import modelled
 
-SHORT = {"steps": 2, "steps_before": 1, "seed": 31}
 JOBS = {
-    "interleaved": Job(
-        Layout(pipeline=2, data=2), Model(layers=2, microbatches=2, schedule="interleaved", chunks=2), **SHORT
-    ),
-    "batches": Job(Layout(pipeline=3), Model(layers=1, microbatches=3, is_batched=True), **SHORT),
-    "tensor sums on the current stream": Job(Layout(tensor=2, data=2), Model(layers=2, is_tensor_sync=True), **SHORT),
-    "a host that runs ahead": Job(
-        Layout(pipeline=2, data=2), Model(layers=1, microbatches=2, ends_with_sync=False), **SHORT
-    ),
-    "without NCCL's events": Job(Layout(pipeline=2), Model(layers=1, microbatches=2), has_nccl_events=False, **SHORT),
+    "interleaved": Job(Layout(pipeline=2, data=2), Model(layers=2, microbatches=2, schedule="interleaved", chunks=2)),
+    "batches": Job(Layout(pipeline=3), Model(layers=1, microbatches=3, is_batched=True)),
+    "tensor sums on the current stream": Job(Layout(tensor=2, data=2), Model(layers=2, is_tensor_sync=True)),
+    "a host that runs ahead": Job(Layout(pipeline=2, data=2), Model(layers=1, microbatches=2, ends_with_sync=False)),
+    "without NCCL's events": Job(Layout(pipeline=2), Model(layers=1, microbatches=2), has_nccl_events=False),
 }
+
+
+def short(name: str) -> Run:
+    """Return the run of that job, of few steps."""
+    return simulate(replace(JOBS[name], steps=2, seed=31))
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_rows_wait_for_what_they_waited_for(name: str) -> None:
-    job = JOBS[name]
-    run = simulate(job)
+    run = short(name)
     for place, rank in enumerate(modelled(run.traces()).graph.ranks):
         device = rank.events.trace.device
         streams = dict(zip(device.correlation.tolist(), device.stream.tolist(), strict=True))
         launched = set(device.correlation[device.launch_ns >= 0].tolist())
         true = {
             (awaited, row)
-            for awaited, row in dependencies_of(job, run.program(place)).events.tolist()
+            for awaited, row in dependencies_of(run.job, run.program(place)).events.tolist()
             if awaited in streams and row in launched and streams[awaited] != streams[row]
         }
         rows, awaited = device_waits(rank.events)
@@ -46,7 +47,7 @@ def test_rows_wait_for_what_they_waited_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_all_meet_whom_they_met(name: str) -> None:
-    run = simulate(JOBS[name])
+    run = short(name)
     graph = modelled(run.traces()).graph
     of_rank = [rank.events.trace.device.correlation for rank in graph.ranks]
     seen = [set(column.tolist()) for column in of_rank]
