@@ -73,4 +73,4 @@ class Stops:
             return True
         others = [value for place, value in self._seen if place not in places]
         is_beyond = len(others) >= STOPS_MIN and float(out.max()) > STOPS_RATIO_MIN * max(others)
-        return is_beyond or float(out.sum()) > LONG_STOP_RATIO * self._step_ns
+        return is_beyond or float(out.max()) > LONG_STOP_RATIO * self._step_ns
