@@ -208,9 +208,12 @@ def _meetings(
     """Return the ends of all collectives that bind, on the wall clock as the files know it, and whose each is."""
     meeting, of, trace, end, kind = ([np.empty(0, dtype=np.int64)] for _ in range(5))
     count = 0
+    peers = _peers(groups)
     for group in groups:
         is_pair = group.pair is not None
         binds = np.array([is_pair or meta.operation in SYNCHRONIZING for meta in group.collectives], dtype=np.bool_)
+        if is_pair:
+            binds &= ~_is_shared(group, peers)
         at, column = np.nonzero(group.has & binds[:, None])
         places = np.array(group.traces, dtype=np.int64)[column]
         meeting.append(count + at)
@@ -221,6 +224,26 @@ def _meetings(
         count += len(group.collectives)
     columns = [np.concatenate(parts) for parts in (meeting, of, end, kind)]
     return Meetings(*columns), np.concatenate(trace)
+
+
+def _peers(groups: Sequence[Matched]) -> dict[tuple[int, int], set[tuple[int, ...]]]:
+    """Return with whom each row of a send or receive meets: (trace, row's start) to the pairs of traces."""
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for group in groups:
+        if group.pair is not None:
+            for column, place in enumerate(group.traces):
+                for start in group.start_ns[group.has[:, column], column].tolist():
+                    found.setdefault((place, start), set()).add(group.traces)
+    return found
+
+
+def _is_shared(group: Matched, peers: dict[tuple[int, int], set[tuple[int, ...]]]) -> NDArray[np.bool_]:
+    """Return (n) whether a rank met somebody else in the same row: a batch ends with its last message."""
+    shared = np.zeros(len(group.collectives), dtype=np.bool_)
+    for column, place in enumerate(group.traces):
+        starts = group.start_ns[:, column].tolist()
+        shared |= np.array([len(peers.get((place, start), ())) > 1 for start in starts], dtype=np.bool_)
+    return shared
 
 
 def _residuals(

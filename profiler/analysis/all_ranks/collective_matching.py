@@ -10,8 +10,9 @@ A collective belongs to a process group, and a group is what the metadata say: n
 all ranks, which a warning says, and a pair that does not overlap on the common clock is dropped later (`clocks`).
 
 A send and its receive are matched like a collective of the two ranks, where the metadata name the peer ("Src Rank",
-"Dst Rank"); others are left out and counted.  A kernel that is called SendRecv and has no metadata may be either; it is
-taken for an all-to-all, under the same condition.
+"Dst Rank"); others are left out and counted.  The kernel of a batch (`batch_isend_irecv`) says nothing of its messages;
+the calls before its launch do, and it is a row of each of them.  A kernel that is called SendRecv and has no metadata
+may be either; it is taken for an all-to-all, under the same condition.
 
 Pure: traces in, matched rows out.
 """
@@ -28,11 +29,11 @@ from numpy.typing import NDArray
 from ...ledger.attribution import Work
 from ...ledger.classification import collective_operation
 from ...trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
+from .message_batches import BATCH, POINT_TO_POINT, batched_calls
 from .sequence_alignment import CallSequence, align
 
 __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_ns"]
 
-_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv"})
 _SIZES_DIFFER = frozenset({"all_to_all", "send_recv", "gather", "scatter"})
 """Operations in which the number of bytes may differ between ranks."""
 _SAME_AS = {"send_recv": "all_to_all", "recv": "send", "irecv": "send", "isend": "send"}
@@ -167,7 +168,24 @@ def events_of(trace: Trace) -> Events:
     source = np.concatenate((np.flatnonzero(of_device), len(rows.start_ns) + np.flatnonzero(of_host)))
     order = np.lexsort((end, start))
     events = Events(start[order], end[order], issue[order], meta[order], tuple(collectives), source[order])
-    return _joined(events)
+    return _unpacked(_joined(events), trace)
+
+
+def _unpacked(events: Events, trace: Trace) -> Events:
+    """Return the events with each batch as its messages: those whose calls began after the launch of the one before."""
+    is_batch = np.array([meta.operation == BATCH for meta in events.collectives] or [False])[events.meta]
+    if not is_batch.any():
+        return events
+    is_single = np.array([meta.operation in POINT_TO_POINT for meta in events.collectives])[events.meta]
+    calls, of = batched_calls(events.issue_ns, events.start_ns, is_batch, is_single, trace)
+    whole = np.ones(len(is_batch), dtype=np.bool_)
+    whole[of] = False
+    row = np.concatenate((np.flatnonzero(whole), of))
+    meta = np.concatenate((events.meta[whole], trace.host_rows.collective[calls].astype(np.int64)))
+    order = np.lexsort((np.arange(len(row)), events.end_ns[row], events.start_ns[row]))
+    row = row[order]
+    columns = (events.start_ns[row], events.end_ns[row], events.issue_ns[row], meta[order])
+    return Events(*columns, events.collectives, events.source[row])
 
 
 def _joined(events: Events) -> Events:
@@ -191,10 +209,13 @@ def _joined(events: Events) -> Events:
 def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.int64]], int]:
     """Return the indices of each group's events, and how many were sends or receives without a known peer."""
     known: dict[_Key, int] = {}
+    # Where there are messages a batch without any is one whose calls the trace lacks; else it is of collectives.
+    has_messages = any(meta.operation in POINT_TO_POINT for meta in events.collectives)
+    peered = {*POINT_TO_POINT, BATCH} if has_messages else POINT_TO_POINT
     number = np.full(len(events.collectives) + 1, NONE, dtype=np.int64)
     for index, meta in enumerate(events.collectives):
         pair = _pair(meta, rank)
-        if meta.operation not in _POINT_TO_POINT or pair is not None:
+        if meta.operation not in peered or pair is not None:
             number[index] = known.setdefault((meta.group, meta.ranks, pair), len(known))
     mine = number[events.meta]
     found = {key: np.flatnonzero(mine == at) for key, at in known.items()}
@@ -203,7 +224,7 @@ def _by_group(events: Events, rank: int | None) -> tuple[dict[_Key, NDArray[np.i
 
 def _pair(meta: CollectiveColumns, rank: int | None) -> tuple[int, int] | None:
     """Return who sends to whom, of a send or receive of this rank; None of all else and where the peer is unknown."""
-    if meta.operation not in _POINT_TO_POINT or rank is None:
+    if meta.operation not in POINT_TO_POINT or rank is None:
         return None
     if meta.operation in ("send", "isend"):
         return None if meta.destination_rank is None else (rank, meta.destination_rank)
@@ -290,6 +311,13 @@ def _laid(calls: Sequence[CallSequence]) -> tuple[NDArray[np.int64], int]:
 def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> CallSequence:
     """Return one group's events as the columns that `sequence_alignment` compares."""
     rows = rows[np.argsort(events.issue_ns[rows], kind="stable")]
+    # A device may run in one step what was launched in the one before: what was launched before the trace began is
+    # first, and its step is unknown.
+    is_launched = (events.issue_ns < events.start_ns)[rows] & (events.source[rows] < len(trace.device.start_ns))
+    begin = events.start_ns[rows[is_launched]].min(initial=np.iinfo(np.int64).max)
+    is_left_over = ~is_launched & is_launched.any() & (events.start_ns[rows] <= begin)
+    order = np.argsort(~is_left_over, kind="stable")
+    rows, is_left_over = rows[order], is_left_over[order]
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
     wall = wall_offset_ns(trace)
     names = [_SAME_AS.get(meta.operation, meta.operation) for meta in metas]
@@ -300,14 +328,14 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
         operation=np.array([operations.setdefault(name, len(operations)) for name in names], dtype=np.int64),
         bytes=np.array(sizes, dtype=np.int64),
         sequence=np.array([_sequence(meta) for meta in metas], dtype=np.int64),
-        step=_steps(trace, events.issue_ns[rows]),
+        step=np.where(is_left_over, NONE, _steps(trace, events.issue_ns[rows])),
         row=rows,
     )
 
 
 def _sequence(meta: CollectiveColumns) -> int:
     """Return the number that is the same on all ranks; sends and receives are numbered by each rank for itself."""
-    return NONE if meta.sequence is None or meta.operation in _POINT_TO_POINT else meta.sequence
+    return NONE if meta.sequence is None or meta.operation in POINT_TO_POINT else meta.sequence
 
 
 def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:

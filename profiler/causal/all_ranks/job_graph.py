@@ -147,16 +147,16 @@ def join_ranks(ranks: Sequence[RankGraph], joins: Joins, base_ns: int) -> JobGra
     for source, _, kind, place, _ in parts:
         slices[place, kind] = slice(at, at + len(source))
         at += len(source)
-    last, first_end = np.full(joins.count, LEAST), np.full(joins.count, -LEAST)
+    last, least = np.full(joins.count, LEAST), np.full(joins.count, -LEAST)
     np.maximum.at(last, joins.join, start_ns)
     leaves_early = ~joins.binds[joins.join] & (end_ns < last[joins.join])
-    stays = np.flatnonzero(~leaves_early)
-    np.minimum.at(first_end, joins.join[stays], end_ns[stays])
-    wire = np.maximum(first_end - last, 0)
     # A row in several collectives (sends and receives in one kernel) ends with the last that begins.
     latest = np.full(int(offset[-1]), LEAST)
     np.maximum.at(latest, end, last[joins.join])
     leave_ns = end_ns - latest[end]
+    stays = np.flatnonzero(~leaves_early)
+    np.minimum.at(least, joins.join[stays], leave_ns[stays])
+    wire = np.maximum(least, 0)
     source = np.concatenate([part[0] for part in parts])
     target = np.concatenate([part[1] for part in parts])
     nodes = int(offset[-1]) + joins.count

@@ -4,9 +4,9 @@ CUDA's waits for events are hardly ever in a trace, so they are inferred from th
 
     record, wait, launch       (`wait_stream`) the row waits for the tail of the stream that its thread launched on
                                before; so does every collective, whose record and wait are inside its call
-    wait, launch               (`work.wait()`) the row waits for the latest collective that none has awaited yet.  At a
-                               site (the same kernel under the same operator) where that one ended too late in any
-                               step, it is the one before it, everywhere
+    wait, launch               (`work.wait()`) the row waits for the latest collective that none has awaited yet; for a
+                               send only where there is no other.  At a site (the same kernel under the same operator)
+                               where that one ended too late in any step, it is the one before it, everywhere
     neither, yet late          a row that begins for no other reason right after another stream's row had ended
 
 Whatever the recorded times contradict is dropped.  Rows without a launch hang on what ended last before them.
@@ -45,6 +45,8 @@ UNEXPLAINED_NS = 20_000
 PENDING_MAX = 64
 """Collectives that may be under way unawaited; DDP has as many as buckets."""
 
+_SENDS = ("send", "isend")
+
 _WAIT_CALL, _RECORD_CALL = "StreamWaitEvent", "EventRecord"
 
 
@@ -70,7 +72,7 @@ def device_waits(events: RankEvents) -> tuple[Index, Index]:
         known = paired & (before != NONE)
         pairs += list(zip(launched[known].tolist(), before[known].tolist(), strict=True))
         if calls is not None:
-            pairs += _by_calls(rows, launched, calls)
+            pairs += _by_calls(rows, launched, calls, _are_sends(events))
     unlaunched = np.flatnonzero(rows.launch == NONE)
     if len(unlaunched):
         pairs += _by_time(rows, unlaunched[_is_late(rows, unlaunched, None, [])], None)
@@ -105,9 +107,10 @@ def _calls(events: RankEvents, launched: Index) -> _Calls | None:
         return None
     order = np.lexsort((events.call_start_ns[mine], host.thread[mine]))
     mine = mine[order]
+    is_own, ends = _of_collectives(events, mine, kind[mine])
     follows = np.zeros(len(mine), dtype=np.bool_)
-    follows[1:] = (kind[mine][:-1] == 2) & (host.thread[mine][1:] == host.thread[mine][:-1])
-    waits = kind[mine] == 1
+    follows[1:] = (kind[mine][:-1] == 2) & ~ends[:-1] & (host.thread[mine][1:] == host.thread[mine][:-1])
+    waits = (kind[mine] == 1) & ~is_own
     # On whatever thread: autograd's thread waits for its gradients, and what another launches next waits with it.
     at = events.host.time_ns[rows.launch[launched]]
 
@@ -118,11 +121,43 @@ def _calls(events: RankEvents, launched: Index) -> _Calls | None:
     return _Calls(count(waits & follows), count(waits & ~follows))
 
 
+def _busiest(rows: WorkRows) -> int:
+    """Return the stream that most is launched on beside collectives, NONE for none."""
+    other = rows.stream[(rows.cause != Cause.LINK) & (rows.launch != NONE)]
+    return int(np.bincount(other).argmax()) if len(other) else NONE
+
+
+def _of_collectives(events: RankEvents, mine: Index, kind: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which of these calls (in order, by thread) are NCCL's own, and which record the end of a collective.
+
+    After a launch NCCL records and waits on streams on which nothing runs, in some versions; then torch records the end
+    for whoever waits for it, unless the collective is on the current stream.  A wait directly after that is somebody's
+    `work.wait()`, not the second half of a `wait_stream`.
+    """
+    rows, host = events.rows, events.trace.host_rows
+    links = np.flatnonzero((rows.cause == Cause.LINK) & (rows.launch != NONE))
+    is_aside = rows.stream[links] != _busiest(rows)
+    start, thread = events.call_start_ns[mine], host.thread[mine]
+    launched = events.host.time_ns[rows.launch[links]]
+    at = np.flatnonzero((kind == 3) & np.isin(start, launched))
+    aside = np.isin(start[at], launched[is_aside])
+    padded, threads = np.append(kind, [0, 0, 0]), np.append(thread, [NONE, NONE, NONE])
+    after = [np.where(threads[at + n] == thread[at], padded[at + n], 0) for n in (1, 2, 3)]
+    has_pair = (after[0] == 2) & (after[1] == 1) & ((after[2] == 2) | ~aside)
+    own, ends = np.zeros(len(kind), dtype=np.bool_), np.zeros(len(kind), dtype=np.bool_)
+    if len(at) and has_pair.all():
+        own[at + 2] = True
+        ends[at[aside] + 3] = True
+    else:
+        ends[at[aside & (after[0] == 2)] + 1] = True
+    return own, ends
+
+
 def _tails_of_thread(rows: WorkRows, launched: Index) -> Index:
     """Return for each launch the last row on the stream that its thread launched on before; NONE for none.
 
-    Collectives do not count: they are launched on streams of their own.  Where the stream is the row's own it is the
-    device's busiest.
+    Which stream that is, collectives do not say: they are launched on streams of their own.  Where
+    the stream is the row's own it is the device's busiest.
     """
     stream, thread = rows.stream[launched], rows.thread[launched]
     own = rows.cause[launched] != Cause.LINK
@@ -139,20 +174,30 @@ def _tails_of_thread(rows: WorkRows, launched: Index) -> Index:
     chosen = np.where(chosen == stream, busiest, chosen)
     tail = np.full(len(launched), NONE)
     for one in np.unique(chosen).tolist():
-        on = np.flatnonzero((stream == one) & own)
+        on = np.flatnonzero(stream == one)
         asked = np.flatnonzero((chosen == one) & (stream != one))
         at = np.searchsorted(on, asked) - 1
         tail[asked] = np.where(at >= 0, launched[on[np.maximum(at, 0)]] if len(on) else NONE, NONE)
     return tail
 
 
-def _by_calls(rows: WorkRows, launched: Index, calls: _Calls) -> list[tuple[int, int]]:
+def _are_sends(events: RankEvents) -> NDArray[np.bool_]:
+    """Return for each row whether it sends and does nothing else: whoever goes on with its data has received some."""
+    trace = events.trace
+    is_send = np.array([meta.operation in _SENDS for meta in trace.collectives] or [False], dtype=np.bool_)
+    found = np.zeros(len(events.rows.start_ns), dtype=np.bool_)
+    known = np.flatnonzero(trace.device.collective != NONE)
+    found[known] = is_send[trace.device.collective[known]]
+    return found
+
+
+def _by_calls(rows: WorkRows, launched: Index, calls: _Calls, is_send: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the pairs by waits alone; see the module's docstring for the rule of sites.
 
     A row after a record and a wait is on a stream of its own; the waits alone that came before are for the next row
     that is not.
     """
-    is_link = rows.cause == Cause.LINK
+    is_link = (rows.cause == Cause.LINK) & (rows.stream != _busiest(rows))
     noted = np.flatnonzero((calls.alone > 0) | is_link[launched] | _follows_open(calls, is_link[launched]))
     sites = _sites(rows, launched[noted])
     deepest: dict[tuple[int, int], int] = defaultdict(int)
@@ -168,18 +213,20 @@ def _by_calls(rows: WorkRows, launched: Index, calls: _Calls) -> list[tuple[int,
         )
     )
     for _ in range(2):  # the first pass learns how deep each site reaches, the second uses it everywhere
-        pending: list[int] = []
+        received: list[int] = []
+        sent: list[int] = []
         pairs = []
         count = 0
         for row, alone, is_paired, site in steps:
             count += alone
             if is_link[row]:
-                pending.append(row)
-                del pending[:-PENDING_MAX]
+                (sent if is_send[row] else received).append(row)
+                del received[:-PENDING_MAX], sent[:-PENDING_MAX]
                 continue
             if is_paired:
                 continue
-            for nth in range(min(count, len(pending))):
+            for nth in range(min(count, len(received) + len(sent))):
+                pending = received or sent
                 depth = min(deepest[site, nth], len(pending) - 1)
                 while depth < len(pending) and end[pending[-1 - depth]] > start[row] + SLACK_NS:
                     depth += 1

@@ -4,6 +4,8 @@ The measure is the median of the peers, without the rank itself; a peer that did
 that only one rank ran is all excess.  Where ranks have different roles (pipeline stages) the caller says who are peers.
 
 A key is (what, step, name, operator, how often before in this step); times are durations, so clocks do not matter.
+Where a rank runs a kernel more often in a step than its peers, nothing says which of them are too many: one layer more
+in every microbatch, or one microbatch more.  So each is as much shorter as all together have to be.
 
 Pure: graphs in, columns out.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +23,7 @@ from ...trace.columns import NONE
 from ..one_rank.causes import OWN_CAUSES, Cause
 from ..one_rank.rank_graph import RankGraph, RankWeights
 
-__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "scatter_ratio", "with_durations"]
 
 Index = NDArray[np.int64]
 
@@ -124,28 +127,49 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     weights = graph.weights
     duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
     inside = step >= 0
+    # What runs first on a stream without a launch was launched before the window: how much of it, is chance.
+    inside[: len(at_row)] &= ~_left_over(rows.stream[order], rows.launch[order])[at_row]
     columns = (kinds, at, step, name, operator, time, cause, duration)
     return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
 
 
+def _left_over(stream: Index, launch: Index) -> NDArray[np.bool_]:
+    """Return for rows in stream order whether all of their stream so far are without a launch, and later ones not."""
+    left = np.zeros(len(stream), dtype=np.bool_)
+    for one in np.unique(stream).tolist():
+        mine = np.flatnonzero(stream == one)
+        known = np.flatnonzero(launch[mine] != NONE)
+        if len(known):
+            left[mine[: known[0]]] = True
+    return left
+
+
 def compare(
-    atoms: Sequence[Atoms], peers: Sequence[Sequence[int]], steps: int, *, roles_differ: bool = False
+    atoms: Sequence[Atoms],
+    peers: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    roles_differ: bool = False,
+    with_hosts: bool = False,
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, python between launches and copies are not compared, and a piece that most peers lack is
-    excess only if it is a checkpoint, a collection, or compute that they do, too, but less often: the first stage alone
-    copies the input, the last alone has the loss, and that is nobody's fault.
+    Where `roles_differ`, copies are not compared, python between launches only `with_hosts` and where most peers do the
+    same, and a piece that most peers lack is excess only if it is a checkpoint, a collection, or compute that they do,
+    too, but less often: the first stage alone copies the input, the last alone has the loss, and that is nobody's
+    fault.
     """
+    structural = STRUCTURAL[1:] if with_hosts else STRUCTURAL
     found: list[Compared | None] = [None] * len(atoms)
     for group in peers:
         medians = _medians([atoms[place] for place in group])
+        medians = _where_more([atoms[place] for place in group], medians, steps)
         shared = _shared([atoms[place] for place in group]) if roles_differ else None
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
             if shared is not None:
                 counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
-                own = np.isin(mine.cause, STRUCTURAL) | ((median == 0) & ~counts)
+                own = np.isin(mine.cause, structural) | ((median == 0) & ~counts)
                 median = np.where(own, mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
             over = mine.duration_ns - median
@@ -173,7 +197,38 @@ def _sums(slot: Index, values: Index, columns: int) -> Index:
     return found
 
 
-def _medians(group: Sequence[Atoms]) -> list[Index]:
+class _Sums(NamedTuple):
+    """What one rank did in all of what and step; `key` is the same for the same of a peer."""
+
+    key: Index
+    duration_ns: Index
+
+
+def _where_more(group: Sequence[Atoms], medians: list[Index], steps: int) -> list[Index]:
+    """Return the medians with compute that a rank does more often than its peers shortened evenly."""
+    chosen = [np.flatnonzero((mine.cause == Cause.COMPUTE) & (mine.kind == _ROW)) for mine in group]
+    keys = [mine.what[at] * steps + mine.step[at] for mine, at in zip(group, chosen, strict=True)]
+    unique = [np.unique(key, return_inverse=True, return_counts=True) for key in keys]
+    counts = [_Sums(key, count) for key, _, count in unique]
+    usual = _medians(counts)
+    if all((sums.duration_ns <= median).all() for sums, median in zip(counts, usual, strict=True)):
+        return medians
+    totals = [
+        _Sums(key, np.bincount(number, mine.duration_ns[at], len(key)).astype(np.int64))
+        for (key, number, _), mine, at in zip(unique, group, chosen, strict=True)
+    ]
+    found = []
+    columns = zip(group, medians, chosen, unique, counts, usual, totals, _medians(totals), strict=True)
+    for mine, median, at, (_, number, _), count, often, total, even in columns:
+        ratio = np.minimum(even / np.maximum(total.duration_ns, 1), 1.0)
+        is_more = ((count.duration_ns > often) & (often > 0))[number]
+        changed = median.copy()
+        changed[at[is_more]] = np.rint(mine.duration_ns[at] * ratio[number])[is_more].astype(np.int64)
+        found.append(changed)
+    return found
+
+
+def _medians(group: Sequence[Atoms | _Sums]) -> list[Index]:
     """Return for each rank's pieces the median of the others' durations, absent ones as zero."""
     members = len(group)
     if members < 2:
@@ -198,6 +253,16 @@ def _medians(group: Sequence[Atoms]) -> list[Index]:
     median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
     bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
     return np.split(median, bounds)
+
+
+def scatter_ratio(compared: Sequence[Compared]) -> float:
+    """Return the robust standard deviation of compute's pieces against their peers' medians, as a ratio of these."""
+    found = []
+    for mine in compared:
+        chosen = (mine.atoms.cause == Cause.COMPUTE) & (mine.median_ns > 0)
+        found.append(mine.atoms.duration_ns[chosen] / mine.median_ns[chosen] - 1)
+    ratios = np.concatenate(found) if found else np.empty(0)
+    return 1.4826 * float(np.median(np.abs(ratios))) if len(ratios) else 0.0
 
 
 def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:

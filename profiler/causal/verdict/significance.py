@@ -6,7 +6,8 @@ gets is compared with the one seen (a permutation test over steps; it holds for 
 correction for the number of ranks).  One outlying step must not name a rank, so each rank's extreme steps are first
 pulled in to its next (winsorised).
 
-What happens once can be named only where the trace itself says what it was (data, a checkpoint) and it stands far out.
+What happens in few steps has too few deals for such a test.  It is seen by how far it stands out of everything that
+any other rank did (`steps_out`); the caller decides where that is enough.
 
 Pure: arrays in, answers out; the random numbers are seeded, so the same traces give the same answer.
 """
@@ -16,7 +17,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["P_MAX", "change_step", "is_one_off", "lasting_ratio", "permutation_p", "spread_ratio", "winsorised"]
+__all__ = [
+    "P_MAX",
+    "change_step",
+    "lasting_ratio",
+    "outliers",
+    "permutation_p",
+    "spread_ratio",
+    "steps_out",
+    "winsorised",
+]
 
 P_MAX = 0.003
 """Of 400 healthy simulated jobs one had a rank below this that also saved enough to be named."""
@@ -29,16 +39,17 @@ CELLS_MAX = 20_000_000
 
 DEALS_MIN = 1_000
 
-ONE_OFF_Z = 8.0
-"""Robust standard deviations from which on a single annotated step stands out."""
+OUT_Z = 8.0
+"""Robust standard deviations from which on a step stands out."""
 
-ONE_OFF_RATIO = 5.0
+OUT_RATIO = 5.0
 """How many times any other rank's step it must be."""
 
 SINCE_RATIO_MAX = 0.35
 """A fault began in the step before which the rank's excess was no more than this of what it is afterwards."""
 
 Excess = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 def winsorised(excess: Excess) -> Excess:
@@ -86,16 +97,24 @@ def spread_ratio(parts: NDArray[np.float64]) -> float:
     return float(np.clip((parts.sum() - parts.max(axis=1).sum()) / total, 0.0, 1.0)) if total > 0 else 0.0
 
 
-def is_one_off(excess: Excess, rank: int) -> bool:
-    """Return whether the largest step of `rank` stands out of everything that any rank did in any step."""
-    step = int(excess[rank].argmax())
-    largest = excess[rank, step]
-    rest = np.delete(excess.reshape(-1), rank * excess.shape[1] + step)
-    if len(rest) < 3 or largest <= 0:
-        return False
-    middle = np.median(rest)
-    scale = max(1.4826 * float(np.median(np.abs(rest - middle))), 1.0)
-    return bool((largest - middle) / scale > ONE_OFF_Z and largest > ONE_OFF_RATIO * max(float(rest.max()), 0.0))
+def steps_out(excess: Excess, rank: int) -> Index:
+    """Return the steps in which `rank` stands out of everything that any other rank did in any step."""
+    others = np.delete(excess, rank, axis=0).reshape(-1)
+    if len(others) < 3:
+        return np.empty(0, dtype=np.int64)
+    middle = np.median(others)
+    scale = max(1.4826 * float(np.median(np.abs(others - middle))), 1.0)
+    own = excess[rank]
+    is_out = ((own - middle) / scale > OUT_Z) & (own > OUT_RATIO * max(float(others.max()), 0.0)) & (own > 0)
+    return np.flatnonzero(is_out)
+
+
+def outliers(excess: Excess) -> list[tuple[int, int]]:
+    """Return the (rank, step) whose excess is far above that of all."""
+    middle = np.median(excess)
+    scale = max(1.4826 * float(np.median(np.abs(excess - middle))), 1.0)
+    found: list[tuple[int, int]] = [(int(a), int(b)) for a, b in np.argwhere(excess - middle > OUT_Z * scale)]
+    return found
 
 
 def change_step(excess: NDArray[np.float64]) -> int:

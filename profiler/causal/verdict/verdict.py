@@ -25,7 +25,8 @@ from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
 from .links import slow_links
 from .peers import Atoms, Compared, compare, equalized
-from .significance import P_MAX, change_step, is_one_off, lasting_ratio, permutation_p, spread_ratio
+from .significance import P_MAX, change_step, permutation_p, steps_out
+from .stops import Stops, lasting
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -46,11 +47,11 @@ UNEVEN_RATIO_MIN = 0.02
 
 FINDINGS_MAX = 4
 
+MEMBER_RATIO_MIN = 0.3
+"""What the typical rank of a slow stage or host has of the excess of its worst: else it is one rank's fault."""
+
 STAGE_RATIO_MIN = 1.3
 """A stage is named before its ranks if it saves so many times what its best rank does."""
-
-ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
-"""Causes that the trace names itself, so that a single step of them can be named."""
 
 Index = NDArray[np.int64]
 
@@ -110,6 +111,7 @@ class _State:
     steps: int
     error_ratio: float
     is_uneven: bool
+    stops: Stops
     mended: set[int] = field(default_factory=set)
 
 
@@ -132,7 +134,8 @@ def judge(
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven)
+    stops = Stops(compared, whole / steps)
+    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
@@ -179,7 +182,10 @@ def _best_stage(
     """Return the stage whose equalizing with the other stages saves most, if it is named."""
     if len(roles) < 2:
         return None
-    across = compare(atoms, [list(range(len(atoms)))], state.steps, roles_differ=True)
+    # Hosts are compared with those of the same stage where there are any.
+    is_alone = all(len(role) == 1 for role in roles)
+    everyone = [list(range(len(atoms)))]
+    across = compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone)
     stages = [list(stage) for stage in roles]
     return _best(state, stages, across, stages)
 
@@ -248,24 +254,27 @@ def _named(
     for cause in OWN_CAUSES:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
             continue
-        table = _means([[compared[place].excess_ns[cause] for place in group] for group in rows])
-        parts = _means([[compared[place].parts_ns[cause] for place in group] for group in rows])
+        table = _typical([[compared[place].excess_ns[cause] for place in group] for group in rows])
+        if table[row].sum() < MEMBER_RATIO_MIN * max(compared[place].excess_ns[cause].sum() for place in places):
+            continue
+        parts = _typical([[compared[place].parts_ns[cause] for place in group] for group in rows])
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
-        if p < P_MAX:
+        out = steps_out(table, row)
+        if state.stops.are_faults(cause, table[row][out], rows[row]):
             own.append(cause)
-            sure[cause] = (p, _lasting(cause, table[row], parts[row]))
-        elif cause in ANNOTATED and is_one_off(table, row):
+            sure[cause] = (p, 1.0, int(out[0]))
+        elif p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, 1.0)
+            sure[cause] = (p, lasting(cause, table[row], parts[row]), 0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
-    p, lasting = sure[cause]
-    if saved * lasting < SAVED_RATIO_MIN * state.whole_ns:
+    p, share, first_out = sure[cause]
+    if saved * share < SAVED_RATIO_MIN * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
     first = compared[places[0]]
@@ -278,28 +287,20 @@ def _named(
         excess_ns=int(by_step.sum()),
         own_ns=int(first.total_ns[cause].sum()),
         peers_ns=int(first.total_ns[cause].sum() - first.excess_ns[cause].sum()),
-        since=change_step(by_step.astype(np.float64)) if p < P_MAX else int(by_step.argmax()),
+        since=change_step(by_step.astype(np.float64)) if p < P_MAX else first_out,
         by_step_ns=by_step.tolist(),
         p=p,
     )
     return finding, scenario
 
 
-def _lasting(cause: Cause, excess: NDArray[np.float64], parts: NDArray[np.float64]) -> float:
-    """Return the part of an excess that is no single event.
-
-    Hosts and kernels stop now and then, in three steps of six by chance.  So a third of the steps do not count, unless
-    the excess is in all parts of its steps.  What the trace names itself stops for no other reason.
-    """
-    steps = len(excess)
-    if cause in ANNOTATED:
-        return lasting_ratio(excess, 1)
-    return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
-
-
-def _means(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
-    """Return the mean of each row's members, as (rows, columns)."""
-    return np.stack([np.mean(members, axis=0) for members in rows])
+def _typical(rows: Sequence[Sequence[Index]]) -> NDArray[np.float64]:
+    """Return the lower median of each row's members, as (rows, columns): one member alone does not make a row slow."""
+    typical = [
+        np.sort(np.stack(members), axis=0)[(len(members) - 1) // 2] if len(members) > 1 else members[0]
+        for members in rows
+    ]
+    return np.stack(typical).astype(np.float64)
 
 
 def _error(state: _State, scenario: Scenario, saved: int) -> int:
@@ -370,7 +371,7 @@ def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
             continue
         for cause in OWN_CAUSES:
             table = np.stack([each.excess_ns[cause] for each in state.compared]).astype(np.float64)
-            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and is_one_off(table, place):
+            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, place)):
                 step = int(table[place].argmax())
                 found.append(Incident(place, step, cause, int(mine.excess_ns[cause, step])))
     return found

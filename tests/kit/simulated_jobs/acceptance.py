@@ -23,7 +23,7 @@ from .layout import Layout
 from .run import Run, simulate
 from .truth import Truth, truth_of
 
-__all__ = ["COST_RATIO_MIN", "KINDS", "draw_job", "healthy_jobs", "planted_faults"]
+__all__ = ["COST_RATIO_MIN", "KINDS", "LARGE_KINDS", "draw_job", "healthy_jobs", "planted_faults"]
 
 COST_RATIO_MIN = 0.03
 """What a planted fault costs at least, as a share of the wall time."""
@@ -52,6 +52,14 @@ KINDS: dict[str, tuple[Layout, ...]] = {
 }
 """Layouts by kind of job, from 8 to 64 ranks."""
 
+LARGE_KINDS: dict[str, tuple[Layout, ...]] = {
+    "large ddp": (Layout(data=256),),
+    "large fsdp": (Layout(data=256, is_sharded=True),),
+    "large tensor x ddp": (Layout(tensor=8, data=128), Layout(tensor=8, data=32)),
+    "large 1f1b x tensor x ddp": (Layout(pipeline=4, tensor=8, data=8), Layout(pipeline=8, tensor=8, data=8)),
+}
+"""Layouts of 256 to 1024 ranks, which take minutes to simulate."""
+
 SMALL_KERNELS = 0.3
 """By how much kernels are shorter in jobs whose hosts have to hurry; a slow host hides behind any longer ones."""
 
@@ -75,7 +83,8 @@ _FIRST_SIZE = {
 
 def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Job:
     """Return a healthy job of this kind: sizes, speeds and clocks are drawn."""
-    layout = KINDS[kind][int(drawn.integers(len(KINDS[kind])))]
+    layouts = KINDS[kind] if kind in KINDS else LARGE_KINDS[kind]
+    layout = layouts[int(drawn.integers(len(layouts)))]
     is_cpu = kind == "cpu"
     pipelined = layout.pipeline > 1
     scale = float(drawn.choice([0.8, 1.5, 2.5]))

@@ -68,6 +68,17 @@ class Run:
         return int(self.step_bounds_ns[:, -1].max() - self.step_bounds_ns[:, 0].min())
 
     @property
+    def recorded_ns(self) -> int:
+        """From the end of all work of the step before the recorded ones, if there is one, to the end of the last."""
+        before = self.job.steps_before
+        ends = [0]
+        for rank, times in enumerate(self.times):
+            n = before * len(self.program(rank))
+            if n:
+                ends.append(max(int(times.host_end[n - 1]), int(times.device_end[:n].max())))
+        return int(self.step_bounds_ns[:, -1].max()) - max(ends)
+
+    @property
     def step_ns(self) -> float:
         """The wall time a recorded step."""
         return self.wall_ns / self.job.steps

@@ -1,8 +1,9 @@
 """Says what is true of a job: who holds it up, in what, and what the job would gain without it.
 
 The gain is not computed from the times of one run.  The same job is run again with the same draws and without the
-fault, and the difference of the wall times is what the fault cost.  With two faults each gain is that of removing one
-while the other stays, as one would mend them; they need not add up.
+fault, and the difference of the wall times is what the fault cost.  It is counted from the end of the step before
+those that are recorded: what a fault cost before the record began, no trace shows.  With two faults each gain is that
+of removing one while the other stays, as one would mend them; they need not add up.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def truth_of(job: Job, healthy: Run | None = None) -> Truth:
     culprits = []
     for fault in job.faults:
         mended = healthy if healthy is not None and len(job.faults) == 1 else simulate(without(job, fault))
-        saved = run.wall_ns - mended.wall_ns
+        saved = run.recorded_ns - mended.recorded_ns
         blamed = () if fault.kind is FaultKind.IMBALANCE else fault.ranks
         steps = [job.steps_before] if fault.steps is None else [s for s in fault.steps if s >= job.steps_before]
         since = min(steps, default=job.steps_before)

@@ -7,10 +7,11 @@ import numpy as np
 from pacecar.profiler.causal.verdict.significance import (
     P_MAX,
     change_step,
-    is_one_off,
     lasting_ratio,
+    outliers,
     permutation_p,
     spread_ratio,
+    steps_out,
     winsorised,
 )
 
@@ -43,12 +44,14 @@ def test_two_ranks_and_few_steps_prove_nothing() -> None:
     assert permutation_p(np.array([[0.0] * 12, [5.0] * 12]), 1) < P_MAX
 
 
-def test_what_happens_once_stands_out_of_all_ranks_and_steps() -> None:
+def test_what_stands_out_does_so_of_all_other_ranks_and_steps() -> None:
     table = np.abs(np.random.default_rng(2).standard_normal((8, 6)))
-    table[5, 1] = 60
-    assert is_one_off(table, 5)
+    table[5, 1] = table[5, 4] = 60
+    assert steps_out(table, 5).tolist() == [1, 4]
+    assert steps_out(table, 2).tolist() == []
     table[2, 3] = 30  # another has one like it
-    assert not is_one_off(table, 5)
+    assert steps_out(table, 5).tolist() == []
+    assert outliers(table) == [(2, 3), (5, 1), (5, 4)]
 
 
 def test_where_an_excess_begins() -> None:

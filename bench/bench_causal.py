@@ -1,0 +1,125 @@
+"""Measures how often the causal model of `pacecar analyze` names the right ranks and cause, on simulated jobs.
+
+Jobs of all layouts are drawn with one or two faults planted that cost from 3 to 40 % of the wall time, and healthy ones
+(`tests/kit/simulated_jobs/acceptance.py`).  Each is simulated, analyzed from its traces, and judged against the truth
+(`causal_figures`).  Prints tables; `--misses` each fault that was not right, too.  Draws follow from `--seed`: figures
+that were used while mending the model are not held out.  `--late-us` makes all ranks of a host leave collectives later
+than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
+from bench.causal_figures import Case, ClockError, Named, Planted, falsely_named, lines, outcomes
+from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.profiler.analysis.report import TraceJob
+from tests.kit.simulated_jobs import Run, Truth, simulate
+from tests.kit.simulated_jobs.acceptance import KINDS, LARGE_KINDS, healthy_jobs, planted_faults
+
+
+def judged(truth: Truth, seed: int, number: int) -> Case:
+    """Analyze one simulated job and put what was said beside what is true."""
+    run = truth.run
+    traces = run.traces()
+    job = analyze_job(traces, [analyze_trace(trace) for trace in traces])
+    wall = run.step_ns
+    return Case(
+        seed=seed,
+        number=number,
+        layout=layout_words(run),
+        ranks=run.job.layout.ranks,
+        is_loud=run.job.noise.hiccup_ratio > 0,
+        planted=tuple(Planted(one.fault.kind, one.told, one.causes, one.saved_ratio) for one in truth.culprits),
+        named=tuple(
+            Named(one.kind, tuple(one.ranks), one.cause, one.saved_ns / wall, one.error_ns / wall)
+            for one in job.stragglers
+        ),
+        clocks=clock_errors(run, job),
+        replay_error_ratio=job.replay_error_ratio,
+    )
+
+
+def layout_words(run: Run) -> str:
+    """Return the layout in short: ddp 16, tp 4 x pp 2 (1f1b) x fsdp 8."""
+    layout, model = run.job.layout, run.job.model
+    parts = [f"tp {layout.tensor}"] if layout.tensor > 1 else []
+    if layout.pipeline > 1:
+        parts.append(f"pp {layout.pipeline} ({model.schedule})")
+    if layout.data > 1:
+        parts.append(f"{'fsdp' if layout.is_sharded else 'ddp'} {layout.data}")
+    return ("cpu " if run.job.is_cpu else "") + " x ".join(parts)
+
+
+def clock_errors(run: Run, job: TraceJob) -> tuple[ClockError, ...]:
+    """Return how wrong each host's clock is against the first's, in the middle of what was recorded."""
+    layout = run.job.layout
+    middle = (run.step_bounds_ns[:, 0].min() + run.step_bounds_ns[:, -1].max()) // 2
+    shown = [int(clock.show(middle)) for clock in run.clocks]
+    found = []
+    for host in range(1, layout.hosts):
+        clock = job.clocks[layout.ranks_of_host(host)[0]]
+        error = clock.offset_ns - (shown[0] - shown[host])
+        tied = clock.method == "collectives"
+        found.append(
+            ClockError(float(error), float(clock.standard_error_ns) if tied and clock.standard_error_ns else None)
+        )
+    return tuple(found)
+
+
+def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
+    """Yield the jobs of this run with their numbers, planted ones first."""
+    kinds = args.kinds or [*KINDS]
+    for is_loud, planted, healthy in ((False, args.planted, args.healthy), (True, args.loud, args.healthy_loud)):
+        yield from enumerate(planted_faults(args.seed, planted, loud=is_loud, kinds=kinds))
+        for number, job in enumerate(healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds)):
+            late = replace(job, noise=replace(job.noise, lateness_ns=1e3 * args.late_us))
+            yield number, Truth(simulate(late))
+    yield from enumerate(planted_faults(args.seed, args.large, kinds=[*LARGE_KINDS]))
+
+
+def misses(case: Case) -> list[str]:
+    """Return a line for each fault that was not right, and for whoever was named beside."""
+    planted = [
+        f"{one.word}: {one.fault.kind} of {list(one.fault.ranks or ())[:8]}, {one.fault.saved_ratio:.1%}"
+        for one in outcomes(case)
+        if one.word != "right"
+    ]
+    false = [
+        f"false: {one.kind} {list(one.ranks)[:8]} {one.cause} {one.saved_ratio:.1%}" for one in falsely_named(case)
+    ]
+    noise = "loud" if case.is_loud else "quiet"
+    return [f"  draw {case.number} ({noise}, {case.layout}): {words}" for words in planted + false]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="of all draws")
+    parser.add_argument("--planted", type=int, default=60, help="quiet jobs with faults")
+    parser.add_argument("--loud", type=int, default=30, help="loud jobs with faults: kernels vary by 3 %%, hosts stop")
+    parser.add_argument("--healthy", type=int, default=60, help="healthy quiet jobs")
+    parser.add_argument("--healthy-loud", type=int, default=30, help="healthy loud jobs")
+    parser.add_argument("--large", type=int, default=0, help="jobs of 256 to 1024 ranks with faults; minutes each")
+    parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")
+    parser.add_argument("--misses", action="store_true", help="list each fault that was not right")
+    args = parser.parse_args(words)
+    begun, cases = time.process_time(), []
+    for number, truth in drawn(args):
+        cases.append(judged(truth, args.seed, number))
+        if args.misses:
+            sys.stdout.write("".join(f"{line}\n" for line in misses(cases[-1])))
+            sys.stdout.flush()
+    sys.stdout.write("\n".join(lines(cases)) + "\n")
+    sys.stdout.write(f"seed {args.seed}, {len(cases)} jobs, {time.process_time() - begun:.0f} s of the processor\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
+
+Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what the
+trace itself says what it was, any step that stands out where kernels hardly vary, what takes half a step, what is far
+longer than several stops that were seen, and what strikes one rank thrice.
+
+Pure: arrays in, answers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..one_rank.causes import OWN_CAUSES, Cause
+from .peers import Compared, scatter_ratio
+from .significance import lasting_ratio, outliers, spread_ratio
+
+__all__ = ["ANNOTATED", "Stops", "lasting"]
+
+ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
+"""Causes that the trace names itself, so that a single step of them can be named."""
+
+STEPS_OUT_MIN = 3
+"""Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
+
+STOPS_MIN = 3
+"""Stops of other ranks that show how long stops are in a job."""
+
+STOPS_RATIO_MIN = 2.5
+"""How many times the longest of them a stop must be to be none of them."""
+
+LONG_STOP_RATIO = 0.5
+"""A stop as long as this part of a step is none of those that happen now and then."""
+
+CALM_RATIO_MAX = 0.02
+"""The scatter of kernels against their peers up to which a job is calm: nothing else stops there, so that a single
+step that stands out is no chance.  Where kernels vary by 3 %, every third job has one step that does."""
+
+Excess = NDArray[np.float64]
+
+
+def lasting(cause: Cause, excess: Excess, parts: Excess) -> float:
+    """Return the part of an excess that is no single event.
+
+    Hosts and kernels stop now and then, in three steps of six by chance.  So a third of the steps do not count, unless
+    the excess is in all parts of its steps.  What the trace names itself stops for no other reason.
+    """
+    steps = len(excess)
+    if cause in ANNOTATED:
+        return lasting_ratio(excess, 1)
+    return max(lasting_ratio(excess, -(-steps // 3)), spread_ratio(parts.reshape(steps, -1)))
+
+
+class Stops:
+    """The stops seen in a job, and whether a rank's steps that stand out are some of them."""
+
+    def __init__(self, compared: Sequence[Compared], step_ns: float) -> None:
+        self._step_ns = step_ns
+        self._is_calm = scatter_ratio(compared) <= CALM_RATIO_MAX
+        self._seen: list[tuple[int, float]] = []
+        for cause in OWN_CAUSES:
+            table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
+            self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
+
+    def are_faults(self, cause: Cause, out: Excess, places: Sequence[int]) -> bool:
+        """Return whether steps that stand out (`out`: their excess in ns) of these places are more than stops."""
+        if len(out) == 0:
+            return False
+        if self._is_calm or cause in ANNOTATED or len(out) >= STEPS_OUT_MIN:
+            return True
+        others = [value for place, value in self._seen if place not in places]
+        is_beyond = len(others) >= STOPS_MIN and float(out.max()) > STOPS_RATIO_MIN * max(others)
+        return is_beyond or float(out.max()) > LONG_STOP_RATIO * self._step_ns
