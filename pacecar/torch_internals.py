@@ -264,12 +264,15 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(
         _LOADER + "_BaseDataLoaderIter._next_index", (), EVER, "samples are guessed from the first dimension of tensors"
     ),
-    Internal(
-        _LOADER + "_MultiProcessingDataLoaderIter._tasks_outstanding",
-        (),
-        EVER,
-        "the short last batch of the epoch in which pacecar attaches is counted some batches early",
-        owner="mark",
+    *(
+        Internal(
+            f"{_LOADER}_MultiProcessingDataLoaderIter.{name}",
+            (),
+            EVER,
+            "the short last batch of the epoch in which pacecar attaches is counted some batches early",
+            owner="mark",
+        )
+        for name in ("_send_idx", "_rcvd_idx")
     ),
     # --- FSDP2 --------------------------------------------------------------------------------------------------
     Internal(_FSDP + "FSDPModule._get_fsdp_state", ("fsdp_prefetch", "fsdp_reshard"), EVER, owner="FSDPModule"),

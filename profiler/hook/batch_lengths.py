@@ -25,7 +25,7 @@ AHEAD_MAX = 4096
 
 _ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
 _INDICES = "torch.utils.data.dataloader._BaseDataLoaderIter._next_index"
-_OUTSTANDING = "_tasks_outstanding"
+_SENT, _RECEIVED = "_send_idx", "_rcvd_idx"
 _OWN_NAME = "pacecar_batch_length"
 
 
@@ -91,6 +91,7 @@ class BatchLengths:
         if threading.get_ident() == self._thread:
             waiting = self._waiting.get(iterator)
             if waiting is None:
-                outstanding = getattr(iterator, _OUTSTANDING, 0)  # of workers; beside the batch that came just now
-                waiting = self._waiting[iterator] = _Lengths(outstanding + 1 if outstanding else 0)
+                sent, received = getattr(iterator, _SENT, 0), getattr(iterator, _RECEIVED, 0)  # with workers only
+                # The batch that comes in this call counts as received already.
+                waiting = self._waiting[iterator] = _Lengths(sent - received + 1 if sent else 0)
             waiting.ahead.append(length)

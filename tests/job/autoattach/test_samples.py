@@ -111,7 +111,7 @@ def test_samples_are_those_of_the_batch_sampler_and_a_closure_counts_once(
     seen = run(script, *kind, ranks=1, watched=("--run-dir", str(tmp_path)), **EACH_STEP)
     assert (seen.code, seen.out) == (0, "done\n"), seen.errors
     steps = seen.of(0, "step")[3:]  # before, there are batches that were drawn when there was no hook
-    assert len(steps) >= 10
+    assert len(steps) >= 8
     assert [step["samples"] for step in steps] == [samples] * (len(steps) - 1) + [last]
     assert all(step.get("samples_guessed", False) is is_guess for step in steps)
     sees_data = kind[0] not in ("recurrent", "lbfgs")
