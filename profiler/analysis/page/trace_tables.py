@@ -27,6 +27,10 @@ ROWS_MAX = 200
 """Rows of one table, the largest; `--json` has all."""
 
 
+KERNEL_CHARACTERS_MAX = 120
+"""Of the name of a family's largest kernel."""
+
+
 def time_cell(unit: DisplayUnit, value_ns: float | None) -> Cell:
     """Return a time in its column's unit."""
     return unit.text(value_ns), value_ns
@@ -143,7 +147,7 @@ def families_table(families: Sequence[Family]) -> Table | None:
             time_cell(unit, family.duration_ns),
             (percent(family.share_ratio), family.share_ratio),
             count_cell(family.count),
-            (kernel_name(family.largest), None),
+            word_cell(kernel_name(family.largest)[:KERNEL_CHARACTERS_MAX]),
         )
         for family in sorted(families, key=lambda family: -family.duration_ns)
     ]

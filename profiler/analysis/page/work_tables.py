@@ -28,8 +28,11 @@ from .trace_tables import ROWS_MAX, count_cell, cut_note, time_cell, word_cell
 
 __all__ = ["all_to_all_table", "work_tables"]
 
-NAME_CHARACTERS_MAX = 160
-"""Names of templates run to thousands of characters; `--json` has them whole."""
+NAME_CHARACTERS_MAX = 64
+"""Names of templates run to thousands of characters and push the figures off the page; `--json` has them whole."""
+
+KINDS_MAX = 60
+"""The most kernels, operators and annotations: the longest, which have nearly all of the time."""
 
 
 def work_tables(tables: TraceTables) -> list[Table]:
@@ -55,7 +58,7 @@ def _ratio(ratio: float | None) -> Cell:
 
 
 def _kernels(kernels: Sequence[KernelTotal]) -> Table | None:
-    largest = sorted(kernels, key=lambda one: -one.duration_ns)[:ROWS_MAX]
+    largest = sorted(kernels, key=lambda one: -one.duration_ns)[:KINDS_MAX]
     unit = unit_for([one.duration_ns for one in largest])
     rows = []
     for one in largest:
@@ -76,7 +79,7 @@ def _kernels(kernels: Sequence[KernelTotal]) -> Table | None:
 
 
 def _operators(operators: Sequence[OperatorTotal]) -> Table | None:
-    largest = sorted(operators, key=lambda one: (-one.device_ns, -one.host_self_ns))[:ROWS_MAX]
+    largest = sorted(operators, key=lambda one: (-one.device_ns, -one.host_self_ns))[:KINDS_MAX]
     device = unit_for([one.device_total_ns for one in largest])
     host = unit_for([one.host_ns for one in largest])
     rows = [
@@ -179,7 +182,7 @@ def _memory(found: Sequence[MemoryTimeline]) -> Table | None:
 
 
 def _annotations(found: Sequence[AnnotationTotal]) -> Table | None:
-    largest = sorted(found, key=lambda one: -one.host_ns)[:ROWS_MAX]
+    largest = sorted(found, key=lambda one: -one.host_ns)[:KINDS_MAX]
     unit = unit_for([one.host_ns for one in largest])
     rows = [
         (
