@@ -51,7 +51,7 @@ def test_a_phase_keeps_its_mix_and_follows_its_length():
     ledger = estimate(400, {"backward": 200, "backward_tail": 150}, Calibration(3, mixes))
     assert ledger == Ledger(
         wall_ns=400, compute_ns=160, exposed_communication_ns=150, host_bound_ns=90,
-        communication_ns=230, overlapped_communication_ns=80,
+        communication_ns=230, overlapped_communication_ns=80, loop_host_ns=50,
     )  # fmt: skip
 
 
