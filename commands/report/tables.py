@@ -167,7 +167,7 @@ def ledger_table(report: Report) -> Table | None:
                 milliseconds(part_ns := side.ledger_ns.get(heading)),
                 percent(part_ns / total if part_ns is not None and total else None),
             ]
-        values = [side.ledger_ns[heading] if are_comparable else None for _, side in sides]
+        values = [side.ledger_ns.get(heading) if are_comparable else None for _, side in sides]
         rows.append((*cells, *_changed(signed_milliseconds, values)))
     overlaps = [side.overlap_ratio for _, side in sides]
     for name, pairs, changed in (

@@ -38,8 +38,8 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
     @property
     def heading_errors_ns(self) -> dict[str, int]:
         """Estimate minus exact, by heading; they sum to zero."""
-        exact = self.exact.parts()
-        return {heading: value - exact[heading] for heading, value in self.estimate.parts().items()}
+        exact, estimate = self.exact.parts(), self.estimate.parts()
+        return {heading: estimate.get(heading, 0) - exact.get(heading, 0) for heading in (exact | estimate)}
 
     @property
     def error_ratio(self) -> float | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from pacecar.records import (
     BackwardWindow,
@@ -248,11 +249,18 @@ class StepRecords:
         step.measurement = measurement
         # A step in which the process was stopped is like no other: nothing is learned from it.
         if measurement is not None and not step.stops:
-            told_by.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
+            told_by.check = self._known(
+                self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
+            )
             job, rank, ended_wall_ns = self._hello.job, self._hello.rank, step.ended_wall_ns
             told_by.collectives = CollectiveWindow(
                 job=job, rank=rank, step=step.step, ended_wall_ns=ended_wall_ns, sums=measurement.collectives
             )
+
+    def _known(self, check: EstimateCheck | None) -> EstimateCheck | None:
+        """Return the check without a wait for data that nobody could see, as the steps are told."""
+        known = self._totals.known
+        return check and structs.replace(check, exact=known(check.exact), estimate=known(check.estimate))
 
     def look(self, after_seconds: float = LOOK_SECONDS) -> None:
         """Write what waits, unless that was done in the last `after_seconds`; called on any other thread."""

@@ -212,7 +212,7 @@ def test_planted_faults_cost_what_they_must_and_are_the_same_for_the_same_seed()
         assert truth.culprits
         for one in truth.culprits:
             assert COST_RATIO_MIN <= one.saved_ratio <= COST_RATIO_MAX
-            assert one.saved_ns == truth.wall_ns - simulate(without(job, one.fault)).wall_ns
+            assert one.saved_ns == truth.run.recorded_ns - simulate(without(job, one.fault)).recorded_ns
             assert set(one.ranks) <= set(one.told) <= set(range(job.layout.ranks))
             assert one.causes
             assert job.steps_before <= one.since_step < job.all_steps

@@ -80,7 +80,9 @@ collector.collect()
 until(lambda: first.page.hanging == 1, "a call is held")
 collector.close()
 second = load("second")
-(thread,) = [thread for thread in threading.enumerate() if thread.name == "pacecar-gpu-0"]
+of_gpus = lambda: [thread for thread in threading.enumerate() if thread.name.startswith("pacecar-gpu-")]
+until(lambda: len(of_gpus()) == 1, "all threads but the one that waits have ended")
+(thread,) = of_gpus()
 first.release()
 thread.join(30)
 print(thread.is_alive(), sum(second.calls_in_all()) > 0, flush=True)

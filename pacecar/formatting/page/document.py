@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import metadata
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from .template import NOTHING, file_text, part
 
@@ -87,6 +87,6 @@ def subheading(text: str) -> Markup:
     return part("heading", text)
 
 
-def unbroken(text: str) -> str:
+def unbroken(text: str) -> Markup:
     """Return text whose lines do not end between a figure and its per cent."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return escape(text).replace(" %", Markup("&nbsp;%"))
