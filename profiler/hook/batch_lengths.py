@@ -10,6 +10,7 @@ iterable data set the last batch may be shorter than it was asked to be.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -62,7 +63,8 @@ class BatchLengths:
         def _next_index(iterator: Any) -> Any:  # noqa: ANN401  whatever the sampler names
             indices = original(iterator)
             if type(indices) is list:
-                note(iterator, len(indices))
+                with contextlib.suppress(Exception):  # it is the script that asked for a batch
+                    note(iterator, len(indices))
             return indices
 
         self._original, self._ours = original, _next_index
