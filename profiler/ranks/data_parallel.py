@@ -38,8 +38,9 @@ __all__ = [
     "wrappers_in",
 ]
 
-HELD_MAX = 10_000
-"""Lists, dicts and objects that are looked into, beside modules: a trainer's object may hold a whole data set."""
+HELD_MAX = 2_000
+"""Lists, dicts and objects that are looked into, beside modules, the nearest first: a trainer's object may hold a whole
+data set, and 64 modules with one are searched one by one (15 us for each object)."""
 
 ENTRIES_MAX = 256
 """Entries of one list or dict that are looked at; nobody keeps more wrapped models in one."""
@@ -98,7 +99,7 @@ def wrappers_in(model: nn.Module) -> list[nn.Module]:
             if held is model or all(inner is not model for inner in held.modules()):
                 found.append(held)
         elif not _is_compiled(held):
-            waiting.extend((child, 0) for child in _holders((vars(held).get("_modules") or {}).values()))
+            waiting.extend((child, 0) for child in _holders(_children(held).values()))
             own = [part for name, part in vars(held).items() if name not in _OF_TORCH]
             waiting.extend((part, int(_is_object(part))) for part in _holders(own))
     return found
@@ -106,8 +107,14 @@ def wrappers_in(model: nn.Module) -> list[nn.Module]:
 
 def uncompiled(model: nn.Module) -> nn.Module:
     """Return the module that `torch.compile(module)` wraps, `model` itself where it is none such."""
-    inner = (vars(model).get("_modules") or {}).get("_orig_mod")
+    inner: nn.Module | None = _children(model).get("_orig_mod")
     return model if inner is None else inner
+
+
+def _children(module: nn.Module) -> dict[str, Any]:
+    """Return the modules in `module`'s own table; none of one of TorchScript's, whose table is no dict."""
+    children = vars(module).get("_modules")
+    return children if isinstance(children, dict) else {}
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -125,7 +132,7 @@ def _parts(held: Any, objects: int) -> list[Any]:  # noqa: ANN401  whatever a mo
     if issubclass(kind, dict):
         parts = dict.values(held)
     elif issubclass(kind, (list, tuple)):
-        parts = held
+        parts = list.__iter__(held) if issubclass(kind, list) else tuple.__iter__(held)
     elif objects <= OBJECTS_MAX:
         try:
             parts = object.__getattribute__(held, "__dict__").values()

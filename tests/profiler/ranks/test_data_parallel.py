@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pacecar.profiler.ranks.data_parallel import ENTRIES_MAX, find_ddp, find_fsdp, parallel_of, wrappers_in
+from pacecar.profiler.ranks.data_parallel import ENTRIES_MAX, find_ddp, find_fsdp, parallel_of, uncompiled, wrappers_in
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +90,19 @@ def test_fsdp2_is_found_by_its_outermost_module_and_its_mesh_says_over_how_many_
     assert find_fsdp(nn.Sequential(Sharded(nn.Linear(2, 2)), Sharded(nn.Linear(2, 2)))) is None
     assert parallel_of(Task(model=whole)) == {"data": 2}
     assert parallel_of(nn.Linear(2, 2)) == {}
+
+
+class Items(list[Any]):
+    """A list that answers in its own way."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("asked")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_torchscript_and_a_list_of_another_kind_can_be_looked_at() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert find_ddp(scripted) is None
+    assert uncompiled(scripted) is scripted
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    assert find_ddp(Task(script=scripted, items=Items([ddp]))) is ddp
