@@ -8,9 +8,11 @@ move gathers in time: every gradient is the same to the last bit.
     reshard yes   gather  forward  free  ...  gather  backward  free
     reshard no    gather  forward        ...          backward  free
 
-A block that keeps its parameters keeps them until its backward.  Where none follows (an evaluation between backward
-and the optimizer's step, a loss that is thrown away), they would be those before the step in the next forward.  So
-while blocks keep them, whatever is still gathered when the optimizer steps is freed first.
+A block that keeps its parameters keeps them until its backward.  Where none follows (an evaluation, a loss that is
+thrown away), the next forward would use them although the optimizer, or a script that evaluates an average of its
+weights, has changed them meanwhile; and `parameters()` would give whole tensors in place of shards.  So while blocks
+keep them, whatever is still gathered is freed after a forward without gradients, before each forward of the whole, and
+before the optimizer steps.
 
 All ranks must gather in one order, so a change is made by all of them at one boundary, like that of any knob, and only
 where the modules are the same on all (layout).  Blocks run in the order in which they are registered, as in every
@@ -33,10 +35,11 @@ from torch.utils.hooks import RemovableHandle
 
 from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
+from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.step_hooks import before_step
-from pacecar.profiler.ranks.data_parallel import fsdp_groups, is_fsdp
+from pacecar.profiler.ranks.data_parallel import fsdp_groups, is_fsdp, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
-from pacecar.torch_internals import Feature, lacking
+from pacecar.torch_internals import Feature, find, lacking
 
 from .actuator import Actuator, ActuatorError
 
@@ -71,6 +74,10 @@ class _Shards:
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
         self.modules: list[Any] = [module for module in model.modules() if is_fsdp(module)]
+        inner = {id(m) for outer in self.modules for m in outer.modules() if m is not outer}
+        tops = [module for module in self.modules if id(module) not in inner]
+        self.called: list[Any] = [model if top is uncompiled(model) else top for top in tops]
+        """The modules that are sharded as a whole, as a loop calls them."""
         self._names = {id(module): name for name, module in model.named_modules()}
 
     @property
@@ -197,7 +204,7 @@ class ReshardActuator:
         self._optimizer = optimizer
         self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
         self._is_kept = False
-        self._stale_guard: RemovableHandle | None = None
+        self._stale_guards: list[RemovableHandle | CallObserver] = []
 
     @property
     def knob(self) -> str:
@@ -258,12 +265,20 @@ class ReshardActuator:
         for module, frees in zip(self._shards.modules, home, strict=True):
             module.set_reshard_after_forward(frees and not is_kept, recurse=False)
         self._is_kept = is_kept
-        if self._stale_guard is not None:
-            self._stale_guard.remove()
-            self._stale_guard = None
+        while self._stale_guards:
+            self._stale_guards.pop().remove()
         if is_kept and any(self._read()):
             kept = [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
-            self._stale_guard = before_step(self._optimizer, _freeing(kept))
+            self._stale_guards = [before_step(self._optimizer, _freeing(kept)), *self._observers(kept)]
+
+    def _observers(self, kept: Sequence[Any]) -> list[CallObserver]:
+        """Return what frees stale parameters of the modules `kept` around each forward of what holds them."""
+        observers = []
+        for called in self._shards.called:
+            inside = {id(module) for module in called.modules()}
+            free = _freeing([module for module in kept if id(module) in inside])
+            observers.append(observe_calls(called, free, _unless_training(free)))
+        return [observer for observer in observers if observer is not None]
 
     def _read(self) -> Sequence[bool]:
         """Return for each module whether the script has it reshard after forward."""
@@ -285,14 +300,26 @@ class ReshardActuator:
 def _freeing(modules: Sequence[Any]) -> Callable[..., None]:
     """Return what frees the parameters that any of `modules` still has gathered; a microsecond where none has."""
     groups = [(module, fsdp_groups(module)) for module in modules]
+    graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
 
     def free(*_: object) -> None:
+        if graph_task is not None and graph_task() != -1:
+            return  # a checkpoint computes forward again inside backward, which needs and frees them
         for module, own in groups:
             if any(group.is_unsharded for group in own):
                 module.reshard()
 
     keep_out(free)
     return free
+
+
+def _unless_training(free: Callable[..., None]) -> Callable[..., None]:
+    def freed_after(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            free()
+
+    keep_out(freed_after)
+    return freed_after
 
 
 def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule

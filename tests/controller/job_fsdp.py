@@ -57,6 +57,21 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, micro: in
     return digest.hexdigest()
 
 
+def evaluate_other(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Evaluate with other weights, as of an average, put the own ones back; return how many parameters are gathered."""
+    shards = [p.to_local() for p in optimizer.param_groups[0]["params"]]
+    own = [shard.clone() for shard in shards]
+    with torch.no_grad():
+        for shard in shards:
+            shard.mul_(0.5)
+        net(torch.ones(2, 16))
+        gathered = sum(not hasattr(p, "to_local") for p in net.parameters())
+        for shard, before in zip(shards, own, strict=True):
+            shard.copy_(before)
+    net.reshard()  # the root keeps its parameters by itself
+    return gathered
+
+
 def attached(steps_max: int) -> dict[str, Any]:
     """Let the tuner turn the knobs until it has tried something for a while; compare with a job that nobody tunes."""
     net, optimizer = make({})
@@ -78,9 +93,13 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
     if options.get("tuned"):
         return attached(options["tuned"])
-    amid = bool(options.get("amid"))
+    amid, swaps = bool(options.get("amid")), bool(options.get("swaps"))
     net, optimizer = make(options)
-    expected = [train(net, optimizer, step, micro, amid=amid) for step in range(12)]
+    expected = []
+    for step in range(12):
+        if swaps and step >= 2:
+            gathered = evaluate_other(net, optimizer)
+        expected.append(train(net, optimizer, step, micro, amid=amid))
     net, optimizer = make(options)
     knobs = fsdp_knobs(net, TuneConfig(), optimizer)
     seen = [train(net, optimizer, step, micro, amid=amid) for step in range(2)]
@@ -112,6 +131,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             if options.get("evaluates"):
                 net(torch.ones(2, 16))
+        if swaps:
+            assert evaluate_other(net, optimizer) == gathered
         seen.append(train(net, optimizer, step, micro, amid=amid))
     answer["is_equal"] = seen == expected
     for knob, value in zip(knobs, answer["values"], strict=True):

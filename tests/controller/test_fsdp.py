@@ -20,6 +20,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "keeps its parameters": {"keeps": True},
     "evaluates between steps": {"evaluates": True},
     "evaluates before the step": {"amid": True},
+    "evaluates other weights": {"swaps": True},
 }
 
 
