@@ -2,7 +2,8 @@
 
 No dimension of the batch says so for sure.  But the loader asks its batch sampler for the indices of each batch, in one
 method that all its iterators share, which is observed where it is defined.  The lengths wait in order: with worker
-processes indices are drawn some batches ahead.  Loaders, iterators and samplers stay the script's own.
+processes indices are drawn some batches ahead.  An epoch begins with none: an iterator with persistent workers is used
+again, also after an epoch that the loop left early.  Loaders, iterators and samplers stay the script's own.
 
 Left out: loaders without a batch sampler (`batch_size=None`), and those that are not torch's: None, unknown.  Of an
 iterable data set the last batch may be shorter than it was asked to be.
@@ -92,8 +93,8 @@ class BatchLengths:
     def _note(self, iterator: object, length: int) -> None:
         if threading.get_ident() == self._thread:
             waiting = self._waiting.get(iterator)
-            if waiting is None:
-                sent, received = getattr(iterator, _SENT, 0), getattr(iterator, _RECEIVED, 0)  # with workers only
+            sent, received = getattr(iterator, _SENT, 0), getattr(iterator, _RECEIVED, 0)  # with workers only
+            if waiting is None or not sent:  # without workers no batch is drawn ahead
                 # The batch that comes in this call counts as received already.
                 waiting = self._waiting[iterator] = _Lengths(sent - received + 1 if sent else 0)
             waiting.ahead.append(length)

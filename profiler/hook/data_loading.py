@@ -54,7 +54,7 @@ class DataLoading:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
-        self._lengths.install()
+        self.watch_loaders()
         return TimedLoader(
             loader,
             now_ns=self._now_ns,
@@ -64,8 +64,9 @@ class DataLoading:
         )
 
     def watch_loaders(self) -> None:
-        """Begin to note what torch's loaders give that do not come through `data`; `drew` is told of each batch."""
-        self._lengths.install()
+        """Begin to note how long the batches of torch's loaders are; `drew` is told of those not from `data`."""
+        if self._guard.is_alive:  # a script may ask for its loader again after the hook has ended
+            self._lengths.install()
 
     def drew(self, iterator: object) -> None:
         """Note that the loop has a batch of `iterator`, which did not come through `data`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,18 @@ def loader(**options: object) -> DataLoader[torch.Tensor]:
     return DataLoader([torch.zeros(2)] * SAMPLES, **options)  # type: ignore[arg-type]  # a list is a data set
 
 
+class Torn(list[torch.Tensor]):
+    """A data set whose first sample cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__([torch.zeros(2)] * SAMPLES)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 0:
+            raise OSError("torn")
+        return super().__getitem__(index)
+
+
 @pytest.fixture
 def lengths() -> Iterator[BatchLengths]:
     lengths = BatchLengths()
@@ -29,6 +42,22 @@ def test_each_batch_has_the_length_that_its_sampler_named(lengths: BatchLengths)
     batches = iter(loader(batch_size=4))
     assert [lengths.take(batches) for _ in batches] == [4, 4, 2]
     assert lengths.take(batches) is None
+
+
+def test_an_epoch_left_early_leaves_no_lengths_to_the_next_one_of_the_same_workers(lengths: BatchLengths) -> None:
+    epochs = loader(batch_size=4, num_workers=1, persistent_workers=True)
+    batches = iter(epochs)
+    next(batches)
+    assert lengths.take(batches) == 4
+    assert iter(epochs) is batches
+    assert [lengths.take(batches) for _ in batches] == [4, 4, 2]
+
+
+def test_a_batch_that_could_not_be_made_leaves_no_length(lengths: BatchLengths) -> None:
+    batches = iter(DataLoader(Torn(), batch_size=4))
+    with pytest.raises(OSError, match="torn"):
+        next(batches)
+    assert [lengths.take(batches) for _ in batches] == [4, 2]
 
 
 def test_without_a_batch_sampler_nothing_is_known(lengths: BatchLengths) -> None:

@@ -99,6 +99,18 @@ def test_close_leaves_model_optimizer_and_profiler_as_they_were(job, attach):
     job.run(2)
 
 
+def test_a_loader_that_is_asked_for_after_close_leaves_torchs_as_they_are(job, attach):
+    iterators = torch.utils.data.dataloader._BaseDataLoaderIter
+    before = iterators._next_index
+    hook = attach(job)
+    hook.data(job.batches)
+    assert iterators._next_index is not before
+    hook.close()
+    assert iterators._next_index is before
+    assert list(hook.data([1, 2])) == [1, 2]
+    assert iterators._next_index is before
+
+
 def test_close_in_the_middle_of_a_window_ends_it(job, attach):
     hook = attach(job)
     job.run(3)
