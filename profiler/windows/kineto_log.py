@@ -23,8 +23,8 @@ import torch
 __all__ = ["KINETO_LOG_VARIABLE", "kineto_level", "quiet"]
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
-QUIET_LEVEL = 6
-"""One above USDT (5): Kineto prints severities >= the level."""
+QUIET_LEVEL = 1000
+"""Above USDT (5): Kineto prints severities >= the level.  No job has this one: the job's own level is told from it."""
 
 LEVELS = range(-1, 11)
 """What may be a level; another number means that this is not the variable that was meant."""
@@ -36,9 +36,10 @@ _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
 def kineto_level() -> ctypes.c_int | None:
     """Return the variable that holds Kineto's level of severity; None where this torch does not export it."""
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)  # never a second copy, where torch is another file
         level = ctypes.c_int.in_dll(library, _LEVEL)
-    except (OSError, ValueError):  # another name of the library, or no such variable in it
+    except (OSError, ValueError, AttributeError):  # another name of the library, no such variable in it, another system
         return None
     return level if level.value in LEVELS else None
 
