@@ -28,6 +28,9 @@ Message = JobRecord | Request | DumpRequest | HealthRequest | Command | Answer |
 """What may cross the socket, in either direction."""
 
 VERSION = 1
+"""Of frame and handshake, raised where an older side would take something for what it is not.  A new field, record or
+value does not raise it: the older side skips the field, and refuses, frame by frame, what it does not know."""
+
 MAGIC = b"PC"
 _HEADER = struct.Struct(">2sBxI")
 

@@ -14,6 +14,7 @@ namespace (a job in a container knows itself as 17 where the kernel tells us 402
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from importlib import metadata
 from typing import NamedTuple
 
 from pacecar.kernel_files.reader import KernelFiles, row
@@ -87,7 +88,16 @@ class FrameValidation:
             FrameError: as `decode_frame`; NO_HELLO before a hello; IDENTITY for a foreign pid, job or rank;
                 MALFORMED for values that no hook sends together (a rank beyond its world).
         """
-        record = decode_frame(frame)
+        try:
+            record = decode_frame(frame)
+        except FrameError as error:
+            if error.refusal is not Refusal.MALFORMED or self.hello is None:
+                raise
+            theirs, ours = self.hello.pacecar_version, metadata.version("pacecar")
+            if theirs == ours:
+                raise
+            hint = f"the job runs pacecar {theirs}, this daemon {ours}: upgrade the older one"
+            raise FrameError(error.refusal, f"{error}; {hint}") from error
         if isinstance(record, JobHello):
             self._check_hello(record)
             self.hello = record

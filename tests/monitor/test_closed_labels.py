@@ -2,6 +2,7 @@
 
 import pytest
 
+from pacecar import __version__
 from pacecar.knobs import KNOBS
 from pacecar.metrics.catalog import by_name as metric
 from pacecar.monitor.export import metric_writer, pages
@@ -100,6 +101,18 @@ def test_a_value_that_is_text_is_bounded_too(conversation):
     given = DECISION | {"from_value": "v" * 300}
     with pytest.raises(FrameError, match="length <= 256"):
         conversation.decode(encode_frame(Decision(**JOB, knob="compression", **given)))
+
+
+def test_what_is_no_record_here_is_refused_with_both_versions_where_they_differ(make_hello):
+    unknown = encode_frame(Decision(**JOB, knob="compression", **DECISION | {"from_value": "v" * 300}))
+    for version, hint in ((__version__, ""), ("9.0", f"the job runs pacecar 9.0, this daemon {__version__}: upgrade")):
+        conversation = FrameValidation(Peer(4242, 1000, 1000), own_pid=lambda pid: None)
+        conversation.decode(encode_frame(make_hello(pacecar_version=version)))
+        with pytest.raises(FrameError, match="length <= 256") as refused:
+            conversation.decode(unknown)
+        assert refused.value.refusal is Refusal.MALFORMED
+        assert ("the job runs" in str(refused.value)) is bool(hint)
+        assert hint in str(refused.value)
 
 
 def test_a_second_hello_is_the_first_again(conversation, make_hello):
