@@ -11,7 +11,7 @@ iterable data set the last batch may be shorter than it was asked to be.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import weakref
 from collections import deque
@@ -25,6 +25,8 @@ __all__ = ["BatchLengths"]
 AHEAD_MAX = 4096
 """Batches whose indices were drawn and that did not come; workers prefetch two each."""
 
+_log = logging.getLogger(__name__)
+
 _ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
 _INDICES = "torch.utils.data.dataloader._BaseDataLoaderIter._next_index"
 _SENT, _RECEIVED = "_send_idx", "_rcvd_idx"
@@ -37,6 +39,10 @@ class _Lengths:
     def __init__(self, unseen: int) -> None:
         self.ahead: deque[int] = deque(maxlen=AHEAD_MAX)
         self._unseen = unseen
+
+    def begin_epoch(self) -> None:
+        self.ahead.clear()
+        self._unseen = 0
 
     def take(self) -> int | None:
         if self._unseen and self.ahead:
@@ -64,8 +70,10 @@ class BatchLengths:
         def _next_index(iterator: Any) -> Any:  # noqa: ANN401  whatever the sampler names
             indices = original(iterator)
             if type(indices) is list:
-                with contextlib.suppress(Exception):  # it is the script that asked for a batch
+                try:
                     note(iterator, len(indices))
+                except Exception:  # noqa: BLE001  it is the script that asked for a batch
+                    _log.debug("the length of a batch was not noted", exc_info=True)
             return indices
 
         self._original, self._ours = original, _next_index
@@ -93,8 +101,11 @@ class BatchLengths:
     def _note(self, iterator: object, length: int) -> None:
         if threading.get_ident() == self._thread:
             waiting = self._waiting.get(iterator)
-            sent, received = getattr(iterator, _SENT, 0), getattr(iterator, _RECEIVED, 0)  # with workers only
-            if waiting is None or not sent:  # without workers no batch is drawn ahead
+            sent = getattr(iterator, _SENT, 0)  # without workers no batch is drawn ahead
+            if waiting is None:
                 # The batch that comes in this call counts as received already.
-                waiting = self._waiting[iterator] = _Lengths(sent - received + 1 if sent else 0)
+                unseen = sent - getattr(iterator, _RECEIVED, 0) + 1 if sent else 0
+                waiting = self._waiting[iterator] = _Lengths(unseen)
+            elif not sent:
+                waiting.begin_epoch()
             waiting.ahead.append(length)
