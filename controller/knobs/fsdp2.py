@@ -37,7 +37,7 @@ from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.step_hooks import before_step
-from pacecar.profiler.ranks.data_parallel import fsdp_groups, is_fsdp, uncompiled
+from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
@@ -71,14 +71,15 @@ class _Shards:
     """The FSDP2 modules of a model, in registration order, the root (if it is one) first."""
 
     def __init__(self, model: nn.Module) -> None:
+        whole = find_fsdp(uncompiled(model)) or model  # a list or an object may hide it from `model.modules()`
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
-        self.modules: list[Any] = [module for module in model.modules() if is_fsdp(module)]
+        self.modules: list[Any] = [module for module in whole.modules() if is_fsdp(module)]
         inner = {id(m) for outer in self.modules for m in outer.modules() if m is not outer}
         tops = [module for module in self.modules if id(module) not in inner]
         self.called: list[Any] = [model if top is uncompiled(model) else top for top in tops]
         """The modules that are sharded as a whole, as a loop calls them."""
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names = {id(module): name for name, module in whole.named_modules()}
 
     @property
     def blocks(self) -> list[Any]:

@@ -100,6 +100,15 @@ def test_blocks_are_gathered_ahead_in_forward_and_behind_in_backward() -> None:
         prefetch.apply(9)
 
 
+def test_blocks_that_a_list_hides_from_the_model_are_found() -> None:
+    holder = nn.Module()
+    holder.nets = [model()]
+    assert [knob.knob for knob in fsdp_knobs(holder, TuneConfig(), torch.optim.SGD(holder.nets[0].parameters()))] == [
+        "fsdp_prefetch",
+        "fsdp_reshard",
+    ]
+
+
 def test_what_the_script_set_for_each_module_comes_back() -> None:
     net = model()
     _, reshard = knobs_of(net, TuneConfig())
