@@ -76,17 +76,15 @@ class _Shards:
         self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
         self.modules: list[Any] = [module for module in whole.modules() if is_fsdp(module)]
         inner = {id(m) for outer in self.modules for m in outer.modules() if m is not outer}
-        tops = [module for module in self.modules if id(module) not in inner]
-        self.called: list[Any] = [model if top is uncompiled(model) else top for top in tops]
+        self._tops = [module for module in self.modules if id(module) not in inner]
+        self.called: list[Any] = [model if top is uncompiled(model) else top for top in self._tops]
         """The modules that are sharded as a whole, as a loop calls them."""
         self._names = {id(module): name for name, module in whole.named_modules()}
 
     @property
     def blocks(self) -> list[Any]:
         """The modules that are gathered one after the other: all but those that contain others."""
-        held = {id(inner) for module in self.modules for inner in module.modules() if inner is not module}
-        roots = [m for m in self.modules if id(m) not in held]
-        return [module for module in self.modules if module not in roots] or self.modules
+        return [module for module in self.modules if module not in self._tops] or self.modules
 
     def refusal(self) -> str | None:
         """Return what stands against any knob here, or None."""
