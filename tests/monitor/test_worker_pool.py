@@ -100,6 +100,19 @@ def test_a_job_that_raises_costs_itself_only(pool, jobs, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_a_thread_that_the_system_refuses_is_asked_for_again(pool, jobs, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            pool.submit(jobs.quick("a"))
+        assert pool.stop(0.01), "there is nothing to end"
+    pool.hasten()
+    until(lambda: jobs.names() == ["a"], "it ran")
+
+
 def test_threads_that_are_not_needed_end_but_for_one(jobs, monkeypatch):
     monkeypatch.setattr(worker_pool, "IDLE_SECONDS", 0.05)
     pool = WorkerPool("test")
