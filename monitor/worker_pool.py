@@ -7,8 +7,8 @@ them calls `hasten` now and then, as long as any has not begun: if none was begu
 work are taken for stuck, and one more begins on what waits.  A job that is known to take long begins on a thread of its
 own at once (`at_once`).
 
-So any number of jobs may hang, and each delays those behind it by two calls of `hasten` at most.  A thread that is not
-needed for IDLE_SECONDS ends; there are never more than jobs that are not done.
+So any number of jobs may hang, and each delays those behind it by a call of `hasten`, the first by two.  A thread that
+is not needed for IDLE_SECONDS ends; there are never more than jobs that are not done.
 
 Left out: results, and how long to wait; that is between a job and who gave it.
 """
@@ -86,6 +86,7 @@ class WorkerPool:
         with self._lock:
             has_moved, self._begun_before = self._begun > self._begun_before, self._begun
             if self._jobs and not has_moved:
+                self._begun_before += 1  # what the next thread begins with may hang as well: that alone is no progress
                 for worker in self._workers:
                     worker.is_moving = False
                 self._engage()

@@ -78,6 +78,18 @@ def test_many_that_hang_cost_a_thread_each_and_the_next_ones_run_at_once(pool, j
     until(lambda: jobs.names() == ["a", "b"], "it runs")
 
 
+def test_each_that_hangs_delays_the_others_by_one_call(pool, jobs):
+    for _ in range(3):
+        pool.submit(jobs.hang)
+    pool.submit(jobs.quick("a"))
+    until(lambda: len(pool._jobs) == 3, "one hangs")
+    pool.hasten()
+    for waiting in (2, 1, 0):
+        pool.hasten()
+        until(lambda waiting=waiting: len(pool._jobs) == waiting, "the next was begun", seconds=5)
+    until(lambda: jobs.names() == ["a"], "the last ran")
+
+
 def test_a_job_known_to_take_long_is_begun_beside_the_others(pool, jobs):
     pool.submit(jobs.hang, at_once=True)
     pool.submit(jobs.hang, at_once=True)
