@@ -111,7 +111,7 @@ def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, An
 
 NAMES = {
     CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
-    "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
+    "os": "Distribution", "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
 }  # fmt: skip
 """Headings of columns whose label is not readable as it is."""
 

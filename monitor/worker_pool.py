@@ -3,11 +3,12 @@
 A thread for each GPU and each collector is simple, and is what a hang needs: it holds up its own thread only.  But
 hangs are rare, and a thread for each costs two wake-ups and a change of the interpreter's lock for each at every tick,
 which is as much as the reading.  So jobs wait in one queue, and one thread takes one after the other.  Who waits for
-them calls `hasten` now and then: if no job was begun since the last time, the threads at work are taken for stuck, and
-one more begins on what waits.  A job that is known to take long begins on a thread of its own at once (`at_once`).
+them calls `hasten` now and then, as long as any has not begun: if none was begun since the last time, the threads at
+work are taken for stuck, and one more begins on what waits.  A job that is known to take long begins on a thread of its
+own at once (`at_once`).
 
-So any number of jobs may hang, and the others are late by the time between two calls of `hasten`.  A thread that is not
-needed for IDLE_SECONDS ends; there are never more than jobs that are not done.
+So any number of jobs may hang, and each delays those behind it by a call of `hasten`, the first by two.  A thread that
+is not needed for IDLE_SECONDS ends; there are never more than jobs that are not done.
 
 Left out: results, and how long to wait; that is between a job and who gave it.
 """
@@ -65,7 +66,11 @@ class WorkerPool:
         return bool(self._jobs)
 
     def submit(self, job: Job, *, at_once: bool = False) -> None:
-        """Have `job` run, which should not raise: after those that wait, or beside them."""
+        """Have `job` run, which should not raise: after those that wait, or beside them.
+
+        Raises:
+            RuntimeError: the system gives no thread; the job waits for the next call of `submit` or `hasten`.
+        """
         with self._lock:
             self._unfinished += 1
             self._jobs.append(job)
@@ -73,10 +78,15 @@ class WorkerPool:
                 self._engage()
 
     def hasten(self) -> None:
-        """Begin on what waits with one more thread, if none has begun a job since the last call."""
+        """Begin on what waits with one more thread, if none has begun a job since the last call.
+
+        Raises:
+            RuntimeError: the system gives no thread.
+        """
         with self._lock:
             has_moved, self._begun_before = self._begun > self._begun_before, self._begun
             if self._jobs and not has_moved:
+                self._begun_before += 1  # what the next thread begins with may hang as well: that alone is no progress
                 for worker in self._workers:
                     worker.is_moving = False
                 self._engage()
@@ -104,8 +114,8 @@ class WorkerPool:
             self._started += 1
             name = f"pacecar-{self._name}-{self._started}"
             worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
-            self._workers.append(worker)
             worker.thread.start()
+            self._workers.append(worker)  # only now: one that the system refused must not count as at work
 
     def _work(self, worker: _Worker) -> None:
         while True:

@@ -14,6 +14,10 @@ __all__ = ["sensors_section", "system_section"]
 
 NO_NODE = "No daemon is scraped there"
 NO_SENSOR = "This node has no such sensor (virtual machines have none)"
+DAY_SECONDS = 86400
+DAYS = "suffix: d"
+"""Grafana's own units of time change to weeks, years and back along one axis."""
+
 _ON = f"{{{{{NODE}}}}}"
 _SENSOR = f"{_ON} {{{{device}}}} {{{{sensor}}}}"
 _DASHED = {"custom__lineStyle": {"fill": "dash", "dash": [8, 8]}}
@@ -33,8 +37,8 @@ def system_section() -> Section:
             "in a container and may not look at the host's.", [Query(select("pacecar_host_os_info"), "", instant=True)],
             empty=NO_NODE, transformations=columns(*shown))),
         (12, 7, time_series("Uptime", "Time since the machine started. It falls to zero where somebody, or the kernel, "
-            "started it again.", [Query(f"time() - {select('pacecar_host_boot_time_seconds')}", _ON)], unit="s", low=0,
-            empty=NO_NODE)),
+            "started it again.", [Query(f"(time() - {select('pacecar_host_boot_time_seconds')}) / {DAY_SECONDS}", _ON)],
+            unit=DAYS, low=0, empty=NO_NODE)),
         (8, 7, time_series("Error of the clock", "Bound of the error, and the time server's own estimate. Steps of two "
             "nodes can be laid side by side only as well as this.", [
                 Query(select("pacecar_host_clock_max_error_seconds"), f"{_ON} at most"),

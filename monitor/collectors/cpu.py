@@ -85,8 +85,7 @@ class CpuCollector:
             for window, average in zip(WINDOWS, load.averages, strict=True):
                 reading.add("pacecar_host_load_average", average, window)
             reading.add("pacecar_host_threads", load.threads)
-        for read in self._frequencies.get(reading, lambda: self._read_frequencies(reading)):
-            reading.add(read.metric, read.value, *read.labels)
+        reading.add_seldom(self._frequencies, lambda: self._read_frequencies(reading))
         return reading.outcome()
 
     def glance(self) -> Sequence[Sample]:

@@ -299,12 +299,15 @@ class GpuCollector:
         self._wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
 
     def _wait_for(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is over, or for `seconds`; meanwhile no call that hangs holds up those that wait for it."""
+        """Wait until it is over, or for `seconds`; meanwhile no call that hangs holds up those that wait for it.
+
+        It is not over while a call of an earlier tick waits behind those that hang: nobody else would see to it.
+        """
         limit = time.monotonic() + seconds
         with self._returned:
             while (left := limit - time.monotonic()) > 0:
                 pause = min(left, STAGGER_SECONDS) if self._pool.has_waiting else left
-                if self._returned.wait_for(is_over, pause):
+                if self._returned.wait_for(lambda: is_over() and not self._pool.has_waiting, pause):
                     return
                 self._pool.hasten()
 

@@ -87,8 +87,7 @@ class HwmonCollector:
     def collect(self) -> Outcome:
         """Read every sensor once, at one tick in READ_TICKS."""
         reading = SourceReading(self._files)
-        for read in self._samples.get(reading, lambda: self._read(reading)):
-            reading.add(read.metric, read.value, *read.labels)
+        reading.add_seldom(self._samples, lambda: self._read(reading))
         return reading.outcome()
 
     def close(self) -> None:

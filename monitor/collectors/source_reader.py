@@ -58,21 +58,26 @@ class Glancer(Collector, Protocol):
 class Seldom(Generic[T]):
     """What hardly changes and costs a file or more to read: read at the first of every `ticks` collects, kept between.
 
-    A reading that met a failure is not kept, so that what was unreadable once is back at the next tick.
+    A reading that met a failure is not kept, so that what was unreadable once is back at the next tick.  What was
+    missing is noted at each tick, so that the reason of an absent source stays the same.
     """
 
     def __init__(self, ticks: int) -> None:
         self._ticks = ticks
         self._left = 0
         self._kept: T | None = None
+        self._missing: tuple[str, ...] = ()
 
     def get(self, reading: SourceReading, read: Callable[[], T]) -> T:
         """Return what `read` gave lately; `read` notes its failures in `reading`."""
         if self._left > 0 and self._kept is not None:
             self._left -= 1
+            for reason in self._missing:
+                reading.lack(reason)
             return self._kept
-        failures = reading.failures
+        failures, missing = reading.failures, len(reading.missing)
         value = read()
+        self._missing = reading.missing[missing:]
         self._kept, self._left = (value, self._ticks - 1) if reading.failures == failures else (None, 0)
         return value
 
@@ -92,9 +97,18 @@ class SourceReading:
         """How many failures were noted so far."""
         return self._failed
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was not there so far, in words."""
+        return tuple(self._missing)
+
     def add(self, metric: str, value: int | float, *labels: str) -> None:
         """Add what was read."""
         self._samples.append(sample(metric, value, *labels))
+
+    def add_seldom(self, kept: Seldom[list[Sample]], read: Callable[[], list[Sample]]) -> None:
+        """Add the samples that `kept` has, or what `read` gives when they are due."""
+        self._samples += kept.get(self, read)
 
     def fail(self, reason: str) -> None:
         """Note something that is there and could not be read."""

@@ -80,8 +80,7 @@ class SystemCollector:
     def collect(self) -> Outcome:
         """Read six short files and ask for the clock's state, at one tick in SELDOM_TICKS."""
         reading = SourceReading(self._files)
-        for read in self._samples.get(reading, lambda: self._read(reading)):
-            reading.add(read.metric, read.value, *read.labels)
+        reading.add_seldom(self._samples, lambda: self._read(reading))
         return reading.outcome()
 
     def close(self) -> None:

@@ -86,8 +86,7 @@ class TcpCollector:
         if rows and reading.failures == failures:  # a sum that lacks a processor would go backwards
             reading.add("pacecar_host_softnet_drops_total", sum(drops for drops, _ in rows))
             reading.add("pacecar_host_softnet_squeezes_total", sum(squeezes for _, squeezes in rows))
-        for read in self._sockets.get(reading, lambda: self._read_sockets(reading)):
-            reading.add(read.metric, read.value, *read.labels)
+        reading.add_seldom(self._sockets, lambda: self._read_sockets(reading))
         return reading.outcome()
 
     def close(self) -> None:

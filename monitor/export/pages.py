@@ -136,9 +136,9 @@ class _HistogramLines:
     def write(self, value: Value) -> str:
         if value is not self.value:
             assert isinstance(value, Histogram), self.entry.name
-            self.value = value
             numbers = (*map(str, value.below), str(value.count), str(value.count), number(self.entry, value.sum_ns))
             self.last = "".join(f"{start}{n}\n" for start, n in zip(self.starts, numbers, strict=True))
+            self.value = value  # last, as above
         return self.last
 
 
@@ -181,12 +181,12 @@ class _HistogramMessage:
     def write(self, value: Value) -> bytes:
         if value is not self.value:
             assert isinstance(value, Histogram), self.entry.name
-            self.value = value
             bounds = (outside(self.entry, bound) for bound in BOUNDS_NS)
             self.last = protobuf.histogram(
                 self.labels, count=value.count, total=outside(self.entry, value.sum_ns),
                 below=zip(bounds, value.below, strict=True), schema=SCHEMA, native=value.native, zeroes=value.zeroes,
             )  # fmt: skip
+            self.value = value
         return self.last
 
 

@@ -98,7 +98,7 @@ class RingBuffer:
         """
         changed: dict[int, int | float | None] = {}
         before, numbers = self._latest
-        if len(before) == len(samples):
+        if before and len(before) == len(samples):
             values = self._values
             for sample, old, number in zip(samples, before, numbers, strict=True):
                 if sample is old:

@@ -505,6 +505,19 @@ def test_a_hanging_gpu_is_reported_when_its_call_is_overdue_and_costs_its_own_se
     assert standin.page.inits == 1  # nobody shut the driver down under the hanging call
 
 
+def test_a_gpu_that_answers_is_read_though_more_hang_than_one_tick_finds(standin, make, clock):
+    """A tick of sixteen GPUs, of which all but the last hang at once, ends before a thread has begun on that one."""
+    collector = make(deadline_seconds=0.03)
+    until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "all are up")
+    for gpu in range(GPUS - 1):
+        standin.hold(gpu)
+    until(lambda: tick(collector, clock) and standin.page.hanging == GPUS - 1, "all that hang were begun")
+    last = collector._gpus[str(GPUS - 1)].worker
+    until(lambda: last.busy_since_ns is None, "the last one answered")
+    calls = standin.calls_in_all()[GPUS - 1]
+    until(lambda: tick(collector, clock) and standin.calls_in_all()[GPUS - 1] > calls, "it is read again")
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_for_it(standin, make, clock):
     """A shutdown would wait for the hung call; the debt is paid when nobody hangs any more."""

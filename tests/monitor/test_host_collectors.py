@@ -602,6 +602,12 @@ def test_hwmon_is_read_seldom_and_found_more_seldom_still(failing_files, values)
     assert files.reads - first == 7  # one a sensor, and none of names or labels
 
 
+def test_a_machine_without_sensors_says_why_at_every_tick(tmp_path):
+    collector = HwmonCollector(KernelFiles(tmp_path / "proc", tmp_path / "sys"))
+    reasons = {collector.collect().reason for _ in range(READ_TICKS + 1)}
+    assert reasons == {f"{tmp_path}/sys/class/hwmon: No such file or directory"}
+
+
 def test_a_sensor_that_has_no_value_now_is_no_failure_and_comes_back(files, machine, values):
     class Asleep(KernelFiles):
         number = errno.ENODATA

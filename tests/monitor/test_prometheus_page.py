@@ -6,6 +6,7 @@ import random
 import threading
 from wsgiref.util import setup_testing_defaults
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -233,6 +234,16 @@ def test_a_histogram_goes_on_between_scrapes():
         (family,) = proto_families(ask(exporter, accept=PROTOBUF)[2])
         assert family.metric[0].histogram.sample_count == expected
     assert (histogram.view().min_ns, histogram.view().max_ns) == (3 * 10**8, 3 * 10**8)
+
+
+@pytest.mark.parametrize("accept", ["", PROTOBUF])
+def test_a_histogram_that_cannot_be_written_is_left_out_of_every_page(accept):
+    sound = counted(3 * 10**8)
+    served = [HistogramSample(STEPS, ("train", "l"), sound)]
+    exporter = Exporter(lambda: served)
+    assert ask(exporter, accept=accept)[2]
+    served = [HistogramSample(STEPS, ("train", "l"), msgspec.structs.replace(sound, below=sound.below[:-1]))]
+    assert [ask(exporter, accept=accept)[2] for _ in range(3)] == [b""] * 3
 
 
 def test_numbers_are_exact_and_zero_is_a_measurement():

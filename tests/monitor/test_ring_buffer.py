@@ -46,6 +46,13 @@ def test_ticks_of_the_same_series_in_the_same_order_come_back_as_they_were(read)
     assert [tick.values for tick in read(tape.seal(35 * NS_PER_SECOND)).ticks()] == taken
 
 
+def test_a_tick_without_samples_ends_all_series_also_after_one_that_came_twice(read):
+    tape, sample = RingBuffer(window_ns=10**12, bytes_max=10**9), Sample("pacecar_host_cpus_online", (), 3)
+    for tick, samples in enumerate([[sample, sample], []]):
+        tape.tick(snapshot(tick, samples), tick * NS_PER_SECOND)
+    assert [tick.values for tick in read(tape.seal(2 * NS_PER_SECOND)).ticks()] == [{(sample.metric, ()): 3}, {}]
+
+
 def test_ticks_come_back_as_they_were(read):
     chance = random.Random(8)
     tape, taken = RingBuffer(window_ns=10**12, bytes_max=10**9), []

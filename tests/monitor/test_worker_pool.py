@@ -78,6 +78,18 @@ def test_many_that_hang_cost_a_thread_each_and_the_next_ones_run_at_once(pool, j
     until(lambda: jobs.names() == ["a", "b"], "it runs")
 
 
+def test_each_that_hangs_delays_the_others_by_one_call(pool, jobs):
+    for _ in range(3):
+        pool.submit(jobs.hang)
+    pool.submit(jobs.quick("a"))
+    until(lambda: len(pool._jobs) == 3, "one hangs")
+    pool.hasten()
+    for waiting in (2, 1, 0):
+        pool.hasten()
+        until(lambda waiting=waiting: len(pool._jobs) == waiting, "the next was begun", seconds=5)
+    until(lambda: jobs.names() == ["a"], "the last ran")
+
+
 def test_a_job_known_to_take_long_is_begun_beside_the_others(pool, jobs):
     pool.submit(jobs.hang, at_once=True)
     pool.submit(jobs.hang, at_once=True)
@@ -98,6 +110,19 @@ def test_a_job_that_raises_costs_itself_only(pool, jobs, caplog):
     pool.submit(jobs.quick("a"))
     until(lambda: jobs.names() == ["a"], "the next ran")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_thread_that_the_system_refuses_is_asked_for_again(pool, jobs, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            pool.submit(jobs.quick("a"))
+        assert pool.stop(0.01), "there is nothing to end"
+    pool.hasten()
+    until(lambda: jobs.names() == ["a"], "it ran")
 
 
 def test_threads_that_are_not_needed_end_but_for_one(jobs, monkeypatch):
