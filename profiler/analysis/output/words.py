@@ -1,16 +1,21 @@
-"""Holds the words of the analysis that a terminal and a page share: of clocks, of idle gaps, and of the verdict."""
+"""Holds the words of the analysis that a terminal and a page share: of clocks, of idle gaps, and of the verdict.
+
+Both show the work of one rank only, and of the same one (`shown_rank`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import duration, percent, unit_for
 
 from ..all_ranks.verdict_report import CAUSE_WORDS
-from ..report import LateTraceRank, TraceJob
+from ..report import LateTraceRank, TraceJob, TraceReport
 
 __all__ = [
-    "CLOCK_WORDS", "GAP_WORDS", "cause_words", "is_told", "nobody_words", "pace_of", "path_words", "saved_words",
-    "who_words",
+    "CLOCK_WORDS", "GAP_WORDS", "cause_words", "is_told", "module_tail", "nobody_words", "pace_of", "path_words",
+    "place_words", "saved_words", "shown_rank", "who_words",
 ]  # fmt: skip
 
 CLOCK_WORDS = {
@@ -38,6 +43,17 @@ def cause_words(cause: str) -> str:
 def path_words(cause: str) -> str:
     """Return what a part of the critical path is spent in: time on the wire is no fault of a link."""
     return "on the wire" if cause == "link" else cause_words(cause)
+
+
+def module_tail(module: str | None) -> str | None:
+    """Return the last two modules of a path, which tell most in little room."""
+    return None if module is None else "/".join(module.split("/")[-2:])
+
+
+def place_words(module: str | None, source: str | None) -> str:
+    """Return where something was called: the innermost modules, and the python line without its file's folders."""
+    parts = (module_tail(module), None if source is None else source.rpartition("/")[2])
+    return ", ".join(part for part in parts if part)
 
 
 def who_words(one: LateTraceRank) -> str:
@@ -70,3 +86,19 @@ def saved_words(one: LateTraceRank, job: TraceJob) -> str:
     of = "" if not pace else f" of {duration(pace)} {'a step' if one.since_step is not None else 'in all'}"
     share = "" if not pace else f" ({percent(one.saved_ns / pace)})"
     return f"{unit.text(one.saved_ns)}{of}{share}, with an error of {unit.text(one.error_ns)}"
+
+
+def shown_rank(reports: Sequence[TraceReport], job: TraceJob) -> tuple[TraceReport, str]:
+    """Return the rank whose work is shown, and why it is that one: who is named, else who has most of the path."""
+    named = job.stragglers[0].ranks if job.stragglers else []
+    found = next((report for report in reports if report.rank in named), None)
+    if found is not None:
+        return found, "the first that holds the job up"
+    sums = dict.fromkeys(job.ranks, 0)
+    for part in job.critical_path:
+        sums[part.rank] += part.duration_ns
+    rank = max(sums, key=lambda each: (sums[each], -each)) if job.critical_path else None
+    found = next((report for report in reports if report.rank == rank), None)
+    return (
+        (reports[0], "the first") if rank is None or found is None else (found, "which has most of the critical path")
+    )

@@ -61,6 +61,17 @@ def test_the_longest_are_those_with_the_most_of_the_time_asked_for(tmp_path: Pat
     assert "Kernels (2, by exposed time), in ms" in exposed
 
 
+def test_operators_by_exposed_time_show_it(tmp_path: Path):
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": {}}
+    number = {"correlation": 1}
+    call = {**operator, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "args": number}
+    kernel = {**operator, "cat": "kernel", "name": "sgemm", "tid": 7, "ts": 5, "args": {**number, "stream": 7}}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [operator, call, kernel]}))
+    for by, column in (("total", "critical"), ("exposed", "exposed"), ("critical", "critical")):
+        assert re.search(rf"own +{column}$", run(path, "--tables", "operators", "--by", by), re.MULTILINE), by
+
+
 @pytest.mark.parametrize("names", ["kernel", "", "kernels,,memory"])
 def test_a_table_that_does_not_exist_is_wrong_usage(job: Path, names: str):
     assert "roofline" in run(job, "--tables", names, code=2)
