@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pacecar.formatting.page.document import POLICY, script_policy
+from pacecar.profiler.analysis.output.words import shown_rank
 from pacecar.profiler.analysis.page import rank_timeline
 from pacecar.profiler.analysis.page.page import analysis_page, write_page
 from pacecar.profiler.analysis.page.rank_timeline import CELLS_MAX, draw_ranks
@@ -173,6 +176,38 @@ def test_one_trace_has_a_page_of_its_own_and_no_path(tmp_path: Path) -> None:
     assert "One trace has no critical path between ranks." in text
     assert "bounds" in text.lower()
     assert lead_of(page).replace("&nbsp;", " ").startswith("10.00 ms, first to last work: compute 50.0 %, ")
+
+
+def test_terminal_and_page_show_the_work_of_the_rank_that_is_named_else_of_the_longest_on_the_path(
+    slow: Analysis,
+) -> None:
+    assert slow.document.job is not None
+    report, why = shown_rank(slow.document.traces, slow.document.job)
+    assert (report.rank, why) == (SLOW_RANK, "the first that holds the job up")
+    document = healthy().document
+    job = document.job
+    assert job is not None
+    sums = Counter[int]()
+    for part in job.critical_path:
+        sums[part.rank] += part.duration_ns
+    report, why = shown_rank(document.traces, job)
+    assert (report.rank, why) == (sums.most_common(1)[0][0], "which has most of the critical path")
+
+
+def test_a_file_without_a_rank_has_its_name_beside_its_bar_and_not_half_of_it(tmp_path: Path) -> None:
+    file = write_trace(tmp_path / "MMMMMMMMMMMMMMMM.json", "ccc.mm")
+    page = analysis_page(analyze([file], Options(keeps_tables=True)))
+    (label,) = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="end">M+…</text>', page)
+    assert float(label) >= 11 * 13, "an M of the style's 15 units has 13"
+
+
+def test_where_no_device_worked_operators_have_no_time_on_one(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    row = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 10, "args": {}}
+    file.write_text(json.dumps({"traceEvents": [{**row, "name": f"aten::{name}", "ts": 1} for name in ("mm", "add")]}))
+    text = text_of(analysis_page(analyze([file], Options(keeps_tables=True, makes_tables=True))))
+    assert "host, own" in text
+    assert "device, own" not in text
 
 
 def test_traces_that_are_no_ranks_of_one_job_stand_by_themselves(tmp_path: Path) -> None:
