@@ -132,6 +132,9 @@ def test_csv_holds_the_documents_lists_under_its_names(job: Path, tmp_path: Path
     with (out / "steps.csv").open(newline="") as file:
         steps = list(csv.DictReader(file))
     assert [int(step["ledger.compute_ns"]) for step in steps] == [6 * MS, 4 * MS]
+    ledgers = [step["ledger"] for report in found["traces"] for step in report["steps"]]
+    for line, ledger in zip(steps, ledgers, strict=True):
+        assert {name: line[f"ledger.{name}"] for name in ledger} == {name: str(ns) for name, ns in ledger.items()}
     assert {path.stem for path in out.iterdir()} >= {"traces", "job", "job_shares", "kernel_launchers", "launches"}
     with (out / "traces.csv").open(newline="") as file:
         columns = next(csv.reader(file))
