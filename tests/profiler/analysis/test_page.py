@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -19,8 +18,9 @@ from pacecar.profiler.analysis.page.page import analysis_page, write_page
 from pacecar.profiler.analysis.page.rank_timeline import CELLS_MAX, draw_ranks
 from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.trace.columns import TraceWarning
+from tests.kit.axe import violations
+from tests.kit.browser import offline_page
 from tests.kit.html_reader import Reader, assert_loads_nothing, assert_reachable
-from tests.kit.tools import find_tool
 from tests.profiler.analysis.jobs import make_job, play
 from tests.profiler.analysis.page_jobs import SLOW_RANK, analysis_of, healthy, straggling
 from tests.profiler.analysis.tracefiles import write_trace
@@ -221,23 +221,9 @@ def test_traces_that_are_no_ranks_of_one_job_stand_by_themselves(tmp_path: Path)
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_without_network_shows_it_and_sorts_its_tables(page: str, tmp_path: Path, scheme: str) -> None:
-    from playwright import sync_api
-
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")
-    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, color_scheme=scheme)
-        opened = context.new_page()
-        asked: list[str] = []
-        complaints: list[str] = []
-        opened.on("request", lambda request: asked.append(request.url))
-        opened.on("console", lambda said: complaints.append(said.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.goto(file.as_uri())
-        assert asked == [file.as_uri()]
-        assert complaints == []
+    with offline_page(file, scheme) as opened:
         boxes = opened.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)")
         assert min(boxes) > 30
         ranks = opened.locator("#ledger table.sortable")
@@ -252,4 +238,4 @@ def test_a_browser_without_network_shows_it_and_sorts_its_tables(page: str, tmp_
         for width in (1280, 390):
             opened.set_viewport_size({"width": width, "height": 800})
             assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        browser.close()
+            assert violations(opened) == []
