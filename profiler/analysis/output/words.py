@@ -14,8 +14,8 @@ from ..all_ranks.verdict_report import CAUSE_WORDS
 from ..report import LateTraceRank, TraceJob, TraceReport
 
 __all__ = [
-    "CLOCK_WORDS", "GAP_WORDS", "cause_words", "is_told", "module_tail", "nobody_words", "pace_of", "path_words",
-    "place_words", "saved_words", "shown_rank", "who_words",
+    "CLOCK_WORDS", "GAP_WORDS", "cause_words", "module_tail", "nobody_words", "pace_of", "path_words",
+    "place_words", "saved_words", "shown_rank", "untold_words", "who_words",
 ]  # fmt: skip
 
 CLOCK_WORDS = {
@@ -64,14 +64,17 @@ def who_words(one: LateTraceRank) -> str:
     return f"ranks {shown}{', ...' if len(one.ranks) > RANKS_NAMED_MAX else ''}"
 
 
-def is_told(job: TraceJob) -> bool:
-    """Return whether the model explains enough of the run for a verdict."""
-    return not any(warning.code == "replay_not_trusted" for warning in job.warnings)
+def untold_words(job: TraceJob) -> str | None:
+    """Return why nobody could be named; None where that nobody is named is an answer."""
+    codes = {warning.code: warning.message for warning in job.warnings}
+    if "replay_not_trusted" in codes:
+        return f"work began for no known reason in {percent(job.unexplained_ratio)} of a rank's time"
+    return codes.get("too_few_steps")
 
 
 def nobody_words(job: TraceJob) -> str:
     """Return that nobody is named, and whether that is an answer."""
-    return "Nobody holds the job up" if is_told(job) else "Who holds the job up cannot be told"
+    return "Nobody holds the job up" if untold_words(job) is None else "Who holds the job up cannot be told"
 
 
 def pace_of(job: TraceJob) -> float | None:

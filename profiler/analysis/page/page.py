@@ -34,7 +34,16 @@ from pacecar.records import LEDGER_HEADINGS
 from pacecar.safe_files import output
 
 from ...trace.columns import TraceWarning
-from ..output.words import cause_words, is_told, nobody_words, pace_of, path_words, saved_words, shown_rank, who_words
+from ..output.words import (
+    cause_words,
+    nobody_words,
+    pace_of,
+    path_words,
+    saved_words,
+    shown_rank,
+    untold_words,
+    who_words,
+)
 from ..reading.parallel_reading import Analysis
 from ..report import Scenario, TraceDocument, TraceJob, TraceReport
 from . import charts, job_tables, trace_tables, work_tables
@@ -126,9 +135,8 @@ def _job_lead(job: TraceJob) -> str:
     if job.wall_ns is None or len(job.ranks) < 2:
         return "The traces hold too little to say who holds the job up."
     if not job.stragglers:
-        told = is_told(job)
-        why = f": work began for no known reason in {percent(job.unexplained_ratio)} of a rank's time"
-        return f"{nobody_words(job)}{'' if told else why}."
+        why = untold_words(job)
+        return f"{nobody_words(job)}{'' if why is None else f': {why}'}."
     said = []
     for one in job.stragglers:
         who = who_words(one)
