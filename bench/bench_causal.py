@@ -4,7 +4,8 @@ Jobs of all layouts are drawn with one or two faults planted that cost from 3 to
 (`tests/kit/simulated_jobs/acceptance.py`).  Each is simulated, analyzed from its traces, and judged against the truth
 (`causal_figures`).  Prints tables; `--misses` each fault that was not right, too.  Draws follow from `--seed`: figures
 that were used while mending the model are not held out.  `--late-us` makes all ranks of a host leave collectives later
-than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.
+than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.  With
+`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.
 """
 
 from __future__ import annotations
@@ -80,8 +81,10 @@ def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
     for is_loud, planted, healthy in ((False, args.planted, args.healthy), (True, args.loud, args.healthy_loud)):
         yield from enumerate(planted_faults(args.seed, planted, loud=is_loud, kinds=kinds))
         for number, job in enumerate(healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds)):
-            late = replace(job, noise=replace(job.noise, lateness_ns=1e3 * args.late_us))
-            yield number, Truth(simulate(late))
+            noise = replace(job.noise, lateness_ns=1e3 * args.late_us)
+            if args.kernel_noise is not None:
+                noise = replace(noise, kernel_ratio=args.kernel_noise)
+            yield number, Truth(simulate(replace(job, noise=noise)))
     yield from enumerate(planted_faults(args.seed, args.large, kinds=[*LARGE_KINDS]))
 
 
@@ -108,6 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--healthy-loud", type=int, default=30, help="healthy loud jobs")
     parser.add_argument("--large", type=int, default=0, help="jobs of 256 to 1024 ranks with faults; minutes each")
     parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
+    parser.add_argument("--kernel-noise", type=float, help="of healthy jobs, in place of theirs")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")
     parser.add_argument("--misses", action="store_true", help="list each fault that was not right")
     args = parser.parse_args(words)

@@ -37,7 +37,7 @@ from .job_model import model_of
 from .job_times import JobTimes, job_times
 from .lateness import Lateness, lateness_of
 from .replayed_scenarios import replayed
-from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of
+from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of, too_few_words
 
 if TYPE_CHECKING:
     from ..one_rank.tables.all_tables import TablePlaces
@@ -354,7 +354,7 @@ def _total(
 
 
 def _of_model(model: JobModel | None, metas: Sequence[CollectiveColumns]) -> list[TraceWarning]:
-    """Return what is odd about the causal model: cycles, and runs that it explains too little of."""
+    """Return what is odd about the causal model: cycles, runs that it explains too little of or that are too short."""
     warnings = []
     if model is not None and model.graph.broken:
         first = metas[int(model.kept_joins[model.graph.broken[0]])]
@@ -367,4 +367,6 @@ def _of_model(model: JobModel | None, metas: Sequence[CollectiveColumns]) -> lis
             " missing launches): who holds the job up cannot be told, and what-if answers mean little"
         )
         warnings.append(TraceWarning("replay_not_trusted", message))
+    elif model is not None and not model.judgement.findings and (words := too_few_words(model)) is not None:
+        warnings.append(TraceWarning("too_few_steps", words))
     return warnings

@@ -14,16 +14,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
+from pacecar.formatting.quantities import plural
 
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
+from ...causal.verdict.peers import PARTS
+from ...causal.verdict.significance import P_MAX, least_p
 from ...causal.verdict.verdict import Finding
 from ...trace.columns import NONE, CollectiveColumns, Trace
 from ..one_rank.kernel_families import family_of
 from ..report import CriticalPart, LateTraceRank, StepIncident
 from .lateness import Lateness
 
-__all__ = ["CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "incidents_of", "is_trusted", "stragglers_of"]
+__all__ = [
+    "CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "incidents_of", "is_trusted", "stragglers_of", "too_few_words",
+]  # fmt: skip
 
 UNTRUSTED_RATIO = 0.5
 """The share of a rank's time that no edge explains, beyond which nobody is named: sampled traces, missing launches."""
@@ -43,6 +48,14 @@ CAUSE_WORDS = {
 def is_trusted(model: JobModel) -> bool:
     """Return whether the graph explains enough of the run to name anybody."""
     return model.error.unexplained_ratio <= UNTRUSTED_RATIO
+
+
+def too_few_words(model: JobModel) -> str | None:
+    """Return why nobody could have been named however slow, but for single steps; None where somebody could."""
+    tested = sum(len(role) for role in model.roles if len(role) > 1) or len(model.roles)
+    if tested < 2 or least_p(tested, model.units * PARTS) < P_MAX:
+        return None
+    return f"{tested} ranks in {plural(model.units, 'step')} are too few to tell a slow one from chance"
 
 
 def stragglers_of(model: JobModel, traces: Sequence[Trace], lateness: Lateness) -> list[LateTraceRank]:

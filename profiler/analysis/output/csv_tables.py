@@ -20,7 +20,6 @@ from typing import get_args, get_origin
 
 import msgspec
 
-from pacecar.records import Ledger
 from pacecar.safe_files import FOLDER_MODE, open_folder, output
 
 from ..report import TraceDocument, TraceReport
@@ -99,10 +98,6 @@ def _row(where: Row, item: object) -> Row:
 
 
 def _cells(item: object, prefix: str) -> Iterator[tuple[str, Cell]]:
-    if isinstance(item, Ledger):
-        for name, value in item.parts().items():
-            yield f"{prefix}{name}_ns", value
-        return
     assert isinstance(item, msgspec.Struct)
     for field, is_list in _columns(type(item)):
         value = getattr(item, field)

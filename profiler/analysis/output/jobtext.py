@@ -20,7 +20,16 @@ from pacecar.formatting.quantities import bandwidth, duration, percent, plural, 
 from pacecar.formatting.tables import rich_table
 from pacecar.records import Ledger
 
-from ..report import CollectiveInstance, CriticalPart, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
+from ..report import (
+    CollectiveInstance,
+    CriticalPart,
+    LateTraceRank,
+    RankClock,
+    RankShare,
+    StepIncident,
+    TraceJob,
+    TraceReport,
+)
 from .tracetext import BAR_WIDTH_MAX, collectives_table, ladder_table
 from .words import CLOCK_WORDS, cause_words, nobody_words, path_words, who_words
 
@@ -31,6 +40,9 @@ RANKS_MAX = 16
 
 CRITICAL_MAX = 8
 """The most parts of the critical path that have a line: the longest."""
+
+INCIDENTS_MAX = 4
+"""The most incidents that have a line: the longest."""
 
 INSTANCES_MAX = 12
 """The most collectives that have a line: those with the largest skew."""
@@ -134,12 +146,24 @@ def _verdict(job: TraceJob) -> Iterator[RenderableType]:
         return
     yield Text()
     per = " a step" if any(one.since_step is not None for one in job.stragglers) else ""
-    if not job.stragglers:
+    if job.stragglers:
+        yield _stragglers(job.stragglers, per)
+        for one in job.stragglers:
+            yield Padding(Text(f"{who_words(one)}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
+    else:
         yield Text(nobody_words(job), style="bold")
-        return
-    yield _stragglers(job.stragglers, per)
-    for one in job.stragglers:
-        yield Padding(Text(f"{who_words(one)}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
+    yield from _incidents(job.incidents)
+
+
+def _incidents(incidents: Sequence[StepIncident]) -> Iterator[Text]:
+    """Yield the longest single steps that stand out: what is no rank's fault may still be why the job was slow."""
+    shown = sorted(incidents, key=lambda one: -one.excess_ns)[:INCIDENTS_MAX]
+    for one in shown:
+        step = "once" if one.step is None else f"in step {one.step} only"
+        more = f"{cause_words(one.cause)}, {duration(one.excess_ns)} longer than its peers"
+        yield Text(f"incident  rank {one.rank}, {step}: {more}", style="dim")
+    if len(incidents) > len(shown):
+        yield Text(f"incident  {len(incidents) - len(shown)} more: --json has all", style="dim")
 
 
 def _stragglers(stragglers: Sequence[LateTraceRank], per: str) -> Table:

@@ -1,8 +1,8 @@
 """Prints the tables that were asked for (`--tables`) for a terminal, in place of the ledger, at 80 columns.
 
 Each table has its longest rows; all rows are in `--json` and `--csv`.  What launched a kernel stands below it:
-operator, shapes, module.  Of several ranks one is shown, the one with most of the critical path, because eight times
-the same forty rows are read by nobody.
+operator, shapes, module.  Of several ranks one is shown (`words.shown_rank`), because eight times the same forty rows
+are read by nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pacecar.formatting.quantities import bandwidth, duration, percent, plural, 
 from pacecar.formatting.tables import rich_table
 
 from ..one_rank.kernel_families import kernel_name
-from ..report import TraceDocument, TraceJob, TraceReport
+from ..report import TraceDocument, TraceReport
 from ..report_tables import (
     TABLE_NAMES,
     AllToAllRank,
@@ -31,6 +31,7 @@ from ..report_tables import (
     OperationShape,
     OperatorTotal,
 )
+from .words import module_tail, place_words, shown_rank
 
 __all__ = ["ROWS_SHOWN", "OrderBy", "tables_text"]
 
@@ -55,8 +56,8 @@ def tables_text(
     """Yield what is to be printed of the tables `names`, in order; kernels and operators with the most time `by`."""
     reports = document.traces if any(name != "all_to_all" for name in names) else []
     if document.job is not None and len(reports) > 1:
-        chosen = _chosen(document.job, reports)
-        yield Text(f"{len(reports)} traces; tables of rank {chosen.rank}, {_why(document.job)}", style="dim")
+        chosen, why = shown_rank(reports, document.job)
+        yield Text(f"{len(reports)} traces; tables of rank {chosen.rank}, {why}", style="dim")
         reports = [chosen]
     for index, report in enumerate(reports):
         if index:
@@ -70,18 +71,6 @@ def tables_text(
         if reports:
             yield Text()
         yield _all_to_all([] if document.job is None else document.job.all_to_all)
-
-
-def _chosen(job: TraceJob, reports: Sequence[TraceReport]) -> TraceReport:
-    sums = dict.fromkeys(job.ranks, 0)
-    for part in job.critical_path:
-        sums[part.rank] += part.duration_ns
-    rank = max(sums, key=lambda each: (sums[each], -each)) if sums else None
-    return next((report for report in reports if report.rank == rank), reports[0])
-
-
-def _why(job: TraceJob) -> str:
-    return "which has most of the critical path" if job.critical_path else "the first"
 
 
 def _kernels(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
@@ -108,15 +97,17 @@ def _operators(report: TraceReport, console: Console, by: OrderBy) -> Iterator[R
         return
     has_device = any(row.exposed_ns is not None for row in rows)
     has_path = any(row.critical_ns is not None for row in rows)
-    columns = ["count", "host", "self", *(["device", "own", *(["critical"] if has_path else [])] if has_device else [])]
+    last = ["exposed"] if by == "exposed" else ["critical"] if has_path else []
+    columns = ["count", "host", "self", *(["device", "own", *last] if has_device else [])]
     unit = unit_for([value for row in rows for value in (row.device_total_ns, row.host_self_ns)])
     lines = []
     for row in rows[:ROWS_SHOWN]:
         cells = [str(row.count), unit.number(row.host_ns), unit.number(row.host_self_ns)]
         if has_device:
             cells += [unit.number(row.device_total_ns), unit.number(row.device_ns)]
-            cells += [_number(unit.number, row.critical_ns)] if has_path else []
-        below = (_joined(" ", row.shapes, row.types), _place(row.module, row.source))
+            value = row.exposed_ns if by == "exposed" else row.critical_ns
+            cells += [_number(unit.number, value)] if last else []
+        below = (_joined(" ", row.shapes, row.types), place_words(row.module, row.source))
         lines.append(_Line(row.name, cells, below))
     yield from _table(f"{_title('Operators', len(rows), by)}, in {unit.name}", columns, lines, console)
     words = "self: without the operators inside" + ("; own: of what it launched itself" if has_device else "")
@@ -127,7 +118,7 @@ def _below_kernel(row: KernelTotal) -> tuple[str, ...]:
     first = row.launchers[0]
     called = _joined(" ", first.operator or "launched by no known operator", first.shapes, first.types)
     more = f"  (+{row.launchers_count - 1} more)" if row.launchers_count > 1 else ""
-    return called + more, _place(first.module, first.source)
+    return called + more, place_words(first.module, first.source)
 
 
 def _roofline(report: TraceReport, console: Console, by: OrderBy) -> Iterator[RenderableType]:
@@ -206,7 +197,7 @@ def _memory(report: TraceReport, console: Console, by: OrderBy) -> Iterator[Rend
     table.expand = True
     for row in rows:
         cells = (_bytes(row.first_bytes), _bytes(row.peak_bytes), _bytes(row.last_bytes))
-        at = " in ".join(part for part in (row.peak_operator, _tail(row.peak_module)) if part) or "-"
+        at = " in ".join(part for part in (row.peak_operator, module_tail(row.peak_module)) if part) or "-"
         table.add_row(clean(row.device), *cells, size_text(row.reserved_peak_bytes), clean(at))
     yield table
     for row in rows[:1]:
@@ -325,18 +316,8 @@ def _counted(row: OperationShape) -> str | None:
     return f"({row.launched} of {row.count} calls)" if row.launched < row.count else None
 
 
-def _place(module: str | None, source: str | None) -> str:
-    """Return where something was called: the innermost modules, and the python line without its file's folders."""
-    return _joined(", ", _tail(module), None if source is None else source.rpartition("/")[2])
-
-
 def _joined(between: str, *parts: str | None) -> str:
     return between.join(part for part in parts if part)
-
-
-def _tail(module: str | None) -> str | None:
-    """Return the last two modules of a path, which tell most in little room."""
-    return None if module is None else "/".join(module.split("/")[-2:])
 
 
 def _number(text: Callable[[float], str], value: int | None) -> str:

@@ -22,6 +22,9 @@ __all__ = ["CAUSE_CLASSES", "job_bar", "rank_bars", "step_bars", "what_if_bars"]
 BARS_MAX = 64
 """The most bars in one drawing: the first; the table has the others."""
 
+FILE_CHARACTERS_MAX, FILE_LEFT = 11, 164
+"""What is shown of a file's name where it says no rank, and the room for it: an M takes 13 units."""
+
 CAUSE_CLASSES = {"link": "exposed_communication"}
 """The style's class of a cause that is no heading of a ledger; the others have their own name's."""
 
@@ -51,7 +54,8 @@ def rank_bars(reports: Sequence[TraceReport]) -> str:
     unit = unit_for([report.span_ns for report in reports])
     bars = [_bar(_name(report), report.ledger, unit.text(report.span_ns)) for report in reports[:BARS_MAX]]
     said = " ".join(f"{bar.name}: {_ledger_words(report.ledger)}" for bar, report in zip(bars, reports, strict=False))
-    return stacked_bars("Ledger of each rank", said, bars, left=84, every=34 if len(bars) <= 4 else 20)
+    left = 84 if all(report.rank is not None for report in reports) else FILE_LEFT
+    return stacked_bars("Ledger of each rank", said, bars, left=left, every=34 if len(bars) <= 4 else 20)
 
 
 def step_bars(steps: Sequence[StepReport]) -> str:
@@ -63,7 +67,7 @@ def step_bars(steps: Sequence[StepReport]) -> str:
 
 
 def _name(report: TraceReport) -> str:
-    return f"rank {report.rank}" if report.rank is not None else clean(Path(report.file).name, 11)
+    return f"rank {report.rank}" if report.rank is not None else clean(Path(report.file).name, FILE_CHARACTERS_MAX)
 
 
 def _bar(name: str, ledger: Ledger, figure: str) -> Bar:

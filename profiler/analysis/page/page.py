@@ -34,7 +34,16 @@ from pacecar.records import LEDGER_HEADINGS
 from pacecar.safe_files import output
 
 from ...trace.columns import TraceWarning
-from ..output.words import cause_words, is_told, nobody_words, pace_of, path_words, saved_words, who_words
+from ..output.words import (
+    cause_words,
+    nobody_words,
+    pace_of,
+    path_words,
+    saved_words,
+    shown_rank,
+    untold_words,
+    who_words,
+)
 from ..reading.parallel_reading import Analysis
 from ..report import Scenario, TraceDocument, TraceJob, TraceReport
 from . import charts, job_tables, trace_tables, work_tables
@@ -105,7 +114,7 @@ def _trace_title(document: TraceDocument) -> str:
 
 def _what(document: TraceDocument) -> str:
     events = sum(report.events for report in document.traces)
-    return f"pacecar analyze: {plural(len(document.traces), 'trace')}, {events} events"
+    return f"pacecar analyze: {plural(len(document.traces), 'trace')}, {trace_tables.count_cell(events)[0]} events"
 
 
 def _facts(document: TraceDocument) -> list[tuple[str, str]]:
@@ -126,9 +135,8 @@ def _job_lead(job: TraceJob) -> str:
     if job.wall_ns is None or len(job.ranks) < 2:
         return "The traces hold too little to say who holds the job up."
     if not job.stragglers:
-        told = is_told(job)
-        why = f": work began for no known reason in {percent(job.unexplained_ratio)} of a rank's time"
-        return f"{nobody_words(job)}{'' if told else why}."
+        why = untold_words(job)
+        return f"{nobody_words(job)}{'' if why is None else f': {why}'}."
     said = []
     for one in job.stragglers:
         who = who_words(one)
@@ -184,9 +192,9 @@ def _job_sections(document: TraceDocument, job: TraceJob, drawn: RankTimeline | 
         ],
     )
     yield "alltoall", "All-to-alls", [table_html(work_tables.all_to_all_table(job.all_to_all))]
-    report = _telling(reports, job)
+    report, why = shown_rank(reports, job)
     whose = f"rank {report.rank}" if report.rank is not None else clean(Path(report.file).name, 60)
-    yield "work", f"Work of {whose}", _work(report)
+    yield "work", f"Work of {whose}", _work(report, f"Of {len(reports)} ranks this is {whose}, {why}.")
     yield (
         "incidents",
         "Incidents",
@@ -214,20 +222,13 @@ def _job_ledger(reports: Sequence[TraceReport], job: TraceJob) -> list[Markup]:
     ]
 
 
-def _telling(reports: Sequence[TraceReport], job: TraceJob) -> TraceReport:
-    """Return the rank whose work is shown: the first that is named, else the first."""
-    named = {rank for one in job.stragglers[:1] for rank in one.ranks}
-    return next((report for report in reports if report.rank in named), reports[0])
-
-
-def _work(report: TraceReport) -> list[Markup]:
-    """Return the tables of a trace's work, the largest open and the others folded."""
+def _work(report: TraceReport, said: str = "") -> list[Markup]:
+    """Return the tables of a trace's work, the largest open and the others folded; `said` stands above them."""
     found = work_tables.work_tables(report.tables) if report.tables is not None else []
-    return (
-        [subheading(found[0].name), table_html(found[0]), *(folded(one.name, one) for one in found[1:])]
-        if found
-        else []
-    )
+    if not found:
+        return []
+    above = [paragraph(said, "note")] if said else []
+    return [*above, subheading(found[0].name), table_html(found[0]), *(folded(one.name, one) for one in found[1:])]
 
 
 def _timeline(drawn: RankTimeline) -> list[Markup]:

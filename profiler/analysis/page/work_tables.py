@@ -13,6 +13,7 @@ from pacecar.formatting.plain_text import clean
 from pacecar.formatting.quantities import DASH, bandwidth, duration, percent, size_text, unit_for
 
 from ..one_rank.kernel_families import kernel_name
+from ..output.words import place_words
 from ..report_tables import (
     AllToAllRank,
     AnnotationTotal,
@@ -30,6 +31,9 @@ __all__ = ["all_to_all_table", "work_tables"]
 
 NAME_CHARACTERS_MAX = 64
 """Names of templates run to thousands of characters and push the figures off the page; `--json` has them whole."""
+
+LAUNCHER_CHARACTERS_MAX = 96
+"""Of operator, shapes, module and line together: three lines of their column."""
 
 KINDS_MAX = 60
 """The most kernels, operators and annotations: the longest, which have nearly all of the time."""
@@ -63,13 +67,13 @@ def _kernels(kernels: Sequence[KernelTotal]) -> Table | None:
     rows = []
     for one in largest:
         first = one.launchers[0] if one.launchers else None
-        where = [first.operator, first.shapes, first.module, first.source] if first is not None else []
+        where = (first.operator, first.shapes, place_words(first.module, first.source)) if first is not None else ()
         rows.append(
             (
                 _name(one.name), word_cell(one.family.replace("_", " ")), count_cell(one.count),
                 time_cell(unit, one.duration_ns), time_cell(unit, one.exposed_ns), time_cell(unit, one.critical_ns),
                 (duration(one.median_ns), one.median_ns), (duration(one.max_ns), one.max_ns),
-                word_cell(", ".join(part for part in where if part)[:NAME_CHARACTERS_MAX]),
+                (clean(", ".join(part for part in where if part), LAUNCHER_CHARACTERS_MAX) or DASH, None),
             )
         )  # fmt: skip
     head = ("kernel", "family", "count", "time", "exposed", "on the path", "median", "longest", "launched mostly by")
@@ -82,19 +86,19 @@ def _operators(operators: Sequence[OperatorTotal]) -> Table | None:
     largest = sorted(operators, key=lambda one: (-one.device_ns, -one.host_self_ns))[:KINDS_MAX]
     device = unit_for([one.device_total_ns for one in largest])
     host = unit_for([one.host_ns for one in largest])
-    rows = [
-        (
-            _name(one.name), word_cell((one.shapes or "")[:NAME_CHARACTERS_MAX]), word_cell(one.module),
-            count_cell(one.count), time_cell(device, one.device_ns), time_cell(device, one.device_total_ns),
-            time_cell(device, one.exposed_ns), time_cell(device, one.critical_ns), time_cell(host, one.host_self_ns),
-            time_cell(host, one.host_ns),
-        )
-        for one in largest
-    ]  # fmt: skip
-    head = (
-        "operator", "shapes", "module", "calls", "device, own", "device, all", "exposed", "on the path", "host, own",
-        "host, all",
-    )  # fmt: skip
+    has_device = any(one.exposed_ns is not None for one in largest)
+    rows = []
+    for one in largest:
+        times = (one.device_ns, one.device_total_ns, one.exposed_ns, one.critical_ns) if has_device else ()
+        rows.append(
+            (
+                _name(one.name), (clean(one.shapes or "", NAME_CHARACTERS_MAX) or DASH, None), word_cell(one.module),
+                count_cell(one.count), *(time_cell(device, value) for value in times),
+                time_cell(host, one.host_self_ns), time_cell(host, one.host_ns),
+            )
+        )  # fmt: skip
+    of_device = ("device, own", "device, all", "exposed", "on the path") if has_device else ()
+    head = ("operator", "shapes", "module", "calls", *of_device, "host, own", "host, all")
     note = f"Own: without what it called. {cut_note(len(rows), len(operators))}".strip()
     return sortable_table("Operators", head, rows, texts=3, note=note)
 

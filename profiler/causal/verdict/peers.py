@@ -23,7 +23,7 @@ from ...trace.columns import NONE
 from ..one_rank.causes import OWN_CAUSES, Cause
 from ..one_rank.rank_graph import RankGraph, RankWeights
 
-__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "scatter_ratio", "with_durations"]
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
 
 Index = NDArray[np.int64]
 
@@ -253,16 +253,6 @@ def _medians(group: Sequence[Atoms | _Sums]) -> list[Index]:
     median[order] = (without_me((members - 2) // 2) + without_me((members - 1) // 2)) // 2
     bounds = np.cumsum([len(mine_.key) for mine_ in group])[:-1]
     return np.split(median, bounds)
-
-
-def scatter_ratio(compared: Sequence[Compared]) -> float:
-    """Return the robust standard deviation of compute's pieces against their peers' medians, as a ratio of these."""
-    found = []
-    for mine in compared:
-        chosen = (mine.atoms.cause == Cause.COMPUTE) & (mine.median_ns > 0)
-        found.append(mine.atoms.duration_ns[chosen] / mine.median_ns[chosen] - 1)
-    ratios = np.concatenate(found) if found else np.empty(0)
-    return 1.4826 * float(np.median(np.abs(ratios))) if len(ratios) else 0.0
 
 
 def equalized(graph: RankGraph, compared: Compared, causes: Sequence[int] | None = None) -> RankWeights:

@@ -21,6 +21,7 @@ __all__ = [
     "P_MAX",
     "change_step",
     "lasting_ratio",
+    "least_p",
     "outliers",
     "permutation_p",
     "spread_ratio",
@@ -75,6 +76,11 @@ def permutation_p(excess: Excess, rank: int) -> float:
     for _ in range(deals):
         as_large += bool(random.permuted(pulled, axis=0).sum(axis=1).max() >= seen - 0.5)
     return (as_large + 1) / (deals + 1)
+
+
+def least_p(ranks: int, columns: int) -> float:
+    """Return the least that `permutation_p` can say: chance makes one of the ranks the largest in every column."""
+    return float(ranks) ** (1 - columns) if ranks > 1 and columns > 0 else 1.0
 
 
 def lasting_ratio(excess: NDArray[np.float64], dropped: int) -> float:

@@ -1,8 +1,8 @@
 """Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
 
 Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what the
-trace itself says what it was, any step that stands out where kernels hardly vary, what takes half a step, what is far
-longer than several stops that were seen, and what strikes one rank thrice.
+trace itself names, what takes half a step, what is far longer than several stops that were seen, and what strikes one
+rank thrice.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..one_rank.causes import OWN_CAUSES, Cause
-from .peers import Compared, scatter_ratio
+from .peers import Compared
 from .significance import lasting_ratio, outliers, spread_ratio
 
 __all__ = ["ANNOTATED", "Stops", "lasting"]
@@ -34,10 +34,6 @@ STOPS_RATIO_MIN = 2.5
 
 LONG_STOP_RATIO = 0.5
 """A stop as long as this part of a step is none of those that happen now and then."""
-
-CALM_RATIO_MAX = 0.02
-"""The scatter of kernels against their peers up to which a job is calm: nothing else stops there, so that a single
-step that stands out is no chance.  Where kernels vary by 3 %, every third job has one step that does."""
 
 Excess = NDArray[np.float64]
 
@@ -59,7 +55,6 @@ class Stops:
 
     def __init__(self, compared: Sequence[Compared], step_ns: float) -> None:
         self._step_ns = step_ns
-        self._is_calm = scatter_ratio(compared) <= CALM_RATIO_MAX
         self._seen: list[tuple[int, float]] = []
         for cause in OWN_CAUSES:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
@@ -69,7 +64,7 @@ class Stops:
         """Return whether steps that stand out (`out`: their excess in ns) of these places are more than stops."""
         if len(out) == 0:
             return False
-        if self._is_calm or cause in ANNOTATED or len(out) >= STEPS_OUT_MIN:
+        if cause in ANNOTATED or len(out) >= STEPS_OUT_MIN:
             return True
         others = [value for place, value in self._seen if place not in places]
         is_beyond = len(others) >= STOPS_MIN and float(out.max()) > STOPS_RATIO_MIN * max(others)

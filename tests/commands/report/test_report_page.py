@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from pacecar.records.what_if import Bound
 from tests.commands.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
 from tests.commands.report.test_report_damage import recording
 from tests.kit.axe import violations
+from tests.kit.browser import offline_page
 from tests.kit.html_reader import Reader, assert_loads_nothing, assert_reachable
-from tests.kit.tools import find_tool
 
 EVIL = "<script>alert(1)</script>\"'&|`*_x_`"
 
@@ -161,23 +160,9 @@ def test_a_page_of_many_ranks_and_changes_stays_small(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_without_network_shows_it_and_complains_of_nothing(page: str, tmp_path: Path, scheme: str) -> None:
-    from playwright import sync_api
-
     file = tmp_path / "report.html"
     file.write_text(page, encoding="utf-8")
-    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, color_scheme=scheme)
-        opened = context.new_page()
-        asked: list[str] = []
-        complaints: list[str] = []
-        opened.on("request", lambda request: asked.append(request.url))
-        opened.on("console", lambda said: complaints.append(said.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.goto(file.as_uri())
-        assert asked == [file.as_uri()]
-        assert complaints == []
+    with offline_page(file, scheme) as opened:
         dark = opened.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (dark == "rgb(16, 22, 29)") == (scheme == "dark")
         # Each drawing is as wide as the text and has an area; headings of the ledger have their colours.
@@ -201,4 +186,3 @@ def test_a_browser_without_network_shows_it_and_complains_of_nothing(page: str, 
         assert opened.locator("details").first.get_attribute("open") is not None
         paper = opened.pdf(print_background=False) if hasattr(opened, "pdf") else b"%PDF"
         assert paper.startswith(b"%PDF")
-        browser.close()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import html
-import os
+import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pacecar.formatting.page.document import POLICY, script_policy
+from pacecar.profiler.analysis.output.words import shown_rank
 from pacecar.profiler.analysis.page import rank_timeline
 from pacecar.profiler.analysis.page.page import analysis_page, write_page
 from pacecar.profiler.analysis.page.rank_timeline import CELLS_MAX, draw_ranks
 from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.trace.columns import TraceWarning
+from tests.kit.axe import violations
+from tests.kit.browser import offline_page
 from tests.kit.html_reader import Reader, assert_loads_nothing, assert_reachable
-from tests.kit.tools import find_tool
 from tests.profiler.analysis.jobs import make_job, play
 from tests.profiler.analysis.page_jobs import SLOW_RANK, analysis_of, healthy, straggling
 from tests.profiler.analysis.tracefiles import write_trace
@@ -175,6 +178,38 @@ def test_one_trace_has_a_page_of_its_own_and_no_path(tmp_path: Path) -> None:
     assert lead_of(page).replace("&nbsp;", " ").startswith("10.00 ms, first to last work: compute 50.0 %, ")
 
 
+def test_terminal_and_page_show_the_work_of_the_rank_that_is_named_else_of_the_longest_on_the_path(
+    slow: Analysis,
+) -> None:
+    assert slow.document.job is not None
+    report, why = shown_rank(slow.document.traces, slow.document.job)
+    assert (report.rank, why) == (SLOW_RANK, "the first that holds the job up")
+    document = healthy().document
+    job = document.job
+    assert job is not None
+    sums = Counter[int]()
+    for part in job.critical_path:
+        sums[part.rank] += part.duration_ns
+    report, why = shown_rank(document.traces, job)
+    assert (report.rank, why) == (sums.most_common(1)[0][0], "which has most of the critical path")
+
+
+def test_a_file_without_a_rank_has_its_name_beside_its_bar_and_not_half_of_it(tmp_path: Path) -> None:
+    file = write_trace(tmp_path / "MMMMMMMMMMMMMMMM.json", "ccc.mm")
+    page = analysis_page(analyze([file], Options(keeps_tables=True)))
+    (label,) = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="end">M+…</text>', page)
+    assert float(label) >= 11 * 13, "an M of the style's 15 units has 13"
+
+
+def test_where_no_device_worked_operators_have_no_time_on_one(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    row = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 10, "args": {}}
+    file.write_text(json.dumps({"traceEvents": [{**row, "name": f"aten::{name}", "ts": 1} for name in ("mm", "add")]}))
+    text = text_of(analysis_page(analyze([file], Options(keeps_tables=True, makes_tables=True))))
+    assert "host, own" in text
+    assert "device, own" not in text
+
+
 def test_traces_that_are_no_ranks_of_one_job_stand_by_themselves(tmp_path: Path) -> None:
     files = [write_trace(tmp_path / f"{name}.json", "ccc.mm") for name in "ab"]
     page = analysis_page(analyze(files, Options(keeps_tables=True, compares_ranks=False)))
@@ -186,23 +221,9 @@ def test_traces_that_are_no_ranks_of_one_job_stand_by_themselves(tmp_path: Path)
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_without_network_shows_it_and_sorts_its_tables(page: str, tmp_path: Path, scheme: str) -> None:
-    from playwright import sync_api
-
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")
-    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, color_scheme=scheme)
-        opened = context.new_page()
-        asked: list[str] = []
-        complaints: list[str] = []
-        opened.on("request", lambda request: asked.append(request.url))
-        opened.on("console", lambda said: complaints.append(said.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.goto(file.as_uri())
-        assert asked == [file.as_uri()]
-        assert complaints == []
+    with offline_page(file, scheme) as opened:
         boxes = opened.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)")
         assert min(boxes) > 30
         ranks = opened.locator("#ledger table.sortable")
@@ -217,4 +238,4 @@ def test_a_browser_without_network_shows_it_and_sorts_its_tables(page: str, tmp_
         for width in (1280, 390):
             opened.set_viewport_size({"width": width, "height": 800})
             assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        browser.close()
+            assert violations(opened) == []

@@ -7,12 +7,14 @@ import io
 from rich.console import Console, RenderableType
 
 from pacecar.profiler.analysis.one_rank.kernel_families import kernel_name
+from pacecar.profiler.analysis.output.jobtext import INCIDENTS_MAX
 from pacecar.profiler.analysis.output.text import WARNINGS_MAX, document_text, warning_lines
 from pacecar.profiler.analysis.output.tracetext import ladder_table
 from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze_files
-from pacecar.profiler.analysis.report import Scenario, StepReport, TraceDocument
+from pacecar.profiler.analysis.report import Scenario, StepIncident, StepReport, TraceDocument
 from pacecar.profiler.trace.columns import TraceWarning
 from pacecar.records import Ledger
+from tests.profiler.analysis.page_jobs import healthy
 from tests.profiler.analysis.tracefiles import write_trace
 
 
@@ -63,13 +65,28 @@ def test_several_ranks_say_who_was_late_and_what_the_wire_did(tmp_path) -> None:
     ]
     text = text_of(analyze_files(files))
     assert "2 traces, 2 of 2 ranks" in text
-    assert "Nobody holds the job up" in text  # of two ranks and one step that cannot be said
+    assert "Who holds the job up cannot be told" in text
+    assert "2 ranks in 1 step are too few to tell a slow one from chance" in text
     assert "Critical path (20.00 ms" in text
     assert "Collectives, one by one" in text
     (late,) = [line for line in text.splitlines() if line.startswith("all_reduce  0")]
     assert "rank 1" in late
     assert "6.00 ms" in late, "the skew"
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_single_steps_that_stand_out_have_a_line_below_the_verdict_and_name_nobody() -> None:
+    document = healthy().document
+    assert document.job is not None
+    document.job.incidents = [
+        StepIncident(rank=rank, step=3 if rank else None, cause="host_bound", excess_ns=(9 - rank) * 1_000_000)
+        for rank in range(INCIDENTS_MAX + 2)
+    ]
+    text = text_of(document)
+    _, *lines = text[text.index("Nobody holds the job up") :].splitlines()[: INCIDENTS_MAX + 2]
+    assert lines[0] == "incident  rank 0, once: host-bound, 9.00 ms longer than its peers"
+    assert lines[1] == "incident  rank 1, in step 3 only: host-bound, 8.00 ms longer than its peers"
+    assert lines[INCIDENTS_MAX] == "incident  2 more: --json has all"
 
 
 def test_many_ranks_show_those_that_the_others_waited_for(tmp_path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pacecar.profiler.causal.verdict.significance import (
     P_MAX,
     change_step,
     lasting_ratio,
+    least_p,
     outliers,
     permutation_p,
     spread_ratio,
@@ -22,6 +24,13 @@ def test_of_equal_ranks_few_are_below_the_limit() -> None:
         permutation_p(table, int(table.sum(axis=1).argmax())) < 0.05 for table in random.standard_normal((100, 8, 6))
     )
     assert below <= 15
+
+
+@pytest.mark.parametrize(("ranks", "columns"), [(2, 4), (2, 8), (3, 4), (8, 3)])
+def test_no_excess_however_large_is_less_likely_than_ranks_and_columns_allow(ranks: int, columns: int) -> None:
+    table = np.zeros((ranks, columns))
+    table[1] = 1e9
+    assert permutation_p(table, 1) == pytest.approx(least_p(ranks, columns), rel=0.5)
 
 
 def test_one_outlying_step_is_pulled_in() -> None:

@@ -61,6 +61,17 @@ def test_the_longest_are_those_with_the_most_of_the_time_asked_for(tmp_path: Pat
     assert "Kernels (2, by exposed time), in ms" in exposed
 
 
+def test_operators_by_exposed_time_show_it(tmp_path: Path):
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": {}}
+    number = {"correlation": 1}
+    call = {**operator, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "args": number}
+    kernel = {**operator, "cat": "kernel", "name": "sgemm", "tid": 7, "ts": 5, "args": {**number, "stream": 7}}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [operator, call, kernel]}))
+    for by, column in (("total", "critical"), ("exposed", "exposed"), ("critical", "critical")):
+        assert re.search(rf"own +{column}$", run(path, "--tables", "operators", "--by", by), re.MULTILINE), by
+
+
 @pytest.mark.parametrize("names", ["kernel", "", "kernels,,memory"])
 def test_a_table_that_does_not_exist_is_wrong_usage(job: Path, names: str):
     assert "roofline" in run(job, "--tables", names, code=2)
@@ -121,6 +132,9 @@ def test_csv_holds_the_documents_lists_under_its_names(job: Path, tmp_path: Path
     with (out / "steps.csv").open(newline="") as file:
         steps = list(csv.DictReader(file))
     assert [int(step["ledger.compute_ns"]) for step in steps] == [6 * MS, 4 * MS]
+    ledgers = [step["ledger"] for report in found["traces"] for step in report["steps"]]
+    for line, ledger in zip(steps, ledgers, strict=True):
+        assert {name: line[f"ledger.{name}"] for name in ledger} == {name: str(ns) for name, ns in ledger.items()}
     assert {path.stem for path in out.iterdir()} >= {"traces", "job", "job_shares", "kernel_launchers", "launches"}
     with (out / "traces.csv").open(newline="") as file:
         columns = next(csv.reader(file))
