@@ -42,8 +42,10 @@ ROWS_MAX = 200
 """Rows of one table; where there are more the page shows the last, and `--json` has all."""
 
 LINE_ROWS = 40
+"""Rows of the time line in figures: a screen of them."""
 
 STABLE_WORD = f"±{STABLE_RATIO * 100:g} %"
+"""Within what a pace is called stable."""
 
 
 def sides_of(report: Report) -> list[tuple[str, RunSide]]:
@@ -170,9 +172,10 @@ def ledger_table(report: Report) -> Table | None:
         values = [side.ledger_ns.get(heading) if are_comparable else None for _, side in sides]
         rows.append((*cells, *_changed(signed_milliseconds, values)))
     overlaps = [side.overlap_ratio for _, side in sides]
+    compared = overlaps if are_comparable else [None] * len(sides)
     for name, pairs, changed in (
         ("whole step", [[milliseconds(whole), ""] for whole in wholes], _changed(signed_milliseconds, wholes)),
-        ("communication under compute", [["", percent(one)] for one in overlaps], _changed(points, overlaps)),
+        ("communication under compute", [["", percent(one)] for one in overlaps], _changed(points, compared)),
     ):
         rows.append((name, *(cell for pair in pairs for cell in pair), *changed))
     head = ["", *(cell for name, _ in sides for cell in (name, "share")), *_change_head(sides)]
@@ -226,8 +229,8 @@ def stability_table(report: Report) -> Table | None:
     rows = [row for row in rows if any(cell != "-" for cell in row[1 : 1 + len(sides)])]
     note = (
         f"Rates over windows of {each[-1].window_steps} unprofiled steps; a window takes as long as its slowest rank,"
-        " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to 2 % a"
-        " pace is called stable."
+        " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to"
+        f" {STABLE_RATIO * 100:g} % a pace is called stable."
     )
     return Table("Pace and its stability", ("", *(name for name, _ in sides), *_change_head(sides)), rows, note=note)
 
@@ -239,7 +242,7 @@ def _mean_and_sd(rate: Spread | None) -> str:
 
 
 def stable_word(rate: Spread | None) -> str:
-    """Return whether a pace keeps within ±2 %, and how far it goes."""
+    """Return whether a pace keeps within STABLE_RATIO, and how far it goes."""
     if rate is None or rate.cv is None:
         return "-"
     if rate.is_stable is None:

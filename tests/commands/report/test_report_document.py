@@ -104,14 +104,29 @@ def test_what_nobody_measured_is_missing_and_what_is_guessed_says_so(tmp_path: P
     assert report.ranks[0].slowest_ratio is None
     assert report.samples_guessed
     table = ranks_table(report)
-    assert table.head[6] == "data wait"
-    assert table.rows[0][6] == "-"
-    assert table.rows[0][8] == "-"
+    row = dict(zip(table.head, table.rows[0], strict=True))
+    assert (row["data wait"], row["slowest in"]) == ("-", "-")
     assert rate_word(report) == "samples/s (a guess)"
     assert [notice.text.split(":")[0] for notice in report.notices] == ["samples are a guess"]
     line = line_table(report)
     assert line is not None
     assert line.rows[0][2 + LEDGER_HEADINGS.index("data_wait")] == "-"
+
+
+def test_what_is_mostly_unknown_is_shown_as_that_and_compared_as_a_whole_only(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"))
+    mostly = {"compute": 10 * MS, "unknown": 90 * MS}
+    first, second = report.ranks
+    table = ranks_table(structs.replace(report, ranks=(structs.replace(first, ledger_ns=mostly), second)))
+    rows = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert [(row["compute"], row["unknown"]) for row in rows] == [("10.0 %", "90.0 %"), ("100.0 %", "0.0 %")]
+    side = report.before
+    assert side is not None
+    ledger = ledger_table(structs.replace(report, before=structs.replace(side, ledger_ns=mostly)))
+    assert ledger is not None
+    assert ledger.note.endswith("so only the whole step can be compared.")
+    changed = {row[0]: row[-1] for row in ledger.rows}
+    assert [name for name, change in changed.items() if change != "-"] == ["whole step"]
 
 
 def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:
