@@ -113,6 +113,23 @@ def test_what_nobody_measured_is_missing_and_what_is_guessed_says_so(tmp_path: P
     assert line.rows[0][2 + LEDGER_HEADINGS.index("data_wait")] == "-"
 
 
+def test_a_wait_for_data_is_in_the_mean_step_of_the_whole_run_too(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    report = report_of(folder)
+    assert not report.is_tuned
+    assert report.before is not None
+    assert report.before.ledger_ns["data_wait"] == 0, "measured, and nothing waited"
+    waited = structs.replace(step(0, 60).ledger, compute_ns=50 * MS, data_wait_ns=30 * MS)
+    for rank in range(2):
+        append(folder, rank, *(structs.replace(step(rank, number), ledger=waited) for number in range(60, 120)))
+    report = report_of(folder)
+    assert report.before is not None
+    assert sum(report.before.ledger_ns.values()) == pytest.approx(100 * MS, abs=9)
+    row = cells(ledger_table(report))["data wait"]
+    assert row[1].endswith("%")
+    assert float(row[1].removesuffix(" %")) == pytest.approx(100 * 60 / 110 * 0.3, abs=0.1)
+
+
 def test_what_is_mostly_unknown_is_shown_as_that_and_compared_as_a_whole_only(tmp_path: Path) -> None:
     report = report_of(tuned(tmp_path / "run"))
     mostly = {"compute": 10 * MS, "unknown": 90 * MS}
