@@ -23,7 +23,9 @@ from .formatting import (  # fmt: skip
     elapsed,
     knob_words,
     milliseconds,
+    mostly_unknown,
     number,
+    part_of,
     points,
     rate_word,
     relative,
@@ -157,7 +159,7 @@ def ledger_table(report: Report) -> Table | None:
         return None
     rows = []
     wholes = [sum(side.ledger_ns.values()) for _, side in sides]
-    unknown = [name for (name, side), whole in zip(sides, wholes, strict=True) if 2 * side.ledger_ns["unknown"] > whole]
+    unknown = [name for name, side in sides if mostly_unknown(side.ledger_ns)]
     are_comparable = not unknown
     for heading in LEDGER_HEADINGS:
         if not any(side.ledger_ns.get(heading) for _, side in sides):
@@ -166,7 +168,7 @@ def ledger_table(report: Report) -> Table | None:
         for _, side in sides:
             total = sum(side.ledger_ns.values())
             cells += [
-                milliseconds(part_ns := side.ledger_ns.get(heading)),
+                milliseconds(part_ns := part_of(side.ledger_ns, heading)),
                 percent(part_ns / total if part_ns is not None and total else None),
             ]
         values = [side.ledger_ns.get(heading) if are_comparable else None for _, side in sides]
@@ -270,7 +272,7 @@ def changes_table(report: Report) -> Table | None:
     left_out = len(report.changes) - len(rows)
     costs = [cost for one in report.changes if (cost := _shown_ns(one)) is not None]
     if len(costs) > 1:
-        rows.append(("all", "", f"{len(costs)} trials together", "", "", "", "", "", trial_seconds(sum(costs))))
+        rows.append(("all", *[""] * (len(head) - 2), trial_seconds(sum(costs))))
     note = (
         "Shares of step time saved. Measured in interleaved trials; the interval holds at every look at the tuner's"
         " rate of false accepts. A trial costs what its steps took longer than the setting before it would have;"

@@ -9,7 +9,7 @@ from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 
 from .document import Cost, CostSide, Energy, Report
-from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, reading, relative
+from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
 from .hangs import CAUSE_WORDS, phase_words
 from .tables import ROWS_MAX
 
@@ -19,8 +19,8 @@ RANK_HEADINGS = {
     "compute": "compute", "exposed_communication": "exposed comm.", "data_wait": "data wait",
     "host_bound": "host-bound", "unknown": "unknown",
 }  # fmt: skip
-"""The ledger's headings that tell ranks apart, in short; the others are small, and in the JSON.  A rank that was not
-calibrated has no compute: what it did is unknown, which no other column says."""
+"""The ledger's headings that tell ranks apart, in short; the others are small, and in the JSON.  What a rank did
+that was not calibrated is unknown, which no other column says."""
 
 
 def usage_table(report: Report) -> Table | None:
@@ -148,7 +148,7 @@ def ranks_table(report: Report) -> Table:
     for one in report.ranks[:ROWS_MAX]:
         total = sum(one.ledger_ns.values())
         where = " ".join(filter(None, (one.host, one.device))) or "-"
-        parts = [one.ledger_ns.get(name) for name in RANK_HEADINGS]
+        parts = [part_of(one.ledger_ns, name) for name in RANK_HEADINGS]
         shares = [percent(part / total if part is not None and total else None) for part in parts]
         rows.append((
             str(one.rank), where, number(one.steps), milliseconds(one.step_mean_ns), *shares,
