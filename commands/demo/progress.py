@@ -244,7 +244,7 @@ def _change(decision: Decision) -> str:
 
 
 def _verdict(judged: JudgedDecision) -> str:
-    """Return "kept: micro_batch 2 -> 4, saves 12.0 % (4.0 .. 20.0 %)"."""
+    """Return "kept: micro_batch 2 -> 4, step time saved +12.0 % (4.0 .. 20.0 %)"."""
     change = judged.said.knob if judged.decision is None else _change(judged.decision)
     bounds = ""
     if judged.gain_low is not None and judged.gain_high is not None:

@@ -238,8 +238,10 @@ def gains(changes: Sequence[ReportChange]) -> str:
                 at = x(one.expected_gain_ratio)
                 yield f'<path class="expected" d="M{at:.1f} {y - 7}l6 7l-6 7l-6 -7Z"/>'
             assert one.measured_gain_ratio is not None, "only those are shown"
-            measured = "measured" if one.outcome == "kept" else "measured open"
-            yield f'<circle class="{measured}" cx="{x(one.measured_gain_ratio):.1f}" cy="{y}" r="5"/>'
+            measured, at = "measured" if one.outcome == "kept" else "measured open", x(one.measured_gain_ratio)
+            yield f'<circle class="{measured}" cx="{at:.1f}" cy="{y}" r="5"/>'
+            if one.measured_gain_ratio < low:  # off the scale: the figure in place of the place
+                yield _text(at + 10, y + 4, percent(one.measured_gain_ratio), "axis")
             yield _text(WIDTH - 100, y + 4, outcome_words(one) + _mark(one))
 
     return _svg(40 + 26 * len(shown), "Expected and measured gain", said, body())

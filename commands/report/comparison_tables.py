@@ -11,7 +11,7 @@ from pacecar.records import LEDGER_HEADINGS
 
 from .comparison import settled_side
 from .document import Report, RunComparison, RunSide
-from .formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number
+from .formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number, part_of
 
 __all__ = ["comparison_tables", "letter"]
 
@@ -58,7 +58,7 @@ def _quantities(comparison: RunComparison, names: list[str]) -> Table:
         ("step, 95th percentile", *(milliseconds(None if s is None else s.step_p95_ns) for s in sides)),
     ]
     for heading in LEDGER_HEADINGS:
-        parts = [None if s is None else s.ledger_ns.get(heading) for s in sides]
+        parts = [None if s is None else part_of(s.ledger_ns, heading) for s in sides]
         if any(parts):
             rows.append((HEADING_WORDS[heading], *_with_differences(parts)))
     rows.append(("communication under compute", *(percent(None if s is None else s.overlap_ratio) for s in sides)))

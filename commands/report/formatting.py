@@ -5,6 +5,8 @@ Missing is a dash.  A figure has about three digits that count, and the digits o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pacecar.formatting.quantities import percent
 from pacecar.knobs import by_name, setting
 from pacecar.records import KnobValue
@@ -14,10 +16,25 @@ from .figures import Interval
 
 __all__ = [
     "amount", "bounds", "change_words", "difference", "elapsed", "joules", "knob_words", "milliseconds", "money",
-    "number", "points", "rate_word", "reading", "relative", "signed_milliseconds", "steps_word", "trial_seconds",
+    "mostly_unknown", "number", "part_of", "points", "rate_word", "reading", "relative", "signed_milliseconds",
+    "steps_word", "trial_seconds",
 ]  # fmt: skip
 
 DASH = "-"
+
+WINDOW_HEADINGS = frozenset({"compute", "exposed_communication", "exposed_copy", "optimizer_host"})
+"""Headings that only a profiled window tells apart; the timers of a step that no window calibrated do not know them."""
+
+
+def mostly_unknown(ledger_ns: Mapping[str, int]) -> bool:
+    """Return whether no window calibrated most of these steps."""
+    return 2 * ledger_ns.get("unknown", 0) > sum(ledger_ns.values())
+
+
+def part_of(ledger_ns: Mapping[str, int], heading: str) -> int | None:
+    """Return the nanoseconds under a heading; None where they were not measured, which is no 0."""
+    part_ns = ledger_ns.get(heading)
+    return None if part_ns == 0 and heading in WINDOW_HEADINGS and mostly_unknown(ledger_ns) else part_ns
 
 
 def number(value: float | None, digits: int = 3) -> str:

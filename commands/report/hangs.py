@@ -20,7 +20,7 @@ from pacecar.formatting.quantities import percent, plural
 from .document import Report, ReportHang, Stopped
 from .formatting import elapsed
 
-__all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "ranks_word"]
+__all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "phase_words", "ranks_word"]
 
 HUNG_NS_MIN = 1_000_000_000
 """Shorter stops are in the ledger; they are not called a hang."""
@@ -40,9 +40,13 @@ CAUSE_WORDS = {
     None: "stopped",
     "throttled": "held back by its CPU quota",
     "frozen": "frozen with its control group",
-    "preempted": "without a processor, which others had",
+    "preempted": "kept off the processors by others",
     "traced": "stopped by a debugger",
 }
+
+
+PHASE_WORDS = {"data_wait": "data wait", "outside": "the loop's own code"}
+"""Phases whose name in the records is no word; "outside" is between all that pacecar knows of a step."""
 
 
 class _Standstill(NamedTuple):
@@ -90,6 +94,11 @@ def _long_ones(report: Report) -> list[str]:
     return [f"The run hung {len(found)} times, for {total}{longest}: {named}."]
 
 
+def phase_words(phase: str) -> str:
+    """Return a phase of a step for people."""
+    return PHASE_WORDS.get(phase, phase)
+
+
 def ranks_word(ranks: Iterable[int], of: int | None = None) -> str:
     """Return "rank 1", "ranks 0, 2", or "all 8 ranks"."""
     numbers = sorted(set(ranks))
@@ -127,7 +136,7 @@ def _of_stops(group: Sequence[Stopped], report: Report) -> _Standstill:
     ranks = {stop.rank for stop in group}
     was = "was" if len(ranks) == 1 else "were"
     who = ranks_word(ranks, report.world_size)
-    where = f"in step {longest.step} ({longest.phase})"
+    where = f"in step {longest.step} ({phase_words(longest.phase)})"
     text = f"{who} {was} {CAUSE_WORDS[longest.cause]} from {second_text(began)} on, {where}"
     return _Standstill(ended - began, text)
 
@@ -138,7 +147,7 @@ def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
     heard = {hang.rank for hang in hangs}
     gone = [row.rank for row in report.ranks if row.rank not in heard and row.last_words is None]
     where = f"from {second_text(first.wall_ns)} on, in step {first.step}"
-    phases = "/".join(sorted({hang.phase for hang in own}))
+    phases = "/".join(sorted({phase_words(hang.phase) for hang in own}))
     if gone and all(hang.phase == WAITING for hang in hangs):
         text = f"{ranks_word(heard)} waited {where}, and {ranks_word(gone)} said no more"
     else:

@@ -32,7 +32,7 @@ from . import charts, tables, utilization_tables
 from .comparison_tables import comparison_tables, letter
 from .document import Report, RunComparison
 from .figures import Interval, Spread
-from .formatting import bounds, change_words, elapsed, money, number, rate_word
+from .formatting import bounds, change_words, elapsed, money, number, part_of, rate_word
 from .notices import Notice
 
 __all__ = ["comparison_page", "report_page"]
@@ -164,9 +164,9 @@ def _tiles(report: Report) -> Iterator[Tile]:
         if report.proven_gain_ratio is not None:
             yield "proven by trials", *_proven_tile(report.proven_gain_ratio, report.proven_gain_low)
         yield f"stable within {tables.STABLE_WORD}", tables.stable_word(side.rate), "of pace, window by window"
-        total = sum(side.ledger_ns.values())
-        if total:
-            yield "exposed communication", percent(side.ledger_ns["exposed_communication"] / total), "of a mean step"
+        exposed_ns = part_of(side.ledger_ns, "exposed_communication")
+        if exposed_ns is not None and (total := sum(side.ledger_ns.values())):
+            yield "exposed communication", percent(exposed_ns / total), "of a mean step"
     energy = report.energy_after or report.energy_before
     if energy is not None and energy.joules_per_sample is not None:
         yield "energy", f"{number(energy.joules_per_sample)} J", "a sample"

@@ -141,6 +141,7 @@ class StepSumPart:
         self.first_wall_ns = other.first_wall_ns if self.first_wall_ns is None else self.first_wall_ns
         self.last_wall_ns = self.last_wall_ns if other.last_wall_ns is None else other.last_wall_ns
         self.ledger = [a + b for a, b in zip(self.ledger, other.ledger, strict=True)]
+        self.sees_data |= other.sees_data
         self.communication_ns += other.communication_ns
         self.overlapped_ns += other.overlapped_ns
         self.rank_steps += other.rank_steps

@@ -23,7 +23,9 @@ from .formatting import (  # fmt: skip
     elapsed,
     knob_words,
     milliseconds,
+    mostly_unknown,
     number,
+    part_of,
     points,
     rate_word,
     relative,
@@ -42,8 +44,10 @@ ROWS_MAX = 200
 """Rows of one table; where there are more the page shows the last, and `--json` has all."""
 
 LINE_ROWS = 40
+"""Rows of the time line in figures: a screen of them."""
 
 STABLE_WORD = f"±{STABLE_RATIO * 100:g} %"
+"""Within what a pace is called stable."""
 
 
 def sides_of(report: Report) -> list[tuple[str, RunSide]]:
@@ -155,7 +159,7 @@ def ledger_table(report: Report) -> Table | None:
         return None
     rows = []
     wholes = [sum(side.ledger_ns.values()) for _, side in sides]
-    unknown = [name for (name, side), whole in zip(sides, wholes, strict=True) if 2 * side.ledger_ns["unknown"] > whole]
+    unknown = [name for name, side in sides if mostly_unknown(side.ledger_ns)]
     are_comparable = not unknown
     for heading in LEDGER_HEADINGS:
         if not any(side.ledger_ns.get(heading) for _, side in sides):
@@ -164,15 +168,16 @@ def ledger_table(report: Report) -> Table | None:
         for _, side in sides:
             total = sum(side.ledger_ns.values())
             cells += [
-                milliseconds(part_ns := side.ledger_ns.get(heading)),
+                milliseconds(part_ns := part_of(side.ledger_ns, heading)),
                 percent(part_ns / total if part_ns is not None and total else None),
             ]
         values = [side.ledger_ns.get(heading) if are_comparable else None for _, side in sides]
         rows.append((*cells, *_changed(signed_milliseconds, values)))
     overlaps = [side.overlap_ratio for _, side in sides]
+    compared = overlaps if are_comparable else [None] * len(sides)
     for name, pairs, changed in (
         ("whole step", [[milliseconds(whole), ""] for whole in wholes], _changed(signed_milliseconds, wholes)),
-        ("communication under compute", [["", percent(one)] for one in overlaps], _changed(points, overlaps)),
+        ("communication under compute", [["", percent(one)] for one in overlaps], _changed(points, compared)),
     ):
         rows.append((name, *(cell for pair in pairs for cell in pair), *changed))
     head = ["", *(cell for name, _ in sides for cell in (name, "share")), *_change_head(sides)]
@@ -226,8 +231,8 @@ def stability_table(report: Report) -> Table | None:
     rows = [row for row in rows if any(cell != "-" for cell in row[1 : 1 + len(sides)])]
     note = (
         f"Rates over windows of {each[-1].window_steps} unprofiled steps; a window takes as long as its slowest rank,"
-        " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to 2 % a"
-        " pace is called stable."
+        " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to"
+        f" {STABLE_RATIO * 100:g} % a pace is called stable."
     )
     return Table("Pace and its stability", ("", *(name for name, _ in sides), *_change_head(sides)), rows, note=note)
 
@@ -239,7 +244,7 @@ def _mean_and_sd(rate: Spread | None) -> str:
 
 
 def stable_word(rate: Spread | None) -> str:
-    """Return whether a pace keeps within ±2 %, and how far it goes."""
+    """Return whether a pace keeps within STABLE_RATIO, and how far it goes."""
     if rate is None or rate.cv is None:
         return "-"
     if rate.is_stable is None:
@@ -267,7 +272,7 @@ def changes_table(report: Report) -> Table | None:
     left_out = len(report.changes) - len(rows)
     costs = [cost for one in report.changes if (cost := _shown_ns(one)) is not None]
     if len(costs) > 1:
-        rows.append(("all", "", f"{len(costs)} trials together", "", "", "", "", "", trial_seconds(sum(costs))))
+        rows.append(("all", *[""] * (len(head) - 2), trial_seconds(sum(costs))))
     note = (
         "Shares of step time saved. Measured in interleaved trials; the interval holds at every look at the tuner's"
         " rate of false accepts. A trial costs what its steps took longer than the setting before it would have;"

@@ -9,14 +9,18 @@ from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 
 from .document import Cost, CostSide, Energy, Report
-from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, reading, relative
-from .hangs import CAUSE_WORDS
+from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
+from .hangs import CAUSE_WORDS, phase_words
 from .tables import ROWS_MAX
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
 
-RANK_HEADINGS = ("compute", "exposed_communication", "data_wait", "host_bound")
-"""The ledger's headings that tell ranks apart; the others are small, and in the JSON."""
+RANK_HEADINGS = {
+    "compute": "compute", "exposed_communication": "exposed comm.", "data_wait": "data wait",
+    "host_bound": "host-bound", "unknown": "unknown",
+}  # fmt: skip
+"""The ledger's headings that tell ranks apart, in short; the others are small, and in the JSON.  What a rank did
+that was not calibrated is unknown, which no other column says."""
 
 
 def usage_table(report: Report) -> Table | None:
@@ -144,14 +148,14 @@ def ranks_table(report: Report) -> Table:
     for one in report.ranks[:ROWS_MAX]:
         total = sum(one.ledger_ns.values())
         where = " ".join(filter(None, (one.host, one.device))) or "-"
-        parts = [one.ledger_ns.get(name) for name in RANK_HEADINGS]
+        parts = [part_of(one.ledger_ns, name) for name in RANK_HEADINGS]
         shares = [percent(part / total if part is not None and total else None) for part in parts]
         rows.append((
             str(one.rank), where, number(one.steps), milliseconds(one.step_mean_ns), *shares,
             percent(one.slowest_ratio), percent(one.overhead_ratio), number(one.dropped_records), one.last_words or "-",
         ))  # fmt: skip
-    head = ("rank", "where", "steps", "mean step", "compute", "exposed comm.", "data wait", "host-bound",
-            "slowest in", "overhead", "dropped", "last words")  # fmt: skip
+    head = ("rank", "where", "steps", "mean step", *RANK_HEADINGS.values(), "slowest in", "overhead", "dropped",
+            "last words")  # fmt: skip
     note = (
         "All steps of the run. Slowest in: share of the steps, of those that all ranks measured, in which it was last."
     )
@@ -170,11 +174,11 @@ def incidents(report: Report) -> Table | None:
         what = f"{worst}; {end}. {late.evidence}"
         rows.append((f"straggler ({late.cause})", who, f"{late.since_step} to {late.last_step}", what))
     for stop in report.stops[-ROWS_MAX:]:
-        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {stop.phase}"
+        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {phase_words(stop.phase)}"
         rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
     for hang in report.hangs[-ROWS_MAX:]:
         end = "went on" if hang.is_over else "was not seen to go on"
-        what = f"silent for {elapsed(hang.silent_ns)} in {hang.phase}; {end}"
+        what = f"silent for {elapsed(hang.silent_ns)} in {phase_words(hang.phase)}; {end}"
         if hang.last_collective is not None:
             what += f"; last collective {hang.last_collective}"
         rows.append(("suspected hang", f"rank {hang.rank}", str(hang.step), what))

@@ -29,7 +29,7 @@ from .table import TableColumn, cut, gauge, rows
 
 __all__ = [
     "alarm_lines", "bar", "calibration_lines", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines",
-    "legoutcome_liness", "link_lines", "move_lines", "rank_lines", "recorder_lines",
+    "legend_lines", "link_lines", "move_lines", "rank_lines", "recorder_lines",
 ]  # fmt: skip
 
 BAD = "bold red"
@@ -170,7 +170,7 @@ def bar(ledger: dict[str, float] | None, width: int, console: Console) -> Text:
     return ledger_bar(ledger, width, console)
 
 
-def legoutcome_liness(ledger: dict[str, float] | None, width: int, console: Console) -> list[Text]:
+def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) -> list[Text]:
     """Return which cell means what, with shares, in lines of at most `width` cells."""
     return [cut(line, width) for line in ledger_legend(ledger or {}, width, console, is_narrow=True) if len(line)]
 

@@ -113,7 +113,7 @@ def _panes(document: StatusDocument, view: ScreenView, width: int, console: Cons
         ]
     gpu_lines = panes.gpu_lines(_sorted_gpus(document, view.gpu_sort), width)
     chosen = next((job for job in jobs if job.key == view.job), None) or _troubled(jobs)
-    legend = [] if chosen is None else panes.legoutcome_liness(chosen.ledger_seconds, width, console)
+    legend = [] if chosen is None else panes.legend_lines(chosen.ledger_seconds, width, console)
     ranks: list[Text] = []
     if chosen is not None:
         head = cut(Text(f"Ranks of {clean(chosen.called)}", style="bold"), width)
@@ -235,7 +235,7 @@ def _job_page(document: StatusDocument, view: ScreenView, width: int, height: in
     lines += panes.alarm_lines([job], width)
     lines += [
         panes.bar(job.ledger_seconds, width, console),
-        *panes.legoutcome_liness(job.ledger_seconds, width, console),
+        *panes.legend_lines(job.ledger_seconds, width, console),
     ]
     lines += panes.calibration_lines(job, width)
     ladder = panes.ladder_lines(job.what_if, width)

@@ -21,6 +21,7 @@ import pytest
 from pacecar.dashboards import committed
 from pacecar.dashboards.push import ANSWER_BYTES_MAX, WORDS_MAX, Grafana, Refused, Unreachable
 from tests.kit.forking_python import COMMAND, forking_python
+from tests.kit.net import free_port
 
 TOKEN = "glsa_a-token-nobody-may-see"
 PASSWORD = "a password: nobody may see"
@@ -209,10 +210,7 @@ def test_one_that_dies_half_way_is_told_with_how_many_arrived(grafana):
 
 
 def test_nobody_there_and_nobody_answering_end_soon():
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    ran = push(f"http://127.0.0.1:{port}")
+    ran = push(f"http://127.0.0.1:{free_port()}")
     assert ran.returncode == 1
     assert "Connection refused" in ran.stderr
     with socket.create_server(("127.0.0.1", 0)) as mute:

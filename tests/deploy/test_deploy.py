@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "pacecar.service"
 SCRAPE = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 EXPOSURE_MAX = 2.2
-"""systemd's own score, 0 (sealed) to 10 (exposed); above this a line of the sandbox was lost.  0.4 of it is for a call that
-could set the clock, if there were a capability for it."""
+"""systemd's own score, 0 (sealed) to 10 (exposed); above this a line of the sandbox was lost.  0.4 of it is for a call
+that could set the clock, if there were a capability for it."""
 
 
 @pytest.fixture

@@ -93,12 +93,14 @@ def test_internal_links_resolve(page):
 
 
 def test_paths_that_are_named_exist():
-    for page in ("README.md", "CONTRIBUTING.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for path in re.findall(
-            r"`((?:pacecar|monitor|profiler|controller|dashboards|tests|deploy|docs)/[\w./]*)`", text
-        ):
-            assert (ROOT / path).exists(), f"{page}: {path}"
+    rooms = "monitor|profiler|controller|commands|job|adapters|dashboards|tests|deploy|docs|bench"
+    gone = []
+    for page in PAGES:
+        for path in re.findall(rf"`((?:{rooms})/[\w./]*|pacecar/[\w/]+\.py)[`:]", prose(page)):
+            is_module = (ROOT / f"{path}.py").exists()
+            if not is_module and not (ROOT / path).exists():
+                gone.append(f"{names(page)}: {path}")
+    assert gone == []
 
 
 def test_make_targets_that_are_named_exist():

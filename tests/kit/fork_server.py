@@ -1,7 +1,7 @@
 """Fork a process for each that asks, from one that has modules loaded: `fork_server.py SOCKET PROGRAM MODULE...`.
 
 Says "ready" on stdout and serves until nobody holds the other end of its stdin, the pipe `life` in the socket's folder;
-then it kills what still runs and removes the folder.  `forking_python` says what
+then it removes the folder and kills what still runs.  `forking_python` says what
 is asked and why.  Nothing here starts a thread, so what is forked is as good as new.
 
 A child ends without python's finalization, which frees all modules and takes ten times as long as all the rest; where
@@ -20,6 +20,7 @@ import io
 import marshal
 import os
 import random
+import select
 import selectors
 import signal
 import site
@@ -55,7 +56,7 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     return marshal.loads(data), files
 
 
-def serve(listener: socket.socket) -> tuple[Any, list[int]] | None:
+def serve(listener: socket.socket, folder: str) -> tuple[Any, list[int]] | None:
     """Return None at the end, in the server; and in each forked child what was asked of it."""
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ, "new")
@@ -64,6 +65,8 @@ def serve(listener: socket.socket) -> tuple[Any, list[int]] | None:
     while True:
         for key, _ in selector.select():
             if key.data == "end":
+                if not is_over(folder):
+                    continue
                 for asked in running:
                     os.kill(asked.pid, signal.SIGKILL)
                     os.waitpid(asked.pid, 0)
@@ -121,15 +124,22 @@ def forget(selector: selectors.BaseSelector, running: set[Asked], asked: Asked) 
     running.discard(asked)
 
 
-def remove(folder: str) -> None:
-    """Remove what is in the server's folder, and it, unless another server has taken its place."""
+def is_over(folder: str) -> bool:
+    """Return whether nobody holds the pipe any more; then the server's folder, and what is in it, is removed.
+
+    Whoever wants the server opens the pipe under the lock of the folder, so nobody can come once this is true: who
+    waits for the lock finds the folder gone, and starts a server.
+    """
     with contextlib.suppress(OSError), open(f"{folder}/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.samestat(os.fstat(0), os.stat(f"{folder}/life")):
+        if select.select([0], [], [], 0)[0] == []:  # somebody came after the last had gone
+            return False
+        if os.path.samestat(os.fstat(0), os.stat(f"{folder}/life")):  # no other server has taken this one's place
             for name in os.listdir(folder):
                 os.unlink(f"{folder}/{name}")
             os.rmdir(folder)
             os.rmdir(os.path.dirname(folder))  # fails where another server is in it
+    return True
 
 
 def become(request: Any, files: list[int], program: str) -> tuple[list[str], bool]:
@@ -290,10 +300,8 @@ if __name__ == "__main__":
     gc.collect()
     gc.disable()
     gc.freeze()  # a child's collector would touch, and so copy, every page
-    request = serve(listener)
-    if request is None:
-        remove(os.path.dirname(path))
-    else:
+    request = serve(listener, os.path.dirname(path))
+    if request is not None:
         arguments = become(*request, program)
         gc.enable()
         code = run(arguments, base)

@@ -23,6 +23,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ def _started(command: list[str], life: Path) -> int:
         line = answer.readline()
     if line != b"ready\n":
         os.close(owned)
+        if line:  # a module that prints: the server would wait for the lock that is held here
+            os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         shutil.rmtree(life.parent, ignore_errors=True)
         raise RuntimeError(f"the fork server did not start: {line!r}, exit code {os.waitstatus_to_exitcode(status)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -512,6 +513,36 @@ def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(short:
     program, server = said[0].split()
     until(lambda: is_gone(int(server)), "it runs on")
     assert not Path(program).parent.parent.exists()
+
+
+def test_a_server_that_is_asked_for_while_it_ends_goes_on(short: str) -> None:
+    asks = (
+        "import sys\nfrom tests.kit.forking_python import forking_python\n"
+        "print(forking_python(sys.executable, ('json',)), flush=True)\nsys.stdin.read()\n"
+    )
+    environ = ENVIRON | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    first = subprocess.Popen([sys.executable, "-c", asks], text=True, env=environ, **pipes)
+    assert first.stdout is not None
+    folder = Path(first.stdout.readline().strip()).parent
+    server = run(str(folder / "python"), "-c", "import os; print(os.getppid())").out
+    with open(folder / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first.communicate()
+        waits = re.compile(rf"-> FLOCK .* {int(server)} ")
+        until(lambda: waits.search(Path("/proc/locks").read_text()) is not None, "the server does not end")
+        life = os.open(folder / "life", os.O_WRONLY | os.O_NONBLOCK)
+    assert run(str(folder / "python"), "-c", "import os; print(os.getppid())").out == server
+    os.close(life)
+    until(lambda: is_gone(int(server)), "it runs on")
+    assert not folder.parent.exists()
+
+
+def test_a_server_whose_modules_print_is_refused(short: str) -> None:
+    environ = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
+    code = "from tests.kit.forking_python import forking_python\nforking_python(modules=('this',))"
+    done = run(sys.executable, "-c", code, **environ)
+    assert "RuntimeError: the fork server did not start: b'The Zen of Python" in done.err
 
 
 def test_a_server_that_cannot_load_its_modules_says_so() -> None:

@@ -20,6 +20,7 @@ from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
 from pacecar.monitor.histogram import DurationHistogram, HistogramSample
+from tests.kit.net import free_port
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
@@ -212,9 +213,7 @@ def refusing(status):
 
 @contextlib.contextmanager
 def down():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    yield port
+    yield free_port()
 
 
 @pytest.mark.slow

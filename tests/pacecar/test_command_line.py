@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from pacecar import __version__
+from tests.kit.net import free_port
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
 
@@ -118,8 +119,7 @@ def test_the_daemon_says_which_port_is_taken_and_exits_1(tmp_path: Path) -> None
 
 @pytest.mark.distributed
 def test_the_daemon_serves_until_sigterm_with_flags_over_file(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     file = tmp_path / "pacecar.toml"
     file.write_text('[daemon]\nport = 1\ndisable = ["disk"]\n')
     command = [sys.executable, "-m", "pacecar", "daemon", "--config", str(file), "--port", str(port)]

@@ -122,7 +122,7 @@ class Run:
         return self.tuner not in (None, "off", "advising", "warming")
 
     def share(self, heading: str) -> float | None:
-        """Return the share of the step that `heading` takes; None where there is no ledger."""
+        """Return the share of the step that `heading` takes; None where no ledger has it."""
         if self.ledger is None or self.ledger.wall_ns == 0:
             return None
         part_ns = self.ledger.parts().get(heading)

@@ -18,6 +18,7 @@ from pacecar.commands.report.markdown import report_markdown
 from pacecar.commands.report.notices import NOTICES_MAX, ReportError, ReportNotices
 from pacecar.commands.report.recorded_utilization import Hosts
 from pacecar.commands.report.tables import headline
+from pacecar.commands.report.utilization_tables import incidents
 from pacecar.formatting.plain_text import clean
 from pacecar.records import Goodbye, HangSuspicion, JobRecord, ProcessStop
 from pacecar.records.rank_file import LINE_BYTES_MAX
@@ -218,6 +219,20 @@ def test_a_rank_that_hung_and_was_not_seen_to_go_on_is_damage(
     assert [hang.is_over for hang in report.hangs] == [is_over]
     assert ("rank 0 hung and was not seen to go on" in said(report)) is not is_over
     assert report.before is not None, "what was before is there"
+
+
+def test_a_rank_that_others_kept_off_the_processors_and_where_it_was(folder: Path) -> None:
+    stop = ProcessStop(job="j", rank=1, step=9, phase="outside", wall_ns=START_NS, stopped_ns=1500 * MS,
+                       cause="preempted")  # fmt: skip
+    with (folder / "rank1.jsonl").open("ab") as stream:
+        stream.write(lines([stop]))
+    report = report_of(folder)
+    said = "The run hung for 1.5 s: rank 1 was kept off the processors by others from"
+    assert headline(report).startswith(said)
+    assert "in step 9 (the loop's own code)." in headline(report)
+    table = incidents(report)
+    assert table is not None
+    assert table.rows[0][-1] == "kept off the processors by others for 1.5 s in the loop's own code"
 
 
 def test_many_short_stops_are_said_where_they_take_a_hundredth_of_the_run(folder: Path) -> None:

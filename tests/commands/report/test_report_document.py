@@ -104,14 +104,48 @@ def test_what_nobody_measured_is_missing_and_what_is_guessed_says_so(tmp_path: P
     assert report.ranks[0].slowest_ratio is None
     assert report.samples_guessed
     table = ranks_table(report)
-    assert table.head[6] == "data wait"
-    assert table.rows[0][6] == "-"
-    assert table.rows[0][8] == "-"
+    row = dict(zip(table.head, table.rows[0], strict=True))
+    assert (row["data wait"], row["slowest in"]) == ("-", "-")
     assert rate_word(report) == "samples/s (a guess)"
     assert [notice.text.split(":")[0] for notice in report.notices] == ["samples are a guess"]
     line = line_table(report)
     assert line is not None
     assert line.rows[0][2 + LEDGER_HEADINGS.index("data_wait")] == "-"
+
+
+def test_a_wait_for_data_is_in_the_mean_step_of_the_whole_run_too(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    report = report_of(folder)
+    assert not report.is_tuned
+    assert report.before is not None
+    assert report.before.ledger_ns["data_wait"] == 0, "measured, and nothing waited"
+    waited = structs.replace(step(0, 60).ledger, compute_ns=50 * MS, data_wait_ns=30 * MS)
+    for rank in range(2):
+        append(folder, rank, *(structs.replace(step(rank, number), ledger=waited) for number in range(60, 120)))
+    report = report_of(folder)
+    assert report.before is not None
+    assert sum(report.before.ledger_ns.values()) == pytest.approx(100 * MS, abs=9)
+    row = cells(ledger_table(report))["data wait"]
+    assert row[1].endswith("%")
+    assert float(row[1].removesuffix(" %")) == pytest.approx(100 * 60 / 110 * 0.3, abs=0.1)
+
+
+def test_what_is_mostly_unknown_is_shown_as_that_and_compared_as_a_whole_only(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"))
+    mostly = {"compute": 0, "host_bound": 10 * MS, "data_wait": 0, "unknown": 90 * MS}
+    first, second = report.ranks
+    table = ranks_table(structs.replace(report, ranks=(structs.replace(first, ledger_ns=mostly), second)))
+    rows = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert [(row["compute"], row["unknown"]) for row in rows] == [("-", "90.0 %"), ("100.0 %", "0.0 %")]
+    assert rows[0]["data wait"] == "0.0 %", "the timers measure that"
+    side = report.before
+    assert side is not None
+    ledger = ledger_table(structs.replace(report, before=structs.replace(side, ledger_ns=mostly)))
+    assert ledger is not None
+    assert ledger.note.endswith("so only the whole step can be compared.")
+    assert cells(ledger)["compute"][:2] == ("-", "-")
+    changed = {row[0]: row[-1] for row in ledger.rows}
+    assert [name for name, change in changed.items() if change != "-"] == ["whole step"]
 
 
 def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:
@@ -389,7 +423,7 @@ def test_what_trials_cost_adds_up_to_the_total_that_is_shown(tmp_path: Path) -> 
     table = changes_table(report)
     assert table is not None
     assert [row[-1] for row in table.rows] == ["1.23 s", "-0.42 s", "-0.24 s", "0.57 s"]
-    assert table.rows[-1][:3] == ("all", "", "3 trials together")
+    assert table.rows[-1][:3] == ("all", "", "")
     exploration = cells(trust_table(report))["exploration"][0]
     assert exploration.startswith("all trials together cost 0.6 s, losses and gains")
     assert "charged to the exploration budget: 1.3 s, 6.5 % of the run" in exploration

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pacecar.commands.report.build import BuildOptions, build_report
+from pacecar.commands.report.charts import gains
 from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.costs import Prices
 from pacecar.commands.report.html import comparison_page, report_page
@@ -121,6 +123,13 @@ def test_every_figure_of_the_run_is_on_the_page(page: str) -> None:
         "within the 1.00 %",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_a_change_that_cost_more_than_the_scale_shows_has_its_figure_there(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run", kept=False)
+    append(folder, decision(2, 110, 2, 1), structs.replace(verdict(2, 120, "rolled_back"), measured_gain_ratio=-1.66))
+    drawn = gains(build_report(find_inputs(folder), BuildOptions()).report.changes)
+    assert "-166.0 %" in drawn.split("</desc>")[1]
 
 
 def test_a_page_of_a_minimal_run_has_no_empty_section(tmp_path: Path) -> None:

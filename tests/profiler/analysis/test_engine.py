@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze,
 from pacecar.profiler.analysis.reading.workers import run_in_processes
 from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.trace.columns import TraceWarning
+from tests.kit.net import free_port
 from tests.profiler.analysis.tracefiles import write_trace
 
 DRAWINGS = ("cccAAAA..cc", "cccccAA..cc", "ccAAAAA.dcc")
@@ -187,8 +187,7 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     from pacecar.profiler.analysis.reading import cluster
 
     monkeypatch.setattr(cluster, "CONNECT_SECONDS_MAX", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     started = time.monotonic()
     with pytest.raises(EngineError, match=f"127.0.0.1:{port}: no dask scheduler") as raised:
         analyze_files(ranks, Options(engine="dask", dask_address=f"tcp://127.0.0.1:{port}"))
