@@ -260,7 +260,7 @@ def changes_table(report: Report) -> Table | None:
     """Return every decision with what it was expected to bring and what it brought."""
     if not report.changes:
         return None
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for place, one in list(enumerate(report.changes, start=1))[-ROWS_MAX:]:
         way = f"{knob_words(one.knob, one.from_value)} → {knob_words(one.knob, one.to_value)}"
         rows.append((
