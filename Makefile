@@ -54,7 +54,7 @@ CHECKED := $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint colle
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-counterfactual bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,7 +93,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_budget.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_causal.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_budget.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_causal.py %/bench_counterfactual.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python bench/bench_daemon.py $(BENCH_FLAGS)
@@ -109,6 +109,9 @@ bench-policies: $(DEV_STAMP) ## Replay every policy on every curve, with noise, 
 
 bench-causal: $(DEV_STAMP) ## Simulate jobs with known faults and count what `pacecar analyze` names rightly
 	@exec $(BIN)/python bench/bench_causal.py $(BENCH_FLAGS)
+
+bench-counterfactual: $(DEV_STAMP) ## Slow a rank of real jobs, and compare what `pacecar analyze` says with the job without it (root)
+	@exec $(BIN)/python -m bench.bench_counterfactual $(BENCH_FLAGS)
 
 bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BENCH_FLAGS="--cases all" takes many hours)
 	@exec $(BIN)/python bench/bench_tuning.py $(BENCH_FLAGS)

@@ -88,14 +88,16 @@ class Net:
         self.device = DEVICE
         self._hub = hub
 
-    def change(self, link: Link) -> None:
-        """Give every rank another link; a wire without delay stays one without, and the other way round."""
+    def change(self, link: Link, only: int | None = None) -> None:
+        """Give every rank, or `only` one, another link; a wire without delay stays one without, and vice versa."""
         if self._hub is None:
             if link.delay_ms:
                 raise ValueError("this wire was made without delay")
-            for prefix in self.prefixes:
+            for prefix in self.prefixes if only is None else [self.prefixes[only]]:
                 _shape(prefix, link)
             return
+        if only is not None:
+            raise ValueError("a wire with delay is one for all ranks")
         assert self._hub.stdin is not None
         self._hub.stdin.write(f"{link.megabits or 0} {link.delay_ms}\n")
         self._hub.stdin.flush()
