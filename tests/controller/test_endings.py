@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.ranks import Ended, finish, start_ranks
+from tests.kit.ranks import LATENESS_WORDS, Ended, finish, start_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -25,8 +25,8 @@ WAYS = {
 }
 """How both ranks end, as they would without pacecar."""
 
-OF_NO_END = ("cannot write to the daemon", " is late since step ", " is no longer late ")
-"""What has to do with no end: there is no daemon, which is said once, and a busy machine makes a rank late."""
+OF_NO_END = ("cannot write to the daemon", *LATENESS_WORDS)
+"""What has to do with no end: there is no daemon, which is said once."""
 
 
 def ended(way: str) -> list[Ended]:

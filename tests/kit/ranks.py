@@ -21,12 +21,15 @@ import pytest
 from tests.kit.forking_python import forking_python
 from tests.kit.net import free_port
 
-__all__ = ["Ended", "Rank", "finish", "run_ranks", "start_ranks"]
+__all__ = ["LATENESS_WORDS", "Ended", "Rank", "finish", "run_ranks", "start_ranks"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 RANKS_SECONDS_MAX = 300.0
 """Against hangs: some hundred tiny steps take seconds, a minute where the host takes half of the processors."""
+
+LATENESS_WORDS = (" is late since step ", " is no longer late ")
+"""What is logged of a rank that a busy machine makes late: true, and nothing that a test of something else asks for."""
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false"}
 
