@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ..report.document import Report
-from ..report.terminal import terminal_report
+from ..report.output.terminal import terminal_report
 from .result import Result
 
 __all__ = ["closing"]

@@ -16,15 +16,15 @@ from pathlib import Path
 from pacecar.records import JobRecord, KnobSwitch, KnobValue, Ledger, StepRecord
 from pacecar.run_statistics import SETTLE_STEPS, estimate_error
 
-from ..report.before_after import SettingStretch
 from ..report.build import BuildOptions, build_report, choose_job, empty_sums
 from ..report.document import Report
-from ..report.events import changes_of
-from ..report.inputs import Row, find_inputs
-from ..report.notices import ReportError
-from ..report.run_index import Key, RunIndex, gather
-from ..report.step_join import weave
-from ..report.step_sums import StepSums
+from ..report.reading.before_after import SettingStretch
+from ..report.reading.inputs import Row, find_inputs
+from ..report.reading.notices import ReportError
+from ..report.reading.run_index import Key, RunIndex, gather
+from ..report.reading.step_join import weave
+from ..report.reading.step_sums import StepSums
+from ..report.sections.events import changes_of
 from .result import DemoLosses, DemoOverhead, LedgerSum, RankCount, Result
 
 __all__ = ["summarize"]

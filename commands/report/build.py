@@ -15,23 +15,23 @@ from pacecar.formatting.plain_text import clean_values
 from pacecar.records import StepRecord
 from pacecar.run_statistics import estimate_error, proven
 
-from .before_after import BeforeAfterPlan, SettingStretch
-from .costs import Prices, cost_of
 from .document import Piece, Report, RunSide
-from .events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
 from .figures import Interval, drift_ratio, ratio_interval, spread_of
 from .formatting import elapsed
-from .hangs import ranks_word
-from .inputs import Inputs
-from .loss_log import read_losses
-from .notices import ReportError, ReportNotices
-from .rank_totals import mean_ledger, overhead_of, rank_rows, total_of
-from .run_index import RunIndex, gather
+from .reading.before_after import BeforeAfterPlan, SettingStretch
+from .reading.inputs import Inputs
+from .reading.notices import ReportError, ReportNotices
+from .reading.run_index import RunIndex, gather
+from .reading.step_join import weave
+from .reading.step_sums import Bin, StepSumPart, StepSums
+from .reading.windows import WindowSums, added
+from .sections.costs import Prices, cost_of
+from .sections.events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
+from .sections.hangs import ranks_word
+from .sections.loss_log import read_losses
+from .sections.rank_totals import mean_ledger, overhead_of, rank_rows, total_of
+from .sections.utilization_rows import energies_of, utilization_of
 from .significance import judge, noise_of
-from .step_join import weave
-from .step_sums import Bin, StepSumPart, StepSums
-from .utilization_rows import energies_of, utilization_of
-from .windows import WindowSums, added
 
 __all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]
 

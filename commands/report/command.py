@@ -62,8 +62,8 @@ def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> 
     if options["price_per_gpu_hour"] is None and (epoch is not None or options["epochs"] != 1):
         raise click.UsageError("an epoch is priced by --price-per-gpu-hour")
     from .build import BuildOptions
-    from .costs import Prices
     from .run import ReportOptions, run_report
+    from .sections.costs import Prices
 
     prices = Prices(
         per_gpu_hour=options["price_per_gpu_hour"],

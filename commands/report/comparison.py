@@ -18,7 +18,7 @@ from .build import Built
 from .document import ComparisonRow, Report, RunComparison, RunSide
 from .figures import ratio_interval
 from .formatting import number
-from .hangs import hang_sentences
+from .sections.hangs import hang_sentences
 from .significance import judge, noise_of
 
 __all__ = ["compare", "settled_side"]

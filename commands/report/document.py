@@ -12,7 +12,7 @@ from pacecar.records import KnobValue, WhatIf
 from pacecar.run_statistics import EstimateError
 
 from .figures import Interval, Spread
-from .notices import Notice
+from .reading.notices import Notice
 
 __all__ = [
     "SCHEMA_VERSION",

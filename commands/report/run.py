@@ -20,10 +20,10 @@ from pacecar.safe_files import output
 from .build import BuildOptions, Built, build_report
 from .comparison import compare
 from .document import Report, RunComparison
-from .html import comparison_page, report_page
-from .inputs import find_inputs
-from .markdown import comparison_markdown, report_markdown
-from .notices import Notice, ReportError
+from .output.html import comparison_page, report_page
+from .output.markdown import comparison_markdown, report_markdown
+from .reading.inputs import find_inputs
+from .reading.notices import Notice, ReportError
 
 __all__ = ["ReportOptions", "run_report"]
 

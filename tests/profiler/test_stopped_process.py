@@ -11,8 +11,8 @@ import pytest
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.comparison import compare
-from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.tables import headline
+from pacecar.commands.report.output.tables import headline
+from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, ProcessStop, StepRecord
 from tests.kit.ranks import run_ranks
 from tests.profiler.job_stopped import SECONDS

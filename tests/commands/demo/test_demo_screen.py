@@ -25,10 +25,10 @@ from pacecar.commands.demo.rest_detector import REST_SECONDS, RestDetector
 from pacecar.commands.demo.result import DemoLosses, DemoOverhead, Result
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
-from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.notices import Notice
-from pacecar.commands.report.tables import changes_table, headline, ledger_table, stability_table
-from pacecar.commands.report.utilization_tables import trust_table
+from pacecar.commands.report.output.tables import changes_table, headline, ledger_table, stability_table
+from pacecar.commands.report.output.utilization_tables import trust_table
+from pacecar.commands.report.reading.inputs import find_inputs
+from pacecar.commands.report.reading.notices import Notice
 from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.quantities import percent
 from pacecar.knobs import setting

@@ -16,7 +16,7 @@ from msgspec import structs
 from pacecar.commands.demo.result import DemoLosses, Result, as_document
 from pacecar.commands.demo.summary import summarize as summarize_folder
 from pacecar.commands.report.build import BuildOptions, build_report
-from pacecar.commands.report.inputs import find_inputs
+from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.records import (
     LEDGER_HEADINGS,
     Decision,

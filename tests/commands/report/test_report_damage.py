@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
-from pacecar.commands.report.html import report_page
-from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.markdown import report_markdown
-from pacecar.commands.report.notices import NOTICES_MAX, ReportError, ReportNotices
-from pacecar.commands.report.recorded_utilization import Hosts
-from pacecar.commands.report.tables import headline
-from pacecar.commands.report.utilization_tables import incidents
+from pacecar.commands.report.output.html import report_page
+from pacecar.commands.report.output.markdown import report_markdown
+from pacecar.commands.report.output.tables import headline
+from pacecar.commands.report.output.utilization_tables import incidents
+from pacecar.commands.report.reading.inputs import find_inputs
+from pacecar.commands.report.reading.notices import NOTICES_MAX, ReportError, ReportNotices
+from pacecar.commands.report.sections.recorded_utilization import Hosts
 from pacecar.formatting.plain_text import clean
 from pacecar.records import Goodbye, HangSuspicion, JobRecord, ProcessStop
 from pacecar.records.rank_file import LINE_BYTES_MAX

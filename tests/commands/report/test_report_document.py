@@ -12,16 +12,23 @@ from msgspec import structs
 
 from pacecar.commands.report.build import BuildOptions, Built, build_report
 from pacecar.commands.report.comparison import compare
-from pacecar.commands.report.costs import Prices
 from pacecar.commands.report.document import Report
 from pacecar.commands.report.figures import Interval
 from pacecar.commands.report.formatting import rate_word
-from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.notices import ReportError
+from pacecar.commands.report.output.tables import (
+    Table,
+    changes_table,
+    headline,
+    ledger_table,
+    line_table,
+    stability_table,
+)
+from pacecar.commands.report.output.utilization_tables import cost_table, ranks_table, trust_table, usage_table
+from pacecar.commands.report.reading.inputs import find_inputs
+from pacecar.commands.report.reading.notices import ReportError
+from pacecar.commands.report.reading.step_sums import BINS_MAX
+from pacecar.commands.report.sections.costs import Prices
 from pacecar.commands.report.significance import judge
-from pacecar.commands.report.step_sums import BINS_MAX
-from pacecar.commands.report.tables import Table, changes_table, headline, ledger_table, line_table, stability_table
-from pacecar.commands.report.utilization_tables import cost_table, ranks_table, trust_table, usage_table
 from pacecar.records import (
     LEDGER_HEADINGS,
     EstimateCheck,

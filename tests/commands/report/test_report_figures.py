@@ -21,7 +21,7 @@ from pacecar.commands.report.figures import (
     spread_of,
     student_over_normal,
 )
-from pacecar.commands.report.windows import WINDOWS_MAX, WindowSums
+from pacecar.commands.report.reading.windows import WINDOWS_MAX, WindowSums
 from pacecar.run_statistics import WINDOW_STEPS
 
 VALUES = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=60)

@@ -9,12 +9,12 @@ import pytest
 from msgspec import structs
 
 from pacecar.commands.report.build import BuildOptions, build_report
-from pacecar.commands.report.charts import gains
 from pacecar.commands.report.comparison import compare
-from pacecar.commands.report.costs import Prices
-from pacecar.commands.report.html import comparison_page, report_page
-from pacecar.commands.report.inputs import find_inputs
-from pacecar.commands.report.markdown import comparison_markdown, escaped, report_markdown
+from pacecar.commands.report.output.charts import gains
+from pacecar.commands.report.output.html import comparison_page, report_page
+from pacecar.commands.report.output.markdown import comparison_markdown, escaped, report_markdown
+from pacecar.commands.report.reading.inputs import find_inputs
+from pacecar.commands.report.sections.costs import Prices
 from pacecar.formatting.page.document import POLICY
 from pacecar.records import HangSuspicion, JobRecord, Rung, Straggler, WhatIf
 from pacecar.records.what_if import Bound

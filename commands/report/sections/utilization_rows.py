@@ -12,12 +12,12 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .document import Energy, ReportUtilization, RunSide, Stat
-from .figures import Moments
-from .inputs import Inputs
+from ..document import Energy, ReportUtilization, RunSide, Stat
+from ..figures import Moments
+from ..reading.inputs import Inputs
+from ..reading.run_index import RunIndex
+from ..reading.step_sums import StepSumPart, StepSums
 from .recorded_utilization import COUNTERS, GAUGES, QUOTIENTS, Hosts
-from .run_index import RunIndex
-from .step_sums import StepSumPart, StepSums
 
 __all__ = ["energies_of", "utilization_of"]
 

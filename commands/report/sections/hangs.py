@@ -17,8 +17,8 @@ from typing import NamedTuple
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.quantities import percent, plural
 
-from .document import Report, ReportHang, Stopped
-from .formatting import elapsed
+from ..document import Report, ReportHang, Stopped
+from ..formatting import elapsed
 
 __all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "phase_words", "ranks_word"]
 

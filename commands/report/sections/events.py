@@ -10,10 +10,10 @@ from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
 from pacecar.records.judged_decision import pair
 
-from .document import ReportChange, ReportHang, Slowdown, Stopped
-from .notices import TEXT_CHARACTERS_MAX
-from .run_index import Key, RunIndex
-from .step_sums import StepSums
+from ..document import ReportChange, ReportHang, Slowdown, Stopped
+from ..reading.notices import TEXT_CHARACTERS_MAX
+from ..reading.run_index import Key, RunIndex
+from ..reading.step_sums import StepSums
 
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 

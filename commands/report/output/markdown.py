@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pacecar.formatting.page.table import Table
 from pacecar.formatting.plain_text import clean
 
+from ..document import Report, RunComparison
+from ..formatting import change_words
 from . import tables, utilization_tables
 from .comparison_tables import comparison_tables
-from .document import Report, RunComparison
-from .formatting import change_words
 
 __all__ = ["comparison_markdown", "report_markdown"]
 

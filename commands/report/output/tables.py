@@ -14,10 +14,9 @@ from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
-from .charts import outcome_words
-from .document import Report, ReportChange, RunSide
-from .figures import STABLE_RATIO, Spread
-from .formatting import (  # fmt: skip
+from ..document import Report, ReportChange, RunSide
+from ..figures import STABLE_RATIO, Spread
+from ..formatting import (  # fmt: skip
     bounds,
     change_words,
     elapsed,
@@ -33,7 +32,8 @@ from .formatting import (  # fmt: skip
     steps_word,
     trial_seconds,
 )
-from .hangs import hang_sentences
+from ..sections.hangs import hang_sentences
+from .charts import outcome_words
 
 __all__ = [
     "ROWS_MAX", "changes_table", "facts", "headline", "ladder_table", "ledger_table", "line_table", "reasons",

@@ -8,9 +8,9 @@ from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS
 from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
 
-from .document import Cost, CostSide, Energy, Report
-from .formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
-from .hangs import CAUSE_WORDS, phase_words
+from ..document import Cost, CostSide, Energy, Report
+from ..formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
+from ..sections.hangs import CAUSE_WORDS, phase_words
 from .tables import ROWS_MAX
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from .document import ReportLosses
-from .notices import ReportNotices
+from ..document import ReportLosses
+from ..reading.notices import ReportNotices
 
 __all__ = ["read_losses"]
 

@@ -16,8 +16,8 @@ from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.page.table import Table
 from pacecar.formatting.tables import rich_table
 
+from ..document import Report, RunSide
 from . import tables
-from .document import Report, RunSide
 from .utilization_tables import trust_table
 
 __all__ = ["terminal_report"]

@@ -20,8 +20,8 @@ from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRec
 from pacecar.records.final_totals import completed
 from pacecar.run_statistics import AFTER_STEPS_MIN
 
+from ..figures import LogHistogram, Moments
 from .before_after import BeforeAfterPlan, SettingStretch
-from .figures import LogHistogram, Moments
 from .run_index import Key
 from .step_join import Measured
 from .windows import WindowSums

@@ -16,7 +16,7 @@ from pacecar.metrics.metric import MetricUnit
 from pacecar.records import JobHello
 from pacecar.records.recording import Series, Tick
 
-from .figures import Moments
+from ..figures import Moments
 
 __all__ = ["Hosts", "Span"]
 

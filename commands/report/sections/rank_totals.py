@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from pacecar.records import LEDGER_HEADINGS
 
-from .document import RankRow, ReportChange, ReportOverhead
-from .run_index import RunIndex
-from .step_sums import RankSum, StepSums
+from ..document import RankRow, ReportChange, ReportOverhead
+from ..reading.run_index import RunIndex
+from ..reading.step_sums import RankSum, StepSums
 
 __all__ = ["mean_ledger", "overhead_of", "rank_rows", "total_of"]
 

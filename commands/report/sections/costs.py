@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .document import Cost, CostSide, RunSide
+from ..document import Cost, CostSide, RunSide
 
 __all__ = ["Prices", "cost_of"]
 

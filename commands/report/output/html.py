@@ -28,12 +28,12 @@ from pacecar.formatting.page.table import folded, table_html
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
+from ..document import Report, RunComparison
+from ..figures import Interval, Spread
+from ..formatting import bounds, change_words, elapsed, money, number, part_of, rate_word
+from ..reading.notices import Notice
 from . import charts, tables, utilization_tables
 from .comparison_tables import comparison_tables, letter
-from .document import Report, RunComparison
-from .figures import Interval, Spread
-from .formatting import bounds, change_words, elapsed, money, number, part_of, rate_word
-from .notices import Notice
 
 __all__ = ["comparison_page", "report_page"]
 

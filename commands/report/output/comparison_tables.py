@@ -9,9 +9,9 @@ from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS
 
-from .comparison import settled_side
-from .document import Report, RunComparison, RunSide
-from .formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number, part_of
+from ..comparison import settled_side
+from ..document import Report, RunComparison, RunSide
+from ..formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number, part_of
 
 __all__ = ["comparison_tables", "letter"]
 

@@ -18,9 +18,9 @@ from pacecar.formatting.page.svg import text as _text
 from pacecar.formatting.quantities import percent
 from pacecar.records import LEDGER_HEADINGS, WhatIf
 
-from .document import Piece, Report, ReportChange, RunSide
-from .figures import Spread
-from .formatting import knob_words, milliseconds, number, rate_word
+from ..document import Piece, Report, ReportChange, RunSide
+from ..figures import Spread
+from ..formatting import knob_words, milliseconds, number, rate_word
 
 __all__ = ["gains", "ladder_bars", "ledger_line", "ledger_pair", "rate_line", "spread_pair"]
 
