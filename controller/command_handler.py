@@ -18,7 +18,7 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import TuneConfig
 from pacecar.knobs import allows, by_name, read_setting
-from pacecar.profiler.hook.daemon_messages import MessageRefusal, Reply
+from pacecar.profiler.hook.commands.daemon_messages import MessageRefusal, Reply
 from pacecar.records import (
     Answer,
     Command,

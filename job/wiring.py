@@ -33,12 +33,12 @@ from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import Tuner, choose_agreement
 from pacecar.controller.tuner_history import TunerHistory
-from pacecar.profiler.hook.daemon_messages import DaemonMessages, Reply, ThrottleNews
+from pacecar.profiler.hook.commands.daemon_messages import DaemonMessages, Reply, ThrottleNews
+from pacecar.profiler.hook.commands.trace_request import TraceRequests
 from pacecar.profiler.hook.hook import Hook, StepListener
-from pacecar.profiler.hook.job_identity import make_hello, model_device
+from pacecar.profiler.hook.identity.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
-from pacecar.profiler.hook.trace_request import TraceRequests
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, uncompiled
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.what_if import RankWhatIf

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from pacecar.profiler.hook import single_instance
-from pacecar.profiler.hook.job_identity import WORLD_SIZE
+from pacecar.profiler.hook.identity.job_identity import WORLD_SIZE
 from pacecar.torch_internals import lacking
 
 from ..attach import Pacer

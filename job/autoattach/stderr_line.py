@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pacecar.profiler.hook.job_identity import RANK
+from pacecar.profiler.hook.identity.job_identity import RANK
 from pacecar.safe_files import appending
 
 __all__ = ["keep_quiet", "say", "write_line"]

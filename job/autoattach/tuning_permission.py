@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pacecar.config import Config, load_config
-from pacecar.profiler.hook.job_identity import make_hello
+from pacecar.profiler.hook.identity.job_identity import make_hello
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
     find_fsdp,

@@ -2,8 +2,8 @@
 
 A name is what a launcher or a person gave, and two jobs may have the same: every static torchrun start is called
 `torchrun-29500`.  The launch is a random number that the ranks of one start agreed on, and that no other job has
-(`pacecar.profiler.hook.launch_id`).  So the daemon, the rules and the joins tell jobs apart by both.  People type the
-name, with as many digits of the launch as it takes: `torchrun-29500@3f`.
+(`pacecar.profiler.hook.identity.launch_id`).  So the daemon, the rules and the joins tell jobs apart by both.  People
+type the name, with as many digits of the launch as it takes: `torchrun-29500@3f`.
 """
 
 from __future__ import annotations

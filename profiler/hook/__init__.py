@@ -8,9 +8,10 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
     module_calls, step_hooks        see the model's calls and the optimizer's steps, with nothing on the user's objects
     step_records                    makes the records later, on threads that look anyway, because python between two
                                     steps runs with cold caches
+    counted_steps                   adds steps to the totals that were only counted
     timed_loader, data_loading      waits for data, samples, checkpoints
-    daemon_messages, throttling     commands until the step that the daemon named; what it says of the device
-    trace_request, trace_file       the command `trace`; the controller's command handler takes the command `tune`
-    job_identity, launch_id, network_interface    who this process is
+    batch_lengths                   how many samples a batch has
+    commands                        what the daemon sends: the command `trace`, the state of the device
+    identity                        who this process is
     single_instance                 one active hook a process
 """

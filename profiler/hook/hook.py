@@ -43,7 +43,7 @@ from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.window_reader import WindowReader
 from . import single_instance
 from .data_loading import DataLoading
-from .job_identity import make_hello, model_device
+from .identity.job_identity import make_hello, model_device
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
 from .step_boundary import UNUSUAL, CountedStep, CountedSums, StepBoundary, take_inputs

@@ -38,7 +38,7 @@ from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import SeenBatches, plus
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
-from .job_identity import model_device
+from .identity.job_identity import model_device
 from .module_calls import CallObserver, hold_class, observe_calls
 from .step_hooks import before_step
 from .timed_loader import guess_samples

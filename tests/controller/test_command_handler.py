@@ -17,7 +17,7 @@ from pacecar.controller.policy.ordered_policy import OrderedPolicy
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.restart_advice import advise
 from pacecar.controller.tuner_history import TunerHistory
-from pacecar.profiler.hook.daemon_messages import MessageRefusal
+from pacecar.profiler.hook.commands.daemon_messages import MessageRefusal
 from pacecar.records import (
     Answer,
     Command,

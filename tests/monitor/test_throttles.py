@@ -11,7 +11,7 @@ from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.nvml import PyNvml
 from pacecar.monitor.jobs.node_signals import HELD_RATIO, WINDOW_SECONDS, Throttles
-from pacecar.profiler.hook.daemon_messages import ThrottleNews
+from pacecar.profiler.hook.commands.daemon_messages import ThrottleNews
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.transport.daemon_socket import DaemonSocket

@@ -195,7 +195,7 @@ ROOMS = ("pacecar", "adapters", "commands", "controller", "dashboards", "deploy"
 
 WRITERS = {
     "pacecar/safe_files.py", "pacecar/path_walk.py",
-    "profiler/hook/trace_file.py",  # makes the folder for torch, by descriptor
+    "profiler/hook/commands/trace_file.py",  # makes the folder for torch, by descriptor
     "commands/demo/runfolder.py",  # a new folder, and the link `latest`
     "commands/demo/processes.py",  # a file that says stop, and mkdtemp, in new folders of mode 0700
     "commands/doctor/reference.py", "dashboards/__main__.py",  # for the developer, in a checkout

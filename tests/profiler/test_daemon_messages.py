@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacecar.profiler.hook.daemon_messages import ORDERS_MAX, DaemonMessages, MessageRefusal, NotYet
+from pacecar.profiler.hook.commands.daemon_messages import ORDERS_MAX, DaemonMessages, MessageRefusal, NotYet
 from pacecar.records import Command
 
 

@@ -7,7 +7,7 @@ import uuid
 import torch
 from torch import nn
 
-from pacecar.profiler.hook.job_identity import JOB_LENGTH_MAX, job_id, make_hello
+from pacecar.profiler.hook.identity.job_identity import JOB_LENGTH_MAX, job_id, make_hello
 from tests.kit.lone_rank import lone_rank
 
 

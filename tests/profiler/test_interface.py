@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pacecar.profiler.hook import network_interface
-from pacecar.profiler.hook.network_interface import collective_interface
+from pacecar.profiler.hook.identity import network_interface
+from pacecar.profiler.hook.identity.network_interface import collective_interface
 
 THERE = [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "ib0")]
 

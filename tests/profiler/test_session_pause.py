@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.hook import window_schedule
-from pacecar.profiler.hook.trace_request import PAUSED_STEPS_MAX
+from pacecar.profiler.hook.commands.trace_request import PAUSED_STEPS_MAX
 from pacecar.profiler.windows import session_pause
 from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause, without_sessions

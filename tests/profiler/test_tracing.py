@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacecar.profiler.hook.daemon_messages import MessageRefusal, NotYet
-from pacecar.profiler.hook.trace_request import STEPS_MAX, TraceRequests
+from pacecar.profiler.hook.commands.daemon_messages import MessageRefusal, NotYet
+from pacecar.profiler.hook.commands.trace_request import STEPS_MAX, TraceRequests
 from pacecar.records import Command
 from tests.kit.forking_python import forking_python
 from tests.kit.users import STRANGER, as_user, commons, needs_root

@@ -33,8 +33,8 @@ from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
-from ..windows.kineto_log import quiet
-from ..windows.session_pause import SessionPause, may_collectives_be_out
+from ...windows.kineto_log import quiet
+from ...windows.session_pause import SessionPause, may_collectives_be_out
 from .daemon_messages import MessageRefusal, NotYet, Reply
 from .trace_file import TraceFile
 

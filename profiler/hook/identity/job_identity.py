@@ -33,8 +33,8 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.records import JobHello
 
-from ..ranks.data_parallel import parallel_of
-from ..transport.field_filter import FieldFilter
+from ...ranks.data_parallel import parallel_of
+from ...transport.field_filter import FieldFilter
 from .launch_id import launch_of
 from .network_interface import collective_interface
 
