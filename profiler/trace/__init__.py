@@ -2,5 +2,12 @@
 
 In: a trace file of torch.profiler (Chrome JSON; plain, gzip or zstd), intact or damaged.
 Out: `columns.Trace`, integers in numpy columns with each string kept once, and warnings about what was odd.
-Start at `reader.read_trace`; `details` has what only tables need.
+Start at `reader.read_trace`.
+
+    decoding                             bytes into typed events and the header
+    rows, column_parts                   events into columns, batch by batch
+    row_kinds, times                     which rows are kept; times as exact integers
+    assemble, kernel_links, collectives  the columns of all batches into one trace; which kernel is which collective
+    notes                                one warning for each kind of what was odd
+    details                              what only tables need
 """

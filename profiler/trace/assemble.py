@@ -21,7 +21,7 @@ from ..ledger.classification import classify_device
 from .collectives import from_kernel
 from .column_parts import Column, Numbers
 from .columns import NONE, WORKS, DeviceRows, HostKind, HostRows, SyncRows
-from .events import grid_of
+from .decoding.events import grid_of
 from .kernel_links import are_external_ids_sound, first_at, innermost
 from .row_kinds import host_kind
 from .rows import Rows

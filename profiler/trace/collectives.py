@@ -20,7 +20,7 @@ import msgspec
 
 from ..ledger.classification import collective_operation, function_name
 from .columns import CollectiveColumns
-from .events import Args
+from .decoding.events import Args
 
 __all__ = [
     "ELEMENT_BYTES", "element_type", "from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors",

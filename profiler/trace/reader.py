@@ -22,9 +22,9 @@ import numpy as np
 from .assemble import device_rows, host_rows, sync_rows
 from .column_parts import Numbers
 from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
-from .compressed_source import TraceError, TraceSource
-from .event_stream import EventStreamReader
-from .header import TraceHeader, read_header
+from .decoding.compressed_source import TraceError, TraceSource
+from .decoding.event_stream import EventStreamReader
+from .decoding.header import TraceHeader, read_header
 from .notes import Notes
 from .rows import Rows
 from .times import ImpreciseTimesError

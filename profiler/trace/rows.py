@@ -20,8 +20,8 @@ from . import times
 from .collectives import from_annotation, from_metadata, tensors
 from .column_parts import Column, Columns, Numbers, whole_column
 from .columns import NONE, CollectiveColumns, SyncRows
-from .event_stream import Batch
-from .events import Args, DigitEvent, KnownEvent, TraceEvent
+from .decoding.event_stream import Batch
+from .decoding.events import Args, DigitEvent, KnownEvent, TraceEvent
 from .kernel_links import LaunchCalls
 from .notes import Notes
 from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_kind

@@ -32,7 +32,7 @@ from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.classification import collective_operation
 from ..trace.collectives import from_metadata
 from ..trace.columns import CollectiveColumns
-from ..trace.events import Args
+from ..trace.decoding.events import Args
 
 __all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
 

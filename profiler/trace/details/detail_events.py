@@ -1,7 +1,7 @@
 """Defines the decoded types of an event whose details are wanted, and the decoders for them.
 
-They name the members of `pacecar.profiler.trace.events` and more, so that everything else reads them alike.  Counters,
-arrows and thread names are skipped here too; instants are not, for the allocator's events are such.
+They name the members of `pacecar.profiler.trace.decoding.events` and more, so that everything else reads them alike.
+Counters, arrows and thread names are skipped here too; instants are not, for the allocator's events are such.
 
 Left out: what is kept of them (`detail_rows`).
 """
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..columns import NONE
-from ..events import Args, DigitEvent, EventTypes, TraceEvent, event_of
+from ..decoding.events import Args, DigitEvent, EventTypes, TraceEvent, event_of
 
 __all__ = ["DETAILED", "DetailArgs"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .. import times
 from ..column_parts import Columns, Numbers, whole_column
 from ..columns import NONE
-from ..events import Args, DigitEvent, KnownEvent, TraceEvent
+from ..decoding.events import Args, DigitEvent, KnownEvent, TraceEvent
 from .detail_columns import FrameRows, MemoryRows, Signature, TraceDetails
 from .detail_events import DetailArgs
 

@@ -5,7 +5,7 @@ import pytest
 
 from pacecar.profiler.trace.collectives import from_kernel, from_metadata, operation_of
 from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns
-from pacecar.profiler.trace.events import Args
+from pacecar.profiler.trace.decoding.events import Args
 from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.trace.writing import document, host, kernel, launch
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns, HostKind, StepMark
-from pacecar.profiler.trace.events import KNOWN_EVENTS, DigitEvent, TraceEvent
+from pacecar.profiler.trace.decoding.events import KNOWN_EVENTS, DigitEvent, TraceEvent
 from pacecar.profiler.trace.reader import TraceError, read_trace
 from tests.profiler.trace.writing import PACKINGS, codes, document, host, kernel, launch
 

@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from pacecar.profiler.trace.columns import Trace
-from pacecar.profiler.trace.compressed_source import READ_BYTES
-from pacecar.profiler.trace.event_stream import EVENT_BYTES_MAX
+from pacecar.profiler.trace.decoding.compressed_source import READ_BYTES
+from pacecar.profiler.trace.decoding.event_stream import EVENT_BYTES_MAX
 from pacecar.profiler.trace.reader import TraceError, read_trace
 from tests.profiler.trace.writing import PACKINGS, codes, document, host, kernel, launch
 
@@ -304,7 +304,7 @@ def test_damage_gives_the_same_with_and_without_the_fast_inflater(tmp_path, monk
         path.write_bytes(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
         fast = read_trace(path)
         with monkeypatch.context() as patch:
-            patch.setattr("pacecar.profiler.trace.compressed_source._FAST", zlib)
+            patch.setattr("pacecar.profiler.trace.decoding.compressed_source._FAST", zlib)
             slow = read_trace(path)
         assert fast.warnings == slow.warnings
         assert fast.device.start_ns.tolist() == slow.device.start_ns.tolist()

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from ..notes import Notes
 from .events import value_end
-from .notes import Notes
 
 __all__ = ["TraceHeader", "read_header"]
 

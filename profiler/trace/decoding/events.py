@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Union
 
 import msgspec
 
-from .columns import NONE
+from ..columns import NONE
 
 __all__ = [
     "KNOWN_EVENTS",

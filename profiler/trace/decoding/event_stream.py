@@ -23,10 +23,10 @@ from typing import Any
 
 import msgspec
 
+from ..notes import Notes
 from .broken_json import NO_NUMBER, scan
 from .compressed_source import TraceError, TraceSource
 from .events import PLAIN, DigitEvent, EventTypes, KnownEvent, TraceEvent, decimal_of, value_end
-from .notes import Notes
 
 __all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "EventStreamReader"]
 
