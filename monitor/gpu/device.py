@@ -22,7 +22,6 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
-from .derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
 from .driver import (
     DriverMissingError,
     DriverStoppedError,
@@ -35,10 +34,11 @@ from .driver import (
     NvmlError,
     UnsupportedError,
 )
-from .field_reader import FieldReader, must_go_on
-from .fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
-from .gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
-from .queries import (
+from .queries.derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
+from .queries.field_reader import FieldReader, must_go_on
+from .queries.fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
+from .queries.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
+from .queries.queries import (
     EVERY_TICK,
     SECONDS_5,
     SECONDS_30,
@@ -49,7 +49,7 @@ from .queries import (
     instance_questions,
     link_questions,
 )
-from .query_schedule import QuerySchedule, ScheduledQuery
+from .queries.query_schedule import QuerySchedule, ScheduledQuery
 
 __all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "DeviceFacts", "DeviceReading"]
 

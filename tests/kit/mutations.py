@@ -90,7 +90,7 @@ MUTATIONS = (
              "monitor/collectors/disk.py", "busy_ns=whole(fields[12]) * 1_000_000", "busy_ns=whole(fields[12]) * 1_000",
              "tests/monitor"),
     Mutation("NVLink's KiB are taken for bytes",
-             "monitor/gpu/fields.py",
+             "monitor/gpu/queries/fields.py",
              '_counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1024, fast=True)',
              '_counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1000, fast=True)', "tests/monitor"),
     Mutation("a rank may be as large as the world",

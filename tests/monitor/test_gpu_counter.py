@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.derived import CHARGED_NS_MAX, ROUND, ClockEvents, GpuCounter, LinkCounter, MeanPower
+from pacecar.monitor.gpu.queries.derived import CHARGED_NS_MAX, ROUND, ClockEvents, GpuCounter, LinkCounter, MeanPower
 
 TOP = 1 << 32
 SECOND = 1_000_000_000

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.queries import NEVER, NvmlQuery, Processes, gpu_questions
-from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX, QuerySchedule
+from pacecar.monitor.gpu.queries.queries import NEVER, NvmlQuery, Processes, gpu_questions
+from pacecar.monitor.gpu.queries.query_schedule import REFUSALS_MAX, QuerySchedule
 
 SECOND = 1_000_000_000
 BUDGET = 11

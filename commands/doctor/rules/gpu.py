@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from pacecar.formatting.quantities import gibibytes
-from pacecar.monitor.gpu.derived import CLOCK_REASONS
+from pacecar.monitor.gpu.queries.derived import CLOCK_REASONS
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NVIDIA, GpuFacts, NodeFacts

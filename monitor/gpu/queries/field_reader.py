@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
-from .driver import (
+from ..driver import (
     DriverMissingError,
     DriverStoppedError,
     FieldValue,

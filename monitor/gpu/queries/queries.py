@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-from .driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
+from ..driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
 
 __all__ = [
     "PROCESSES_MAX",

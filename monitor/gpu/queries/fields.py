@@ -22,8 +22,8 @@ from functools import cache
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
+from ..driver import ALL_LINKS, FieldId, FieldValue
 from .derived import ROUND, GpuCounter, LinkCounter
-from .driver import ALL_LINKS, FieldId, FieldValue
 
 __all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
 

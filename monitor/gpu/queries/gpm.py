@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pacecar.records import Sample
 
-from .driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
+from ..driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
 
 __all__ = ["GPM_CALLS", "GPM_METRICS", "INSTANCE_PARTS", "Gpm", "GpmMetric"]
 
