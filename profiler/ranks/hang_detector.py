@@ -39,7 +39,7 @@ import msgspec
 from pacecar.torch_internals import find, lacking, need
 
 from ..hook.timed_loader import TimedLoader
-from .phase_sums_message import MESSAGE_WORDS
+from .exchange.phase_sums_message import MESSAGE_WORDS
 
 __all__ = [
     "HangDetector",

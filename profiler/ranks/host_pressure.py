@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable
 from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.processors import parse_pressure_line, run_delay_ns
 
-from .phase_sums_message import HostPressure
+from .exchange.phase_sums_message import HostPressure
 
 __all__ = [
     "FIND_SECONDS",

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .cusum import median, upper
-from .phase_sums_message import RankRange
+from .exchange.phase_sums_message import RankRange
 
 __all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkDiagnosis", "Slow"]
 

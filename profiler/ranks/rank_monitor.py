@@ -38,15 +38,15 @@ from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.side_group import failure, is_lost
 from ..transport.store_rendezvous import RendezvousError
 from .cusum import Usual
-from .gather_schedule import GatherSchedule
-from .gloo_transport import GlooTransport, RankTransport
+from .exchange.gather_schedule import GatherSchedule
+from .exchange.gloo_transport import GlooTransport, RankTransport
+from .exchange.phase_sums_message import VERSION, RankRange, StepNote, gather_range
+from .exchange.step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
+from .exchange.totals import totals_of
 from .hang_detector import HangDetector, is_in_loader, last_collective, sequence, where
 from .host_pressure import HostPressureReader
-from .phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .reports import RankReports
-from .step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .straggler_detector import StragglerDetector
-from .totals import totals_of
 
 __all__ = ["MonitoredHook", "RankMonitor"]
 

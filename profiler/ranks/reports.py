@@ -9,10 +9,10 @@ from statistics import median_high
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
 
+from .exchange.phase_sums_message import PHASES, RankRange
+from .exchange.totals import LedgerTotals
 from .hang_detector import Suspicion
-from .phase_sums_message import PHASES, RankRange
 from .straggler_detector import LateRankFinding
-from .totals import LedgerTotals
 from .what_if import JobWhatIf
 
 __all__ = ["LEDGER_SECONDS", "RankReports"]

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .cusum import Cusum, excesses, median, upper
+from .exchange.phase_sums_message import RankRange
 from .link_diagnosis import LinkDiagnosis, Slow
-from .phase_sums_message import RankRange
 
 __all__ = ["Cause", "LateRankFinding", "StragglerDetector"]
 

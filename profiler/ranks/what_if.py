@@ -22,7 +22,7 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
 
 from ..ledger.what_if_bounds import Runner, climb
-from .totals import LedgerTotals, totals_of
+from .exchange.totals import LedgerTotals, totals_of
 
 __all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobWhatIf", "RankStretch", "RankWhatIf", "ladder_of"]
 

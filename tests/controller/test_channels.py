@@ -15,7 +15,7 @@ import torch
 
 from pacecar.controller.consensus.channels import LeftError, VoteChannel, VoteSubject
 from pacecar.controller.consensus.rank_agreement import RankAgreement
-from pacecar.profiler.ranks.gloo_transport import GlooTransport
+from pacecar.profiler.ranks.exchange.gloo_transport import GlooTransport
 from pacecar.profiler.transport.side_group import SideGroup
 
 

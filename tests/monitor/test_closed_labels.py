@@ -7,7 +7,7 @@ from pacecar.knobs import KNOBS
 from pacecar.metrics.catalog import by_name as metric
 from pacecar.monitor.export import metric_writer, pages
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
-from pacecar.profiler.ranks.phase_sums_message import PHASES
+from pacecar.profiler.ranks.exchange.phase_sums_message import PHASES
 from pacecar.profiler.windows.collective_stats import SeenCollective, sum_collectives
 from pacecar.records import (  # fmt: skip
     PHASES_OF_JOBS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.profiler.ranks.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
+from pacecar.profiler.ranks.exchange.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
 from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobWhatIf, RankStretch, RankWhatIf, ladder_of
 from pacecar.records import LEDGER_HEADINGS, Bound, Ledger, WhatIf
 from pacecar.wire import decode_frame, encode_frame

@@ -6,7 +6,14 @@ import random
 
 import msgspec
 
-from pacecar.profiler.ranks.phase_sums_message import ROWS_MAX, HostPressure, StepNote, decode, encode, gather_range
+from pacecar.profiler.ranks.exchange.phase_sums_message import (
+    ROWS_MAX,
+    HostPressure,
+    StepNote,
+    decode,
+    encode,
+    gather_range,
+)
 from pacecar.profiler.ranks.straggler_detector import StragglerDetector
 
 MS = 1_000_000

@@ -19,7 +19,29 @@ from pacecar.config import HookConfig
 from pacecar.profiler.hook.timed_loader import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
 from pacecar.profiler.ranks.cusum import Usual, excesses, median, upper
-from pacecar.profiler.ranks.gather_schedule import GatherSchedule
+from pacecar.profiler.ranks.exchange.gather_schedule import GatherSchedule
+from pacecar.profiler.ranks.exchange.phase_sums_message import (
+    MESSAGE_WORDS,
+    PHASES,
+    ROWS_MAX,
+    HostPressure,
+    RangeMessageError,
+    StepNote,
+    decode,
+    encode,
+    gather_range,
+)
+from pacecar.profiler.ranks.exchange.step_partition import (
+    GLANCE_SECONDS_MIN,
+    LAG,
+    RANGE_SECONDS_MIN,
+    RANGE_STEPS_MAX,
+    WAITING_MAX,
+    RangesError,
+    StepRanges,
+    gather_seconds,
+    glance_seconds,
+)
 from pacecar.profiler.ranks.hang_detector import (
     CHECKPOINT_SECONDS,
     FIRST_SECONDS,
@@ -37,29 +59,7 @@ from pacecar.profiler.ranks.host_pressure import (
     parse_pressure,
     read_tcp_times,
 )
-from pacecar.profiler.ranks.phase_sums_message import (
-    MESSAGE_WORDS,
-    PHASES,
-    ROWS_MAX,
-    HostPressure,
-    RangeMessageError,
-    StepNote,
-    decode,
-    encode,
-    gather_range,
-)
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
-from pacecar.profiler.ranks.step_partition import (
-    GLANCE_SECONDS_MIN,
-    LAG,
-    RANGE_SECONDS_MIN,
-    RANGE_STEPS_MAX,
-    WAITING_MAX,
-    RangesError,
-    StepRanges,
-    gather_seconds,
-    glance_seconds,
-)
 from pacecar.profiler.timing.step_sampling import next_measured
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.records import HangSuspicion, JobLedger, Knobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pacecar.profiler.ranks.cusum import THRESHOLD, Cusum
-from pacecar.profiler.ranks.phase_sums_message import PHASES, HostPressure, RankRange
+from pacecar.profiler.ranks.exchange.phase_sums_message import PHASES, HostPressure, RankRange
 from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, StragglerDetector
 from tests.profiler.ranks.simulation import simulate
 

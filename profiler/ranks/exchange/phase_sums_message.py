@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .cusum import median
+from ..cusum import median
 from .totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals
 
 __all__ = [

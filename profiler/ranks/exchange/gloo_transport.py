@@ -14,8 +14,8 @@ from typing import Protocol
 
 from pacecar.torch_internals import lacking
 
-from ..transport.side_group import SideGroup, job_store
-from ..transport.store_rendezvous import MEET_SECONDS, meet
+from ...transport.side_group import SideGroup, job_store
+from ...transport.store_rendezvous import MEET_SECONDS, meet
 
 __all__ = ["CLOSE_SECONDS", "GlooTransport", "RankTransport"]
 

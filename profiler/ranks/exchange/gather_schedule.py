@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from .cusum import Usual
+from ..cusum import Usual
 from .gloo_transport import RankTransport
 from .phase_sums_message import ROWS_MAX, HostPressure, RankRange, decode, encode
 from .totals import LedgerTotals
