@@ -7,7 +7,7 @@ The constants say which steps of a run are compared, before with after.  To comp
 second would count warm-up, trials and switches that still settle; these bounds leave them out.
 
 `EstimateError` sums up how far the step estimate was off over a whole run.  Every training process loads
-`pacecar.records.estimate_check`, which therefore needs no statistics.
+`pacecar.records.measurements.estimate_check`, which therefore needs no statistics.
 
 Left out: dividing the steps, which the report does while it reads.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pacecar.records.estimate_check import CheckedError
+from pacecar.records.measurements.estimate_check import CheckedError
 
 __all__ = [
     "AFTER_STEPS_MIN",

@@ -42,11 +42,11 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
-from pacecar.records.collectives import OPERATIONS
-from pacecar.records.device_utilization import ARITHMETICS
 from pacecar.records.host_signals import HostSignals
 from pacecar.records.job_identity import LAUNCH
-from pacecar.records.what_if import RUNG_NAMES
+from pacecar.records.measurements.collectives import OPERATIONS
+from pacecar.records.measurements.device_utilization import ARITHMETICS
+from pacecar.records.measurements.what_if import RUNG_NAMES
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["FrameValidation", "Peer", "ValidatedFrame", "own_pid"]

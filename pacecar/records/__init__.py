@@ -1,12 +1,13 @@
 """Holds the records that rooms exchange: frozen, typed values, one module for each subject.
 
 `records` holds what job, daemon and command line exchange, and its names are exported here.  `ranges` bounds every
-field, `ledger` says where a step's time went, `commands` what people request of a running job.
+field, `measurements` are what a job measured of its steps, `commands` what people request of a running job,
+`host_signals` what a node's daemon tells the job.
 
 Durations are integers of nanoseconds and sizes integers of bytes; None is what was not measured.  A `Ledger` whose
 parts do not sum to its wall time cannot be made.  `status_document` is what page and terminal read, `recording` the
 flight recorder's file, `rank_file` reads a run's `rank<r>.jsonl`, `judged_decision` pairs decisions with verdicts,
-`job_identity` tells two jobs of one name apart.
+`job_identity` tells two jobs of one name apart, `final_totals` completes a rank's totals by its Goodbye.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pacecar.records.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.records.commands import (
     Answer,
     Command,
@@ -27,9 +26,11 @@ from pacecar.records.commands import (
     TunerOrder,
     TunerReport,
 )
-from pacecar.records.device_utilization import DeviceMemory, Vitals
-from pacecar.records.estimate_check import EstimateCheck
-from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.measurements.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
+from pacecar.records.measurements.device_utilization import DeviceMemory, Vitals
+from pacecar.records.measurements.estimate_check import EstimateCheck
+from pacecar.records.measurements.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.measurements.what_if import Bound, Rung, WhatIf
 from pacecar.records.ranges import (
     ENTRIES_MAX,
     TEXTS_MAX,
@@ -47,7 +48,6 @@ from pacecar.records.ranges import (
     Text,
     WorldSize,
 )
-from pacecar.records.what_if import Bound, Rung, WhatIf
 
 __all__ = [
     "LEDGER_HEADINGS",

@@ -31,7 +31,7 @@ from torch import nn
 
 from pacecar.config import HookConfig
 from pacecar.records import DeviceMemory, StepRecord, Vitals
-from pacecar.records.device_utilization import ARITHMETICS
+from pacecar.records.measurements.device_utilization import ARITHMETICS
 from pacecar.records.ranges import INT64_MAX
 
 from ..timing.sample_counts import plus

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pacecar.records import BackwardWindow, CollectiveSum
-from pacecar.records.collectives import OPERATIONS, OPERATIONS_MAX
+from pacecar.records.measurements.collectives import OPERATIONS, OPERATIONS_MAX
 
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.classification import collective_operation

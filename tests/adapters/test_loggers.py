@@ -28,7 +28,7 @@ from pacecar.adapters.loggers import TensorBoard, Wandb
 from pacecar.adapters.metric_log import MetricEntry, MetricLog, event_of
 from pacecar.profiler.transport.record_queue import RecordQueue
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler, Verdict
-from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.measurements.ledger import LEDGER_HEADINGS, Ledger
 from tests.kit.waiting import until
 
 

@@ -37,7 +37,7 @@ from pacecar.records import (
     Verdict,
     Vitals,
 )
-from pacecar.records.ledger import Ledger
+from pacecar.records.measurements.ledger import Ledger
 from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import GPUS, Control, build
 from tests.monitor.showcase import MS, ShowJob

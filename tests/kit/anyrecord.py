@@ -19,11 +19,11 @@ from msgspec import inspect
 
 from pacecar.knobs import by_name
 from pacecar.records import PHASES_OF_JOBS, JobHello, JobRecord, Rung
-from pacecar.records.collectives import OPERATIONS
-from pacecar.records.device_utilization import ARITHMETICS
-from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.measurements.collectives import OPERATIONS
+from pacecar.records.measurements.device_utilization import ARITHMETICS
+from pacecar.records.measurements.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.measurements.what_if import RUNG_NAMES
 from pacecar.records.ranges import INT64_MAX
-from pacecar.records.what_if import RUNG_NAMES
 
 __all__ = ["JOB_RECORDS", "Drawn", "Rolled", "Source", "make", "mutated"]
 

@@ -24,9 +24,9 @@ from pacecar.records import (  # fmt: skip
     Vitals,
     WhatIf,
 )
-from pacecar.records.collectives import OPERATIONS
-from pacecar.records.device_utilization import ARITHMETICS
-from pacecar.records.what_if import RUNG_NAMES, Bound
+from pacecar.records.measurements.collectives import OPERATIONS
+from pacecar.records.measurements.device_utilization import ARITHMETICS
+from pacecar.records.measurements.what_if import RUNG_NAMES, Bound
 from pacecar.wire import FrameError, Refusal, encode_frame
 
 FRESH = "x" * 200

@@ -30,7 +30,7 @@ from pacecar.records import (
     Verdict,
     WhatIf,
 )
-from pacecar.records.estimate_check import CheckedError
+from pacecar.records.measurements.estimate_check import CheckedError
 
 from .inputs import Row
 

@@ -17,7 +17,7 @@ from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.commands.report.sections.costs import Prices
 from pacecar.formatting.page.document import POLICY
 from pacecar.records import HangSuspicion, JobRecord, Rung, Straggler, WhatIf
-from pacecar.records.what_if import Bound
+from pacecar.records.measurements.what_if import Bound
 from tests.commands.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
 from tests.commands.report.test_report_damage import recording
 from tests.kit.axe import violations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pacecar.records.ledger import Ledger
+from pacecar.records.measurements.ledger import Ledger
 from pacecar.records.ranges import Count, Label, Nanoseconds, Rank
 
 __all__ = ["CheckedError", "EstimateCheck"]
