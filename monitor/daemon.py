@@ -37,10 +37,10 @@ from .fault_containment import ContainedPart, FaultContainment
 from .heap_trimming import HeapTrimming
 from .histogram import Served
 from .http.routes import Routes
+from .http.security.web_config import Security, WebConfigError, read_security
 from .http.server import WebError, WebServer
 from .http.status_document import StatusDocumentBuilder, StatusFigures
 from .http.web import pages
-from .http.web_config import Security, WebConfigError, read_security
 from .ingest.socket_server import SocketServer
 from .ingest.unix_socket import UnixSocket, UnixSocketError
 from .jobs.job_energy import JobEnergies

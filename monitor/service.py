@@ -29,7 +29,7 @@ from pacecar.formatting.plain_text import PlainFormatter
 
 from .daemon import Daemon
 from .heap_trimming import HeapTrimming
-from .http.web_config import WebConfigError
+from .http.security.web_config import WebConfigError
 from .reload import ReloadWatch, changes
 from .systemd import Notifier, inherited_socket
 from .watched_threads import Verdicts

@@ -1,7 +1,7 @@
 """The daemon's port: pages, metrics, snapshots and the event stream.
 
 In come HTTP requests, out go answers; nothing that is reached here changes anything.
-Start with `server` (sockets) and `routes` (addresses); `basic_auth` and `web_config` protect them.
+Start with `server` (sockets) and `routes` (addresses).
 
     server, request              one thread for all clients; heads of requests and answers
     web                          which page a request gets; 503 while the numbers are old
@@ -9,7 +9,8 @@ Start with `server` (sockets) and `routes` (addresses); `basic_auth` and `web_co
     status_history               the last minutes of a few series
     event_stream                 one frame a tick, pushed to all viewers
     static_files                 the page itself (page/)
-    password_queue, client_source, content_negotiation    fair checks of passwords; who a client is; media types
+    content_negotiation          media types and codings
+    security                     TLS, passwords; who a client is
 
 `pacecar top` draws the same document in a terminal.
 """

@@ -39,12 +39,12 @@ from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.log_limiter import LogLimiter
 from ..wakeable_selector import WakeableSelector
 from ..watched_threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
-from .basic_auth import AuthVerdict, BasicAuth
-from .client_source import LoopbackUsers, source_of
-from .password_queue import PasswordQueue
 from .request import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
 from .routes import HAND_OVER, SOURCE
-from .web_config import OPEN, Security, authorization
+from .security.basic_auth import AuthVerdict, BasicAuth
+from .security.client_source import LoopbackUsers, source_of
+from .security.password_queue import PasswordQueue
+from .security.web_config import OPEN, Security, authorization
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment

@@ -9,9 +9,15 @@ import bcrypt
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.monitor.http.password_queue import GUESSES_AT_ONCE, REST_RATIO, SOURCES_MAX, WAITING_MAX, PasswordQueue
+from pacecar.monitor.http.security.password_queue import (
+    GUESSES_AT_ONCE,
+    REST_RATIO,
+    SOURCES_MAX,
+    WAITING_MAX,
+    PasswordQueue,
+)
+from pacecar.monitor.http.security.web_config import Security
 from pacecar.monitor.http.server import WebServer
-from pacecar.monitor.http.web_config import Security
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import urllib.request
 
 import pytest
 
-from pacecar.monitor.http import basic_auth
-from pacecar.monitor.http.basic_auth import AuthVerdict, BasicAuth
+from pacecar.monitor.http.security import basic_auth
+from pacecar.monitor.http.security.basic_auth import AuthVerdict, BasicAuth
+from pacecar.monitor.http.security.web_config import OPEN, Security, WebConfigError, authorization, read_security
 from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.web import pages
-from pacecar.monitor.http.web_config import OPEN, Security, WebConfigError, authorization, read_security
 from tests.kit.waiting import until
 
 pytest.importorskip("yaml", reason="the extra `secure` is not installed")
