@@ -24,7 +24,7 @@ from ..experiment.exploration_budget import ExplorationBudget
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, bounded
 from . import phrases
 from .decision_records import Outcome, Record, State, outcome_of
-from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
+from .detectors.pace_tracker import NULL_PAIRS_MIN, TrackedPace
 
 __all__ = ["RememberedSettingTrial"]
 

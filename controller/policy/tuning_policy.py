@@ -33,11 +33,11 @@ from ..forecast.gain_model import GainModel
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity
 from . import phrases
 from .candidate_selection import CandidateSelection, known_gain
-from .change_detector import ChangeDetector, DetectedChange
 from .decision_records import DecisionRecords, OpenTrial, Record, State, outcome_of
+from .detectors.change_detector import ChangeDetector, DetectedChange
+from .detectors.pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
+from .detectors.stall_detector import STALL_STEPS, StallDetector
 from .geometric_search import Candidate
-from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
-from .stall_detector import STALL_STEPS, StallDetector
 
 __all__ = ["TuningPolicy"]
 

@@ -35,8 +35,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..forecast.setting_history import Setting, setting_of
-from ..observation import Observation
+from ...forecast.setting_history import Setting, setting_of
+from ...observation import Observation
 from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker
 
 __all__ = [

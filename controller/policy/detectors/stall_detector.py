@@ -9,7 +9,7 @@ Pure.
 
 from __future__ import annotations
 
-from ..observation import Observation
+from ...observation import Observation
 
 __all__ = ["CALM_STEPS", "STALL_RATIO", "STALL_STEPS", "StallDetector"]
 
