@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pacecar.controller.knobs.batch_slicing import BatchSlices, cut, samples_in
-from pacecar.controller.knobs.global_batch import put_together
-from pacecar.controller.knobs.micro_batch_eligibility import inexact
+from pacecar.controller.knobs.batch.batch_slicing import BatchSlices, cut, samples_in
+from pacecar.controller.knobs.batch.global_batch import put_together
+from pacecar.controller.knobs.batch.micro_batch_eligibility import inexact
 
 from .regroup import kind_of
 

@@ -15,9 +15,9 @@ together only where they have the same number of samples and the same shapes, so
 differs (another padding, the rest of an epoch) goes through by itself.  Ranks may group differently: only the last
 piece of an update synchronizes.
 
-The memory that the first updates took says how large a micro-batch may be (`controller.knobs.micro_batch_knobs`), and
-nobody can redo a trainer's step that fails.  So what is put together has no more elements than as many of the largest
-batches of those updates: where later texts are longer, fewer of them go through together.
+The memory that the first updates took says how large a micro-batch may be (`controller.knobs.batch.micro_batch_knobs`),
+and nobody can redo a trainer's step that fails.  So what is put together has no more elements than as many of the
+largest batches of those updates: where later texts are longer, fewer of them go through together.
 
 Left out: reordering samples; deciding the size (the tuner); losses that are no means over samples.
 """
@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.controller.consensus.protocol import PERIOD
-from pacecar.controller.knobs.batch_slicing import samples_in
-from pacecar.controller.knobs.global_batch import put_together
-from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.batch_slicing import samples_in
+from pacecar.controller.knobs.batch.global_batch import put_together
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 
 __all__ = ["Regrouper"]
 

@@ -28,8 +28,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
-from pacecar.controller.knobs.micro_batch import MicroBatcher
-from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.profiler.hook.hook import AlreadyAttachedError
 from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.profiler.transport.record_queue import RecordSink

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     import torch
 
-    from pacecar.controller.knobs.batch_slicing import Given
-    from pacecar.controller.knobs.micro_batch import MicroBatcher
-    from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+    from pacecar.controller.knobs.batch.batch_slicing import Given
+    from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+    from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
     from pacecar.records import Knobs
 
     from .wiring import JobRun

@@ -28,7 +28,7 @@ from pacecar.config import Config, HookConfig, TuneConfig, default_socket
 from pacecar.controller.command_handler import CommandHandler, make_ordered_policy, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import Tuner, choose_agreement

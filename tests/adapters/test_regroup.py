@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pacecar.adapters.loss_additivity import undisturbed
 from pacecar.adapters.regroup import SIZING_UPDATES, Regrouper
-from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 
 
 class Ddp:

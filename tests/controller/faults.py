@@ -201,7 +201,7 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from pacecar.controller.knobs.micro_batch import MicroBatcher
+    from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 
     torch.manual_seed(point.seed)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
@@ -269,8 +269,8 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     from pacecar.config import TuneConfig
     from pacecar.controller.consensus.channels import VoteChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
+    from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
-    from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.status_reporter import StatusReporter
     from pacecar.controller.tuner import Tuner
     from pacecar.profiler.transport.side_group import SideGroup

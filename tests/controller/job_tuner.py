@@ -25,9 +25,9 @@ from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
-from pacecar.controller.knobs.micro_batch import MicroBatcher
-from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import TunedJob, Tuner, choose_agreement

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pacecar.controller.knobs.batch_slicing import BatchSlices, Lengths, cut, measure, plan, terms_of
-from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.batch_slicing import BatchSlices, Lengths, cut, measure, plan, terms_of
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 
 IGNORED = -100
 VOCABULARY = 11

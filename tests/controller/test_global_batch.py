@@ -19,14 +19,14 @@ from pacecar.config import TuneConfig
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer, decode_offer, encode_offer
 from pacecar.controller.consensus.protocol import KNOBS_MAX
 from pacecar.controller.knobs.actuator import ActuatorError
-from pacecar.controller.knobs.global_batch import (
+from pacecar.controller.knobs.batch.global_batch import (
     BatchGrouper,
     GlobalBatchActuator,
     LearningRate,
     open_global_batch,
     put_together,
 )
-from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.knobs import KNOBS
 from pacecar.profiler.hook.step_hooks import before_step
 from tests.kit.lone_rank import lone_rank

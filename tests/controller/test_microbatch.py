@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
-from pacecar.controller.knobs.micro_batch import MicroBatcher
-from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 from tests.kit.lone_rank import lone_rank
 
 Pair = namedtuple("Pair", "x y")

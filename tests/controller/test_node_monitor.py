@@ -13,7 +13,7 @@ from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, ProtocolMembe
 from pacecar.controller.guards.node_disturbance import AGE_PERIODS, WORDS, Disturbance
 from pacecar.controller.guards.node_monitor import SIGNALS_MAX, NodeMonitor, ranks_on_node
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.memory_forecast import MemoryForecast
+from pacecar.controller.knobs.batch.memory_forecast import MemoryForecast
 from pacecar.controller.observation import KnobSpace, NodeView
 from pacecar.controller.policy.geometric_search import (
     FULL_LINK_RATIO,

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import TuneConfig
-from pacecar.controller.knobs.gradient_noise_scale import (
+from pacecar.controller.knobs.batch.gradient_noise_scale import (
     MEASUREMENTS_MIN,
     GradientNoiseScale,
     learning_rate_factor,
     progress,
 )
-from pacecar.controller.knobs.statistical_pace import StatisticalPace
+from pacecar.controller.knobs.batch.statistical_pace import StatisticalPace
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 
 SIZE = 4000

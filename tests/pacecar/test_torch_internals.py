@@ -239,7 +239,7 @@ def test_what_was_found_is_remembered() -> None:
 @pytest.mark.usefixtures("fresh")
 def test_without_the_mark_of_a_scheduler_the_global_batch_stays_as_it_is() -> None:
     pytest.importorskip("torch")
-    from pacecar.controller.knobs.global_batch import _scheduled_step
+    from pacecar.controller.knobs.batch.global_batch import _scheduled_step
 
     step = {"scheduled step": _scheduled_step()}
     assert torch_internals.lacking("batch_samples", step) is None

@@ -31,7 +31,7 @@ from pacecar.commands.demo.train import STOP_CHECK_STEPS, batch_loss
 from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.output.tables import headline
 from pacecar.commands.report.reading.inputs import find_inputs
-from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.monitor.ingest.unix_socket import NAME_BYTES_MAX
 from pacecar.records import LEDGER_HEADINGS
 from tests.kit.forking_python import forking_python

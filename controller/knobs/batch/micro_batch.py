@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .actuator import ActuatorError
+from ..actuator import ActuatorError
 from .batch_slicing import BatchSlices, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
 from .gradient_noise_meter import GradientNoiseMeter
 

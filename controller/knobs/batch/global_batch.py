@@ -34,7 +34,7 @@ from pacecar.profiler.hook import step_hooks
 from pacecar.profiler.hook.step_hooks import after_step, before_step
 from pacecar.torch_internals import lacking
 
-from .actuator import ActuatorError
+from ..actuator import ActuatorError
 from .batch_slicing import samples_in
 from .gradient_noise_meter import GradientNoiseMeter, Tell
 from .gradient_noise_scale import learning_rate_factor

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..observation import JobFacts, KnobSpace, Observation, Policy, PolicyLayer, TuningTurn
+from ...observation import JobFacts, KnobSpace, Observation, Policy, PolicyLayer, TuningTurn
 from .gradient_noise_scale import progress
 
 __all__ = ["StatisticalPace"]

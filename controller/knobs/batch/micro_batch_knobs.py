@@ -18,7 +18,7 @@ from torch import nn
 
 from pacecar.config import TuneConfig
 
-from .actuator import ActuatorError
+from ..actuator import ActuatorError
 from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
 from .oom_safe_trial import OomSafeTrial
