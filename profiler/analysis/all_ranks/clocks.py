@@ -26,8 +26,8 @@ from ...causal.all_ranks.clocks import ClockFit, Meetings, fit_clocks
 from ...causal.model import RankClockCorrection
 from ...trace.columns import Trace, TraceWarning
 from ..report import ClockPair, RankClock
-from .collective_matching import Matched, wall_offset_ns
-from .sequence_alignment import OVERLAP_SLACK_NS
+from .matching.collective_matching import Matched, wall_offset_ns
+from .matching.sequence_alignment import OVERLAP_SLACK_NS
 
 __all__ = ["SYNCHRONIZING", "Clocks", "align_clocks", "doubts_of", "on_common_clock", "together"]
 

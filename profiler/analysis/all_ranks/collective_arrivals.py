@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .clocks import Clocks, on_common_clock
-from .collective_matching import Matched
+from .matching.collective_matching import Matched
 
 __all__ = ["Arrivals", "arrivals_of"]
 

@@ -16,7 +16,7 @@ from ...causal.all_ranks.job_graph import Joins
 from ...causal.model import JobInput, JobModel, build_model
 from ...trace.columns import Trace
 from .clocks import SYNCHRONIZING, Clocks
-from .collective_matching import Events, Matched
+from .matching.collective_matching import Events, Matched
 
 __all__ = ["model_of"]
 

@@ -31,11 +31,11 @@ from ..report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, Tr
 from .all_to_all import all_to_all_ranks
 from .clocks import Clocks, align_clocks, together
 from .collective_arrivals import Arrivals, arrivals_of
-from .collective_matching import Matched, Matching, match
 from .critical_tables import add_critical_time
 from .job_model import model_of
 from .job_times import JobTimes, job_times
 from .lateness import Lateness, lateness_of
+from .matching.collective_matching import Matched, Matching, match
 from .replayed_scenarios import replayed
 from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of, too_few_words
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.all_ranks.clocks import Clocks, align_clocks, doubts_of, together
-from pacecar.profiler.analysis.all_ranks.collective_matching import match
+from pacecar.profiler.analysis.all_ranks.matching.collective_matching import match
 from pacecar.profiler.trace.columns import DeviceRows, Trace
 from tests.profiler.analysis.jobs import make_job, play
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.all_ranks.collective_matching import Matched, events_of, match
+from pacecar.profiler.analysis.all_ranks.matching.collective_matching import Matched, events_of, match
 from pacecar.profiler.trace.columns import CollectiveColumns, Trace, TraceWarning
 from tests.profiler.analysis.jobs import collective_places, keep_rows, make_job, make_trace, play
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pacecar.profiler.analysis.all_ranks.clocks import align_clocks
-from pacecar.profiler.analysis.all_ranks.collective_matching import match
 from pacecar.profiler.analysis.all_ranks.job_model import model_of
+from pacecar.profiler.analysis.all_ranks.matching.collective_matching import match
 from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.analysis.report import TraceJob

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trace.columns import NONE, HostKind, Trace
+from ....trace.columns import NONE, HostKind, Trace
 
 __all__ = ["BATCH", "POINT_TO_POINT", "batched_calls"]
 

@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ledger.attribution import Work
-from ...ledger.classification import collective_operation
-from ...trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
+from ....ledger.attribution import Work
+from ....ledger.classification import collective_operation
+from ....trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
 from .message_batches import BATCH, POINT_TO_POINT, batched_calls
 from .sequence_alignment import CallSequence, align
 

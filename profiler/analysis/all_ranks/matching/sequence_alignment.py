@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trace.columns import NONE
+from ....trace.columns import NONE
 
 __all__ = ["Alignment", "CallSequence", "align"]
 
