@@ -23,7 +23,6 @@ every REOPEN_SECONDS.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
@@ -37,7 +36,7 @@ from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
 from ..gpu.xid_news import GpuChangeLog
 from ..gpu.xid_sources import XidReports, XidSources
-from ..worker_pool import STAGGER_SECONDS, WorkerPool
+from ..worker_pool import WorkerPool
 
 __all__ = ["GpuCollector"]
 
@@ -299,17 +298,8 @@ class GpuCollector:
         self._wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
 
     def _wait_for(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is over, or for `seconds`; meanwhile no call that hangs holds up those that wait for it.
-
-        It is not over while a call of an earlier tick waits behind those that hang: nobody else would see to it.
-        """
-        limit = time.monotonic() + seconds
         with self._returned:
-            while (left := limit - time.monotonic()) > 0:
-                pause = min(left, STAGGER_SECONDS) if self._pool.has_waiting else left
-                if self._returned.wait_for(lambda: is_over() and not self._pool.has_waiting, pause):
-                    return
-                self._pool.hasten()
+            self._pool.wait(self._returned, is_over, seconds)
 
     def _gather(self) -> Outcome:
         samples: list[Sample] = []
