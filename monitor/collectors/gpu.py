@@ -115,10 +115,11 @@ class GpuCollector:
         """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
         if not self._is_open:
             return ()
-        for unit in self._gpus.values():
-            unit.ask_to_glance()
+        asked = [unit for unit in self._gpus.values() if unit.ask_to_glance()]
+        if not asked:
+            return ()
         self._wait_for_glances(GLANCE_SECONDS)
-        return [sample for unit in self._gpus.values() for sample in unit.gather_glance()]
+        return [sample for unit in asked for sample in unit.gather_glance()]
 
     def close(self) -> None:
         """Release the driver, unless a call hangs in it: then the end of the process releases it."""
