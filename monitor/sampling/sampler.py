@@ -44,6 +44,9 @@ WINDOW_SECONDS = 15.0
 GLANCE_JITTER_RATIO = 0.2
 """Glances are moved at random by up to this share of their interval: a training step is periodic too."""
 
+LATE_SECONDS = 0.5
+"""What was read in glances that together took longer, because one hung, is older than a recording would say."""
+
 CLOSE_SECONDS = 1.0
 """How long stopping waits for the collectors to close; one that hangs is left behind."""
 
@@ -65,9 +68,7 @@ class GlanceRate:
 class _Reader:
     """Reads one collector.  All fields but the counts of glances belong to the sampler's condition."""
 
-    def __init__(
-        self, collector: Collector, window_ns: int, overhear: Callable[[Sequence[Sample]], None] | None
-    ) -> None:
+    def __init__(self, collector: Collector, window_ns: int) -> None:
         self.collector = collector
         self.busy_since_ns: int | None = None
         """When the reading was asked for that has not come yet."""
@@ -81,7 +82,6 @@ class _Reader:
         self.glances = self.glance_failures = 0
         self.glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
         self._window = WindowStats(window_ns)
-        self._overhear = overhear
 
     def is_hung(self, now_ns: int) -> bool:
         """Return whether a reading takes longer than most, so that closing does not wait for it."""
@@ -101,17 +101,16 @@ class _Reader:
             _log.debug("collector %s raised", self.collector.name, exc_info=True)
             return Failed(f"{type(error).__name__}: {error}")
 
-    def look(self, glance: Callable[[], Sequence[Sample]]) -> None:
+    def look(self, glance: Callable[[], Sequence[Sample]]) -> Sequence[Sample]:
         self.glances += 1
         try:
             samples = glance()
-            if samples:
-                self._window.add(samples)
-                if self._overhear is not None:
-                    self._overhear(samples)
+            self._window.add(samples)
+            return samples
         except BaseException as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
             self.glance_failures += 1
             _log.debug("collector %s: glance: %s: %s", self.collector.name, type(error).__name__, error)
+            return ()
 
     def close(self) -> None:
         try:
@@ -124,9 +123,9 @@ def _over_window(outcome: Outcome, window: WindowStats, now_ns: int) -> Outcome:
     """Return `outcome` with lowest, mean and highest of its windowed series added."""
     if isinstance(outcome, Absent):
         return outcome
-    window.add(outcome.samples)
+    windowed = window.add(outcome.samples)
     window.close(now_ns)
-    more = window.over(outcome.samples)
+    more = window.over(windowed)
     return msgspec.structs.replace(outcome, samples=(*outcome.samples, *more)) if more else outcome
 
 
@@ -147,11 +146,12 @@ class Sampler:
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
-        self._readers = [_Reader(c, int(window_seconds * NS_PER_SECOND), overhear) for c in collectors]
+        self._readers = [_Reader(c, int(window_seconds * NS_PER_SECOND)) for c in collectors]
         self._glancers = [(reader, reader.glance) for reader in self._readers if reader.glance is not None]
         between = Between(self._seconds_to_glance, self._glance) if self._glancers else None
         self._pool = WorkerPool("collect", between)
         self._pace = pace or GlanceRate()
+        self._overhear = overhear
         self._chance = random.Random()
         self._glance_cpu_ns = 0
         self._closing = False
@@ -270,18 +270,22 @@ class Sampler:
 
     def _glance(self) -> None:
         """Glance at all collectors that nobody reads."""
-        begun_ns = time.thread_time_ns()
+        begun_ns, cpu_ns = self._clock.monotonic_ns(), time.thread_time_ns()
+        looked: list[Sample] = []
         for reader, glance in self._glancers:
             with self._returned:
                 if reader.is_entered or reader.busy_since_ns is not None or self._closing:
                     continue
                 reader.is_entered = True
-            reader.look(glance)
+            looked += reader.look(glance)
             with self._returned:
                 is_wanted = reader.leave()
             if is_wanted:
                 self._serve(reader)
-        self._glance_cpu_ns += time.thread_time_ns() - begun_ns
+        is_late = self._clock.monotonic_ns() - begun_ns > LATE_SECONDS * NS_PER_SECOND
+        if looked and not is_late and self._overhear is not None:
+            self._overhear(looked)
+        self._glance_cpu_ns += time.thread_time_ns() - cpu_ns
 
     # --- the tick's thread ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Literal
@@ -167,12 +168,9 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_metric(self) -> dict[str, list[Sample]]:
-        found: dict[str, list[Sample]] = {}
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
         for sample in self._samples:
-            if (of_metric := found.get(sample.metric)) is None:
-                found[sample.metric] = [sample]
-            else:
-                of_metric.append(sample)
+            found[sample.metric].append(sample)
         return found
 
 
