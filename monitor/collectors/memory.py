@@ -53,6 +53,9 @@ VMSTAT_EVENTS = {
 }
 VMSTAT_PAGES = {"pswpin": "pacecar_host_swap_in_bytes_total", "pswpout": "pacecar_host_swap_out_bytes_total"}
 
+VMSTAT_LINES = (*VMSTAT_EVENTS, *VMSTAT_PAGES)
+"""How the lines of vmstat begin that are served: five of two hundred."""
+
 POOLS_MAX = 16
 """Sizes of huge pages; arm64 has the most, four."""
 
@@ -78,7 +81,7 @@ class MemoryCollector:
             reading.add("pacecar_host_memory_used_bytes", used)
         if "SwapTotal" in meminfo and "SwapFree" in meminfo:
             reading.add("pacecar_host_swap_used_bytes", meminfo["SwapTotal"] - meminfo["SwapFree"])
-        for key, count in reading.lines(self._files.proc / "vmstat", parse_vmstat_line):
+        for key, count in reading.lines(self._files.proc / "vmstat", parse_vmstat_line, only=VMSTAT_LINES):
             if key in VMSTAT_EVENTS:
                 reading.add(VMSTAT_EVENTS[key], count)
             else:

@@ -21,6 +21,7 @@ from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
+from pacecar.monitor.collectors.source_reader import ParsedLines, SourceReading
 from pacecar.monitor.collectors.system import SELDOM_TICKS as SYSTEM_TICKS
 from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
@@ -856,3 +857,25 @@ def test_the_recorded_machine_has_every_host_metric_of_the_catalog(files):
     unread = sorted(listed - RATES - read)
     assert not unread, f"put their source into tests/machines/training_host.txt and their collector here: {unread}"
     assert read == listed - RATES
+
+
+def test_a_text_that_did_not_change_is_parsed_once_and_one_with_a_failure_each_time(tmp_path):
+    path, before, parsed = tmp_path / "mountinfo", ParsedLines(), []
+
+    def parse(line):
+        parsed.append(line)
+        return int(line)
+
+    def read(text):
+        parsed.clear()
+        path.write_text(text)
+        reading = SourceReading(KernelFiles(tmp_path, tmp_path))
+        return reading.lines(path, parse, before=before), reading.failures, list(parsed)
+
+    assert read("1\n2\n") == ([1, 2], 0, ["1", "2"])
+    assert read("1\n2\n") == ([1, 2], 0, [])
+    for _ in range(2):
+        assert read("1\nx\n") == ([1], 1, ["1", "x"])
+    assert read("1\n2\n") == ([1, 2], 0, [])
+    assert read("") == ([], 0, [])
+    assert read("3\n") == ([3], 0, ["3"])
