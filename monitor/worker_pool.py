@@ -22,7 +22,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._unfinished = self._begun = self._begun_before = self._started = 0
-        self._is_closing = self._is_refused = False
+        self._is_closing = self._is_refused = self._is_gathering = False
 
     @property
     def has_waiting(self) -> bool:
@@ -89,8 +90,25 @@ class WorkerPool:
         with self._lock:
             self._unfinished += len(jobs)
             self._jobs += jobs
-            if at_once or not any(worker.is_moving for worker in self._workers):
+            if at_once:
                 self._engage()
+            elif not self._is_gathering:
+                self._engage_unless_moving()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have jobs that are submitted within begin at its end: who submits them is not held up by who runs them.
+
+        Raises:
+            RuntimeError: as `submit`.
+        """
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+            with self._lock:
+                self._engage_unless_moving()
 
     def hasten(self) -> None:
         """Begin on what waits with one more thread, if none has begun a job since the last call.
@@ -142,6 +160,11 @@ class WorkerPool:
         for worker in workers:
             worker.thread.join(0.0 if worker.is_running else timeout_seconds)
         return not any(worker.thread.is_alive() for worker in workers)
+
+    def _engage_unless_moving(self) -> None:
+        """See to it that a thread takes what waits; the lock is held."""
+        if self._jobs and not any(worker.is_moving for worker in self._workers):
+            self._engage()
 
     def _engage(self) -> None:
         """Wake a thread, the one that was at work last, or start one; the lock is held."""

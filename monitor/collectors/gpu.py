@@ -115,7 +115,8 @@ class GpuCollector:
         """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
         if not self._is_open:
             return ()
-        asked = [unit for unit in self._gpus.values() if unit.ask_to_glance()]
+        with self._pool.together():
+            asked = [unit for unit in self._gpus.values() if unit.ask_to_glance()]
         if not asked:
             return ()
         self._wait_for_glances(GLANCE_SECONDS)
@@ -275,12 +276,13 @@ class GpuCollector:
 
     def _ask_all(self) -> None:
         self._wait_for_glances(self._deadline_seconds)
-        for unit in self._gpus.values():
-            unit.is_glancing = False
-            unit.ask()
         self._is_listening = self._xid_sources.is_listening and self._listener.busy_since_ns is None
-        if self._is_listening:
-            self._listener.ask()
+        with self._pool.together():
+            for unit in self._gpus.values():
+                unit.is_glancing = False
+                unit.ask()
+            if self._is_listening:
+                self._listener.ask()
         # A GPU that was busy before this tick hangs or is slow, and is not waited for again.
         asked: list[DriverThread[DeviceReading] | DriverThread[XidReports]] = [
             u.worker for u in self._gpus.values() if u.was_asked and not u.is_slow

@@ -1,6 +1,7 @@
 """Jobs that return share one thread, and any number that hang delay the others by a moment each."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_jobs_that_return_share_one_thread_in_order(pool, jobs):
             pool.submit(jobs.quick((turn, name)))
         until(lambda turn=turn: len(jobs.ran) == 10 * (turn + 1), "all ran")
     assert jobs.names() == [(turn, name) for turn in range(50) for name in range(10)]
+    assert len(jobs.threads()) == 1
+
+
+def test_jobs_that_are_given_together_begin_when_all_are_given(pool, jobs):
+    with pool.together():
+        for name in "abc":
+            pool.submit(jobs.quick(name))
+        assert not pool._workers
+    until(lambda: jobs.names() == ["a", "b", "c"], "all ran")
+    with suppress(ZeroDivisionError), pool.together():
+        pool.submit(jobs.quick("d"))
+        raise ZeroDivisionError
+    pool.submit(jobs.quick("e"))
+    until(lambda: jobs.names()[3:] == ["d", "e"], "an error keeps no job back")
     assert len(jobs.threads()) == 1
 
 
