@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
@@ -159,12 +160,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _samples(self) -> tuple[Sample, ...]:
-        return tuple(
-            sample
-            for outcome in self.outcomes.values()
-            if not isinstance(outcome, Absent)
-            for sample in outcome.samples
-        )
+        read = (outcome.samples for outcome in self.outcomes.values() if not isinstance(outcome, Absent))
+        return tuple(chain.from_iterable(read))
 
     @cached_property
     def _by_metric(self) -> dict[str, list[Sample]]:
