@@ -134,11 +134,19 @@ def test_cpu_utilization_of_a_numa_node_is_that_of_its_processors(files, machine
 def test_cpu_glance_is_the_utilization_since_the_reading_before(files, machine):
     collector = cpu(files)
     collector.collect()
-    assert collector.glance() == []  # no time passed
+    assert not collector.glance()  # no time passed
     stat = machine / "proc/stat"
-    stat.write_text(stat.read_text().replace("cpu  1001 1002 1003 1004", "cpu  1011 1002 1003 1034"))
-    (found,) = collector.glance()
-    assert (found.metric, found.value) == ("pacecar_host_cpu_utilization_ratio", 0.25)
+    text = stat.read_text()
+    for modes, ratio in (("1011 1002 1003 1034", 0.25), ("1011 1002 1003 1044", 0), ("1013 1002 1003 1044", 1)):
+        stat.write_text(text.replace("cpu  1001 1002 1003 1004", f"cpu  {modes}"))
+        (found,) = collector.glance()
+        assert (found.metric, found.value) == ("pacecar_host_cpu_utilization_ratio", ratio)
+    ratio = [s.value for s in collector.collect().samples if s.metric == "pacecar_host_cpu_utilization_ratio"]
+    assert ratio == []  # no time passed since the glance
+    for wrong in ("", "cpu", "cpu  1 2 3\n", "cpu  1 2 3 -4\n", "cpu  1 2 3 1_0\n", "cpu0 1 2 3 4\n"):
+        stat.write_text(wrong)
+        assert not collector.glance()
+    collector.close()
 
 
 def test_cpu_frequencies_are_read_seldom_and_served_always(machine, failing_files, values):
