@@ -170,14 +170,15 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def wake_ups(pid: int) -> tuple[int, int]:
-    """Return the threads of a process and their voluntary context switches; of those that ended meanwhile none."""
-    counts = []
+def wake_ups(pid: int) -> dict[str, int]:
+    """Return the voluntary context switches of each thread of a process so far."""
+    counts = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)
-            counts += [int(found[1])] if found else []
-    return len(counts), sum(counts)
+            if found is not None:
+                counts[task.name] = int(found[1])
+    return counts
 
 
 def ticks(page: bytes) -> tuple[float, float]:
@@ -221,14 +222,15 @@ def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
             environ |= control.environment()
         with running(contestant, port, folder, environ) as pid:
             scrape_for(port, max(WARM_SECONDS_MIN, (WARM_SCRAPES - 0.5) * beat), beat)
-            calls, (_, woken) = 0 if control is None else sum(control.calls_in_all()[:-1]), wake_ups(pid)
+            calls, woken = 0 if control is None else sum(control.calls_in_all()[:-1]), wake_ups(pid)
             made, missed = ticks(scrape(port, {}))
             cpu, begun = cpu_seconds(pid), time.monotonic()
             time.sleep(beat / 2)
             scrape_for(port, seconds - beat / 2, beat)
             elapsed, cpu = time.monotonic() - begun, cpu_seconds(pid) - cpu
             calls = 0 if control is None else sum(control.calls_in_all()[:-1]) - calls
-            threads, woken_after = wake_ups(pid)
+            woken_after = wake_ups(pid)
+            wakes = sum(count - woken.get(thread, 0) for thread, count in woken_after.items())  # threads may have ended
             page = scrape(port, {})
             made, missed = (after - before for after, before in zip(ticks(page), (made, missed), strict=True))
             series = len(re.findall(rb"^[^#\n]", page, re.MULTILINE)) if contestant.is_exporter else 0
@@ -237,8 +239,8 @@ def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
                 "CPU, % of one processor": 100 * cpu / elapsed,
                 "series": series,
                 "CPU for 1000 series, %": 100 * cpu / elapsed / series * 1000 if contestant.is_exporter else 0.0,
-                "threads": threads,
-                "wake-ups a second": (woken_after - woken) / elapsed,
+                "threads": len(woken_after),
+                "wake-ups a second": wakes / elapsed,
                 "ticks missed, %": 100 * missed / (made + missed) if made else 0.0,
                 "resident memory, MB": resident_bytes(pid) / 1e6,
                 "NVML calls a GPU and second": calls / contestant.gpus / elapsed if contestant.gpus else 0.0,

@@ -4,8 +4,8 @@ In come the kernel's files, the driver's answers and frames of jobs; out go metr
 the jobs.  Start with `daemon`, which builds all parts; `service` is the process around it.
 
     collectors/, gpu/   one module for each source of numbers
-    sampling/           the tick, a worker thread a collector, and glances between ticks within the CPU budget
-    worker_pool         threads that GPUs share while their calls return
+    sampling/           the tick, and glances between ticks within the CPU budget
+    worker_pool         the threads that collectors and GPUs share while their calls return
     jobs/               what is known now of the host and the jobs, bounded; what a step costs in energy; who is late
     ingest/             the hooks' socket: frames, who may send what, commands to jobs
     export/             metrics for Prometheus and OTLP

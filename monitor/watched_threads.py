@@ -34,8 +34,8 @@ __all__ = [
     "WatchedThread",
 ]  # fmt: skip
 
-TURN_SECONDS = 1.0
-"""A watched loop that waits for others takes a turn at least so often, to report progress."""
+TURN_SECONDS = 3.0
+"""A watched loop that waits for others takes a turn at least so often, to report progress: a third of LIMIT_SECONDS."""
 
 LIMIT_SECONDS = 10.0
 """A loop that takes no turn for so long hangs: its turns take milliseconds, on a busy machine a second."""

@@ -40,7 +40,7 @@ from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
 from .cgroup_mounts import CgroupMounts
-from .source_reader import SourceReading
+from .source_reader import ParsedLines, SourceReading
 
 __all__ = ["CgroupCollector", "CgroupMember"]
 
@@ -84,11 +84,12 @@ class CgroupCollector:
         self._files = files
         self._members = members
         self._view = CgroupMounts(files.proc / "self" / "root")
+        self._mounts: ParsedLines[list[Mounted]] = ParsedLines()
 
     def collect(self) -> Outcome:
         """Read the groups of the daemon and of all ranks known now, each group once."""
         reading = SourceReading(self._files)
-        rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount)
+        rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount, before=self._mounts)
         found_mounts = [mount for found in rows for mount in found]
         mounts = {mount.hierarchy: mount for mount in found_mounts}
         host = next((mount for mount in found_mounts if mount.hierarchy == V2 and mount.root.startswith("/..")), None)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
-from pacecar.kernel_files.reader import KernelFiles, whole
+from pacecar.kernel_files.reader import KernelFiles, OpenFile, whole
 from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
@@ -31,12 +31,18 @@ from .source_reader import Seldom, SourceReading
 __all__ = ["CpuCollector"]
 
 MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+MODES_MIN = 4
+"""What the oldest kernels have; each newer one appended."""
+
 _IDLE = frozenset({"idle", "iowait"})
 
 WINDOWS = ("1m", "5m", "15m")
 
 SELDOM_TICKS = 10
 """Frequencies cost a file for each processor, and processors move between NUMA nodes only by hot-plug."""
+
+HEAD_BYTES = 512
+"""Room for the first line of /proc/stat: ten numbers of at most twenty digits."""
 
 NODES_MAX = 256
 
@@ -71,6 +77,7 @@ class CpuCollector:
     def __init__(self, files: KernelFiles, *, ticks_per_second: int | None = None) -> None:
         self._files = files
         self._stat_path = files.proc / "stat"
+        self._stat_file = OpenFile(self._stat_path)
         self._tick_ns = 1_000_000_000 // (ticks_per_second or os.sysconf("SC_CLK_TCK"))
         self._before: dict[str, Modes] = {}
         self._nodes: Seldom[dict[str, frozenset[str]]] = Seldom(SELDOM_TICKS)
@@ -90,18 +97,16 @@ class CpuCollector:
 
     def glance(self) -> Sequence[Sample]:
         """Read the first line of /proc/stat."""
-        first, _, _ = self._files.read(self._stat_path).partition("\n")
-        row = parse_stat_line(first)
-        if row is None or not isinstance(row[1], dict):
-            return []
-        return [
-            sample("pacecar_host_cpu_utilization_ratio", r)
-            for r in (self._utilization("cpu", row[1]),)
-            if r is not None
-        ]
+        key, _, rest = self._stat_file.head(HEAD_BYTES).partition(b"\n")[0].partition(b" ")
+        fields = rest.split()
+        if key != b"cpu" or len(fields) < MODES_MIN or not b"".join(fields).isdigit():
+            return ()
+        ratio = self._utilization("cpu", dict(zip(MODES, map(int, fields), strict=False)))
+        return () if ratio is None else (sample("pacecar_host_cpu_utilization_ratio", ratio),)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Close what glances read."""
+        self._stat_file.close()
 
     def _stat(self, reading: SourceReading) -> None:
         failures = reading.failures
@@ -176,8 +181,8 @@ def parse_stat_line(line: str) -> tuple[str, Modes | int] | None:
     if not key.startswith("cpu"):
         return None
     fields = rest.split()
-    if len(fields) < 4:  # the oldest kernels have four; each newer one appended
-        raise ValueError(f"{len(fields)} fields where at least 4 are due")
+    if len(fields) < MODES_MIN:
+        raise ValueError(f"{len(fields)} fields where at least {MODES_MIN} are due")
     return key, {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
-from .source_reader import SourceReading
+from .source_reader import ParsedLines, SourceReading
 
 __all__ = ["DiskCollector", "MountCollector"]
 
@@ -70,6 +70,7 @@ class DiskCollector:
         self._files = files
         self._named = frozenset(named)
         self._statvfs = statvfs
+        self._mounts: ParsedLines[Mount] = ParsedLines()
 
     def collect(self) -> Outcome:
         """Read diskstats, and ask each local file system for its free space."""
@@ -101,7 +102,8 @@ class DiskCollector:
             reading.add("pacecar_host_disk_requests_in_flight", stat.in_flight, stat.device)
 
     def _filesystems(self, reading: SourceReading) -> None:
-        mounts = local_filesystems(reading.lines(self._files.proc / "self" / "mountinfo", parse_mountinfo_line))
+        mountinfo = self._files.proc / "self" / "mountinfo"
+        mounts = local_filesystems(reading.lines(mountinfo, parse_mountinfo_line, before=self._mounts))
         mounts = [mount for mount in mounts if mount.mountpoint not in self._named]
         for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
             add_room(reading, mount.mountpoint, self._statvfs)

@@ -23,7 +23,6 @@ every REOPEN_SECONDS.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
@@ -37,7 +36,7 @@ from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
 from ..gpu.xid_news import GpuChangeLog
 from ..gpu.xid_sources import XidReports, XidSources
-from ..worker_pool import STAGGER_SECONDS, WorkerPool
+from ..worker_pool import WorkerPool
 
 __all__ = ["GpuCollector"]
 
@@ -116,10 +115,12 @@ class GpuCollector:
         """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
         if not self._is_open:
             return ()
-        for unit in self._gpus.values():
-            unit.ask_to_glance()
+        with self._pool.together():
+            asked = [unit for unit in self._gpus.values() if unit.ask_to_glance()]
+        if not asked:
+            return ()
         self._wait_for_glances(GLANCE_SECONDS)
-        return [sample for unit in self._gpus.values() for sample in unit.gather_glance()]
+        return [sample for unit in asked for sample in unit.gather_glance()]
 
     def close(self) -> None:
         """Release the driver, unless a call hangs in it: then the end of the process releases it."""
@@ -275,12 +276,13 @@ class GpuCollector:
 
     def _ask_all(self) -> None:
         self._wait_for_glances(self._deadline_seconds)
-        for unit in self._gpus.values():
-            unit.is_glancing = False
-            unit.ask()
         self._is_listening = self._xid_sources.is_listening and self._listener.busy_since_ns is None
-        if self._is_listening:
-            self._listener.ask()
+        with self._pool.together():
+            for unit in self._gpus.values():
+                unit.is_glancing = False
+                unit.ask()
+            if self._is_listening:
+                self._listener.ask()
         # A GPU that was busy before this tick hangs or is slow, and is not waited for again.
         asked: list[DriverThread[DeviceReading] | DriverThread[XidReports]] = [
             u.worker for u in self._gpus.values() if u.was_asked and not u.is_slow
@@ -299,17 +301,8 @@ class GpuCollector:
         self._wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
 
     def _wait_for(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is over, or for `seconds`; meanwhile no call that hangs holds up those that wait for it.
-
-        It is not over while a call of an earlier tick waits behind those that hang: nobody else would see to it.
-        """
-        limit = time.monotonic() + seconds
         with self._returned:
-            while (left := limit - time.monotonic()) > 0:
-                pause = min(left, STAGGER_SECONDS) if self._pool.has_waiting else left
-                if self._returned.wait_for(lambda: is_over() and not self._pool.has_waiting, pause):
-                    return
-                self._pool.hasten()
+            self._pool.wait(self._returned, is_over, seconds)
 
     def _gather(self) -> Outcome:
         samples: list[Sample] = []

@@ -20,9 +20,10 @@ import re
 from pacecar.kernel_files.memory import parse_meminfo_line
 from pacecar.kernel_files.processors import parse_pressure_line
 from pacecar.kernel_files.reader import KernelFiles, whole
-from pacecar.records import Outcome
+from pacecar.records import Outcome, Sample
 
-from .source_reader import SourceReading
+from ..catalog_sample import sample
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["MemoryCollector"]
 
@@ -53,6 +54,13 @@ VMSTAT_EVENTS = {
 }
 VMSTAT_PAGES = {"pswpin": "pacecar_host_swap_in_bytes_total", "pswpout": "pacecar_host_swap_out_bytes_total"}
 
+VMSTAT_LINES = (*VMSTAT_EVENTS, *VMSTAT_PAGES)
+"""How the lines of vmstat begin that are served: five of two hundred."""
+
+SELDOM_TICKS = 10
+"""Ticks between two readings of the pools of huge pages, which change when somebody sets them up or a program starts:
+two files for each."""
+
 POOLS_MAX = 16
 """Sizes of huge pages; arm64 has the most, four."""
 
@@ -64,12 +72,15 @@ class MemoryCollector:
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
+        self._meminfo, self._vmstat = files.proc / "meminfo", files.proc / "vmstat"
+        self._pressure = [(resource, files.proc / "pressure" / resource) for resource in RESOURCES]
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._pools: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
 
     def collect(self) -> Outcome:
-        """Read /proc/meminfo, /proc/vmstat, /proc/pressure/* and the pools of huge pages once."""
+        """Read /proc/meminfo, /proc/vmstat and /proc/pressure/* once, and now and then the pools of huge pages."""
         reading = SourceReading(self._files)
-        meminfo = dict(reading.lines(self._files.proc / "meminfo", parse_meminfo_line))
+        meminfo = dict(reading.lines(self._meminfo, parse_meminfo_line))
         for key, metric in MEMINFO.items():
             if key in meminfo:
                 reading.add(metric, meminfo[key])
@@ -78,21 +89,22 @@ class MemoryCollector:
             reading.add("pacecar_host_memory_used_bytes", used)
         if "SwapTotal" in meminfo and "SwapFree" in meminfo:
             reading.add("pacecar_host_swap_used_bytes", meminfo["SwapTotal"] - meminfo["SwapFree"])
-        for key, count in reading.lines(self._files.proc / "vmstat", parse_vmstat_line):
+        for key, count in reading.lines(self._vmstat, parse_vmstat_line, only=VMSTAT_LINES):
             if key in VMSTAT_EVENTS:
                 reading.add(VMSTAT_EVENTS[key], count)
             else:
                 reading.add(VMSTAT_PAGES[key], count * self._page_bytes)
-        self._huge_pages(reading)
-        for resource in RESOURCES:
-            for kind, stalled_ns in reading.lines(self._files.proc / "pressure" / resource, parse_pressure_line):
+        reading.add_seldom(self._pools, lambda: self._huge_pages(reading))
+        for resource, path in self._pressure:
+            for kind, stalled_ns in reading.lines(path, parse_pressure_line):
                 reading.add("pacecar_host_pressure_stalled_seconds_total", stalled_ns, resource, kind)
         return reading.outcome()
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _huge_pages(self, reading: SourceReading) -> None:
+    def _huge_pages(self, reading: SourceReading) -> list[Sample]:
+        samples: list[Sample] = []
         folder = self._files.sys / "kernel" / "mm" / "hugepages"
         pools = [n for n in reading.names(folder) or [] if re.fullmatch(r"hugepages-\d+kB", n)]
         for pool in reading.first(pools, POOLS_MAX, "sizes of huge pages"):
@@ -104,7 +116,8 @@ class MemoryCollector:
             ):
                 pages = reading.parsed(folder / pool / name, whole)
                 if pages is not None:
-                    reading.add(metric, pages * page_bytes, page)
+                    samples.append(sample(metric, pages * page_bytes, page))
+        return samples
 
 
 def parse_vmstat_line(line: str) -> tuple[str, int] | None:

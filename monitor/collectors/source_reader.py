@@ -18,7 +18,7 @@ from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
 from ..catalog_sample import sample
 
-__all__ = ["Collector", "Glancer", "Seldom", "SourceReading"]
+__all__ = ["Collector", "Glancer", "ParsedLines", "Seldom", "SourceReading"]
 
 FAILURES_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
@@ -82,6 +82,19 @@ class Seldom(Generic[T]):
         return value
 
 
+class ParsedLines(Generic[T]):
+    """The lines of a file as they were last parsed, with its text: where that is the same they are not parsed again.
+
+    For files that are long and hardly change, as the list of mounts.  Only a text without a failure is kept.
+    """
+
+    __slots__ = ("text", "values")
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.values: list[T] = []
+
+
 class SourceReading:
     """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
 
@@ -136,16 +149,30 @@ class SourceReading:
             self._note(path, error)
             return None
 
-    def lines(self, path: Path, parse: Callable[[str], T | None], *, skip: int = 0) -> list[T]:
-        """Return what `parse` makes of each line after the first `skip`; None is left out.
+    def lines(
+        self,
+        path: Path,
+        parse: Callable[[str], T | None],
+        *,
+        skip: int = 0,
+        only: tuple[str, ...] = ("",),
+        before: ParsedLines[T] | None = None,
+    ) -> list[T]:
+        """Return what `parse` makes of each line after the first `skip` that begins as one of `only`; None is left out.
 
         A line for which `parse` raises ValueError or IndexError is a failure that names it; the others still count.
+        With `before` the same text is parsed once; what is returned then belongs to it.
         """
         text = self.text(path)
         if text is None:
             return []
+        if before is not None and before.text == text:
+            return before.values
         values: list[T] = []
+        failed = self._failed
         for number, line in enumerate(lines_of(text)[skip:], start=skip + 1):
+            if not line.startswith(only):
+                continue
             try:
                 value = parse(line)
             except (ValueError, IndexError) as error:
@@ -153,6 +180,8 @@ class SourceReading:
                 continue
             if value is not None:
                 values.append(value)
+        if before is not None and self._failed == failed:
+            before.text, before.values = text, values
         return values
 
     def parsed(self, path: Path, parse: Callable[[str], T | None]) -> T | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
@@ -65,6 +66,17 @@ SOCKETS: dict[tuple[str, str], Series] = {
 """(protocol, key) in sockstat -> series; memory is in pages."""
 
 
+HEADS_MAX = 64
+"""Lines of names that are remembered; a kernel has about ten, and IcmpMsg's change when a new kind of message comes."""
+
+
+class _Table(NamedTuple):
+    """How many columns a protocol has, and the series of those that are served."""
+
+    columns: int
+    served: list[tuple[int, Series]]
+
+
 class TcpCollector:
     """TCP, UDP and backlog counters of the network namespace, and its sockets."""
 
@@ -75,6 +87,7 @@ class TcpCollector:
         self._net = files.proc / "net"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._sockets: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
+        self._heads: dict[str, _Table] = {}
 
     def collect(self) -> Outcome:
         """Read /proc/net/snmp, netstat and softnet_stat once, and now and then sockstat."""
@@ -101,25 +114,36 @@ class TcpCollector:
 
     def _tables(self, reading: SourceReading, path: Path) -> None:
         """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
-        names: dict[str, list[str]] = {}
+        tables: dict[str, _Table] = {}
 
         def parse(line: str) -> dict[Series, int] | None:
             protocol, _, rest = line.partition(":")
-            fields = rest.split()
-            if protocol not in names:
-                names[protocol] = fields
+            table = tables.get(protocol)
+            if table is None:
+                tables[protocol] = self._table(line)
                 return None
-            if len(fields) != len(names[protocol]):
-                raise ValueError(f"{len(fields)} numbers below {len(names[protocol])} names")
-            return {
-                SERIES[protocol, name]: whole(field)
-                for name, field in zip(names[protocol], fields, strict=True)
-                if (protocol, name) in SERIES
-            }
+            fields = rest.split()
+            if len(fields) != table.columns:
+                raise ValueError(f"{len(fields)} numbers below {table.columns} names")
+            return {series: whole(fields[column]) for column, series in table.served}
 
         for counts in reading.lines(path, parse):
             for (metric, labels), count in counts.items():
                 reading.add(metric, count, *labels)
+
+    def _table(self, head: str) -> _Table:
+        """Return what the line of names `head` says; the kernel's hundreds of names are looked at once."""
+        table = self._heads.get(head)
+        if table is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            protocol, _, rest = head.partition(":")
+            names = rest.split()
+            served = [
+                (column, SERIES[protocol, name]) for column, name in enumerate(names) if (protocol, name) in SERIES
+            ]
+            table = self._heads[head] = _Table(len(names), served)
+        return table
 
 
 def parse_softnet_line(line: str) -> tuple[int, int]:

@@ -54,44 +54,50 @@ class CallTimes:
 
     def __init__(self, clock: Clock) -> None:
         self.total_ns = 0
-        self.slowest = ("", 0)
-        """The slowest of the latest calls, and what it took."""
         self._clock = clock
-        self._in_flight: tuple[str, int, int] | None = None
+        self._in_flight: tuple[str, int] | None = None
         self._recent: dict[str, deque[int]] = {}
         self._latest: deque[tuple[int, str]] = deque(maxlen=LATEST)
 
     def make(self, call: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  as the driver
         """Return what `function` returns, and learn from how long it took; what it raises took its time too."""
         begun = self._clock.monotonic_ns()
-        self._in_flight = (call, begun, self.deadline_ns(call))  # one assignment: others see all of it or nothing
+        self._in_flight = (call, begun)  # one assignment: others see all of it or nothing
         try:
             return function(*arguments)
         finally:
             took = self._clock.monotonic_ns() - begun
             self._in_flight = None
             self.total_ns += took
-            self._recent.setdefault(call, deque(maxlen=RECENT)).append(took)
+            if (recent := self._recent.get(call)) is None:
+                recent = self._recent[call] = deque(maxlen=RECENT)
+            recent.append(took)
             self._latest.append((took, call))
-            longest, name = max(self._latest)
-            self.slowest = (name, longest)
+
+    @property
+    def slowest(self) -> tuple[str, int]:
+        """The slowest of the latest calls, and what it took."""
+        took, call = max(list(self._latest), default=(0, ""))  # a copy, made at once: the calls go on meanwhile
+        return call, took
 
     def deadline_ns(self, call: str) -> int:
-        """Return how long `call` may take; for the thread that makes the calls."""
-        recent = self._recent.get(call)
-        if recent is None:
+        """Return how long `call` may take."""
+        if call not in self._recent:
             return _seconds(CALL_SECONDS_FIRST)
+        recent = list(self._recent[call])
         deadline = max(_seconds(CALL_SECONDS_MIN), 2 * self.slowest[1])
         if FACTOR * max(recent) > deadline:
             deadline = max(deadline, FACTOR * sorted(recent)[min(len(recent) - 1, int(QUANTILE * len(recent)))])
         return min(deadline, _seconds(CALL_SECONDS_MAX))
 
     def overdue(self, now_ns: int) -> Overdue | None:
-        """Return the call in flight if it should have returned."""
+        """Return the call in flight if it should have returned; its deadline is computed here, as few are asked for."""
         in_flight = self._in_flight
-        if in_flight is None or now_ns - in_flight[1] < in_flight[2]:
+        if in_flight is None or now_ns - in_flight[1] < _seconds(CALL_SECONDS_MIN):
             return None
-        return Overdue(in_flight[0], now_ns - in_flight[1])
+        call, begun = in_flight
+        is_late = now_ns - begun >= self.deadline_ns(call)
+        return Overdue(call, now_ns - begun) if is_late and self._in_flight is in_flight else None
 
 
 class _Timed:

@@ -320,7 +320,7 @@ class Device:
         self._fields.drop_doubles()
         if not self._fields.meanings.has(ENERGY):
             self._schedule.add([NvmlQuery("energy", 1, EVERY_TICK, self._energy)])
-        states = {field.field.scope for field in self._fields.meanings.due(slow=True) if "link_state" in field.metric}
+        states = {field.field.scope for field in self._fields.meanings.asked() if "link_state" in field.metric}
         for link in range(self._links):
             self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
 

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, NewType, Protocol
 
+import msgspec
+
 __all__ = [
     "ALL_LINKS",
     "NUMBER_CALLS",
@@ -157,8 +159,11 @@ class FieldId(NamedTuple):
     scope: int = 0
 
 
-class FieldValue(NamedTuple):
-    """The whole number in a field and how many bits its declared type has: where it wraps."""
+class FieldValue(msgspec.Struct, frozen=True, gc=False):
+    """The whole number in a field and how many bits its declared type has: where it wraps.
+
+    A Struct, as some hundred are made a tick, and compared with those of the tick before.
+    """
 
     value: int
     bits: int

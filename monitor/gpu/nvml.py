@@ -196,12 +196,14 @@ class PyNvml:
         if request is None:
             if len(self._requests) >= REQUESTS_MAX:
                 self._requests.clear()
-            request = b"".join(_FIELD_VALUE.pack(field.number, field.scope, 0, 0, 0, 0, b"") for field in asked)
+            request = b"".join(_FIELD_VALUE.pack(field.number, field.scope, 0, 0, 0, 0, 0) for field in asked)
             self._requests[asked] = request
         values = (pynvml.c_nvmlFieldValue_t * len(asked)).from_buffer_copy(request)
         _call("nvmlDeviceGetFieldValues", handle, ctypes.c_int(len(asked)), ctypes.byref(values))
         return [
-            _field(number, kind, code, union)
+            FieldValue(union, 64)
+            if code == _SUCCESS and kind == _UNSIGNED_64
+            else _field(number, kind, code, union.to_bytes(8, sys.byteorder))
             for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
         ]
 
@@ -387,9 +389,12 @@ def _named(code: int, words: str) -> NvmlError:
     return _KIND_OF_CODE.get(code, NvmlError)(f"{words} (NVML error {code})", code)
 
 
-_FIELD_VALUE = struct.Struct("=IIqqII8s")
-"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as bytes.  Read this way because
-pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+_FIELD_VALUE = struct.Struct("=IIqqIIQ")
+"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as most fields have it.  Read
+this way because pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+
+_SUCCESS: int = pynvml.NVML_SUCCESS
+_UNSIGNED_64 = 3  # NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 
 _GPM_METRIC = struct.Struct("=IId24x")
 """nvmlGpmMetric_t: metric, return code, value and three pointers to texts; read this way for the same reason."""

@@ -191,9 +191,7 @@ class StatusDocumentBuilder:
         contain, part, started_ns = self._faults.contain, ContainedPart.COLLECTOR, snapshot.started_ns
         self._host = contain(part, "the host in documents", lambda: _host(snapshot), Host())
         self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(snapshot, throttled), ())
-        self._links = contain(
-            part, "the links in documents", lambda: self._read_links(snapshot.samples(), started_ns), ()
-        )
+        self._links = contain(part, "the links in documents", lambda: self._read_links(snapshot, started_ns), ())
         self._of_process = _plain_figures(snapshot, _DAEMON, _DAEMON_FIELDS)
         self._collectors = tuple(
             CollectorStatus(
@@ -205,14 +203,11 @@ class StatusDocumentBuilder:
             for name, outcome in snapshot.outcomes.items()
         )
 
-    def _read_links(self, samples: Iterable[Sample], at_ns: int) -> tuple[LinkStatus, ...]:
+    def _read_links(self, snapshot: Snapshot, at_ns: int) -> tuple[LinkStatus, ...]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         counters: dict[tuple[str, str, str], float] = {}
-        for sample in samples:
-            of_link = _LINK_METRICS.get(sample.metric)
-            if of_link is None:
-                continue
-            kind, stem, names = of_link
+        reported = ((of_link, one) for metric, of_link in _LINK_METRICS.items() for one in snapshot.of(metric))
+        for (kind, stem, names), sample in reported:
             key = (kind, "/".join(sample.labels[:names]))
             figures = found.setdefault(key, {})
             if stem in _RATES:

@@ -235,7 +235,9 @@ class SocketServer:
         while not self._is_stopping:
             thread.progress()
             self._budgets.begin_turn()
-            pause = PAUSE_SECONDS if self._budgets.is_any_paused else TURN_SECONDS
+            pause = TURN_SECONDS if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
+            if self._budgets.is_any_paused:
+                pause = PAUSE_SECONDS
             for key, _ in self._selector.select(pause):
                 if key.fileobj is self._listener:
                     for _ in range(ACCEPTS_PER_TURN):

@@ -27,21 +27,50 @@ __all__ = ["WindowStats"]
 Number = int | float
 
 
-class _Bucket:
-    """The values of one series between two ticks, as far as they are needed."""
+class _SeriesWindow:
+    """The buckets of one series, oldest first: lowest, highest, total and number of the values in each.
 
-    __slots__ = ("closed_ns", "count", "highest", "lowest", "total")
+    They stand in a deque for each of these, because lowest, mean and highest of all are then one call of the
+    interpreter's own.
+    """
 
-    def __init__(self, value: Number) -> None:
-        self.lowest = self.highest = self.total = value
-        self.count = 1
-        self.closed_ns: int | None = None
+    __slots__ = ("closed_ns", "counts", "highest", "is_open", "lowest", "totals")
+
+    def __init__(self) -> None:
+        self.lowest: deque[Number] = deque()
+        self.highest: deque[Number] = deque()
+        self.totals: deque[Number] = deque()
+        self.counts: deque[int] = deque()
+        self.closed_ns: deque[int] = deque()
+        self.is_open = False
+        """Whether the youngest bucket is not closed; it has no time yet."""
 
     def add(self, value: Number) -> None:
-        self.lowest = min(self.lowest, value)
-        self.highest = max(self.highest, value)
-        self.total += value
-        self.count += 1
+        if not self.is_open:
+            self.is_open = True
+            self.lowest.append(value)
+            self.highest.append(value)
+            self.totals.append(value)
+            self.counts.append(1)
+            return
+        self.lowest[-1] = min(self.lowest[-1], value)
+        self.highest[-1] = max(self.highest[-1], value)
+        self.totals[-1] += value
+        self.counts[-1] += 1
+
+    def close(self, now_ns: int, oldest_ns: int) -> bool:
+        """End the open bucket, and drop those that ended at `oldest_ns` or before; return whether any is left."""
+        if self.is_open:
+            self.is_open = False
+            self.closed_ns.append(now_ns)
+        while self.closed_ns and self.closed_ns[0] <= oldest_ns:
+            for of_buckets in (self.lowest, self.highest, self.totals, self.counts, self.closed_ns):
+                of_buckets.popleft()
+        return bool(self.closed_ns)
+
+    def values(self) -> tuple[Number, Number, Number]:
+        """Return the lowest value, the mean and the highest."""
+        return min(self.lowest), sum(self.totals) / sum(self.counts), max(self.highest)
 
 
 class WindowStats:
@@ -50,41 +79,31 @@ class WindowStats:
     def __init__(self, length_ns: int) -> None:
         assert length_ns > 0, "a window has a length"
         self._length_ns = length_ns
-        self._series: dict[tuple[str, tuple[str, ...]], deque[_Bucket]] = {}
+        self._series: dict[tuple[str, tuple[str, ...]], _SeriesWindow] = {}
 
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Add the values of windowed metrics among `samples`; the others are not looked at."""
-        for sample in samples:
-            if sample.metric not in WINDOW_NAMES:
-                continue
-            buckets = self._series.setdefault((sample.metric, sample.labels), deque())
-            if buckets and buckets[-1].closed_ns is None:
-                buckets[-1].add(sample.value)
-            else:
-                buckets.append(_Bucket(sample.value))
+    def add(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Add the values of windowed metrics among `samples`, and return those; the others are not looked at."""
+        windowed = [sample for sample in samples if sample.metric in WINDOW_NAMES]
+        for sample in windowed:
+            key = (sample.metric, sample.labels)
+            if (series := self._series.get(key)) is None:
+                series = self._series[key] = _SeriesWindow()
+            series.add(sample.value)
+        return windowed
 
     def close(self, now_ns: int) -> None:
         """End the buckets of this tick, and forget what is older than the window."""
         oldest_ns = now_ns - self._length_ns
-        for key, buckets in list(self._series.items()):
-            if buckets[-1].closed_ns is None:
-                buckets[-1].closed_ns = now_ns
-            while buckets and buckets[0].closed_ns is not None and buckets[0].closed_ns <= oldest_ns:
-                buckets.popleft()
-            if not buckets:
-                del self._series[key]
+        for key in [key for key, series in self._series.items() if not series.close(now_ns, oldest_ns)]:
+            del self._series[key]
 
     def over(self, samples: Iterable[Sample]) -> list[Sample]:
         """Return lowest, mean and highest for each windowed series that is among `samples`: gone now is gone."""
         out: list[Sample] = []
         for sample in samples:
             names = WINDOW_NAMES.get(sample.metric)
-            if names is None:
-                continue
-            buckets = self._series.get((sample.metric, sample.labels))
-            if buckets is None:
-                continue
-            mean = sum(bucket.total for bucket in buckets) / sum(bucket.count for bucket in buckets)
-            values = (min(b.lowest for b in buckets), mean, max(b.highest for b in buckets))
-            out += (Sample(name, sample.labels, value) for name, value in zip(names, values, strict=True))
+            series = None if names is None else self._series.get((sample.metric, sample.labels))
+            if names is not None and series is not None:
+                values = zip(names, series.values(), strict=True)
+                out += (Sample(name, sample.labels, value) for name, value in values)
         return out

@@ -8,6 +8,7 @@ Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from .reader import lines_of, whole
@@ -25,6 +26,9 @@ __all__ = [
 
 LEVELS_MAX = 32
 """Levels from a group to the root; Kubernetes has five."""
+
+GROUPS_REMEMBERED = 256
+"""Groups whose folders are remembered, for each controller."""
 
 NO_LIMIT_BYTES = 1 << 62
 """v1 writes `no limit` as the largest multiple of the page size in 63 bits; no machine has half of that."""
@@ -48,6 +52,7 @@ def v2_group(text: str) -> str | None:
     return next((line[3:] for line in lines_of(text) if line.startswith("0::/")), None)
 
 
+@lru_cache(maxsize=GROUPS_REMEMBERED)  # asked at every tick for each group, and a path is made for each level
 def levels_of(top: Path, root: str, path: str) -> Levels:
     """Return the folders of the group `path` and its parents below `top`, where the part `root` is mounted.
 

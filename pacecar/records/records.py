@@ -8,8 +8,10 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
@@ -158,21 +160,14 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _samples(self) -> tuple[Sample, ...]:
-        return tuple(
-            sample
-            for outcome in self.outcomes.values()
-            if not isinstance(outcome, Absent)
-            for sample in outcome.samples
-        )
+        read = (outcome.samples for outcome in self.outcomes.values() if not isinstance(outcome, Absent))
+        return tuple(chain.from_iterable(read))
 
     @cached_property
     def _by_metric(self) -> dict[str, list[Sample]]:
-        found: dict[str, list[Sample]] = {}
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
         for sample in self._samples:
-            if (of_metric := found.get(sample.metric)) is None:
-                found[sample.metric] = [sample]
-            else:
-                of_metric.append(sample)
+            found[sample.metric].append(sample)
         return found
 
 

@@ -14,6 +14,7 @@ from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.monitor.sampling.window_stats import WindowStats
 from pacecar.records import Absent, Failed, Ok, Sample
 from tests.kit.own_samples import values_of
+from tests.kit.waiting import until
 
 CPU = "pacecar_host_cpu_utilization_ratio"
 LOW, MEAN, HIGH = WINDOW_NAMES[CPU]
@@ -156,6 +157,50 @@ def test_a_failed_collector_keeps_the_window_of_what_it_read_and_an_absent_one_h
     assert read(sampler) == {CPU: 0.75, LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
     collector.outcome = Absent("gone")
     assert sampler.sample(TICK).outcomes["cpu"] == Absent("gone")
+
+
+def test_a_glance_that_hangs_holds_up_nobody_and_is_read_when_it_returns(run):
+    let_go = threading.Event()
+
+    class Hanging(Glancing):
+        name = "network"
+        inside = 0
+
+        def collect(self):
+            assert not self.inside, "two threads are in one collector"
+            return super().collect()
+
+        def glance(self):
+            self.inside += 1
+            self.looked.set()
+            let_go.wait(30)
+            self.inside -= 1
+            return []
+
+    other, hanging = Glancing(), Hanging()
+    sampler, _ = run(hanging, other)
+    sampler._deadline_seconds = 0.5
+    assert hanging.looked.wait(10)
+    outcomes = sampler.sample(TICK).outcomes
+    assert "still running since" in outcomes["network"].reason
+    assert outcomes["cpu"].samples[0] == cpu(0.5)
+    other.looked.clear()
+    assert other.looked.wait(10), "the others are glanced at by another thread"
+    assert not hanging.threads, "it was not read yet"
+    let_go.set()
+    until(lambda: hanging.threads, "it is read after all")
+    sampler._deadline_seconds = 5
+    assert isinstance(sampler.sample(TICK).outcomes["network"], Ok)
+
+
+def test_all_that_glance_do_so_in_one_turn_of_one_thread(run):
+    collectors = [type("Named", (Glancing,), {"name": name})(*[0.5] * 5) for name in ("cpu", "network", "rdma")]
+    sampler, _ = run(*collectors)
+    for collector in collectors:
+        assert collector.looked.wait(10)
+    assert len(set.union(*(collector.threads for collector in collectors))) == 1
+    counts = values_of(sampler, "pacecar_collector_glances_total").values()
+    assert max(counts) - min(counts) <= 1
 
 
 def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):

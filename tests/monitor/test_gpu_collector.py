@@ -846,10 +846,11 @@ def test_each_type_of_a_field_is_read_from_its_own_member(kind, member, value, b
     import pynvml
 
     from pacecar.monitor.gpu import nvml
+    from pacecar.monitor.gpu.driver import FieldValue
 
     union = pynvml.c_nvmlValue_t(ullVal=(1 << 64) - 1)  # rubbish beside the number
     setattr(union, member, value)
-    assert nvml._field(7, kind, 0, bytes(union)) == (value, bits)
+    assert nvml._field(7, kind, 0, bytes(union)) == FieldValue(value, bits)
 
 
 def test_no_series_is_given_twice(standin, make, clock):

@@ -21,6 +21,7 @@ from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
+from pacecar.monitor.collectors.source_reader import ParsedLines, SourceReading
 from pacecar.monitor.collectors.system import SELDOM_TICKS as SYSTEM_TICKS
 from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
@@ -133,11 +134,19 @@ def test_cpu_utilization_of_a_numa_node_is_that_of_its_processors(files, machine
 def test_cpu_glance_is_the_utilization_since_the_reading_before(files, machine):
     collector = cpu(files)
     collector.collect()
-    assert collector.glance() == []  # no time passed
+    assert not collector.glance()  # no time passed
     stat = machine / "proc/stat"
-    stat.write_text(stat.read_text().replace("cpu  1001 1002 1003 1004", "cpu  1011 1002 1003 1034"))
-    (found,) = collector.glance()
-    assert (found.metric, found.value) == ("pacecar_host_cpu_utilization_ratio", 0.25)
+    text = stat.read_text()
+    for modes, ratio in (("1011 1002 1003 1034", 0.25), ("1011 1002 1003 1044", 0), ("1013 1002 1003 1044", 1)):
+        stat.write_text(text.replace("cpu  1001 1002 1003 1004", f"cpu  {modes}"))
+        (found,) = collector.glance()
+        assert (found.metric, found.value) == ("pacecar_host_cpu_utilization_ratio", ratio)
+    ratio = [s.value for s in collector.collect().samples if s.metric == "pacecar_host_cpu_utilization_ratio"]
+    assert ratio == []  # no time passed since the glance
+    for wrong in ("", "cpu", "cpu  1 2 3\n", "cpu  1 2 3 -4\n", "cpu  1 2 3 1_0\n", "cpu0 1 2 3 4\n"):
+        stat.write_text(wrong)
+        assert not collector.glance()
+    collector.close()
 
 
 def test_cpu_frequencies_are_read_seldom_and_served_always(machine, failing_files, values):
@@ -856,3 +865,25 @@ def test_the_recorded_machine_has_every_host_metric_of_the_catalog(files):
     unread = sorted(listed - RATES - read)
     assert not unread, f"put their source into tests/machines/training_host.txt and their collector here: {unread}"
     assert read == listed - RATES
+
+
+def test_a_text_that_did_not_change_is_parsed_once_and_one_with_a_failure_each_time(tmp_path):
+    path, before, parsed = tmp_path / "mountinfo", ParsedLines(), []
+
+    def parse(line):
+        parsed.append(line)
+        return int(line)
+
+    def read(text):
+        parsed.clear()
+        path.write_text(text)
+        reading = SourceReading(KernelFiles(tmp_path, tmp_path))
+        return reading.lines(path, parse, before=before), reading.failures, list(parsed)
+
+    assert read("1\n2\n") == ([1, 2], 0, ["1", "2"])
+    assert read("1\n2\n") == ([1, 2], 0, [])
+    for _ in range(2):
+        assert read("1\nx\n") == ([1], 1, ["1", "x"])
+    assert read("1\n2\n") == ([1, 2], 0, [])
+    assert read("") == ([], 0, [])
+    assert read("3\n") == ([3], 0, ["3"])

@@ -11,7 +11,14 @@ import pytest
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.recorder import recorder as recorders
 from pacecar.monitor.recorder import writer
-from pacecar.monitor.recorder.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, FlightRecorder, RecorderLimits
+from pacecar.monitor.recorder.recorder import (
+    AFTER_SECONDS,
+    INTERVAL_SECONDS,
+    TICKS_TOGETHER,
+    Around,
+    FlightRecorder,
+    RecorderLimits,
+)
 from pacecar.monitor.recorder.triggers import STALL_STEPS, TriggerPace, Triggers
 from pacecar.monitor.recorder.writer import RecordingFolder
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
@@ -318,3 +325,22 @@ def test_stopping_writes_what_a_trigger_still_wants_and_warnings_are_events(cloc
     assert "pacecar.monitor.test: the fan is odd" in [event.text for _, event in read.events()]
     names = {thread.name for thread in threading.enumerate()}
     assert not names & {"pacecar-recorder", "pacecar-writer"}
+
+
+def test_ticks_are_taken_several_at_a_time_and_a_request_at_once(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorders, "IDLE_SECONDS", 60)
+    limits = RecorderLimits(10**12, 10**6, str(tmp_path / "rec"), 10**7, 10**12)
+    recorder = FlightRecorder(clock, limits, host="h", version="0")
+    recorder.start()
+    try:
+        for number in range(2 * TICKS_TOGETHER):
+            recorder.overhear_tick(snapshot(number, gpu()))
+            if number == TICKS_TOGETHER - 2:
+                assert value_of(recorder, "pacecar_recorder_entries_total") == 0
+        until(lambda: value_of(recorder, "pacecar_recorder_entries_total") == 2 * TICKS_TOGETHER, "all were taken")
+        recorder.overhear_tick(snapshot(number, gpu()))
+        said = []
+        recorder.ask(1000, "", lambda is_written, words: said.append(is_written))
+        until(lambda: said == [True], "the file")
+    finally:
+        recorder.close()

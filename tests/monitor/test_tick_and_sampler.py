@@ -3,6 +3,7 @@
 import logging
 import random
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -135,7 +136,7 @@ def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady
 
 def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, steady):
     hanging, other = Hanging(), steady()
-    sampler = run(hanging, other, deadline_seconds=0.05)
+    sampler = run(hanging, other, deadline_seconds=0.3)
     for tick in range(1, 4):
         snapshot = sampler.sample(TICK)
         outcome = snapshot.outcomes["hanging"]
@@ -147,6 +148,53 @@ def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, stead
     hanging.release.set()
     late = run(hanging)  # released: it answers again
     assert late.sample(TICK).outcomes["hanging"] == Ok(())
+
+
+def test_a_tick_does_not_wait_for_a_collector_that_hung_before_it(run, steady):
+    hanging = Hanging()
+    sampler = run(hanging, steady(), deadline_seconds=0.05)
+    sampler.sample(TICK)
+    sampler._deadline_seconds = 60
+    begun = time.monotonic()
+    snapshot = sampler.sample(TICK)
+    hanging.release.set()
+    assert time.monotonic() - begun < 30
+    assert isinstance(snapshot.outcomes["hanging"], Failed)
+    assert isinstance(snapshot.outcomes["steady"], Ok)
+
+
+def test_collectors_that_return_are_read_by_one_thread_in_order(run):
+    read = []
+
+    class Noting(Scripted):
+        def collect(self):
+            read.append((self.name, threading.get_ident()))
+            return super().collect()
+
+    names = "abcdefgh"
+    sampler = run(*(Noting(name, *[Ok(())] * 3) for name in names))
+    for _ in range(3):
+        sampler.sample(TICK)
+    assert "".join(name for name, _ in read) == 3 * names
+    assert len({thread for _, thread in read}) == 1
+
+
+def test_a_collector_for_which_there_is_no_thread_says_that_it_was_not_read(run, monkeypatch, caplog):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    hanging, behind = Hanging(), Scripted("behind", Ok(()), Ok(()))
+    sampler = run(hanging, behind, deadline_seconds=0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            outcomes = sampler.sample(TICK).outcomes
+            assert "still running since" in outcomes["hanging"].reason
+            assert "has not begun for" in outcomes["behind"].reason
+    refusals = [record for record in caplog.records if "can't start new thread" in record.getMessage()]
+    assert len(refusals) == 1
+    until(lambda: sampler.sample(TICK).outcomes["behind"] == Ok(()), "it is read when there is a thread")
+    hanging.release.set()
 
 
 def test_closing_leaves_a_hanging_collector_behind_which_is_closed_when_it_returns():

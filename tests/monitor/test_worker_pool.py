@@ -1,11 +1,12 @@
 """Jobs that return share one thread, and any number that hang delay the others by a moment each."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
 from pacecar.monitor import worker_pool
-from pacecar.monitor.worker_pool import WorkerPool
+from pacecar.monitor.worker_pool import Between, WorkerPool
 from tests.kit.waiting import until
 
 
@@ -50,6 +51,20 @@ def test_jobs_that_return_share_one_thread_in_order(pool, jobs):
             pool.submit(jobs.quick((turn, name)))
         until(lambda turn=turn: len(jobs.ran) == 10 * (turn + 1), "all ran")
     assert jobs.names() == [(turn, name) for turn in range(50) for name in range(10)]
+    assert len(jobs.threads()) == 1
+
+
+def test_jobs_that_are_given_together_begin_when_all_are_given(pool, jobs):
+    with pool.together():
+        for name in "abc":
+            pool.submit(jobs.quick(name))
+        assert not pool._workers
+    until(lambda: jobs.names() == ["a", "b", "c"], "all ran")
+    with suppress(ZeroDivisionError), pool.together():
+        pool.submit(jobs.quick("d"))
+        raise ZeroDivisionError
+    pool.submit(jobs.quick("e"))
+    until(lambda: jobs.names()[3:] == ["d", "e"], "an error keeps no job back")
     assert len(jobs.threads()) == 1
 
 
@@ -145,3 +160,81 @@ def test_a_pool_that_stops_leaves_a_hung_thread_behind(jobs):
     assert not pool.stop(0.01)
     jobs.let_go.set()
     until(lambda: not pool._workers, "it ended when its job returned")
+
+
+class Turns:
+    """What is to be done between jobs: it notes by whom, and hangs when told to."""
+
+    def __init__(self, jobs, pause_seconds=0.001):
+        self.pause_seconds = pause_seconds
+        self.threads = []
+        self.hangs = False
+        self._jobs = jobs
+
+    def run(self):
+        self.threads.append(threading.current_thread().name)
+        if self.hangs:
+            self.hangs = False
+            self._jobs.hang()
+        if len(self.threads) == 3:
+            raise ValueError("the third")
+
+
+@pytest.fixture
+def turns(jobs):
+    return Turns(jobs)
+
+
+@pytest.fixture
+def turning(jobs, turns):
+    pool = WorkerPool("test", Between(lambda: turns.pause_seconds, turns.run))
+    yield pool
+    jobs.let_go.set()
+    until(lambda: pool.stop(1), "all have ended")
+
+
+def test_what_is_between_jobs_is_done_by_their_thread_again_and_again_also_after_it_raised(
+    turning, turns, jobs, caplog
+):
+    turning.submit(jobs.quick("a"))
+    until(lambda: len(turns.threads) > 5, "there were some turns")
+    turning.submit(jobs.quick("b"))
+    until(lambda: jobs.names() == ["a", "b"], "both ran")
+    assert set(turns.threads) == jobs.threads()
+    assert len(jobs.threads()) == 1
+    assert "the third" in caplog.text
+
+
+def test_without_a_pause_nothing_is_done_before_the_next_job(turning, turns, jobs):
+    turns.pause_seconds = None
+    turning.submit(jobs.quick("a"))
+    until(lambda: turning._idle, "it waits")
+    assert turns.threads == []
+    turns.pause_seconds = 0.001
+    turning.submit(jobs.quick("b"))
+    until(lambda: turns.threads, "there was a turn")
+
+
+def test_a_turn_between_jobs_that_hangs_holds_up_no_job_and_the_next_thread_takes_the_turns(turning, turns, jobs):
+    turns.hangs = True
+    turning.submit(jobs.quick("a"))
+    until(lambda: turns.threads and not turns.hangs, "it hangs")
+    turning.submit(jobs.quick("b"))
+    until(lambda: turning.hasten() or jobs.names() == ["a", "b"], "the next ran")
+    until(lambda: len(turns.threads) > 5, "there were turns")
+    assert len(jobs.threads()) == 2
+    assert len(turning._workers) == 2
+    jobs.let_go.set()
+    until(lambda: len(turning._idle) > 1, "both are idle")
+
+
+def test_of_two_idle_threads_only_one_takes_turns_and_the_other_ends(turning, turns, jobs, monkeypatch):
+    monkeypatch.setattr(worker_pool, "IDLE_SECONDS", 0.05)
+    for _ in range(2):
+        turning.submit(jobs.hang, at_once=True)
+    until(lambda: not turning.has_waiting, "both have begun")
+    jobs.let_go.set()
+    until(lambda: len(turning._workers) == 1, "one is left")
+    turns.threads.clear()
+    until(lambda: len(turns.threads) > 5, "there were some turns")
+    assert len(set(turns.threads)) == 1

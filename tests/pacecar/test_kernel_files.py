@@ -16,7 +16,7 @@ from pacecar.kernel_files.network import (
     parse_speed,
 )
 from pacecar.kernel_files.processors import numa_nodes, parse_cpu_list, run_delay_ns
-from pacecar.kernel_files.reader import KernelFiles, integer, lines_of, row, whole
+from pacecar.kernel_files.reader import KernelFiles, OpenFile, integer, lines_of, row, whole
 
 
 def write(root: Path, **files: str) -> KernelFiles:
@@ -34,6 +34,23 @@ def test_a_file_that_is_missing_or_unreadable_has_no_text(tmp_path: Path) -> Non
     assert files.text(tmp_path / "sys/gone") is None
     assert files.text(tmp_path / "sys") is None
     assert files.names(tmp_path / "sys") == ["here"]
+
+
+def test_an_open_file_is_read_anew_from_its_start_and_opened_again_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "stat"
+    file = OpenFile(path)
+    with pytest.raises(FileNotFoundError):
+        file.head(8)
+    path.write_text("one\n")
+    assert (file.head(8), file.head(2)) == (b"one\n", b"on")
+    path.write_text("two\n")
+    assert file.head(8) == b"two\n"
+    file.close()
+    file.close()
+    folder = OpenFile(tmp_path)
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError):
+            folder.head(8)
 
 
 @pytest.mark.parametrize("wrong", ["", "-", "-1", "+1", " 1", "1_0", "0x1", "\u0663", "1.0"])

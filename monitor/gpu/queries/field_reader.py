@@ -80,7 +80,7 @@ class FieldReader:
 
     def ask(self, handle: Handle, failures: list[str], *, everything: bool) -> dict[Field, Sample]:
         """Ask for the fields that are due in one call (several while probing) and return the fast ones."""
-        asked = self.meanings.due(slow=True) if everything else self._due_fields()
+        asked = self.meanings.asked() if everything else self._due_fields()
         answers: dict[Field, Sample] = {}
         for start in range(0, len(asked), PROBE_FIELDS_MAX if everything else max(1, len(asked))):
             part = asked[start : start + PROBE_FIELDS_MAX] if everything else asked
@@ -96,8 +96,12 @@ class FieldReader:
                 else:
                     failures.append(f"fields: {error}")
                 continue
+            kept = self.meanings.kept
             for field, value in zip(part, values, strict=True):
-                self._take_field(field, value, asked_ns, answers, failures)
+                if (before := kept.get(field)) is None or before[0] != value:
+                    self._take_field(field, value, asked_ns, answers, failures)
+                elif field.fast:  # the sample of a slow one is still there
+                    answers[field] = before[1]
         return answers
 
     def look(self, handle: Handle, fields: Sequence[Field]) -> None:
@@ -112,12 +116,11 @@ class FieldReader:
     def _due_fields(self) -> list[Field]:
         """Return the fast fields and the next slice of the slow ones."""
         now = self._clock.monotonic_ns()
-        fast = self.meanings.due(slow=False)
+        fast, slow = self.meanings.fast, self.meanings.slow
         if self._slow_asked_ns is not None and now - self._slow_asked_ns < SLOW_FIELDS_NS_MIN:
-            return fast
-        slow = [field for field in self.meanings.due(slow=True) if not field.fast]
+            return list(fast)
         if not slow:
-            return fast
+            return list(fast)
         self._slow_asked_ns = now
         start = self._slow_turn % len(slow)
         self._slow_turn = start + SLOW_FIELDS_MAX if start + SLOW_FIELDS_MAX < len(slow) else 0
@@ -134,6 +137,7 @@ class FieldReader:
         if isinstance(answer, NvmlError):
             must_go_on(answer)
             self._slow_fields.pop(field, None)
+            self.meanings.kept.pop(field, None)  # so that the next answer is news
             if self._is_over(field, answer):
                 self.meanings.drop(field)
             else:
@@ -167,12 +171,8 @@ class FieldReader:
     def link_totals(self, answers: dict[Field, Sample]) -> list[Sample]:
         """Return the sums over links where the driver gives none, and only when every link answered."""
         totals: list[Sample] = []
-        for way in ("transmit", "receive"):
-            metric = f"pacecar_gpu_nvlink_{way}_bytes_total"
-            of_link = f"pacecar_gpu_nvlink_link_{way}_bytes_total"
-            asked = [field for field in self.meanings.due(slow=False) if field.metric == of_link]
-            if asked and not any(field.metric == metric for field in self.meanings.due(slow=False)):
-                links = [answers[field].value for field in asked if field in answers]
-                if len(links) == len(asked):
-                    totals.append(Sample(metric, (self._gpu,), sum(links)))
+        for metric, fields in self.meanings.of_links():
+            links = [answers[field].value for field in fields if field in answers]
+            if len(links) == len(fields):
+                totals.append(Sample(metric, (self._gpu,), sum(links)))
         return totals

@@ -142,19 +142,27 @@ class FieldMeanings:
         self._unreliable: set[Field] = set()
         self._missed: set[Field] = set()
         self._fields: list[Field] = []
-        self._fast: list[Field] = []
+        self.fast: list[Field] = []
+        """What is asked for at every tick."""
+        self.slow: list[Field] = []
+        """What is asked for slice by slice."""
         self._reasons: set[str] = set()
-        self._kept: dict[Field, tuple[FieldValue, Sample]] = {}
+        self._of_links: list[tuple[str, list[Field]]] | None = None
+        self.kept: dict[Field, tuple[FieldValue, Sample]] = {}
+        """The latest answer of each field, where an equal one means the same sample, and that sample."""
 
     def ask(self, fields: Iterable[Field]) -> None:
         """Take `fields` as those that are worth asking; counters that were there before go on."""
+        self.kept.clear()
         self._fields = list(fields)
-        self._fast = [field for field in self._fields if field.fast]
+        self.fast = [field for field in self._fields if field.fast]
+        self.slow = [field for field in self._fields if not field.fast]
         self._reasons = {field.labels[0] for field in self._fields if field.metric.endswith(CLOCK_EVENTS)}
+        self._of_links = None
 
     def restart(self) -> None:
         """Note that the driver may have been loaded anew, so that its counters begin at zero."""
-        self._kept.clear()
+        self.kept.clear()
         for counter in self._counters.values():
             counter.restart()
         for link in self._link_counters.values():
@@ -163,15 +171,26 @@ class FieldMeanings:
     def drop(self, field: Field) -> None:
         """Ask for `field` no more."""
         self._fields.remove(field)
+        (self.fast if field.fast else self.slow).remove(field)
         self._unreliable.discard(field)
-        if field.fast:
-            self._fast.remove(field)
         if field.metric.endswith(CLOCK_EVENTS):
             self._reasons.discard(field.labels[0])
+        self._of_links = None
 
-    def due(self, *, slow: bool) -> list[Field]:
-        """Return the fields to ask for at this tick."""
-        return list(self._fields if slow else self._fast)
+    def of_links(self) -> list[tuple[str, list[Field]]]:
+        """Return metric and summands of what is summed over links, because the driver gives no sum."""
+        if self._of_links is None:
+            self._of_links = []
+            for way in ("transmit", "receive"):
+                metric, of_link = (f"pacecar_gpu_nvlink_{kind}{way}_bytes_total" for kind in ("", "link_"))
+                links = [field for field in self.fast if field.metric == of_link]
+                if links and not any(field.metric == metric for field in self.fast):
+                    self._of_links.append((metric, links))
+        return self._of_links
+
+    def asked(self) -> list[Field]:
+        """Return all fields that are worth asking."""
+        return list(self._fields)
 
     def has(self, field: FieldId) -> bool:
         """Return whether `field` is among those that are asked for."""
@@ -186,7 +205,7 @@ class FieldMeanings:
         most = self.pcie_bytes_per_second_max
         if most is None or most * gap_ns >= ROUND * NS_PER_SECOND:
             return ()
-        counters = ((field, self._link_counters.get(field)) for field in self._fast if field.of_link)
+        counters = ((field, self._link_counters.get(field)) for field in self.fast if field.of_link)
         return tuple(field for field, counter in counters if counter is not None and not counter.is_wide)
 
     def look(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> None:
@@ -197,15 +216,13 @@ class FieldMeanings:
 
     def health(self) -> Iterator[Sample]:
         """Yield whether the PCIe counters are reliable, where there are any."""
-        links = [field for field in self._fast if field.of_link and field in self._link_counters]
+        links = [field for field in self.fast if field.of_link and field in self._link_counters]
         if links:
             yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
 
     def sample(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> Sample | None:
         """Return the sample of one answer; None for a counter that may have wrapped unseen."""
-        kept = self._kept.get(field)
-        if kept is not None and kept[0] == answer:
-            return kept[1]
+        kept = self.kept.get(field)
         value = answer.value
         if field.of_link:
             link = self._link_counters.setdefault(field, LinkCounter())
@@ -224,7 +241,7 @@ class FieldMeanings:
         labels = (self._gpu, *field.labels) if kept is None else kept[1].labels
         sample = Sample(field.metric, labels, value * field.factor)
         if not field.of_link:  # whose answer means another time even where it is the same
-            self._kept[field] = (answer, sample)
+            self.kept[field] = (answer, sample)
         return sample
 
     def without_doubles(self) -> Iterator[Field]:

@@ -32,29 +32,23 @@ class ScheduledQuery:
     def __init__(self, question: NvmlQuery) -> None:
         self.question = question
         self.samples: tuple[Sample, ...] = ()
-        self._due_ns: int | None = None
+        self.due_ns = 0
+        """When the answer is stale (monotonic); at first it is due since the clock's zero."""
+        self.is_unasked = True
+        """Whether it was never asked."""
         self._was_answered = False
         self._refusals = self._failures = 0
-
-    @property
-    def is_unasked(self) -> bool:
-        """Whether it was never asked."""
-        return self._due_ns is None
-
-    def overdue_ns(self, now_ns: int) -> int:
-        """Return for how long the answer has been stale; negative while it is fresh."""
-        return now_ns if self._due_ns is None else now_ns - self._due_ns
 
     def answered(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Keep the answer."""
         self.samples = tuple(samples)
-        self._was_answered, self._refusals = True, 0
-        self._due_ns = now_ns + self.question.stale_ns
+        self._was_answered, self._refusals, self.is_unasked = True, 0, False
+        self.due_ns = now_ns + self.question.stale_ns
 
     def failed(self, now_ns: int) -> bool:
         """Forget the answer, because what was not read now is missing; return whether to ask no more."""
-        self.samples = ()
-        self._due_ns = now_ns + self.question.stale_ns
+        self.samples, self.is_unasked = (), False
+        self.due_ns = now_ns + self.question.stale_ns
         self._failures += 1
         return not self._was_answered and self._failures >= FAILURES_MAX
 
@@ -69,23 +63,33 @@ class QuerySchedule:
     """The queries of one GPU."""
 
     def __init__(self, questions: Iterable[NvmlQuery] = ()) -> None:
-        self._asked = {question.name: ScheduledQuery(question) for question in questions}
+        self._asked: dict[str, ScheduledQuery] = {}
+        self.add(questions)
 
     def add(self, questions: Iterable[NvmlQuery]) -> None:
         """Add `questions`; those that are known by name start over."""
         self._asked.update({question.name: ScheduledQuery(question) for question in questions})
+        self._sort()
 
     def drop(self, name: str) -> None:
         """Drop the query of that name, and forget its answer."""
         self._asked.pop(name, None)
+        self._sort()
+
+    def _sort(self) -> None:
+        self._fast = [asked for asked in self._asked.values() if asked.question.stale_ns == 0]
+        self._slow = [asked for asked in self._asked.values() if asked.question.stale_ns]
+        self._fast_calls = sum(asked.question.calls for asked in self._fast)
+        self._may_be_unasked = True
 
     def fast_calls(self) -> int:
         """Return the driver calls of the queries of every tick."""
-        return sum(asked.question.calls for asked in self._asked.values() if asked.question.stale_ns == 0)
+        return self._fast_calls
 
     def has_unasked(self) -> bool:
         """Return whether a query was never made."""
-        return any(asked.is_unasked for asked in self._asked.values())
+        self._may_be_unasked = self._may_be_unasked and any(asked.is_unasked for asked in self._asked.values())
+        return self._may_be_unasked
 
     def value_of(self, name: str) -> float | None:
         """Return the number that the query of that name was last answered with; None when there is none."""
@@ -95,19 +99,14 @@ class QuerySchedule:
     def clear(self) -> None:
         """Forget all queries and answers."""
         self._asked.clear()
+        self._sort()
 
     def due(self, now_ns: int, calls: int | None) -> list[ScheduledQuery]:
         """Return what to ask now with at most `calls` driver calls (None: as many as it takes)."""
-        chosen: list[ScheduledQuery] = []
-        slow: list[tuple[int, int, ScheduledQuery]] = []
-        left = calls
-        for order, asked in enumerate(self._asked.values()):
-            if asked.question.stale_ns == 0:
-                chosen.append(asked)
-                left = None if left is None else left - asked.question.calls
-            elif (overdue := asked.overdue_ns(now_ns)) >= 0:
-                slow.append((-overdue, order, asked))
-        for _, _, asked in sorted(slow, key=lambda item: item[:2]):
+        chosen = list(self._fast)
+        left = None if calls is None else calls - self._fast_calls
+        slow = [asked for asked in self._slow if asked.due_ns <= now_ns]
+        for asked in sorted(slow, key=lambda asked: asked.due_ns):  # among equals in the order of the table
             if left is None or asked.question.calls <= left:
                 chosen.append(asked)
                 left = None if left is None else left - asked.question.calls

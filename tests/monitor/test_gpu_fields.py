@@ -1,0 +1,97 @@
+"""A field whose answer is that of the tick before costs nothing, and is otherwise read like any other."""
+
+import pytest
+
+from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.monitor.gpu.driver import FieldValue, NvmlError, UnsupportedError
+from pacecar.monitor.gpu.field_reader import FieldReader
+from pacecar.monitor.gpu.fields import gpu_fields, link_fields
+from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX
+
+FAST, SLOW = 82, 29
+"""Memory temperature, which is read at every tick, and retired pages."""
+
+NAMES = {FAST: "pacecar_gpu_memory_temperature_celsius", SLOW: "pacecar_gpu_retired_pages"}
+
+
+class Answers:
+    """An NVML that answers fields from a dict by number, with scope where it is of a link."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def fields(self, handle, ids):
+        return [self.answers.get(field, self.answers.get(field.number, UnsupportedError("no"))) for field in ids]
+
+
+@pytest.fixture
+def nvml():
+    return Answers({FAST: FieldValue(41, 32), SLOW: FieldValue(3, 32)})
+
+
+@pytest.fixture
+def read(nvml):
+    clock = FakeClock()
+    reader = FieldReader("0", nvml, clock)
+
+    def read(*, probe=False, failures=None):
+        clock.advance(NS_PER_SECOND)
+        if probe:
+            reader.begin([*gpu_fields(), *link_fields(0), *link_fields(1)])
+        answers = reader.ask(None, failures if failures is not None else [], everything=probe)
+        samples = [*answers.values(), *reader.slow_samples(), *reader.link_totals(answers)]
+        return {(sample.metric, *sample.labels): sample.value for sample in samples}
+
+    return read
+
+
+def of(number, *labels):
+    return (NAMES[number], "0", *labels)
+
+
+def test_an_equal_answer_is_the_same_sample_and_another_one_is_not(read, nvml):
+    read(probe=True)
+    for _ in range(3):
+        assert read() == {of(FAST): 41, of(SLOW, "single_bit"): 3}
+    nvml.answers |= {FAST: FieldValue(0, 32), SLOW: FieldValue(4, 32)}
+    assert read() == {of(FAST): 0, of(SLOW, "single_bit"): 4}
+
+
+@pytest.mark.parametrize("number", [FAST, SLOW])
+@pytest.mark.parametrize("error", [NvmlError("once", 999), UnsupportedError("for a moment", 3)])
+def test_a_field_that_failed_is_back_with_the_answer_that_it_had_before(read, nvml, number, error):
+    before = read(probe=True)
+    answer, nvml.answers[number] = nvml.answers[number], error
+    failures = []
+    assert read(failures=failures) == {key: value for key, value in before.items() if key[0] != NAMES[number]}
+    assert len(failures) == 1
+    nvml.answers[number] = answer
+    assert read() == before
+
+
+def test_refusals_with_equal_answers_between_them_are_not_in_a_row(read, nvml):
+    before = read(probe=True)
+    answer = nvml.answers[SLOW]
+    for _ in range(2 * REFUSALS_MAX):
+        nvml.answers[SLOW] = UnsupportedError("for a moment", 3)
+        read()
+        nvml.answers[SLOW] = answer
+        assert read() == before
+
+
+def test_all_fields_are_there_after_the_next_probe_though_no_answer_changed(read):
+    before = read(probe=True)
+    assert read() == before
+    assert read(probe=True) == before
+
+
+def test_traffic_is_summed_over_links_while_each_of_them_answers(read, nvml):
+    for link in (0, 1):
+        nvml.answers[138, link] = FieldValue(10 + link, 64)
+    total, of_link = "pacecar_gpu_nvlink_transmit_bytes_total", "pacecar_gpu_nvlink_link_transmit_bytes_total"
+    read(probe=True)
+    for _ in range(2):
+        found = read()
+        assert (found[total, "0"], found[of_link, "0", "1"]) == (21 * 1024, 11 * 1024)
+    nvml.answers[138, 1] = NvmlError("once", 999)
+    assert (total, "0") not in read()
