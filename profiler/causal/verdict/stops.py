@@ -1,8 +1,9 @@
 """Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
 
 Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what the
-trace itself names, what takes half a step, what is far longer than several stops that were seen, and what strikes one
-rank thrice.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
+trace itself names, what strikes one rank thrice, and what takes half a step or is far longer than several stops that
+were seen, if it is longer than a host stops for another's time slice: how long such a stop is does not follow from the
+length of a step.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
@@ -33,9 +34,14 @@ STOPS_RATIO_MIN = 2.5
 """How many times the longest of them a stop must be to be none of them."""
 
 LONG_STOP_RATIO = 0.5
-"""A stop as long as this part of a step is none of those that happen now and then."""
+"""A stop as long as this part of a step is none of those that happen now and then, if it is no ordinary one."""
+
+ORDINARY_STOP_NS = 8_000_000
+"""A thread that shares its core waits for the other's time slice, on Linux some 3 ms that end with a tick of 4 ms.  Two
+of them are ordinary on any machine, however short the steps of the job are."""
 
 Excess = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 def lasting(cause: Cause, excess: Excess, parts: Excess) -> float:
@@ -60,12 +66,18 @@ class Stops:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
             self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
 
-    def are_faults(self, cause: Cause, out: Excess, places: Sequence[int]) -> bool:
-        """Return whether steps that stand out (`out`: their excess in ns) of these places are more than stops."""
+    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Sequence[int]) -> float:
+        """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
+
+        Twice the same rank is chance: of steps that stand out no more counts than the third longest shows.
+        """
         if len(out) == 0:
-            return False
-        if cause in ANNOTATED or len(out) >= STEPS_OUT_MIN:
-            return True
+            return 0.0
+        if cause in ANNOTATED:
+            return 1.0
+        longest = float(excess[out].max())
         others = [value for place, value in self._seen if place not in places]
-        is_beyond = len(others) >= STOPS_MIN and float(out.max()) > STOPS_RATIO_MIN * max(others)
-        return is_beyond or float(out.max()) > LONG_STOP_RATIO * self._step_ns
+        is_beyond = len(others) >= STOPS_MIN and longest > STOPS_RATIO_MIN * max(others)
+        if longest > ORDINARY_STOP_NS and (is_beyond or longest > LONG_STOP_RATIO * self._step_ns):
+            return 1.0
+        return lasting_ratio(excess, STEPS_OUT_MIN - 1) if len(out) >= STEPS_OUT_MIN else 0.0

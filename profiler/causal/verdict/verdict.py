@@ -261,12 +261,12 @@ def _named(
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = steps_out(table, row)
-        if state.stops.are_faults(cause, table[row][out], rows[row]):
+        share = state.stops.fault_ratio(cause, table[row], out, rows[row])
+        if p < P_MAX:
+            share = max(share, lasting(cause, table[row], parts[row]))
+        if share > 0 or p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, 1.0, int(out[0]))
-        elif p < P_MAX:
-            own.append(cause)
-            sure[cause] = (p, lasting(cause, table[row], parts[row]), 0)
+            sure[cause] = (p, share, int(out[0]) if len(out) else 0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
