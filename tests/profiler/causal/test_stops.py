@@ -28,9 +28,9 @@ def compared(excess: NDArray[np.float64]) -> list[Compared]:
     return found
 
 
-def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float) -> float:
+def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float, cause: Cause = Cause.HOST_BOUND) -> float:
     out = steps_out(excess, rank)
-    return Stops(compared(excess), step_ns).fault_ratio(Cause.HOST_BOUND, excess[rank], out, [rank])
+    return Stops(compared(excess), step_ns).fault_ratio(cause, excess[rank], out, [rank])
 
 
 def noisy() -> NDArray[np.float64]:
@@ -62,6 +62,24 @@ def test_stops_in_three_steps_of_one_rank_are_a_fault_as_far_as_the_third_goes()
     excess[:3] = excess[4:] = 0
     excess[3, 2] = 3 * MS
     assert 0 < fault_ratio(excess, 3, 20 * MS) < 0.2
+    assert 0 < fault_ratio(excess, 3, 20 * MS, Cause.EXPOSED_COPY) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("stop_ms", "cause", "is_fault"),
+    [
+        (3, Cause.HOST_BOUND, False), (3, Cause.COMPUTE, False), (3, Cause.EXPOSED_COPY, True),
+        (3, Cause.OPTIMIZER_HOST, True), (12, Cause.HOST_BOUND, True),
+    ],
+)  # fmt: skip
+def test_stops_in_two_steps_of_one_rank_are_a_fault_where_chance_hardly_strikes_twice(
+    stop_ms: float, cause: Cause, is_fault: bool
+) -> None:
+    excess = noisy()
+    excess[3, [2, 5]] = stop_ms * MS
+    assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
+    excess[3, 5] = 0  # one such step is chance
+    assert fault_ratio(excess, 3, 100 * MS, cause) == 0
 
 
 def test_one_ordinary_stop_names_nobody_in_a_job_of_short_steps() -> None:
