@@ -11,7 +11,7 @@ Pure: arrays in, answers out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +74,10 @@ class Stops:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
             self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
 
-    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Sequence[int]) -> float:
+    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
         """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
 
+        What `places` did is no measure for it: the ranks concerned, and those of which a fault is known.
         Where twice the same rank is chance, no more counts than the third longest of them shows; else than the second.
         """
         if len(out) == 0:

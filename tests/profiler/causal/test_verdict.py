@@ -83,6 +83,13 @@ def test_evidence_of_a_stage_without_replicas_counts_the_kernels_of_the_others()
     assert "it ran more" in straggler.evidence
 
 
+def test_a_fault_that_has_ended_is_named_beside_a_larger_one_of_the_same_cause() -> None:
+    ended = Fault(FaultKind.STALL, (5,), 8e6, steps=(1, 2, 3))
+    larger = Fault(FaultKind.STALL, (2,), 45e6, steps=(4, 5, 6))
+    found = analyzed(simulate(ddp(ended, larger, seed=5)).traces()).stragglers
+    assert [(one.rank, one.cause, one.since_step) for one in found] == [(2, "host_bound", 4), (5, "host_bound", 1)]
+
+
 def test_hosts_whose_clocks_are_far_apart_accuse_nobody() -> None:
     run = simulate(Job(Layout(data=16), clocks=Clocks(offset_ns=200_000), seed=6))
     job = analyzed(run.traces())
