@@ -1,10 +1,10 @@
 """Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
 
 Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what
-the trace itself names; what strikes one rank thrice, or twice where chance hardly does; and what takes half a step or
-is far longer than several stops that were seen.  The last only if it is longer than a host stops for another's time
-slice: how long such a stop is does not follow from the length of a step.  That kernels hardly vary says nothing: on a
-device that runs like a clock hosts stop all the same.
+the trace itself names; what strikes one rank thrice, or twice if that is longer than any ordinary stop; and what takes
+half a step or is far longer than several stops that were seen.  The last only if it is longer than a host stops for
+another's time slice: how long such a stop is does not follow from the length of a step.  That kernels hardly vary says
+nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
@@ -28,12 +28,8 @@ ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 STEPS_OUT_MIN = 3
 """Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
 
-RARE_STEPS_OUT_MIN = 2
-"""The same where chance hardly strikes twice: stops that are no time slices, and stops in the few launches of a step
-that are neither compute nor python between it."""
-
-MOST_OF_A_STEP = (Cause.COMPUTE, Cause.HOST_BOUND)
-"""What a stop that comes by chance strikes: nearly all launches of a step are of these."""
+LONG_STEPS_OUT_MIN = 2
+"""The same of stops that are longer than `ORDINARY_STOP_NS`."""
 
 STOPS_MIN = 3
 """Stops of other ranks that show how long stops are in a job."""
@@ -90,5 +86,5 @@ class Stops:
         if longest > ORDINARY_STOP_NS and (is_beyond or longest > LONG_STOP_RATIO * self._step_ns):
             return 1.0
         are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
-        needed = STEPS_OUT_MIN if cause in MOST_OF_A_STEP and not are_long else RARE_STEPS_OUT_MIN
+        needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN
         return lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
