@@ -107,7 +107,7 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
             f" {_ms(finding.peers_ns / steps)} ms; no rank is slow throughout"
         )
     else:
-        peers = "the other stages' median" if finding.kind == "stage" else "the median of its peers"
+        peers = "the other stages' median" if _is_among_stages(model, finding) else "the median of its peers"
         yield f"{words}: {_ms(finding.own_ns / steps)} ms{per}, {peers} {_ms(finding.peers_ns / steps)} ms"
         more = sum(excess > 0 for excess in finding.by_step_ns)
         unit = "steps" if model.steps else "parts between collectives"
@@ -120,10 +120,19 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
     yield f"the replay's own error is {abs(model.error.ratio):.2%}"
 
 
+def _is_among_stages(model: JobModel, finding: Finding) -> bool:
+    """Return whether the measure was the other stages: of a stage, and of a rank whose stage has no replica."""
+    return finding.kind == "stage" or len(_role(model, finding.places[0])) == 1
+
+
+def _role(model: JobModel, place: int) -> list[int]:
+    return next((role for role in model.roles if place in role), [place])
+
+
 def _counts(model: JobModel, finding: Finding) -> str:
     place = finding.places[0]
-    group = next((role for role in model.roles if place in role), [place])
-    if finding.kind == "stage":
+    group = _role(model, place)
+    if _is_among_stages(model, finding):
         group = [each for role in model.roles for each in role]
     counts = [int((model.atoms[each].cause == Cause.COMPUTE).sum()) for each in group]
     mine = int((model.atoms[place].cause == Cause.COMPUTE).sum())

@@ -12,6 +12,7 @@ Pure: graphs in, columns out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +33,12 @@ PARTS = 4
 
 _ROW, _DELAY, _HOST = range(3)
 
+OVERHEAD = (Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.GC)
+"""Causes that are no part of a stage's work; copies between host and device are the fourth (`TRANSFER`)."""
+
+TRANSFER = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost")
+"""Copies between host and device, by the names that CUPTI and roctracer give them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Atoms:
@@ -51,6 +58,8 @@ class Atoms:
     """Which of `PARTS` equally many pieces of its step, in the order of issue, a piece is in."""
     cause: NDArray[np.uint8]
     duration_ns: Index
+    is_overhead: NDArray[np.bool_]
+    """Whether it is no work of any role: of `OVERHEAD`, or a copy between host and device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
     names = len(numbers) + 1
     deepest = 1
     coded = []
-    for kind, at, step, name, operator, order, cause, duration in raw:
+    for kind, at, step, name, operator, order, cause, duration, overhead in raw:
         code = ((kind.astype(np.int64) * max(steps, 1) + step) * names + name) * names + operator
         sort = np.lexsort((order, code))
         first = np.ones(len(sort), dtype=np.bool_)
@@ -83,10 +92,11 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
         ordinal[sort] = np.arange(len(sort)) - begins
         deepest = max(deepest, int(ordinal.max(initial=0)) + 1)
         what = (kind.astype(np.int64) * names + name) * names + operator
-        coded.append((kind, at, what, step, _parts(step, order), cause, duration, code, ordinal))
+        over = overhead.astype(np.bool_)
+        coded.append((kind, at, what, step, _parts(step, order), cause, duration, over, code, ordinal))
     return [
-        Atoms(kind.astype(np.uint8), at, code * deepest + ordinal, what, step, part, cause.astype(np.uint8), duration)
-        for kind, at, what, step, part, cause, duration, code, ordinal in coded
+        Atoms(kind.astype(np.uint8), at, code * deepest + nth, what, step, part, cause.astype(np.uint8), duration, over)
+        for kind, at, what, step, part, cause, duration, over, code, nth in coded
     ]
 
 
@@ -101,13 +111,16 @@ def _parts(step: Index, order: Index) -> Index:
 
 
 def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Index, ...]:
-    """Return kind, place, step, name, operator, order, cause and duration of the pieces of one rank."""
+    """Return kind, place, step, name, operator, order, cause, duration, overhead or not of the pieces of one rank."""
     rows, lane = graph.events.rows, graph.events.host
     known = np.zeros(len(graph.events.trace.names) + 1, dtype=np.int64)
+    transfers = np.zeros(len(known), dtype=np.bool_)
     used = [rows.name, rows.operator, lane.name]
     for name in np.unique(np.concatenate(used)).tolist():
         if name != NONE:
-            known[name] = numbers.setdefault(graph.events.trace.names[name], len(numbers) + 1)
+            word = graph.events.trace.names[name]
+            known[name] = numbers.setdefault(word, len(numbers) + 1)
+            transfers[name] = TRANSFER.search(word) is not None
     order = graph.order
     issued = np.where(
         rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
@@ -126,10 +139,13 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     cause = np.concatenate((rows.cause[order[at_row]], graph.delay_cause[at_delay], lane.cause[at_host]))
     weights = graph.weights
     duration = np.concatenate((weights.row_ns[at_row], weights.delay_ns[at_delay], weights.host_ns[at_host]))
+    overhead = np.isin(cause, OVERHEAD)
+    is_copy = rows.cause[order[at_row]] == Cause.EXPOSED_COPY
+    overhead[: len(at_row)] |= is_copy & transfers[rows.name[order[at_row]]]
     inside = step >= 0
     # What runs first on a stream without a launch was launched before the window: how much of it, is chance.
     inside[: len(at_row)] &= ~_left_over(rows.stream[order], rows.launch[order])[at_row]
-    columns = (kinds, at, step, name, operator, time, cause, duration)
+    columns = (kinds, at, step, name, operator, time, cause, duration, overhead)
     return tuple(np.asarray(column[inside], dtype=np.int64) for column in columns)
 
 
@@ -154,10 +170,11 @@ def compare(
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
-    Where `roles_differ`, copies are not compared, python between launches only `with_hosts` and where most peers do the
-    same, and a piece that most peers lack is excess only if it is a checkpoint, a collection, or compute that they do,
-    too, but less often: the first stage alone copies the input, the last alone has the loss, and that is nobody's
-    fault.
+    Where `roles_differ`, copies on the device are not compared, python between launches only `with_hosts` and where
+    most peers do the same, and a piece that most peers lack is excess only if it is compute that they do, too, but less
+    often, or overhead.  The last stage alone has the loss, and that is nobody's fault: somebody has to compute it.
+    Nobody has to wait for data or for a copy from the host: they can be fetched ahead while the device computes.  So
+    where the first stage alone has them, the others' zero is the right measure.
     """
     structural = STRUCTURAL[1:] if with_hosts else STRUCTURAL
     found: list[Compared | None] = [None] * len(atoms)
@@ -168,8 +185,8 @@ def compare(
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
             if shared is not None:
-                counts = np.isin(mine.cause, ANYWHERE) | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
-                own = np.isin(mine.cause, structural) | ((median == 0) & ~counts)
+                counts = mine.is_overhead | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
+                own = ~mine.is_overhead & (np.isin(mine.cause, structural) | ((median == 0) & ~counts))
                 median = np.where(own, mine.duration_ns, median)
             slot = mine.cause.astype(np.int64) * steps + mine.step
             over = mine.duration_ns - median
@@ -179,10 +196,8 @@ def compare(
 
 
 STRUCTURAL = (Cause.HOST_BOUND, Cause.EXPOSED_COPY)
-"""Causes that say nothing between roles: an inner stage receives and sends, which is more work for its host."""
-
-ANYWHERE = (Cause.CHECKPOINT, Cause.GC)
-"""Causes whose pieces count against a role that alone has them."""
+"""Causes that say nothing between roles: an inner stage receives and sends, which is more work for its host and may be
+copied on the device first."""
 
 
 def _shared(group: Sequence[Atoms]) -> Index:

@@ -1,15 +1,17 @@
 """Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
 
-Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what the
-trace itself names, what takes half a step, what is far longer than several stops that were seen, and what strikes one
-rank thrice.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
+Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what
+the trace itself names; what strikes one rank thrice, or twice if that is longer than any ordinary stop; and what takes
+half a step or is far longer than several stops that were seen.  The last only if it is longer than a host stops for
+another's time slice: how long such a stop is does not follow from the length of a step.  That kernels hardly vary says
+nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 STEPS_OUT_MIN = 3
 """Steps that must stand out where hosts and kernels stop now and then: twice the same rank is chance, thrice is not."""
 
+LONG_STEPS_OUT_MIN = 2
+"""The same of stops that are longer than `ORDINARY_STOP_NS`."""
+
 STOPS_MIN = 3
 """Stops of other ranks that show how long stops are in a job."""
 
@@ -33,9 +38,14 @@ STOPS_RATIO_MIN = 2.5
 """How many times the longest of them a stop must be to be none of them."""
 
 LONG_STOP_RATIO = 0.5
-"""A stop as long as this part of a step is none of those that happen now and then."""
+"""A stop as long as this part of a step is none of those that happen now and then, if it is no ordinary one."""
+
+ORDINARY_STOP_NS = 8_000_000
+"""A thread that shares its core waits for the other's time slice, on Linux some 3 ms that end with a tick of 4 ms.  Two
+of them are ordinary on any machine, however short the steps of the job are."""
 
 Excess = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 def lasting(cause: Cause, excess: Excess, parts: Excess) -> float:
@@ -60,12 +70,21 @@ class Stops:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
             self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
 
-    def are_faults(self, cause: Cause, out: Excess, places: Sequence[int]) -> bool:
-        """Return whether steps that stand out (`out`: their excess in ns) of these places are more than stops."""
+    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
+        """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
+
+        What `places` did is no measure for it: the ranks concerned, and those of which a fault is known.
+        Where twice the same rank is chance, no more counts than the third longest of them shows; else than the second.
+        """
         if len(out) == 0:
-            return False
-        if cause in ANNOTATED or len(out) >= STEPS_OUT_MIN:
-            return True
+            return 0.0
+        if cause in ANNOTATED:
+            return 1.0
+        longest = float(excess[out].max())
         others = [value for place, value in self._seen if place not in places]
-        is_beyond = len(others) >= STOPS_MIN and float(out.max()) > STOPS_RATIO_MIN * max(others)
-        return is_beyond or float(out.max()) > LONG_STOP_RATIO * self._step_ns
+        is_beyond = len(others) >= STOPS_MIN and longest > STOPS_RATIO_MIN * max(others)
+        if longest > ORDINARY_STOP_NS and (is_beyond or longest > LONG_STOP_RATIO * self._step_ns):
+            return 1.0
+        are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
+        needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN
+        return lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0

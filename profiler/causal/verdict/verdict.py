@@ -210,7 +210,7 @@ def _best(
 ) -> tuple[Finding, Scenario] | None:
     """Return the group of places whose equalizing saves most, of those that are named.
 
-    `rows` are what it is tested against: ranks, or stages.
+    `rows` are what it is tested against: ranks, or stages.  Those that were named already are left out.
     """
     candidates = _candidates(state, groups, compared)
     saved = state.wall_ns - walls(state.graph, [_with(state, places, compared, None) for places in candidates])
@@ -250,6 +250,8 @@ def _named(
 ) -> tuple[Finding, Scenario] | None:
     """Return the finding, and the job without it, if excess of some cause is no chance and saves enough."""
     own, sure = [], {}
+    # What a rank does that was named already is no measure of what chance does.
+    rows = [group for group in rows if not set(group) <= state.mended]
     row = next(at for at, group in enumerate(rows) if places[0] in group)
     for cause in OWN_CAUSES:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
@@ -261,12 +263,12 @@ def _named(
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
         p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = steps_out(table, row)
-        if state.stops.are_faults(cause, table[row][out], rows[row]):
+        share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
+        if p < P_MAX:
+            share = max(share, lasting(cause, table[row], parts[row]))
+        if share > 0 or p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, 1.0, int(out[0]))
-        elif p < P_MAX:
-            own.append(cause)
-            sure[cause] = (p, lasting(cause, table[row], parts[row]), 0)
+            sure[cause] = (p, share, int(out[0]) if len(out) else 0)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])

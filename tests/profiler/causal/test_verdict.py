@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.simulated_jobs import LOUD, Clocks, Fault, FaultKind, Job, Layout, Model, simulate, truth_of
+from tests.kit.simulated_jobs import (
+    LOUD,
+    QUIET,
+    Clocks,
+    Fault,
+    FaultKind,
+    Job,
+    Layout,
+    Model,
+    Noise,
+    simulate,
+    truth_of,
+)
 from tests.profiler.causal.models import analyzed
 
 LAYOUTS = {
@@ -41,6 +53,41 @@ def test_two_faults_are_both_named_the_worse_first() -> None:
     found = analyzed(simulate(job).traces()).stragglers
     assert [(one.rank, one.cause) for one in found] == [(2, "data_wait"), (5, "compute")]
     assert found[0].saved_ns > found[1].saved_ns
+
+
+def pipeline(*faults: Fault, noise: Noise = QUIET, seed: int) -> Job:
+    """A small pipeline, of which each stage is one rank; only the first copies the input, which takes 80 us."""
+    return Job(Layout(pipeline=4), model=Model(layers=1, microbatches=4), faults=faults, noise=noise, seed=seed)
+
+
+def test_slow_copies_of_a_first_stage_without_replicas_are_named() -> None:
+    truth = truth_of(pipeline(Fault(FaultKind.COPY, (0,), 2.5e6), seed=21))
+    [culprit] = truth.culprits
+    [straggler] = analyzed(truth.run.traces()).stragglers
+    assert (straggler.rank, straggler.cause) == (0, "exposed_copy")
+    assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.005 * truth.run.step_ns)
+    assert "the other stages' median" in straggler.evidence
+
+
+def test_usual_copies_of_a_first_stage_name_nobody_even_if_one_of_them_stops() -> None:
+    stopped = Fault(FaultKind.COPY, (0,), 3e6, steps=(4,))
+    assert analyzed(simulate(pipeline(seed=21)).traces()).stragglers == []
+    job = analyzed(simulate(pipeline(stopped, seed=21)).traces())
+    assert job.wall_ns < 80 * stopped.size  # it costs what would be enough to be named
+    assert job.stragglers == []
+
+
+def test_evidence_of_a_stage_without_replicas_counts_the_kernels_of_the_others() -> None:
+    [straggler, *_] = analyzed(simulate(pipeline(Fault(FaultKind.EXTRA_LAYERS, (2,), 1), seed=22)).traces()).stragglers
+    assert (straggler.rank, straggler.cause) == (2, "compute")
+    assert "it ran more" in straggler.evidence
+
+
+def test_a_fault_that_has_ended_is_named_beside_a_larger_one_of_the_same_cause() -> None:
+    ended = Fault(FaultKind.STALL, (5,), 8e6, steps=(1, 2, 3))
+    larger = Fault(FaultKind.STALL, (2,), 45e6, steps=(4, 5, 6))
+    found = analyzed(simulate(ddp(ended, larger, seed=5)).traces()).stragglers
+    assert [(one.rank, one.cause, one.since_step) for one in found] == [(2, "host_bound", 4), (5, "host_bound", 1)]
 
 
 def test_hosts_whose_clocks_are_far_apart_accuse_nobody() -> None:

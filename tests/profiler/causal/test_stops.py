@@ -1,0 +1,85 @@
+"""Stops that happen on any machine are told from faults that last a step or two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pacecar.profiler.causal.one_rank.causes import Cause
+from pacecar.profiler.causal.verdict.peers import Atoms, Compared
+from pacecar.profiler.causal.verdict.significance import steps_out
+from pacecar.profiler.causal.verdict.stops import Stops
+from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Model, simulate
+from tests.profiler.causal.models import analyzed
+
+MS = 1e6
+
+
+def compared(excess: NDArray[np.float64]) -> list[Compared]:
+    """Return what ranks have over their peers, by step, if all of it is python between launches."""
+    none = np.empty(0, dtype=np.int64)
+    atoms = Atoms(none.astype(np.uint8), none, none, none, none, none, none.astype(np.uint8), none, none.astype(bool))
+    found = []
+    for mine in excess:
+        by_cause = np.zeros((len(Cause), excess.shape[1]), dtype=np.int64)
+        by_cause[Cause.HOST_BOUND] = mine
+        found.append(Compared(atoms, none, by_cause, by_cause, by_cause))
+    return found
+
+
+def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float, cause: Cause = Cause.HOST_BOUND) -> float:
+    out = steps_out(excess, rank)
+    return Stops(compared(excess), step_ns).fault_ratio(cause, excess[rank], out, [rank])
+
+
+def noisy() -> NDArray[np.float64]:
+    return np.random.default_rng(0).normal(0, 0.01 * MS, (8, 6))
+
+
+@pytest.mark.parametrize(("stop_ms", "step_ms", "is_fault"), [(3, 4, False), (12, 40, False), (12, 20, True)])
+def test_one_stop_is_a_fault_if_it_takes_half_a_step_and_more_than_time_slices(
+    stop_ms: float, step_ms: float, is_fault: bool
+) -> None:
+    excess = noisy()
+    excess[3, 2] = stop_ms * MS
+    assert fault_ratio(excess, 3, step_ms * MS) == is_fault
+
+
+@pytest.mark.parametrize(("stop_ms", "is_fault"), [(3, False), (12, True)])
+def test_a_stop_is_far_longer_than_others_only_if_it_is_more_than_time_slices(stop_ms: float, is_fault: bool) -> None:
+    excess = noisy()
+    excess[[0, 1, 6], [1, 4, 0]] = 0.4 * MS  # what else stands out in the job
+    excess[3, 2] = stop_ms * MS
+    assert fault_ratio(excess, 3, 100 * MS) == is_fault
+
+
+def test_stops_in_three_steps_of_one_rank_are_a_fault_as_far_as_the_third_goes() -> None:
+    excess = noisy()
+    excess[3, [0, 2, 5]] = 3 * MS
+    assert fault_ratio(excess, 3, 20 * MS) > 0.95
+    excess[3] = 0.08 * MS  # what only this rank has stands out in every step
+    excess[:3] = excess[4:] = 0
+    excess[3, 2] = 3 * MS
+    assert 0 < fault_ratio(excess, 3, 20 * MS) < 0.2
+    assert 0 < fault_ratio(excess, 3, 20 * MS, Cause.EXPOSED_COPY) < 0.2
+
+
+@pytest.mark.parametrize("cause", [Cause.HOST_BOUND, Cause.COMPUTE, Cause.EXPOSED_COPY])
+@pytest.mark.parametrize(("stop_ms", "is_fault"), [(3, False), (12, True)])
+def test_stops_in_two_steps_of_one_rank_are_a_fault_if_both_are_more_than_time_slices(
+    stop_ms: float, is_fault: bool, cause: Cause
+) -> None:
+    excess = noisy()
+    excess[3, [2, 5]] = stop_ms * MS
+    assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
+    excess[3, 5] = 0  # one such step is chance
+    assert fault_ratio(excess, 3, 100 * MS, cause) == 0
+
+
+def test_one_ordinary_stop_names_nobody_in_a_job_of_short_steps() -> None:
+    stop = Fault(FaultKind.STALL, (2,), 3 * MS, steps=(4,))
+    job = analyzed(simulate(Job(Layout(data=4), model=Model(layers=2, kernel_scale=0.3), faults=(stop,))).traces())
+    assert job.wall_ns < 6 * 2 * stop.size  # it takes more than half a step
+    assert job.stragglers == []
+    assert [(one.rank, one.step) for one in job.incidents] == [(2, 4)]
