@@ -30,6 +30,7 @@ from pacecar.profiler.ranks.data_parallel import (
     is_fsdp,
     spans_all_ranks,
     uncompiled,
+    wrapper_of_others,
     wrappers_in,
 )
 from pacecar.torch_internals import lacking, need
@@ -123,7 +124,9 @@ def refusal(
 
 def _unwrapped(model: nn.Module) -> str:
     """Return what it is that makes `model` no model of DDP or FSDP2 here."""
-    kind, inner = type(model).__name__, uncompiled(model)
+    kind, inner, others = type(model).__name__, uncompiled(model), wrapper_of_others(model)
+    if others is not None:
+        return f"{others} is not torch's: it reduces gradients in buffers of its own"
     if inner is not model and wrappers_in(inner):
         return f"{type(inner).__name__} is compiled from outside its DistributedDataParallel or FSDP2"
     if any(is_fsdp(module) for module in wrappers_in(inner)):
@@ -173,7 +176,7 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
 
 def _named(model: nn.Module) -> str:
     """Return the name of `model`'s class, and what makes it data-parallel where that is inside it."""
-    inner, kind = uncompiled(model), type(model).__name__
+    inner, kind = uncompiled(model), wrapper_of_others(model) or type(model).__name__
     held = [module for module in wrappers_in(inner) if module is not inner]
     if not held:
         return kind
