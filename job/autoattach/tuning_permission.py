@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pacecar.config import Config, load_config
+from pacecar.formatting.quantities import plural
 from pacecar.profiler.hook.identity.job_identity import make_hello
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
@@ -171,7 +172,7 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
     if reason is not None:
         does += f": {reason.removeprefix('not tuning: ')}"
     what = f"{_named(wished.model)} and {type(wished.optimizer).__name__}"
-    return pacer, f"measures job {hello.job}, {what} on {hello.world_size} ranks; {does}"
+    return pacer, f"measures job {hello.job}, {what} on {plural(hello.world_size, 'rank')}; {does}"
 
 
 def _named(model: nn.Module) -> str:
