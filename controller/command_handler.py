@@ -3,8 +3,8 @@
 What a report says comes from the tuner, from its policy and from the records that passed by (`tuner_history`).  Orders
 go to the `OrderedPolicy`; each ends as a record of its own.
 
-Commands arrive on the training thread, between two steps, so nothing here may wait: no file is touched and no rank
-asked.
+Commands arrive on the training thread, between two steps, so nothing here may wait: no rank is asked, and no file read
+but three of the kernel's, which it makes from memory (`NodeMonitor.is_crowded`).
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class CommandHandler:
             refused=self._tuner.refused,
             backend=self._hello.backend,
             device=self._hello.device,
+            is_crowded=self._node is not None and self._node.is_crowded(),
         )
 
     def close(self) -> None:

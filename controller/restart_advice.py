@@ -5,6 +5,9 @@ kernels, and no bucket size changes that.  So the last exact ledger is compared 
 over its threshold gets one sentence with the figure that it rests on and what usually helps.  Nothing is promised: a
 gain is named only where the policy's model gave one.
 
+On a machine where tasks wait for processors the host is slow whatever the script does, and what is compiled waits as
+well.  So there the advice is to make room, as the doctor's is.
+
 Pure.  Left out: what needs a look at the machine (drivers, sysctls, NCCL's choice of links).
 """
 
@@ -63,6 +66,14 @@ _HELP = (
     ),
 )
 
+_HELP_CROWDED = {
+    "host_bound": (
+        "more wants to run here than there are processors: end or move what is not the job, or start fewer ranks,"
+        " threads or loader workers; `pacecar doctor` says what it is"
+    ),
+}
+"""What helps in place of the usual, by heading, where the machine is crowded."""
+
 ENGINES = {
     # Its source (runtime/zero/stage_1_and_2.py, stage3.py): overlap_comm decides about streams when the engine is made,
     # and reduce_scatter about the collective; sizes are read in each step (deepspeed_zero).
@@ -87,22 +98,24 @@ def advise(
     refused: Mapping[str, str],
     backend: str | None,
     device: str,
+    is_crowded: bool,
 ) -> tuple[str, ...]:
     """Return what would help, most certain first.
 
     Of `decisions` those of kind "advise" count, of each knob the last; `refused` is knob -> why it is not tuned;
-    `ledger` is of the last exact window, None when there was none.
+    `ledger` is of the last exact window, None when there was none; `is_crowded` says that more wants to run on this
+    machine than it has processors (`pacecar.kernel_files.contention`).
     """
     said = [
         f"would turn {decision.reason}" for decision in {d.knob: d for d in decisions if d.kind == "advise"}.values()
     ]
     if ledger is not None and ledger.wall_ns > 0:
-        said += _of_ledger(ledger, mode, backend, device)
+        said += _of_ledger(ledger, mode, backend, device, is_crowded=is_crowded)
     said += [f"{knob} is not tuned: {reason}" for knob, reason in sorted(refused.items())]
     return tuple(said[:ADVICE_MAX])
 
 
-def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str) -> list[str]:
+def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str, *, is_crowded: bool) -> list[str]:
     shares = {heading: ns / ledger.wall_ns for heading, ns in ledger.parts().items()}
     said: list[str] = []
     exposed = shares["exposed_communication"]
@@ -116,7 +129,7 @@ def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str) -> l
         ways.append("a faster link, or fewer ranks for a model of this size")
         said.append(f"exposed communication is {exposed:.0%} of the step: {'; or '.join(ways)} (needs a restart)")
     said += [
-        f"{what} for {shares[key]:.0%} of the step: {help_}"
+        f"{what} for {shares[key]:.0%} of the step: {_HELP_CROWDED.get(key, help_) if is_crowded else help_}"
         for key, least, what, help_ in _HELP
         if shares.get(key, 0.0) >= least
     ]

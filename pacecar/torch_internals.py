@@ -274,6 +274,10 @@ INTERNALS: tuple[Internal, ...] = (
         )
         for name in ("_send_idx", "_rcvd_idx")
     ),
+    Internal(
+        _LOADER + "_BaseDataLoaderIter._collate_fn", (), EVER,
+        "a data set that gives whole batches counts as one sample each", owner="mark",
+    ),
     # --- FSDP2 --------------------------------------------------------------------------------------------------
     Internal(_FSDP + "FSDPModule._get_fsdp_state", ("fsdp_prefetch", "fsdp_reshard"), EVER, owner="FSDPModule"),
     Internal(_FSDP + "FSDPState._states_to_forward_prefetch", ("fsdp_prefetch",), EVER, owner="FSDPState"),

@@ -14,12 +14,22 @@ steps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.kernel_files.cgroups import parse_cpu_max
+from pacecar.kernel_files.contention import (
+    are_processors_contended,
+    do_ranks_exceed,
+    do_threads_exceed,
+    openmp_threads,
+)
+from pacecar.kernel_files.processors import parse_pressure_average
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import JobHello
 from pacecar.records.host_signals import HostSignals
 
@@ -62,12 +72,15 @@ class NodeMonitor:
         gradient_bytes: int | None = None,
         spare_bytes: Callable[[], int] = int,
         environ: Mapping[str, str] = os.environ,
+        files: KernelFiles | None = None,
     ) -> None:
         self._hello = hello
         self._clock = clock
         self._gradient_bytes = gradient_bytes
         self._spare_bytes = spare_bytes
         self._ranks = ranks_on_node(hello.world_size, environ)
+        self._threads = openmp_threads(environ.get("OMP_NUM_THREADS"))
+        self._files = files or KernelFiles()
         self._waiting: deque[HostSignals | None] = deque(maxlen=SIGNALS_MAX)
         self._paces: deque[int] = deque(maxlen=PACES_MAX)
         self._gate = DisturbanceGate()
@@ -126,6 +139,23 @@ class NodeMonitor:
             return None if signal.device_free_bytes is None else signal.device_free_bytes + self._spare_bytes()
         return None if signal.host_available_bytes is None else signal.host_available_bytes // self._ranks
 
+    def is_crowded(self) -> bool:
+        """Return whether more wants to run on this node than it has processors, by the rule that the doctor has.
+
+        It reads three small files of /proc and /sys, which takes tens of microseconds: for reports, not for steps.
+        """
+        files, count = self._files, os.cpu_count()
+        pressure = _parsed(files.text(files.proc / "pressure/cpu"), lambda text: parse_pressure_average(text, "some"))
+        load = _parsed(files.text(files.proc / "loadavg"), lambda text: float(text.split()[1]))
+        quota = _parsed(files.text(files.sys / "fs/cgroup/cpu.max"), parse_cpu_max)
+        usable = count if quota is None or count is None else min(count, max(int(quota), 1))
+        is_on_cpu = self._hello.device == "cpu"
+        return (
+            are_processors_contended(pressure=pressure, load=load, count=count)
+            or do_threads_exceed(threads=self._threads, ranks=self._ranks, usable=usable)
+            or (is_on_cpu and do_ranks_exceed(ranks=self._ranks, usable=usable))
+        )
+
     def describe(self) -> tuple[str, ...]:
         """Return what is known now, in sentences for people."""
         now_ns = self._clock.monotonic_ns()
@@ -161,6 +191,15 @@ class NodeMonitor:
             headroom_ratio=None if room is None or not total else min(1.0, room / total),
             cpu_stalled_ratio=signal.cpu_stalled_ratio,
         )
+
+
+def _parsed(text: str | None, parse: Callable[[str], float | None]) -> float | None:
+    """Return what a file of the kernel says; None where it is missing or says something else."""
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError, IndexError):
+        return parse(text)
+    return None
 
 
 def _parts(signal: HostSignals) -> list[str]:

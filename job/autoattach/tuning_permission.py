@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pacecar.config import Config, load_config
+from pacecar.formatting.quantities import plural
 from pacecar.profiler.hook.identity.job_identity import make_hello
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
@@ -30,6 +31,7 @@ from pacecar.profiler.ranks.data_parallel import (
     is_fsdp,
     spans_all_ranks,
     uncompiled,
+    wrapper_of_others,
     wrappers_in,
 )
 from pacecar.torch_internals import lacking, need
@@ -123,7 +125,9 @@ def refusal(
 
 def _unwrapped(model: nn.Module) -> str:
     """Return what it is that makes `model` no model of DDP or FSDP2 here."""
-    kind, inner = type(model).__name__, uncompiled(model)
+    kind, inner, others = type(model).__name__, uncompiled(model), wrapper_of_others(model)
+    if others is not None:
+        return f"{others} is not torch's: it reduces gradients in buffers of its own"
     if inner is not model and wrappers_in(inner):
         return f"{type(inner).__name__} is compiled from outside its DistributedDataParallel or FSDP2"
     if any(is_fsdp(module) for module in wrappers_in(inner)):
@@ -168,12 +172,12 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
     if reason is not None:
         does += f": {reason.removeprefix('not tuning: ')}"
     what = f"{_named(wished.model)} and {type(wished.optimizer).__name__}"
-    return pacer, f"measures job {hello.job}, {what} on {hello.world_size} ranks; {does}"
+    return pacer, f"measures job {hello.job}, {what} on {plural(hello.world_size, 'rank')}; {does}"
 
 
 def _named(model: nn.Module) -> str:
     """Return the name of `model`'s class, and what makes it data-parallel where that is inside it."""
-    inner, kind = uncompiled(model), type(model).__name__
+    inner, kind = uncompiled(model), wrapper_of_others(model) or type(model).__name__
     held = [module for module in wrappers_in(inner) if module is not inner]
     if not held:
         return kind

@@ -6,6 +6,7 @@ Start with `reader`; the others are pure but for `network`, which also finds the
 
     reader        text, names, whole numbers, one row of a file; which errors say that something is not there
     processors    CPU lists, NUMA nodes, run delay, pressure
+    contention    does more want to run than there are processors?  One rule for the doctor and a running job
     memory        /proc/meminfo and files of its form
     network       speed of interfaces; state and rate of RDMA ports
     cgroups       which control group a process is in, its parents, its limits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .reader import whole
+from .reader import lines_of, whole
 
 __all__ = ["CPUS_MAX", "numa_nodes", "parse_cpu_list", "parse_pressure_average", "parse_pressure_line", "run_delay_ns"]
 
@@ -48,12 +48,15 @@ def parse_pressure_line(line: str) -> tuple[str, int]:
     return kind, whole(fields["total"]) * 1000
 
 
-def parse_pressure_average(line: str) -> float:
-    """Return the share of the last minute (0..1) that such a line tells; raises ValueError or IndexError."""
-    _, fields = _pressure_fields(line)
-    if "avg60" not in fields:
-        raise ValueError("no avg60")
-    return float(fields["avg60"]) / 100
+def parse_pressure_average(text: str, kind: str) -> float:
+    """Return the share of the last minute (0..1) in the line `kind` (some, full) of such a file; raises ValueError."""
+    for line in lines_of(text):
+        if line.startswith(f"{kind} "):
+            _, fields = _pressure_fields(line)
+            if "avg60" not in fields:
+                raise ValueError("no avg60")
+            return float(fields["avg60"]) / 100
+    raise ValueError(f"no line `{kind} ...`")
 
 
 def _pressure_fields(line: str) -> tuple[str, dict[str, str]]:

@@ -5,6 +5,9 @@ method that all its iterators share, which is observed where it is defined.  The
 processes indices are drawn some batches ahead.  An epoch begins with none: an iterator with persistent workers is used
 again, also after an epoch that the loop left early.  Loaders, iterators and samplers stay the script's own.
 
+A batch of one index may hold many samples where the script joins samples itself (`collate_fn`): a data set may give
+whole batches, as that of DLRM does.  So its length is unknown.
+
 Left out: loaders without a batch sampler (`batch_size=None`), and those that are not torch's: None, unknown.  Of an
 iterable data set the last batch may be shorter than it was asked to be.
 """
@@ -18,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from pacecar.torch_internals import find
 
 __all__ = ["BatchLengths"]
@@ -30,6 +35,7 @@ _log = logging.getLogger(__name__)
 _ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
 _INDICES = "torch.utils.data.dataloader._BaseDataLoaderIter._next_index"
 _SENT, _RECEIVED = "_send_idx", "_rcvd_idx"
+_COLLATE = "_collate_fn"
 _OWN_NAME = "pacecar_batch_length"
 
 
@@ -37,7 +43,7 @@ class _Lengths:
     """The lengths of one iterator's batches, in order; the first stands for `unseen` ones drawn before `install`."""
 
     def __init__(self, unseen: int) -> None:
-        self.ahead: deque[int] = deque(maxlen=AHEAD_MAX)
+        self.ahead: deque[int | None] = deque(maxlen=AHEAD_MAX)
         self._unseen = unseen
 
     def begin_epoch(self) -> None:
@@ -71,7 +77,7 @@ class BatchLengths:
             indices = original(iterator)
             if type(indices) is list:
                 try:
-                    note(iterator, len(indices))
+                    note(iterator, _length(iterator, len(indices)))
                 except Exception:  # noqa: BLE001  it is the script that asked for a batch
                     _log.debug("the length of a batch was not noted", exc_info=True)
             return indices
@@ -98,7 +104,7 @@ class BatchLengths:
             return None
         return None if waiting is None else waiting.take()
 
-    def _note(self, iterator: object, length: int) -> None:
+    def _note(self, iterator: object, length: int | None) -> None:
         if threading.get_ident() == self._thread:
             waiting = self._waiting.get(iterator)
             sent = getattr(iterator, _SENT, 0)  # without workers no batch is drawn ahead
@@ -109,3 +115,8 @@ class BatchLengths:
             elif not sent:
                 waiting.begin_epoch()
             waiting.ahead.append(length)
+
+
+def _length(iterator: object, indices: int) -> int | None:
+    """Return the samples in a batch of so many indices; None: of one that the script itself makes a batch of."""
+    return None if indices == 1 and getattr(iterator, _COLLATE, default_collate) is not default_collate else indices

@@ -35,6 +35,7 @@ __all__ = [
     "parallel_of",
     "spans_all_ranks",
     "uncompiled",
+    "wrapper_of_others",
     "wrappers_in",
 ]
 
@@ -50,6 +51,8 @@ OBJECTS_MAX = 2
 
 _PLAIN = (str, bytes, int, float, complex, torch.Tensor, torch.device, torch.dtype)
 _NO_HOLDERS = (*_PLAIN, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+
+_NAMES = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 
@@ -75,6 +78,18 @@ def find_fsdp(model: nn.Module) -> nn.Module | None:
 def is_fsdp(module: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to `module`; by name, as to import FSDP takes a second."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def wrapper_of_others(model: nn.Module) -> str | None:
+    """Return "megatron's DistributedDataParallel" for a class of torch's name that is another library's, else None.
+
+    Megatron's and Apex's reduce gradients in buffers of their own, and have no Reducer whose buckets could be turned.
+    """
+    kind = type(uncompiled(model))
+    if kind.__name__ not in _NAMES or issubclass(kind, DistributedDataParallel):
+        return None
+    library = kind.__module__.partition(".")[0]
+    return None if library == "torch" else f"{library}'s {kind.__name__}"
 
 
 def wrappers_in(model: nn.Module) -> list[nn.Module]:

@@ -98,8 +98,10 @@ class SeenBatches:
         if drawn is None:
             now, before, there = self.rest, 0, self.rest
         else:
-            # A rest larger than a batch is of batches that were drawn for something else.
-            now, before, there = drawn, self.rest if self.rest <= drawn else 0, drawn
+            # A rest that is larger than a batch, or that is there while forwards see just what was drawn, is of batches
+            # that were drawn for something else: a script had a look at one, as with next(iter(loader)).
+            is_of_batch = self.rest <= drawn and seen != drawn
+            now, before, there = drawn, self.rest if is_of_batch else 0, drawn
         now = now if seen is None else min(now, seen)
         self.rest = there - now
         return before + now

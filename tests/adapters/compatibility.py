@@ -1,4 +1,4 @@
-"""Writes `docs/compatibility.md` of what the adapters' tests saw, and of what other torch versions did (`table`).
+"""Writes `docs/compatibility.md`: what the adapters' tests saw, other torch versions (`table`), `public_scripts`.
 
 Each adapter's test ends in `ran`: it holds what happened there against the row that is committed in `ran/`, and fails
 where they differ.  `make compatibility` runs the tests so that they write their rows instead, and then this script.
@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "compatibility"))
 
+import public_scripts
 import table
 
 FOLDER = Path(__file__).with_name("ran")
@@ -67,7 +68,7 @@ def page(folder: Path = FOLDER) -> str:
         measured = ", ".join(row["measured"]).replace("_", " ")
         live = ", ".join(f"`{knob}`" for knob in row["live"]) or "-"
         lines.append(f"| {row['library']} | {row['version']} | {row['job']} | {measured} | {live} | {refused} |\n")
-    return HEAD + "".join(lines) + table.section()
+    return HEAD + "".join(lines) + table.section() + public_scripts.section()
 
 
 if __name__ == "__main__":

@@ -207,8 +207,11 @@ def ledger(**parts: int) -> Ledger:
     return Ledger(wall_ns=sum(parts.values()), communication_ns=exposed, **given)
 
 
-def advice(mode: str, **parts: int) -> tuple[str, ...]:
-    return advise(mode=mode, ledger=ledger(**parts), decisions=(), refused={}, backend="nccl", device="cuda:0")
+def advice(mode: str, *, is_crowded: bool = False, **parts: int) -> tuple[str, ...]:
+    return advise(
+        mode=mode, ledger=ledger(**parts), decisions=(), refused={}, backend="nccl", device="cuda:0",
+        is_crowded=is_crowded,
+    )  # fmt: skip
 
 
 def test_a_heading_over_its_share_is_named_with_the_figure_and_what_helps() -> None:
@@ -221,6 +224,14 @@ def test_a_heading_over_its_share_is_named_with_the_figure_and_what_helps() -> N
     assert 'tune="lossy"' not in advice("lossy", compute=60, exposed_communication=40)[0]
 
 
+def test_a_job_on_a_crowded_machine_is_told_to_make_room_and_not_to_compile() -> None:
+    (said,) = advice("exact", compute=70, host_bound=30, is_crowded=True)
+    assert "30%" in said
+    assert "torch.compile" not in said
+    assert "more wants to run here than there are processors" in said
+    assert advice("exact", compute=70, data_wait=30, is_crowded=True) == advice("exact", compute=70, data_wait=30)
+
+
 def test_an_engine_that_owns_its_buckets_is_named_with_what_its_configuration_can_change() -> None:
     engine = type("DeepSpeedEngine", (torch.nn.Module,), {})
     for actuator in DdpKnobs(engine(), TuneConfig(), has_scaler=False).actuators:
@@ -231,6 +242,7 @@ def test_an_engine_that_owns_its_buckets_is_named_with_what_its_configuration_ca
 def test_advice_comes_first_and_the_last_one_of_a_knob_counts() -> None:
     said = advise(
         mode="advise", ledger=None, refused={"micro_batch": "static graph"}, backend="gloo", device="cpu",
+        is_crowded=False,
         decisions=[decision(1, kind="advise", reason="old"), decision(2, kind="advise", reason="new"), decision(3)],
     )  # fmt: skip
     assert said == ("would turn new", "micro_batch is not tuned: static graph")

@@ -16,6 +16,7 @@ from pacecar import torch_internals
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
+from pacecar.profiler.ranks.data_parallel import wrapper_of_others
 from tests.kit.lone_rank import lone_rank
 
 Run = Callable[..., list[list[dict[str, Any]]]]
@@ -94,6 +95,13 @@ def test_a_model_that_is_not_ddp_is_refused_by_name() -> None:
     assert knob.gradient_bytes() == ()
     with pytest.raises(ActuatorError, match="not DistributedDataParallel"):
         knob.value()
+
+
+def test_another_library_s_wrapper_of_the_same_name_is_refused_by_the_library_s_name() -> None:
+    kind = type("DistributedDataParallel", (nn.Linear,), {"__module__": "megatron.core.distributed"})
+    assert wrapper_of_others(kind(2, 2)) == "megatron's DistributedDataParallel"
+    assert wrapper_of_others(nn.Linear(2, 2)) is None
+    assert str(actuator(kind(2, 2)).refusal()).startswith("model is megatron's DistributedDataParallel, not torch's: ")
 
 
 def test_one_rank_has_nothing_to_win(group: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from pacecar.controller.policy.geometric_search import (
     STALLED_CPU_RATIO,
     GeometricSearch,
 )
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records.host_signals import HostSignals
 from tests.controller.held import HeldRun
 from tests.kit.records import job_hello
@@ -64,6 +66,35 @@ def test_what_disturbs_the_own_node_is_said_and_ends() -> None:
     assert bench.node.describe()[-1] == "holds tuning: this node's device has a fault: Xid 79"
     assert bench.say(faults=()) is None
     assert bench.node.reason() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "files", "is_crowded"),
+    [
+        ("cpu", {}, {}, False),
+        ("cuda:0", {}, {"proc/pressure/cpu": "some avg10=0.00 avg60=19.99 avg300=0.00 total=1\n"}, False),
+        ("cuda:0", {}, {"proc/pressure/cpu": "some avg10=0.00 avg60=20.00 avg300=0.00 total=1\n"}, True),
+        ("cuda:0", {}, {"proc/pressure/cpu": "some avg10=0.00\n", "proc/loadavg": "1.0 99999.0 1.0 2/9 5\n"}, True),
+        ("cuda:0", {}, {"proc/loadavg": "99999.0 0.0 99999.0 2/9 5\n"}, False),
+        ("cuda:0", {}, {"proc/loadavg": "\n", "sys/fs/cgroup/cpu.max": "plenty\n"}, False),
+        ("cuda:0", {"OMP_NUM_THREADS": "1"}, {"sys/fs/cgroup/cpu.max": "100000 100000\n"}, False),
+        ("cuda:0", {"OMP_NUM_THREADS": "2,1"}, {"sys/fs/cgroup/cpu.max": "100000 100000\n"}, True),
+        ("cuda:0", {"LOCAL_WORLD_SIZE": "4"}, {"sys/fs/cgroup/cpu.max": "100000 100000\n"}, False),
+        ("cpu", {"LOCAL_WORLD_SIZE": "4"}, {"sys/fs/cgroup/cpu.max": "100000 100000\n"}, True),
+    ],
+)
+def test_a_node_is_crowded_by_the_doctor_s_rule_and_what_cannot_be_read_proves_nothing(
+    tmp_path: Path, device: str, environ: dict[str, str], files: dict[str, str], is_crowded: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    node = Bench(
+        hello=job_hello(world_size=4, device=device),
+        environ={"LOCAL_WORLD_SIZE": "1"} | environ,
+        files=KernelFiles(tmp_path / "proc", tmp_path / "sys"),
+    ).node
+    assert node.is_crowded() is is_crowded
 
 
 def test_what_disturbs_another_rank_s_node_is_named_with_the_rank() -> None:

@@ -44,6 +44,15 @@ def test_each_batch_has_the_length_that_its_sampler_named(lengths: BatchLengths)
     assert lengths.take(batches) is None
 
 
+def test_one_index_of_which_the_script_makes_a_batch_itself_says_nothing(lengths: BatchLengths) -> None:
+    whole = iter(loader(batch_size=1, collate_fn=lambda samples: samples[0].expand(8, 2)))
+    assert [lengths.take(whole) for _ in whole] == [None] * SAMPLES
+    several = iter(loader(batch_size=5, collate_fn=torch.stack))
+    assert [lengths.take(several) for _ in several] == [5, 5]
+    single = iter(loader(batch_size=1))
+    assert [lengths.take(single) for _ in single] == [1] * SAMPLES
+
+
 def test_an_epoch_left_early_leaves_no_lengths_to_the_next_one_of_the_same_workers(lengths: BatchLengths) -> None:
     epochs = loader(batch_size=4, num_workers=1, persistent_workers=True)
     batches = iter(epochs)

@@ -28,6 +28,12 @@ def test_what_forwards_do_not_see_counts_with_the_next_step() -> None:
     assert [step(batches, 20, seen=10) for _ in range(3)] == [10, 20, 20]
 
 
+def test_a_batch_that_was_only_looked_at_does_not_count() -> None:
+    batches = SeenBatches()  # next(iter(loader)), then a loop over the loader
+    batches.draw(1, 16)
+    assert [step(batches, 16, seen=16) for _ in range(3)] == [16, 16, 16]
+
+
 def test_batches_to_evaluate_or_to_look_through_do_not_count() -> None:
     batches = SeenBatches()
     batches.draw(2, 64)

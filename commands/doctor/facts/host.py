@@ -69,13 +69,7 @@ def _load(text: str) -> float:
 
 def _pressure(looker: FactReader, folder: Path) -> HostPressure:
     def share(kind: str) -> Callable[[str], float]:
-        def parse(text: str) -> float:
-            lines = [line for line in lines_of(text) if line.startswith(f"{kind} ")]
-            if not lines:
-                raise ValueError(f"no line `{kind} ...`")
-            return parse_pressure_average(lines[0])
-
-        return parse
+        return lambda text: parse_pressure_average(text, kind)
 
     return HostPressure(
         cpu=looker.parsed(folder / "cpu", share("some")),

@@ -2,14 +2,19 @@
 
 What a job loses there looks in its ledger like slow Python, a slow disk or a straggler, so the remedies for those would
 be wrong: `is_crowded` says so to the rules of the job.  Only what was read is judged: the load and the pressure of the
-last minutes, and the ranks and threads that the job itself has on this machine.
+last minutes, and the ranks and threads that the job itself has on this machine.  What counts as too much for the
+processors is the rule of `pacecar.kernel_files.contention`, by which a running job judges its own machine.
 """
 
 from __future__ import annotations
 
-import re
-
 from pacecar.formatting.quantities import plural
+from pacecar.kernel_files.contention import (
+    are_processors_contended,
+    do_ranks_exceed,
+    do_threads_exceed,
+    openmp_threads,
+)
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts, Seen
@@ -18,13 +23,6 @@ from ..sources import TORCH
 from ..transport_paths import is_local_run, local_gain, local_ranks
 
 __all__ = ["RULES", "is_crowded"]
-
-LOAD_RATIO_MIN = 1.25
-"""Tasks a processor, over five minutes, from on which they wait for each other; at 1 a machine is merely busy."""
-
-CPU_PRESSURE_MIN = 0.20
-"""Share of the last minute in which some task waited for a processor.  A machine that is busy, and no more, has some
-per cent of that at switches; with a fifth every fifth moment of a step may be somebody else's."""
 
 MEMORY_PRESSURE_MIN = 0.01
 """Share in which all tasks waited for memory at once: nobody does any work then, so a hundredth is much."""
@@ -46,11 +44,9 @@ def _processors(facts: NodeFacts) -> FindingEvidence:
 
 def _cpu(facts: NodeFacts) -> Hit | None:
     load, pressure, count = facts.cpus.load, facts.cpus.pressure.cpu, facts.cpus.count
-    if pressure is not None:
-        is_hit = pressure.value >= CPU_PRESSURE_MIN
-    else:  # a kernel without PSI; a load of tasks that wait for a disk is then taken for one of processors
-        is_hit = load is not None and count is not None and load.value >= LOAD_RATIO_MIN * count
-    if not is_hit:
+    if not are_processors_contended(
+        pressure=None if pressure is None else pressure.value, load=None if load is None else load.value, count=count
+    ):
         return None
     evidence = [] if pressure is None else [_share(pressure, "tasks waited for a processor")]
     if load is not None:
@@ -81,17 +77,11 @@ def _io(facts: NodeFacts) -> Hit | None:
     )
 
 
-def _threads_of(facts: NodeFacts) -> tuple[Seen[str] | None, int]:
-    """Return OMP_NUM_THREADS and what it says: the first of a list, one where it is not set, as torchrun has it."""
-    seen = facts.settings.get("OMP_NUM_THREADS")
-    number = None if seen is None else re.match(r"\s*(\d+)", seen.value)
-    return (seen, int(number[1])) if number is not None and int(number[1]) > 0 else (None, 1)
-
-
 def _threads(facts: NodeFacts) -> Hit | None:
-    seen, threads = _threads_of(facts)
+    seen = facts.settings.get("OMP_NUM_THREADS")
+    threads = openmp_threads(None if seen is None else seen.value)
     usable, ranks = facts.cpus.usable, max(local_ranks(facts), 1)
-    if seen is None or usable is None or threads == 1 or threads * ranks <= usable:
+    if seen is None or usable is None or not do_threads_exceed(threads=threads, ranks=ranks, usable=usable):
         return None
     evidence = [seen.says("OMP_NUM_THREADS"), _processors(facts)]
     if ranks > 1 and facts.run is not None:
@@ -104,7 +94,7 @@ def _ranks(facts: NodeFacts) -> Hit | None:
     if run is None or usable is None or not is_local_run(facts):
         return None
     here = [hello for hello in run.hellos if hello.host == facts.host and hello.device == "cpu"]
-    if len(here) <= usable:
+    if not do_ranks_exceed(ranks=len(here), usable=usable):
         return None
     ranks = FindingEvidence(
         "ranks that compute on processors", f"{plural(len(here), 'rank')} on {facts.host}", run.where

@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol
 import torch.distributed as dist
 from torch import nn
 
-from pacecar.profiler.ranks.data_parallel import find_ddp
+from pacecar.profiler.ranks.data_parallel import find_ddp, wrapper_of_others
 from pacecar.torch_internals import lacking
 
 from ...restart_advice import engine_advice
@@ -112,12 +112,14 @@ class DdpReducer:
     @property
     def not_ddp(self) -> str:
         """Why this model's Reducer cannot be replaced: it has none that is known here."""
+        others, wanted = wrapper_of_others(self._model), "torch.nn.parallel.DistributedDataParallel"
         return (
             self._lacks
             or engine_advice(type(self._model).__name__)
+            or (others and f"model is {others}, not torch's: its buckets are its own, and {wanted}'s are what is tuned")
             or (
                 f"model is {type(self._model).__name__}, not DistributedDataParallel: bucket size is not tuned; wrap it"
-                " in torch.nn.parallel.DistributedDataParallel and pass that to attach()"
+                f" in {wanted} and pass that to attach()"
             )
         )
 

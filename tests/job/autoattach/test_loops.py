@@ -115,7 +115,7 @@ total = 0.0
 """
 
 NOTHING = "pacecar: measured nothing: no optimizer of torch made a step in this process, where pacecar would see it"
-MEASURES = "pacecar: measures job j, {} on 1 ranks; tunes nothing"
+MEASURES = "pacecar: measures job j, {} on 1 rank; tunes nothing"
 
 
 def python() -> str:

@@ -148,4 +148,4 @@ def test_a_trainer_script_that_ends_badly_ends_in_the_same_way(tmp_path: Path, l
     bare, seen = run_both(script, *arguments, ranks=1, watched=watched, python=python, **OFFLINE)
     assert (seen.code, lines(seen), seen.errors) == (3, lines(bare), bare.errors)
     (line,) = seen.pacecar
-    assert line.endswith("on 1 ranks; tunes nothing: one rank has nothing to tune here")
+    assert line.endswith("on 1 rank; tunes nothing: one rank has nothing to tune here")
