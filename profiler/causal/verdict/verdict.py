@@ -33,6 +33,12 @@ __all__ = ["Finding", "Incident", "Judgement", "judge"]
 SAVED_RATIO_MIN = 0.012
 """The share of the wall time that mending must save: below it faults and chance could not be told apart."""
 
+FETCHED_RATIO_MIN = 0.025
+"""The same where a stage alone fetches data or copies it from the host: the first one of every pipeline does, so that a
+little of it is nobody's fault."""
+
+FETCHING = (Cause.DATA_WAIT, Cause.EXPOSED_COPY)
+
 EXCESS_RATIO_MIN = 0.005
 """The share of the wall time that a rank's excess must be to be tried at all."""
 
@@ -276,7 +282,9 @@ def _named(
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     p, share, first_out = sure[cause]
-    if saved * share < SAVED_RATIO_MIN * state.whole_ns:
+    is_across = compared is not state.compared  # with other stages
+    least = FETCHED_RATIO_MIN if is_across and cause in FETCHING else SAVED_RATIO_MIN
+    if saved * share < least * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
     first = compared[places[0]]

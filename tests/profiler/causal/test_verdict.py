@@ -60,6 +60,14 @@ def pipeline(*faults: Fault, noise: Noise = QUIET, seed: int) -> Job:
     return Job(Layout(pipeline=4), model=Model(layers=1, microbatches=4), faults=faults, noise=noise, seed=seed)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.COPY, FaultKind.DATA_WAIT])
+@pytest.mark.parametrize(("ratio", "is_named"), [(0.018, False), (0.04, True)])
+def test_a_little_that_the_first_stage_alone_fetches_is_its_role(kind: FaultKind, ratio: float, is_named: bool) -> None:
+    step_ns = simulate(pipeline(seed=23)).step_ns
+    found = analyzed(simulate(pipeline(Fault(kind, (0,), ratio * step_ns), seed=23)).traces()).stragglers
+    assert [one.rank for one in found] == ([0] if is_named else [])
+
+
 def test_slow_copies_of_a_first_stage_without_replicas_are_named() -> None:
     truth = truth_of(pipeline(Fault(FaultKind.COPY, (0,), 2.5e6), seed=21))
     [culprit] = truth.culprits
