@@ -4,9 +4,9 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.gpu.driver import FieldValue, NvmlError, UnsupportedError
-from pacecar.monitor.gpu.field_reader import FieldReader
-from pacecar.monitor.gpu.fields import gpu_fields, link_fields
-from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX
+from pacecar.monitor.gpu.queries.field_reader import FieldReader
+from pacecar.monitor.gpu.queries.fields import gpu_fields, link_fields
+from pacecar.monitor.gpu.queries.query_schedule import REFUSALS_MAX
 
 FAST, SLOW = 82, 29
 """Memory temperature, which is read at every tick, and retired pages."""
