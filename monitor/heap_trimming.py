@@ -1,4 +1,4 @@
-"""Keeps the daemon's memory from growing: one malloc arena for all threads, and garbage collections at its own times.
+"""Keeps the daemon's memory from growing: one malloc arena for all threads, and a garbage collection now and then.
 
 Memory grows although nothing leaks.  glibc gives each thread a heap of its own, up to eight a processor: with a thread
 for each GPU and each collector, freed memory stays with the thread that had it.  And a driver session that ends leaves
@@ -22,10 +22,6 @@ __all__ = ["HeapTrimming"]
 TIDY_SECONDS = 30
 """Seconds between two collections: sessions end rarely, and each takes a few milliseconds of every thread."""
 
-YOUNG_MAX = 20_000
-"""More new objects than that are looked over before; a tick makes a tenth, nearly all of which go without being looked
-for.  With the interpreter's 700 there is a collection or two at every tick, which finds nothing."""
-
 M_ARENA_MAX = -8  # malloc.h of glibc
 ARENAS_MAX = 1
 
@@ -43,7 +39,6 @@ class HeapTrimming:
             mallopt(M_ARENA_MAX, ARENAS_MAX)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])
 
     def tick(self, now_ns: int) -> bool:
         """Collect the garbage that driver sessions left, if it is time; return whether it was."""

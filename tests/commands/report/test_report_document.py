@@ -584,6 +584,8 @@ def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: 
     assert judge(Interval(0.05, 0.03, 0.07), 0.04)[0] == "faster"
     assert judge(Interval(-0.05, -0.07, -0.03), 0.04)[0] == "slower"
     assert judge(Interval(0.05, -0.01, 0.07), 0.0)[0] == "no difference shown"
+    assert judge(Interval(0.05, 0.0, 0.07), 0.0)[0] == "no difference shown"
+    assert judge(Interval(-0.05, -0.07, 0.0), 0.0)[0] == "no difference shown"
     assert judge(Interval(0.05, None, None), 0.0)[0] == "not decided"
     assert judge(None, 0.0)[0] == "not comparable"
 
