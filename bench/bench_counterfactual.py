@@ -28,7 +28,7 @@ from tests.kit.shaping import Link, Net, shaped, why_not
 JOB = Path(__file__).resolve().parent / "counterfactual_job.py"
 RANKS, SLOW = 4, 2
 FAST, SLOW_LINK = Link(1000), Link(100)
-HALF, WHOLE = Link(300), Link(600)
+LINKS, TWICE = Link(300), Link(600)
 """Every link, before and after it is made twice as fast."""
 
 
@@ -61,7 +61,7 @@ QUESTIONS = (
         "rank 2 sends at a tenth of the others' rate", Run("none", slow_link=SLOW_LINK), HEALTHY, causes=("link",)
     ),
     Question("data free", HEALTHY, Run("no_data"), answer="data_free"),
-    Question("every link twice as fast", Run("none", HALF), Run("none", WHOLE), answer="link_twice_as_fast"),
+    Question("every link twice as fast", Run("none", LINKS), Run("none", TWICE), answer="link_twice_as_fast"),
 )
 
 

@@ -27,11 +27,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.kit.net import free_port  # noqa: E402  needs the root on the path
+from bench.bench_daemon import ACCEPT, wake_ups  # noqa: E402  needs the root on the path
+from tests.kit.net import free_port  # noqa: E402
 from tests.monitor.nvml_standin.standin import Control, build, compiler  # noqa: E402
 
 DAEMON = """
-import json, re, sys, time
+import json, sys, time
 from pathlib import Path
 from pacecar.config import DaemonConfig
 from pacecar.monitor import service
@@ -46,19 +47,12 @@ config = DaemonConfig(port=port, socket=str(folder / "socket"), recordings=str(f
 daemon = Daemon(config)
 daemon.start()
 for _ in sys.stdin:
-    wakes = {}
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            status = (task / "status").read_text()
-        except OSError:
-            continue
-        wakes[task.name] = int(re.search(r"^voluntary_ctxt_switches:\\s+(\\d+)", status, re.MULTILINE)[1])
     own = {}
     for one in daemon._sampler.own_samples():
         own[one.metric] = own.get(one.metric, 0) + one.value
     ticks, missed, glances = (own.get(f"pacecar_{name}_total", 0)
                               for name in ("daemon_ticks", "daemon_ticks_missed", "collector_glances"))
-    print(json.dumps([time.process_time_ns(), time.monotonic_ns(), ticks, missed, glances, wakes]), flush=True)
+    print(json.dumps([time.process_time_ns(), time.monotonic_ns(), ticks, missed, glances]), flush=True)
 """
 """A daemon that says, for each line that it is sent, what it took so far.  Not by `service`, which ends a daemon that
 got no processor for so long that its ticks stopped."""
@@ -74,8 +68,6 @@ while True:
     except OSError:
         pass
 """
-
-ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 
 class Contestant:
@@ -93,7 +85,7 @@ class Contestant:
             command, env=environ, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         url = f"http://127.0.0.1:{port}/metrics"
-        self._client = subprocess.Popen([sys.executable, "-c", CLIENT, url, str(options.beat), ACCEPT])
+        self._client = subprocess.Popen([sys.executable, "-c", CLIENT, url, str(options.beat), ACCEPT["Accept"]])
         self._before = self._state()
         self.rounds: list[dict[str, float]] = []
 
@@ -102,8 +94,8 @@ class Contestant:
         assert self._daemon.stdout is not None, "it was made with a pipe"
         self._daemon.stdin.write("\n")
         self._daemon.stdin.flush()
-        cpu, now, ticks, missed, glances, wakes = json.loads(self._daemon.stdout.readline())
-        return cpu, now, ticks, missed, glances, wakes, sum(self._control.calls_in_all()[:-1])
+        cpu, now, ticks, missed, glances = json.loads(self._daemon.stdout.readline())
+        return cpu, now, ticks, missed, glances, wake_ups(self._daemon.pid), sum(self._control.calls_in_all()[:-1])
 
     def begin(self) -> None:
         """Begin to count."""
@@ -142,8 +134,7 @@ def main() -> None:
     parser.add_argument("--glances", type=float, default=10.0, help="glances a second")
     options = parser.parse_args()
     if compiler() is None:
-        sys.stdout.write("left out: there is no C compiler to build the stand-in GPUs with\n")
-        return
+        parser.error("there is no C compiler to build the stand-in GPUs with")
     field: list[Contestant] = []
     driver = tempfile.TemporaryDirectory()
     try:

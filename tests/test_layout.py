@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -17,6 +18,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
+MODULES_MAX = 12
+CATALOGUES = {"commands", "dashboards/boards", "monitor/collectors", "pacecar"}
+"""Folders whose modules are one of a kind each, so that there are no parts; `pacecar` has the public names."""
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -81,6 +86,11 @@ def test_modules_say_what_they_are_for() -> None:
     assert len(texts) > 300, "they are found"
     silent = [name for name, text in texts.items() if not text.lstrip("r").startswith('"""')]
     assert silent == [], "a module docstring says what the module does"
+
+
+def test_a_folder_has_no_more_modules_than_a_newcomer_can_keep_in_view() -> None:
+    counted = Counter(str(path.parent.relative_to(ROOT)) for path in modules() if path.name != "__init__.py")
+    assert {name: count for name, count in counted.items() if count > MODULES_MAX and name not in CATALOGUES} == {}
 
 
 def test_hooks_before_a_commit_run_what_make_lint_runs() -> None:

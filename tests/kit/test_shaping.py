@@ -60,6 +60,8 @@ def test_a_link_has_its_rate_and_can_be_given_another() -> None:
         assert trip < 5
         net.change(Link.parse("1000"))
         assert measure(net, 0.6)[0] > 1.5 * rate
+        net.change(Link.parse("200"), only=1)  # which is the one that sends
+        assert measure(net, 0.6)[0] <= 215
 
 
 @pytest.mark.slow
