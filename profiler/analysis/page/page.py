@@ -161,9 +161,9 @@ def _job_tiles(job: TraceJob) -> list[Tile]:
         cause, most = next(iter(sums.items()))
         found.append(("most of the critical path", path_words(cause), f"{percent(most / job.wall_ns)} of it"))
     waited = sum(share.wait_ns for share in job.shares)
-    communicated = sum(share.communication_ns for share in job.shares)
-    if communicated:
-        found.append(("waiting", percent(waited / communicated), "of all ranks' communication"))
+    in_collectives = waited + sum(share.wire_ns for share in job.shares)  # two at a time count twice, in both
+    if in_collectives:
+        found.append(("waiting", percent(waited / in_collectives), "of the time in collectives"))
     if job.replay_error_ratio is not None:
         error = percent(job.replay_error_ratio, digits=2, signed=True)
         found.append(("replay's own error", error, "against the run as it was"))

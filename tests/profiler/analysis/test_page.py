@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pacecar.formatting.page.document import POLICY, script_policy
 from pacecar.profiler.analysis.output.words import shown_rank
@@ -55,6 +56,14 @@ def test_the_headline_is_who_holds_the_job_up_in_what_and_what_mending_it_saves(
     assert lead.startswith(f"Rank {SLOW_RANK} holds the job up, in compute: mending it would save ")
     assert f"{verdict.saved_ns / 1e6:.2f} ms of " in lead
     assert f"with an error of {verdict.error_ns / 1e6:.2f} ms." in lead
+
+
+def test_waiting_is_a_share_of_the_time_in_collectives_also_where_two_wait_at_a_time(slow: Analysis) -> None:
+    job = slow.document.job
+    assert job is not None
+    shares = [structs.replace(share, wait_ns=90, wire_ns=10, communication_ns=60) for share in job.shares]
+    document = structs.replace(slow.document, job=structs.replace(job, shares=shares))
+    assert "waiting90.0 %of the time in collectives" in text_of(analysis_page(replace(slow, document=document)))
 
 
 def test_of_a_healthy_job_it_says_nobody() -> None:
