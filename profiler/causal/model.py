@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from .all_ranks.critical_path import CriticalPath, critical_path
 from .all_ranks.job_graph import JobGraph, Joins, join_ranks
-from .all_ranks.replay import ReplayError, fixed_lag_error
+from .all_ranks.replay import ReplayError, elastic, fixed_lag_error
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
 from .one_rank.waits import find_waits
@@ -66,10 +66,12 @@ class JobModel:
     """The model of a job, and what follows from it.  Ranks are places in the list of traces.
 
     `steps` are the numbers of the steps in the window, empty where no steps are marked; `bounds` the host points at
-    which they begin, and last where the last ends, for each rank.
+    which they begin, and last where the last ends, for each rank.  `graph` is the run as it was, `played` what
+    scenarios are played in (`replay.elastic`).
     """
 
     graph: JobGraph
+    played: JobGraph
     joins: Joins
     kept_joins: Index
     steps: list[int]
@@ -118,9 +120,10 @@ def build_model(job: JobInput) -> JobModel | None:
     atoms = atoms_of(graphs, begins, units)
     roles = roles_of(joins, len(graphs))
     error = fixed_lag_error(graph, bounds)
-    judgement = judge(graph, atoms, roles, bounds, units, error.ratio, job.hosts)
+    played = elastic(graph)
+    judgement = judge(played, atoms, roles, bounds, units, error.ratio, job.hosts)
     return JobModel(
-        graph, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
+        graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
     )  # fmt: skip
 
 
@@ -195,7 +198,7 @@ def _kept(joins: Joins, cuts: Sequence[_Cut]) -> tuple[Joins, Index]:
     known &= number[joins.join] != NONE
     return Joins(
         len(kept), number[joins.join[known]], joins.rank[known], row[known],
-        joins.label[kept], joins.group[kept], joins.is_pair[kept], joins.binds[kept],
+        joins.label[kept], joins.group[kept], joins.is_pair[kept], joins.binds[kept], joins.receives[known],
     ), kept  # fmt: skip
 
 

@@ -206,11 +206,13 @@ def _meetings(
     groups: Sequence[Matched], walls: NDArray[np.int64], clock: NDArray[np.int64]
 ) -> tuple[Meetings, NDArray[np.int64]]:
     """Return the ends of all collectives that bind, on the wall clock as the files know it, and whose each is."""
-    meeting, of, trace, end, kind = ([np.empty(0, dtype=np.int64)] for _ in range(5))
+    meeting, of, trace, end, kind, label = ([np.empty(0, dtype=np.int64)] for _ in range(6))
+    labels: dict[tuple[int, str], int] = {}
     count = 0
     peers = _peers(groups)
-    for group in groups:
+    for number, group in enumerate(groups):
         is_pair = group.pair is not None
+        numbers = [labels.setdefault((number, meta.operation), len(labels)) for meta in group.collectives]
         binds = np.array([is_pair or meta.operation in SYNCHRONIZING for meta in group.collectives], dtype=np.bool_)
         if is_pair:
             binds &= ~_is_shared(group, peers)
@@ -221,8 +223,9 @@ def _meetings(
         trace.append(places)
         end.append(group.end_ns[at, column] + walls[places])
         kind.append(np.full(len(at), int(is_pair)))
+        label.append(np.array(numbers, dtype=np.int64)[at])
         count += len(group.collectives)
-    columns = [np.concatenate(parts) for parts in (meeting, of, end, kind)]
+    columns = [np.concatenate(parts) for parts in (meeting, of, end, kind, label)]
     return Meetings(*columns), np.concatenate(trace)
 
 

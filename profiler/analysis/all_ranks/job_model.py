@@ -14,7 +14,7 @@ import numpy as np
 
 from ...causal.all_ranks.job_graph import Joins
 from ...causal.model import JobInput, JobModel, build_model
-from ...trace.columns import Trace
+from ...trace.columns import NONE, Trace
 from .clocks import SYNCHRONIZING, Clocks
 from .matching.collective_matching import Events, Matched
 
@@ -29,13 +29,16 @@ def model_of(
     for place, trace in enumerate(traces):
         if trace.host is not None:
             hosts.setdefault(trace.host, []).append(place)
-    return build_model(JobInput(traces, clocks.corrections, _joins(groups, events, clocks), list(hosts.values())))
+    return build_model(
+        JobInput(traces, clocks.corrections, _joins(traces, groups, events, clocks), list(hosts.values()))
+    )
 
 
-def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
+def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
     """Return all matched collectives as columns; those of one kind that span as many hosts have one label."""
-    join, rank, row, label, of_group, pair, binds = ([] for _ in range(7))
+    join, rank, row, label, of_group, pair, binds, receives = ([] for _ in range(8))
     labels: dict[tuple[object, ...], int] = {}
+    ranks = np.array([NONE - 1 if trace.rank is None else trace.rank for trace in traces], dtype=np.int64)
     count = 0
     for number, group in enumerate(groups):
         at, column = np.nonzero(group.has)
@@ -48,6 +51,7 @@ def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) 
             mine = places == place
             source[mine] = events[place].source[rows[mine]]
         row.append(source)
+        receives.append(ranks[places] == (NONE if group.pair is None else group.pair[1]))
         hosts = len(set(clocks.clock[list(group.traces)].tolist()))
         for meta in group.collectives:
             key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None, hosts)
@@ -66,4 +70,5 @@ def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) 
         group=np.array(of_group, dtype=np.int64),
         is_pair=np.array(pair, dtype=np.bool_),
         binds=np.array(binds, dtype=np.bool_),
+        receives=np.concatenate([nothing.astype(np.bool_), *receives]),
     )

@@ -31,7 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 UNTRUSTED_RATIO = 0.5
-"""The share of a rank's time that no edge explains, beyond which nobody is named: sampled traces, missing launches."""
+"""The share of a rank's time that no edge explains, beyond which nobody is named (sampled traces, missing launches),
+unless the job would have taken as long without it."""
 
 SAME_WORK_RATIO_MAX = 1.02
 """Counts of kernels that differ by less are the same work."""
@@ -47,7 +48,7 @@ CAUSE_WORDS = {
 
 def is_trusted(model: JobModel) -> bool:
     """Return whether the graph explains enough of the run to name anybody."""
-    return model.error.unexplained_ratio <= UNTRUSTED_RATIO
+    return model.error.unexplained_ratio <= UNTRUSTED_RATIO or model.played is not model.graph
 
 
 def too_few_words(model: JobModel) -> str | None:

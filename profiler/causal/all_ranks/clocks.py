@@ -45,6 +45,9 @@ SCALE_NS_MIN = 100.0
 RESOLUTION_NS = 100.0
 """No offset is known better: ranks leave a collective one after the other by so much, and always in the same order."""
 
+LABEL_SAMPLES_MIN = 8
+"""Ends from which on the scatter of one operation in one group means something."""
+
 SKEW_SAMPLES_MIN = 6
 """Residuals from which on their mode means something."""
 
@@ -57,13 +60,15 @@ class Meetings:
     """The ends of collectives as the clocks show them: n of them.
 
     `meeting` numbers collectives, `clock` clocks from 0; `end_ns` is on that clock; `kind` numbers kinds of operations
-    whose ends scatter alike (collectives, point-to-point).
+    whose ends scatter alike (collectives, point-to-point), `label` those of one operation in one group, which may
+    scatter more: some of its ranks may always be a little later.
     """
 
     meeting: Index
     clock: Index
     end_ns: Index
     kind: Index
+    label: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def _one_end_each(meetings: Meetings) -> Meetings:
     """Return the mean end of each clock in each collective, of collectives that at least two clocks saw."""
     order = np.lexsort((meetings.clock, meetings.meeting))
     meeting, clock = meetings.meeting[order], meetings.clock[order]
-    end, kind = meetings.end_ns[order], meetings.kind[order]
+    end, kind, label = meetings.end_ns[order], meetings.kind[order], meetings.label[order]
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = (meeting[1:] != meeting[:-1]) | (clock[1:] != clock[:-1])
     begins = np.flatnonzero(first)
@@ -128,11 +133,11 @@ def _one_end_each(meetings: Meetings) -> Meetings:
     base = end[begins]
     group = np.cumsum(first) - 1
     mean = base + np.add.reduceat(end - base[group], begins) // np.diff(np.append(begins, len(order)))
-    meeting, clock, kind = meeting[begins], clock[begins], kind[begins]
+    meeting, clock, kind, label = meeting[begins], clock[begins], kind[begins], label[begins]
     _, number, count = np.unique(meeting, return_inverse=True, return_counts=True)
     seen = count[number] > 1
     _, number = np.unique(number[seen], return_inverse=True)
-    return Meetings(number.astype(np.int64), clock[seen], mean[seen], kind[seen])
+    return Meetings(number.astype(np.int64), clock[seen], mean[seen], kind[seen], label[seen])
 
 
 def _islands(data: Meetings, clocks: int) -> Index:
@@ -156,7 +161,8 @@ def _of(data: Meetings, members: Index, clocks: int) -> Meetings:
     place[members] = np.arange(len(members))
     mine = place[data.clock] >= 0
     _, number = np.unique(data.meeting[mine], return_inverse=True)
-    return Meetings(number.astype(np.int64), place[data.clock[mine]], data.end_ns[mine], data.kind[mine])
+    found = place[data.clock[mine]], data.end_ns[mine], data.kind[mine], data.label[mine]
+    return Meetings(number.astype(np.int64), *found)
 
 
 class _Island:
@@ -164,6 +170,7 @@ class _Island:
 
     def __init__(self, data: Meetings, clocks: int) -> None:
         self._meeting, self._clock, self._kind = data.meeting, data.clock, data.kind
+        _, self._label = np.unique(data.label, return_inverse=True)
         self._count = int(data.meeting.max()) + 1
         base = np.zeros(self._count, dtype=np.int64)
         base[data.meeting] = data.end_ns
@@ -228,15 +235,24 @@ class _Island:
         moved = self._end + self.offset[self._clock] + self._slope[self._clock] * self._tau
         middle = self._means(moved)
         self._residual = moved - middle[self._meeting]
-        scales = []
+        far = np.abs(self._residual)
+        scales = np.full(len(far), SCALE_NS_MIN)
         for kind in np.unique(self._kind).tolist():
             mine = self._kind == kind
             # Residuals of a collective of two are half as far apart as its ends: 1.4826 makes a deviation of a median.
-            scale = max(1.4826 * float(np.median(np.abs(self._residual[mine]))), SCALE_NS_MIN)
-            scales.append(scale)
-            far = np.maximum(np.abs(self._residual[mine]) / (HUBER_K * scale), 1.0)
-            self._weight[mine] = 1.0 / (far * (scale / scales[0]) ** 2)
-        self.scale = scales[0]
+            scales[mine] = max(1.4826 * float(np.median(far[mine])), SCALE_NS_MIN)
+        self.scale = float(scales[np.argmin(self._kind)])
+        np.maximum(scales, self._label_scales(far), out=scales)
+        self._weight = 1.0 / (np.maximum(far / (HUBER_K * scales), 1.0) * (scales / self.scale) ** 2)
+
+    def _label_scales(self, far: Floats) -> Floats:
+        """Return for each end the scale of its label, zero where there are too few."""
+        order = np.lexsort((far, self._label))
+        count = np.bincount(self._label)
+        first = np.concatenate(([0], np.cumsum(count)[:-1]))
+        median = far[order][first + (count - 1) // 2]
+        scale: Floats = np.where(count >= LABEL_SAMPLES_MIN, 1.4826 * median, 0.0)[self._label]
+        return scale
 
     def _means(self, values: Floats) -> Floats:
         total = np.bincount(self._meeting, self._weight * values, self._count)

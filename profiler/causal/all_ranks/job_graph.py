@@ -28,6 +28,10 @@ Index = NDArray[np.int64]
 CYCLES_MAX = 100
 """Cycles that are broken one by one; beyond, every collective that is left in one is taken apart."""
 
+EARLY_RATIO_MIN = 0.1
+"""By what part of its own duration a rank must end before the last comes to have left without it: one that waits for
+the last ends as it comes, but for what the clocks are off."""
+
 LEAST = np.iinfo(np.int64).min // 2
 
 _RANK_KINDS = (
@@ -41,7 +45,7 @@ class Joins:
 
     `label` numbers kinds of collectives that can be compared (operation, size, group size); `group` process groups.
     `is_pair` are sends with their receives.  Where `binds` is false (a broadcast, a send of few bytes) a rank may leave
-    before the last has come.
+    before the last has come; a member that `receives` (n members) may not, as nothing arrives before it is sent.
     """
 
     count: int
@@ -52,6 +56,7 @@ class Joins:
     group: Index
     is_pair: NDArray[np.bool_]
     binds: NDArray[np.bool_]
+    receives: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,9 @@ def join_ranks(ranks: Sequence[RankGraph], joins: Joins, base_ns: int) -> JobGra
         at += len(source)
     last, least = np.full(joins.count, LEAST), np.full(joins.count, -LEAST)
     np.maximum.at(last, joins.join, start_ns)
-    leaves_early = ~joins.binds[joins.join] & (end_ns < last[joins.join])
+    ahead = last[joins.join] - end_ns
+    may_leave = ~joins.binds[joins.join] & ~joins.receives
+    leaves_early = may_leave & (ahead > np.maximum(EARLY_RATIO_MIN * (end_ns - start_ns), 0))
     # A row in several collectives (sends and receives in one kernel) ends with the last that begins.
     latest = np.full(int(offset[-1]), LEAST)
     np.maximum.at(latest, end, last[joins.join])

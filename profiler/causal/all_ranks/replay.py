@@ -13,7 +13,7 @@ Pure: a graph and scenarios in, times out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ..one_rank.causes import Cause
 from ..one_rank.rank_graph import RankGraph
 from .job_graph import JobGraph, Scenario
 
-__all__ = ["ReplayError", "fixed_lag_error", "play", "step_times", "walls"]
+__all__ = ["ReplayError", "elastic", "fixed_lag_error", "play", "step_times", "walls"]
 
 Index = NDArray[np.int64]
 
@@ -30,6 +30,9 @@ SCENARIOS_AT_ONCE = 32
 """Scenarios that are played together; their weights are 8 bytes an edge each."""
 
 NEVER = np.iinfo(np.int64).min // 4
+
+ELASTIC_RATIO_MAX = 0.03
+"""What of the wall time may be missing without the delays that nothing explains, if these are to be waits."""
 
 
 def play(graph: JobGraph, weights: Index) -> Index:
@@ -61,6 +64,21 @@ def walls(graph: JobGraph, scenarios: Sequence[Scenario], *, fixed: bool = False
         weights = np.stack([graph.weights(scenario, fixed=fixed) for scenario in some], axis=1)
         found.append(play(graph, weights).max(axis=0))
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def elastic(graph: JobGraph) -> JobGraph:
+    """Return the graph in which changed durations are played.
+
+    A delay that nothing in the trace explains is either the rank's own or a wait for something that the trace does not
+    show, such as a synchronization of hosts.  Its own it would keep, however fast the others become; a wait it would
+    not.  Where the job takes as long without all these delays, none of them held it up, as waits do not: then they are
+    left out.  Else, and where there are none, the graph is returned as it is.
+    """
+    if not any(((rank.delay_cause == Cause.UNKNOWN) & (rank.delay_ns > 0)).any() for rank in graph.ranks):
+        return graph
+    without = replace(graph, ranks=[replace(rank, is_elastic=True) for rank in graph.ranks])
+    before, after = (int(walls(each, [Scenario()])[0]) for each in (graph, without))
+    return without if after >= (1 - ELASTIC_RATIO_MAX) * before else graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class RankGraph:
     arrive: Index
     """The arrival node of each segment, NONE for those that are no collectives."""
     lags: Lags
+    is_elastic: bool = False
+    """Whether delays that nothing explains are taken for waits, and so are no duration of the rank's own."""
 
     @property
     def nodes(self) -> int:
@@ -108,9 +110,10 @@ class RankGraph:
 
     @cached_property
     def weights(self) -> RankWeights:
-        """The recorded durations."""
+        """The recorded durations, of an elastic rank without unexplained delays."""
         rows = self.events.rows
-        return RankWeights((rows.end_ns - rows.start_ns)[self.order], self.delay_ns, self.host_own_ns)
+        delay = np.where(self.delay_cause == Cause.UNKNOWN, 0, self.delay_ns) if self.is_elastic else self.delay_ns
+        return RankWeights((rows.end_ns - rows.start_ns)[self.order], delay, self.host_own_ns)
 
     def edge_weights(self, weights: RankWeights, *, fixed: bool = False) -> dict[int, Index]:
         """Return the weights of each kind of edges with these durations; `fixed`: with the least lags, no delays."""

@@ -7,6 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacecar.profiler.analysis.all_ranks.clocks import align_clocks
+from pacecar.profiler.analysis.all_ranks.job_model import model_of
+from pacecar.profiler.analysis.all_ranks.matching.collective_matching import match
 from pacecar.profiler.causal.all_ranks.job_graph import Joins, Scenario, join_ranks
 from pacecar.profiler.causal.all_ranks.replay import play, walls
 from pacecar.profiler.causal.one_rank.causes import Cause
@@ -105,7 +108,7 @@ def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> Non
     mine = np.flatnonzero(joins.rank == 1)
     row[mine] = row[mine[::-1]]
     swapped = Joins(
-        joins.count, joins.join, joins.rank, row, joins.label, joins.group, joins.is_pair, joins.binds
+        joins.count, joins.join, joins.rank, row, joins.label, joins.group, joins.is_pair, joins.binds, joins.receives,
     )  # fmt: skip
     graph = join_ranks(model.graph.ranks, swapped, model.graph.base_ns)
     assert len(graph.broken) == 1
@@ -125,3 +128,22 @@ def test_edges_of_every_kind_were_tried() -> None:
         EdgeKind.SOURCE, EdgeKind.HOST, EdgeKind.SYNC, EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.LAUNCH,
         EdgeKind.ARRIVE, EdgeKind.LEAVE,
     }  # fmt: skip
+
+
+def test_a_rank_that_receives_waits_for_its_sender_though_its_clock_is_off() -> None:
+    """By its clock it ends before the sender begins, so its wait would be its own, and no slow stage would matter."""
+    job = Job(Layout(pipeline=4), Model(microbatches=8), faults=(Fault(FaultKind.SLOW_COMPUTE, (1,), 0.5),), seed=26)
+    traces = simulate(job).traces()
+    matching = match(traces, len(traces))
+    clocks = align_clocks(traces, matching.groups)
+    off = [
+        replace(clock, offset_ns=clock.offset_ns - 1e6 * (place == 2)) for place, clock in enumerate(clocks.corrections)
+    ]
+    saved = []
+    for corrections in (clocks.corrections, off):
+        model = model_of(traces, matching.groups, matching.events, replace(clocks, corrections=corrections))
+        assert model is not None
+        faster = replace(model.graph.ranks[1].weights, row_ns=model.graph.ranks[1].weights.row_ns // 2)
+        before, after = walls(model.graph, [Scenario(), Scenario({1: faster})]).tolist()
+        saved.append((before - after) / 1e6)
+    assert saved[1] == pytest.approx(saved[0], rel=0.15), "a quarter, if a receiver could leave before its sender comes"

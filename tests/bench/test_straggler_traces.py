@@ -1,0 +1,130 @@
+"""Operations of a pipeline become traces in which `pacecar analyze` finds who held the job up, and what that cost.
+
+The job here has a wait that its table does not show, as ByteDance's have: the last stages begin with gradients when all
+workers are ready.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.straggler_traces import Operation, documents
+from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.profiler.analysis.report import TraceJob
+from pacecar.profiler.trace.reader import read_trace
+
+MS = 1_000_000
+REPLICAS, STEPS = 4, 8
+
+
+def operations(slow: float, more: float = 1.0) -> list[Operation]:
+    """Return the operations of 4 pipelines of 2 stages, one microbatch a step.
+
+    The first stage of the first pipeline takes `slow` times as long as it should, all last stages `more` times.
+    """
+    random = np.random.default_rng(7)
+    found: list[Operation] = []
+    for step in range(STEPS):
+        noise = random.normal(1, 0.005, (REPLICAS, 2, 2))
+        rows: dict[tuple[int, int], list[tuple[str, float, float]]] = {}
+        ready = np.zeros((REPLICAS, 2))
+        for replica in range(REPLICAS):
+            forward, backward = 100 * noise[replica, :, 0], 200 * noise[replica, :, 1]
+            forward[0] *= slow if replica == 0 else 1.0
+            backward[0] *= slow if replica == 0 else 1.0
+            forward[1] *= more
+            backward[1] *= more
+            sent = 10 + forward[0]
+            back = sent + 1 + forward[1] + backward[1]
+            rows[replica, 0] = [
+                ("params-all-gather", 0, 10), ("forward-compute", 10, sent), ("forward-send", sent, sent + 1),
+                ("backward-recv", sent + 1, back + 1), ("backward-compute", back + 1, back + 1 + backward[0]),
+            ]  # fmt: skip
+            rows[replica, 1] = [
+                ("params-all-gather", 0, 10), ("forward-recv", 10, sent + 1),
+                ("forward-compute", sent + 1, sent + 1 + forward[1]), ("backward-compute", sent + 1 + forward[1], back),
+                ("backward-send", back, back + 1),
+            ]  # fmt: skip
+            ready[replica] = back + 1 + backward[0], back + 1
+        ready[:, 1] = ready.max()  # which no row says
+        reduced = ready.max(axis=0) + 10
+        end = reduced.max() + 2
+        for (replica, stage), its in rows.items():
+            begun = ready[replica, stage]
+            its += [
+                ("grads-reduce-scatter", begun, reduced[stage]), ("optimizer-clip-main-grad", reduced[stage], end),
+                ("optimizer", end, end + 5), ("gc", end + 5, end + 5),
+            ]  # fmt: skip
+            found += [
+                Operation(replica, stage, step, kind, round(a * MS), round(b * MS) - round(a * MS))
+                for kind, a, b in its
+            ]
+    return found
+
+
+def step_ms(of: list[Operation]) -> float:
+    ends = [max(one.start_ns + one.duration_ns for one in of if one.step == step) for step in range(STEPS)]
+    return sum(ends) / STEPS / MS
+
+
+def analyzed(of: list[Operation], folder: Path) -> TraceJob:
+    traces = []
+    for rank, document in documents(of):
+        path = folder / f"rank{rank}.json"
+        path.write_text(document, encoding="utf-8")
+        traces.append(read_trace(path))
+    return analyze_job(traces, [analyze_trace(trace) for trace in traces])
+
+
+def test_a_slow_worker_is_named_with_what_it_costs_though_others_waited_unseen(tmp_path: Path) -> None:
+    job = analyzed(operations(3.0), tmp_path)
+    true = step_ms(operations(3.0)) - step_ms(operations(1.0))
+    assert [(one.ranks, one.cause) for one in job.stragglers] == [([0], "compute")]
+    assert job.stragglers[0].saved_ns / MS == pytest.approx(true, rel=0.02)
+    assert sum(part.duration_ns for part in job.critical_path) == job.wall_ns
+
+
+def test_a_last_stage_with_more_work_is_named_as_one(tmp_path: Path) -> None:
+    job = analyzed(operations(1.0, 1.5), tmp_path)
+    true = step_ms(operations(1.0, 1.5)) - step_ms(operations(1.0))
+    assert [(one.kind, one.ranks, one.cause) for one in job.stragglers] == [("stage", [1, 3, 5, 7], "compute")]
+    assert job.stragglers[0].saved_ns / MS == pytest.approx(true, rel=0.02)
+
+
+def test_nobody_is_named_in_a_healthy_job(tmp_path: Path) -> None:
+    job = analyzed(operations(1.0), tmp_path)
+    assert job.stragglers == []
+    assert job.warnings == []
+
+
+def test_a_send_and_a_receive_of_the_same_times_are_one_kernel() -> None:
+    both = [Operation(0, 0, 0, kind, 5 * MS, MS) for kind in ("forward-send", "backward-recv")]
+    table = [
+        Operation(0, 0, 0, "forward-compute", 0, 5 * MS), *both, Operation(0, 1, 0, "forward-recv", 0, 6 * MS),
+        Operation(0, 1, 0, "backward-send", 0, 6 * MS),
+    ]  # fmt: skip
+    for _, document in documents(table):
+        events = json.loads(document)["traceEvents"]
+        kernels = [event for event in events if event.get("cat") == "kernel" and "SendRecv" in event["name"]]
+        calls = [event["args"] for event in events if event["name"] == "record_param_comms"]
+        assert len(kernels) == 1
+        assert sorted(call["Collective name"] for call in calls) == ["recv", "send"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([], "no operations"),
+        ([Operation(0, 0, 3, "tea", 0, 1)], "step 3, stage 0: 'tea' is none of"),
+        ([Operation(0, 0, 3, "optimizer", 0, 1), Operation(1, 0, 4, "optimizer", 0, 1)],
+         "step 4 is missing on data-parallel rank 0, stage 0"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_written_is_refused(table: list[Operation], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(documents(table))
