@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from .all_ranks.critical_path import CriticalPath, critical_path
-from .all_ranks.job_graph import JobGraph, Joins, join_ranks
+from .all_ranks.job_graph import JobGraph, Joins, join_ranks, join_steps
 from .all_ranks.replay import ReplayError, fixed_lag_error
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
@@ -118,7 +118,8 @@ def build_model(job: JobInput) -> JobModel | None:
     atoms = atoms_of(graphs, begins, units)
     roles = roles_of(joins, len(graphs))
     error = fixed_lag_error(graph, bounds)
-    judgement = judge(graph, atoms, roles, bounds, units, error.ratio, job.hosts)
+    of_joins = join_steps(graph, begins)
+    judgement = judge(graph, atoms, roles, bounds, units, error.ratio, of_joins, job.hosts)
     return JobModel(
         graph, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
     )  # fmt: skip

@@ -23,8 +23,8 @@ from ..all_ranks.job_graph import JobGraph, Scenario
 from ..all_ranks.replay import play, step_times, walls
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
-from .links import slow_links
-from .peers import Atoms, Compared, compare, equalized
+from .links import SlowLink, slow_links
+from .peers import Atoms, Compared, compare, compare_in_time, equalized
 from .significance import P_MAX, change_step, permutation_p, steps_out
 from .stops import Stops, lasting
 
@@ -111,6 +111,8 @@ class _State:
     graph: JobGraph
     bounds: Sequence[Index]
     compared: list[Compared]
+    single: list[Compared]
+    """What single steps are measured by: `compared`, or the rank's own other steps where nobody has its role."""
     now: Scenario
     wall_ns: int
     whole_ns: int
@@ -128,31 +130,36 @@ def judge(
     bounds: Sequence[Index],
     steps: int,
     error_ratio: float,
+    join_step: Index,
     hosts: Sequence[Sequence[int]] = (),
 ) -> Judgement:
     """Return the verdict.
 
-    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's; `hosts` are the places on
-    each host, where hosts are known.
+    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's, `join_step` the step of
+    each collective; `hosts` are the places on each host, where hosts are known.
     """
     compared = compare(atoms, roles, steps)
     if len(graph.ranks) < 2 or steps < 1:
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
-    stops = Stops(compared, whole / steps)
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
+    single = list(compared)
+    for place in (role[0] for role in roles if len(role) == 1):
+        single[place] = compare_in_time(atoms[place], steps)
+    stops = Stops(single, whole)
+    state = _State(graph, bounds, compared, single, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
     findings: list[Finding] = []
     links_tried = False
     while len(findings) < FINDINGS_MAX:
-        tried = (_best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles))
+        tried = (
+            _best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles),
+            _best_single(state, roles),
+        )  # fmt: skip
         found = [each for each in tried if each is not None]
         if not links_tried:
-            link = slow_links(graph, state.now)
+            link = slow_links(graph, state.now, join_step, steps)
             if link is not None:
-                wire, places, reference = link
-                then = replace(state.now, wire_ns=wire)
-                found += _link(state, then, places, reference)
+                found += _link(state, link)
             else:
                 links_tried = True
         if not found:
@@ -194,6 +201,12 @@ def _best_stage(
     across = compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone)
     stages = [list(stage) for stage in roles]
     return _best(state, stages, across, stages)
+
+
+def _best_single(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, Scenario] | None:
+    """Return the rank without peers whose steps that stand out of its own others cost most, if it is named for them."""
+    alone = [list(role) for role in roles if len(role) == 1]
+    return _best(state, alone, state.single, [list(role) for role in roles]) if len(alone) > 1 else None
 
 
 def _best_host(
@@ -267,7 +280,9 @@ def _named(
             continue
         parts = _typical([[compared[place].parts_ns[cause] for place in group] for group in rows])
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
-        p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
+        # What a rank does in every step is no excess over its own other steps: sums over steps prove nothing there.
+        is_single = len(places) == 1 and compared is state.single
+        p = 1.0 if is_single else permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = steps_out(table, row)
         share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
         if p < P_MAX:
@@ -336,16 +351,17 @@ def _steps(graph: JobGraph, times: Index, bounds: Sequence[Index], scenario: Sce
     return step_times(graph, times, bounds, scenario=scenario)
 
 
-def _link(
-    state: _State, scenario: Scenario, places: list[int], details: dict[str, float]
-) -> list[tuple[Finding, Scenario]]:
+def _link(state: _State, link: SlowLink) -> list[tuple[Finding, Scenario]]:
+    scenario = replace(state.now, wire_ns=link.wire_ns)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     if saved < SAVED_RATIO_MIN * state.whole_ns:
         return []
+    details = link.details
     finding = Finding(
-        places=places, kind="link", cause=Cause.LINK, saved_ns=saved, error_ns=_error(state, scenario, saved),
+        places=link.places, kind="link", cause=Cause.LINK, saved_ns=saved, error_ns=_error(state, scenario, saved),
         excess_ns=int(details["excess_ns"]), own_ns=int(details["own_ns"]), peers_ns=int(details["peers_ns"]),
-        since=0, by_step_ns=[], p=details["p"], details=details,
+        since=change_step(link.by_step_ns.astype(np.float64)), by_step_ns=link.by_step_ns.tolist(), p=details["p"],
+        details=details,
     )  # fmt: skip
     return [(finding, scenario)]
 
@@ -373,15 +389,14 @@ def _imbalance(
 
 
 def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
-    """Return single steps that stand out far and belong to no finding."""
+    """Return single steps that stand out far of what the ranks do that belong to no finding."""
     named = {place for finding in findings for place in finding.places}
+    others = [place for place in range(len(state.single)) if place not in named]
     found = []
-    for place, mine in enumerate(state.compared):
-        if place in named:
-            continue
-        for cause in OWN_CAUSES:
-            table = np.stack([each.excess_ns[cause] for each in state.compared]).astype(np.float64)
-            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, place)):
-                step = int(table[place].argmax())
-                found.append(Incident(place, step, cause, int(mine.excess_ns[cause, step])))
-    return found
+    for cause in OWN_CAUSES if others else ():
+        table = np.stack([state.single[place].excess_ns[cause] for place in others]).astype(np.float64)
+        for row, place in enumerate(others):
+            if table[row].max() > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, row)):
+                step = int(table[row].argmax())
+                found.append(Incident(place, step, cause, int(table[row, step])))
+    return sorted(found, key=lambda one: (one.place, one.cause))
