@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .peers import Compared
-from .significance import lasting_ratio, outliers, spread_ratio
+from .significance import LONG_OUT_RATIO, lasting_ratio, outliers, spread_ratio, steps_out
 
-__all__ = ["ANNOTATED", "Stops", "lasting"]
+__all__ = ["ANNOTATED", "LONG_STOP_RATIO", "Stops", "lasting"]
 
 ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 """Causes that the trace names itself, so that a single step of them can be named."""
@@ -34,11 +34,8 @@ LONG_STEPS_OUT_MIN = 2
 STOPS_MIN = 3
 """Stops of other ranks that show how long stops are in a job."""
 
-STOPS_RATIO_MIN = 2.5
-"""How many times the longest of them a stop must be to be none of them."""
-
 LONG_STOP_RATIO = 0.025
-"""What of all recorded steps a stop must take to be a fault, if few others were seen and it is no ordinary one."""
+"""What of all recorded steps a single stop must cost to be a fault: below it any job has one now and then."""
 
 ORDINARY_STOP_NS = 8_000_000
 """A thread that shares its core waits for the other's time slice, on Linux some 3 ms that end with a tick of 4 ms.  Two
@@ -70,6 +67,13 @@ class Stops:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
             self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
 
+    def steps_out(self, cause: Cause, excess: Excess, row: int) -> Index:
+        """Return the steps in which a row of `excess` (rows, steps) stands out.
+
+        What the trace names itself varies by itself, waits for data most: for it to be long is not enough.
+        """
+        return steps_out(excess, row) if cause in ANNOTATED else steps_out(excess, row, ORDINARY_STOP_NS)
+
     def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
         """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
 
@@ -83,7 +87,7 @@ class Stops:
         longest = float(excess[out].max())
         others = self._measure(places)
         is_known = len(others) >= STOPS_MIN or longest > LONG_STOP_RATIO * self._whole_ns
-        if longest > ORDINARY_STOP_NS and is_known and longest > STOPS_RATIO_MIN * max(others, default=0.0):
+        if longest > ORDINARY_STOP_NS and is_known and longest > LONG_OUT_RATIO * max(others, default=0.0):
             return 1.0
         are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
         needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN

@@ -25,8 +25,8 @@ from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
 from .links import SlowLink, slow_links
 from .peers import Atoms, Compared, compare, compare_in_time, equalized
-from .significance import P_MAX, change_step, permutation_p, steps_out
-from .stops import Stops, lasting
+from .significance import P_MAX, change_step, permutation_p
+from .stops import ANNOTATED, LONG_STOP_RATIO, Stops, lasting
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -283,22 +283,24 @@ def _named(
         # What a rank does in every step is no excess over its own other steps: sums over steps prove nothing there.
         is_single = len(places) == 1 and compared is state.single
         p = 1.0 if is_single else permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
-        out = steps_out(table, row)
+        out = state.stops.steps_out(cause, table, row)
         share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
         if p < P_MAX:
             share = max(share, lasting(cause, table[row], parts[row]))
         if share > 0 or p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, share, int(out[0]) if len(out) else 0)
+            sure[cause] = (p, share, int(out[0]) if len(out) else 0, len(out) == 1)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
-    p, share, first_out = sure[cause]
+    p, share, first_out, is_one = sure[cause]
     is_across = compared is not state.compared  # with other stages
     least = FETCHED_RATIO_MIN if is_across and cause in FETCHING else SAVED_RATIO_MIN
+    if p >= P_MAX and is_one and cause not in ANNOTATED:
+        least = max(least, LONG_STOP_RATIO)
     if saved * share < least * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
@@ -396,7 +398,7 @@ def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
     for cause in OWN_CAUSES if others else ():
         table = np.stack([state.single[place].excess_ns[cause] for place in others]).astype(np.float64)
         for row, place in enumerate(others):
-            if table[row].max() > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, row)):
+            if table[row].max() > SAVED_RATIO_MIN * state.whole_ns and len(state.stops.steps_out(cause, table, row)):
                 step = int(table[row].argmax())
                 found.append(Incident(place, step, cause, int(table[row, step])))
     return sorted(found, key=lambda one: (one.place, one.cause))
