@@ -79,13 +79,14 @@ def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
     """Yield the jobs of this run with their numbers, planted ones first."""
     kinds = args.kinds or [*KINDS]
     for is_loud, planted, healthy in ((False, args.planted, args.healthy), (True, args.loud, args.healthy_loud)):
-        yield from enumerate(planted_faults(args.seed, planted, loud=is_loud, kinds=kinds))
-        for number, job in enumerate(healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds)):
+        yield from planted_faults(args.seed, planted, loud=is_loud, kinds=kinds, first=args.first)
+        some = healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds, first=args.first)
+        for number, job in enumerate(some, args.first):
             noise = replace(job.noise, lateness_ns=1e3 * args.late_us)
             if args.kernel_noise is not None:
                 noise = replace(noise, kernel_ratio=args.kernel_noise)
             yield number, Truth(simulate(replace(job, noise=noise)))
-    yield from enumerate(planted_faults(args.seed, args.large, kinds=[*LARGE_KINDS]))
+    yield from planted_faults(args.seed, args.large, kinds=[*LARGE_KINDS], first=args.first)
 
 
 def misses(case: Case) -> list[str]:
@@ -110,6 +111,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--healthy", type=int, default=60, help="healthy quiet jobs")
     parser.add_argument("--healthy-loud", type=int, default=30, help="healthy loud jobs")
     parser.add_argument("--large", type=int, default=0, help="jobs of 256 to 1024 ranks with faults; minutes each")
+    parser.add_argument(
+        "--first", type=int, default=0, help="draw to begin with, to see one that was missed"
+    )
     parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
     parser.add_argument("--kernel-noise", type=float, help="of healthy jobs, in place of theirs")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")

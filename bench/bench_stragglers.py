@@ -78,7 +78,7 @@ def _write(folder: Path, operations: list[Operation]) -> int:
 def _analyzed(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "pacecar", "analyze", str(folder), "--json"]
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
     job: dict[str, Any] = json.loads(done.stdout)["job"]
     return job
 

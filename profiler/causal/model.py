@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from .all_ranks.critical_path import CriticalPath, critical_path
-from .all_ranks.job_graph import JobGraph, Joins, join_ranks
+from .all_ranks.job_graph import JobGraph, Joins, join_ranks, join_steps
 from .all_ranks.replay import ReplayError, elastic, fixed_lag_error
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
@@ -121,7 +121,8 @@ def build_model(job: JobInput) -> JobModel | None:
     roles = roles_of(joins, len(graphs))
     error = fixed_lag_error(graph, bounds)
     played = elastic(graph)
-    judgement = judge(played, atoms, roles, bounds, units, error.ratio, job.hosts)
+    of_joins = join_steps(graph, begins)
+    judgement = judge(played, atoms, roles, bounds, units, error.ratio, of_joins, job.hosts)
     return JobModel(
         graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
     )  # fmt: skip

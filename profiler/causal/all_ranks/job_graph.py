@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...trace.columns import NONE
 from ..one_rank.rank_graph import EdgeKind, RankGraph, RankWeights
 
-__all__ = ["JobGraph", "Joins", "Scenario", "join_ranks"]
+__all__ = ["JobGraph", "Joins", "Scenario", "join_ranks", "join_steps"]
 
 Index = NDArray[np.int64]
 
@@ -187,6 +187,22 @@ def join_ranks(ranks: Sequence[RankGraph], joins: Joins, base_ns: int) -> JobGra
         edge_level_end=np.searchsorted(level[target[played]], levels, side="right"),
         broken=broken,
     )  # fmt: skip
+
+
+def join_steps(graph: JobGraph, step_starts: Sequence[Index]) -> Index:
+    """Return the step in which each collective was issued, by the rank that was last; NONE before the first one.
+
+    `step_starts` are when each step began on each rank, on the common clock.
+    """
+    joins = graph.joins
+    found = np.full(joins.count, NONE)
+    for place, (rank, starts) in enumerate(zip(graph.ranks, step_starts, strict=True)):
+        rows, time = rank.events.rows, rank.events.host.time_ns
+        mine = np.flatnonzero(joins.rank == place)
+        at = rows.launch[joins.row[mine]]
+        issued = np.where(at == NONE, rows.start_ns[joins.row[mine]], time[np.maximum(at, 0)] if len(time) else 0)
+        np.maximum.at(found, joins.join[mine], np.searchsorted(starts, issued, side="right") - 1)
+    return found
 
 
 def _members(ranks: Sequence[RankGraph], joins: Joins, offset: Index) -> tuple[Index, Index, Index, Index]:

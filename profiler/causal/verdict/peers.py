@@ -24,7 +24,7 @@ from ...trace.columns import NONE
 from ..one_rank.causes import OWN_CAUSES, Cause
 from ..one_rank.rank_graph import RankGraph, RankWeights
 
-__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "equalized", "with_durations"]
+__all__ = ["PARTS", "Atoms", "Compared", "atoms_of", "compare", "compare_in_time", "equalized", "with_durations"]
 
 Index = NDArray[np.int64]
 
@@ -53,6 +53,8 @@ class Atoms:
     key: Index
     what: Index
     """The same for the same kernel under the same operator, in whatever step and place."""
+    place: Index
+    """The same for the same piece in any step."""
     step: Index
     part: Index
     """Which of `PARTS` equally many pieces of its step, in the order of issue, a piece is in."""
@@ -95,9 +97,12 @@ def atoms_of(graphs: Sequence[RankGraph], step_starts: Sequence[Index], steps: i
         over = overhead.astype(np.bool_)
         coded.append((kind, at, what, step, _parts(step, order), cause, duration, over, code, ordinal))
     return [
-        Atoms(kind.astype(np.uint8), at, code * deepest + nth, what, step, part, cause.astype(np.uint8), duration, over)
+        Atoms(
+            kind.astype(np.uint8), at, code * deepest + nth, what, what * deepest + nth, step, part,
+            cause.astype(np.uint8), duration, over,
+        )
         for kind, at, what, step, part, cause, duration, over, code, nth in coded
-    ]
+    ]  # fmt: skip
 
 
 def _parts(step: Index, order: Index) -> Index:
@@ -188,11 +193,28 @@ def compare(
                 counts = mine.is_overhead | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
                 own = ~mine.is_overhead & (np.isin(mine.cause, structural) | ((median == 0) & ~counts))
                 median = np.where(own, mine.duration_ns, median)
-            slot = mine.cause.astype(np.int64) * steps + mine.step
-            over = mine.duration_ns - median
-            excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
-            found[place] = Compared(mine, median, excess, _sums(slot * PARTS + mine.part, over, steps * PARTS), total)
+            found[place] = _over(mine, median, steps)
     return [each for each in found if each is not None]
+
+
+def compare_in_time(atoms: Atoms, steps: int) -> Compared:
+    """Return a rank's pieces with the medians of the same pieces in all of its steps, absent ones as zero.
+
+    It is the measure of single steps where nobody else has the same role: what is so in every step is no excess.
+    """
+    _, piece, counts = np.unique(atoms.place, return_inverse=True, return_counts=True)
+    order = np.lexsort((atoms.duration_ns, piece))
+    begin = np.cumsum(counts) - counts
+    nth = (steps - 1) // 2 - (steps - counts)  # the lower median of so many steps, behind those that lack it
+    median = np.where(nth < 0, 0, atoms.duration_ns[order][np.clip(begin + nth, 0, max(len(order) - 1, 0))])
+    return _over(atoms, median[piece], steps)
+
+
+def _over(mine: Atoms, median: Index, steps: int) -> Compared:
+    slot = mine.cause.astype(np.int64) * steps + mine.step
+    over = mine.duration_ns - median
+    excess, total = _sums(slot, over, steps), _sums(slot, mine.duration_ns, steps)
+    return Compared(mine, median, excess, _sums(slot * PARTS + mine.part, over, steps * PARTS), total)
 
 
 STRUCTURAL = (Cause.HOST_BOUND, Cause.EXPOSED_COPY)

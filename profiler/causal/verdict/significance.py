@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "LONG_OUT_RATIO",
+    "OUT_Z",
     "P_MAX",
     "change_step",
     "lasting_ratio",
@@ -45,6 +47,12 @@ OUT_Z = 8.0
 
 OUT_RATIO = 5.0
 """How many times any other rank's step it must be."""
+
+LONG_OUT_RATIO = 2.5
+"""The same of what is longer than chance explains by itself: in a large job somebody always stops for a moment."""
+
+RIVALRY_RANKS_MIN = 2
+"""Other ranks, beside the two, that must be left to be stood out of."""
 
 SINCE_RATIO_MAX = 0.35
 """A fault began in the step before which the rank's excess was no more than this of what it is afterwards."""
@@ -103,15 +111,31 @@ def spread_ratio(parts: NDArray[np.float64]) -> float:
     return float(np.clip((parts.sum() - parts.max(axis=1).sum()) / total, 0.0, 1.0)) if total > 0 else 0.0
 
 
-def steps_out(excess: Excess, rank: int) -> Index:
-    """Return the steps in which `rank` stands out of everything that any other rank did in any step."""
-    others = np.delete(excess, rank, axis=0).reshape(-1)
-    if len(others) < 3:
+def steps_out(excess: Excess, rank: int, long_ns: float = np.inf) -> Index:
+    """Return the steps in which `rank` stands out of everything that any other rank did in any step.
+
+    Beyond `long_ns` less is enough.
+
+    Of two ranks that both stand out of all the rest neither does of the other, and each would hide the other.  So one
+    other rank is left out, if it stands out of the rest itself.
+    """
+    others = np.delete(excess, rank, axis=0)
+    out = _out(excess[rank], others, long_ns)
+    if len(out) or len(others) <= RIVALRY_RANKS_MIN:
+        return out
+    rival = int(others.max(axis=1).argmax())
+    rest = np.delete(others, rival, axis=0)
+    return _out(excess[rank], rest, long_ns) if len(_out(others[rival], rest, long_ns)) else out
+
+
+def _out(own: Excess, others: Excess, long_ns: float) -> Index:
+    """Return the steps in which `own` (by step) stands out of `others` (ranks, steps)."""
+    if others.size < 3:
         return np.empty(0, dtype=np.int64)
     middle = np.median(others)
     scale = max(1.4826 * float(np.median(np.abs(others - middle))), 1.0)
-    own = excess[rank]
-    is_out = ((own - middle) / scale > OUT_Z) & (own > OUT_RATIO * max(float(others.max()), 0.0)) & (own > 0)
+    ratio = np.where(own > long_ns, LONG_OUT_RATIO, OUT_RATIO)
+    is_out = ((own - middle) / scale > OUT_Z) & (own > ratio * max(float(others.max()), 0.0)) & (own > 0)
     return np.flatnonzero(is_out)
 
 

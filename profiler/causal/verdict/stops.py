@@ -1,10 +1,10 @@
 """Tells faults that last a few steps from the stops of hosts and kernels that happen now and then on any machine.
 
 Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what
-the trace itself names; what strikes one rank thrice, or twice if that is longer than any ordinary stop; and what takes
-half a step or is far longer than several stops that were seen.  The last only if it is longer than a host stops for
-another's time slice: how long such a stop is does not follow from the length of a step.  That kernels hardly vary says
-nothing: on a device that runs like a clock hosts stop all the same.
+the trace itself names; what strikes one rank thrice, or twice if that is longer than any ordinary stop; and a single
+one that is far longer than several stops that were seen, or than all of them and costs as much as a fault.  The last
+only if it is longer than a host stops for another's time slice: how long such a stop is does not follow from the length
+of a step.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .peers import Compared
-from .significance import lasting_ratio, outliers, spread_ratio
+from .significance import LONG_OUT_RATIO, lasting_ratio, outliers, spread_ratio, steps_out
 
-__all__ = ["ANNOTATED", "Stops", "lasting"]
+__all__ = ["ANNOTATED", "LONG_STOP_RATIO", "Stops", "lasting"]
 
 ANNOTATED = (Cause.DATA_WAIT, Cause.CHECKPOINT)
 """Causes that the trace names itself, so that a single step of them can be named."""
@@ -34,11 +34,8 @@ LONG_STEPS_OUT_MIN = 2
 STOPS_MIN = 3
 """Stops of other ranks that show how long stops are in a job."""
 
-STOPS_RATIO_MIN = 2.5
-"""How many times the longest of them a stop must be to be none of them."""
-
-LONG_STOP_RATIO = 0.5
-"""A stop as long as this part of a step is none of those that happen now and then, if it is no ordinary one."""
+LONG_STOP_RATIO = 0.025
+"""What of all recorded steps a single stop must cost to be a fault: below it any job has one now and then."""
 
 ORDINARY_STOP_NS = 8_000_000
 """A thread that shares its core waits for the other's time slice, on Linux some 3 ms that end with a tick of 4 ms.  Two
@@ -63,12 +60,19 @@ def lasting(cause: Cause, excess: Excess, parts: Excess) -> float:
 class Stops:
     """The stops seen in a job, and whether a rank's steps that stand out are some of them."""
 
-    def __init__(self, compared: Sequence[Compared], step_ns: float) -> None:
-        self._step_ns = step_ns
+    def __init__(self, compared: Sequence[Compared], whole_ns: float) -> None:
+        self._whole_ns = whole_ns
         self._seen: list[tuple[int, float]] = []
         for cause in OWN_CAUSES:
             table = np.stack([mine.excess_ns[cause] for mine in compared]).astype(np.float64)
             self._seen += [(place, float(table[place, step])) for place, step in outliers(table)]
+
+    def steps_out(self, cause: Cause, excess: Excess, row: int) -> Index:
+        """Return the steps in which a row of `excess` (rows, steps) stands out.
+
+        What the trace names itself varies by itself, waits for data most: for it to be long is not enough.
+        """
+        return steps_out(excess, row) if cause in ANNOTATED else steps_out(excess, row, ORDINARY_STOP_NS)
 
     def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
         """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
@@ -81,10 +85,16 @@ class Stops:
         if cause in ANNOTATED:
             return 1.0
         longest = float(excess[out].max())
-        others = [value for place, value in self._seen if place not in places]
-        is_beyond = len(others) >= STOPS_MIN and longest > STOPS_RATIO_MIN * max(others)
-        if longest > ORDINARY_STOP_NS and (is_beyond or longest > LONG_STOP_RATIO * self._step_ns):
+        others = self._measure(places)
+        is_known = len(others) >= STOPS_MIN or longest > LONG_STOP_RATIO * self._whole_ns
+        if longest > ORDINARY_STOP_NS and is_known and longest > LONG_OUT_RATIO * max(others, default=0.0):
             return 1.0
         are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
         needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN
         return lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
+
+    def _measure(self, places: Collection[int]) -> list[float]:
+        """Return the stops of all but `places`, but one that has as long a one: that is another fault."""
+        others = [(value, place) for place, value in self._seen if place not in places]
+        longest, rival = max(others, default=(0.0, None))
+        return [value for value, place in others if longest <= ORDINARY_STOP_NS or place != rival]

@@ -23,10 +23,10 @@ from ..all_ranks.job_graph import JobGraph, Scenario
 from ..all_ranks.replay import play, step_times, walls
 from ..one_rank.causes import OWN_CAUSES, Cause
 from .imbalance import spread_evenly
-from .links import slow_links
-from .peers import Atoms, Compared, compare, equalized
-from .significance import P_MAX, change_step, permutation_p, steps_out
-from .stops import Stops, lasting
+from .links import SlowLink, slow_links
+from .peers import Atoms, Compared, compare, compare_in_time, equalized
+from .significance import P_MAX, change_step, permutation_p
+from .stops import ANNOTATED, LONG_STOP_RATIO, Stops, lasting
 
 __all__ = ["Finding", "Incident", "Judgement", "judge"]
 
@@ -111,6 +111,8 @@ class _State:
     graph: JobGraph
     bounds: Sequence[Index]
     compared: list[Compared]
+    single: list[Compared]
+    """What single steps are measured by: `compared`, or the rank's own other steps where nobody has its role."""
     now: Scenario
     wall_ns: int
     whole_ns: int
@@ -128,31 +130,36 @@ def judge(
     bounds: Sequence[Index],
     steps: int,
     error_ratio: float,
+    join_step: Index,
     hosts: Sequence[Sequence[int]] = (),
 ) -> Judgement:
     """Return the verdict.
 
-    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's; `hosts` are the places on
-    each host, where hosts are known.
+    `bounds` are the host points of steps as of `step_times`, `error_ratio` is the replay's, `join_step` the step of
+    each collective; `hosts` are the places on each host, where hosts are known.
     """
     compared = compare(atoms, roles, steps)
     if len(graph.ranks) < 2 or steps < 1:
         return Judgement([], [], Scenario(), compared)
     whole = int(walls(graph, [Scenario()])[0])
     is_uneven = spread_evenly(graph, atoms, roles, steps, Scenario()) is not None
-    stops = Stops(compared, whole / steps)
-    state = _State(graph, bounds, compared, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
+    single = list(compared)
+    for place in (role[0] for role in roles if len(role) == 1):
+        single[place] = compare_in_time(atoms[place], steps)
+    stops = Stops(single, whole)
+    state = _State(graph, bounds, compared, single, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
     findings: list[Finding] = []
-    links_tried = False
+    links_tried, uneven_tried = False, not state.is_uneven
     while len(findings) < FINDINGS_MAX:
-        tried = (_best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles))
+        tried = (
+            _best_stage(state, atoms, roles), _best_host(state, atoms, roles, hosts), _best_rank(state, roles),
+            _best_single(state, roles),
+        )  # fmt: skip
         found = [each for each in tried if each is not None]
         if not links_tried:
-            link = slow_links(graph, state.now)
+            link = slow_links(graph, state.now, join_step, steps)
             if link is not None:
-                wire, places, reference = link
-                then = replace(state.now, wire_ns=wire)
-                found += _link(state, then, places, reference)
+                found += _link(state, link)
             else:
                 links_tried = True
         if not found:
@@ -162,12 +169,16 @@ def judge(
         is_shared = chosen[0].kind in ("stage", "host")
         if is_shared and ranks and chosen[0].saved_ns < STAGE_RATIO_MIN * ranks[0].saved_ns:
             chosen = ranks
+        if chosen[0].kind == "stage" and not uneven_tried:
+            # A stage made as the others' medians has even work besides: what that alone is worth must be known first.
+            uneven_tried, uneven = True, _imbalance(state, atoms, roles)
+            chosen = uneven or chosen
         finding, then = chosen
         findings.append(finding)
-        state.mended |= set(finding.places) if finding.kind != "link" else set()
+        state.mended |= set(finding.places) if finding.kind not in ("link", "imbalance") else set()
         links_tried = links_tried or finding.kind == "link"
         state.now, state.wall_ns = then, int(walls(graph, [then])[0])
-    uneven = _imbalance(state, atoms, roles) if state.is_uneven else None
+    uneven = None if uneven_tried else _imbalance(state, atoms, roles)
     if uneven is not None:
         findings.append(uneven[0])
         state.now = uneven[1]
@@ -194,6 +205,12 @@ def _best_stage(
     across = compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone)
     stages = [list(stage) for stage in roles]
     return _best(state, stages, across, stages)
+
+
+def _best_single(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, Scenario] | None:
+    """Return the rank without peers whose steps that stand out of its own others cost most, if it is named for them."""
+    alone = [list(role) for role in roles if len(role) == 1]
+    return _best(state, alone, state.single, [list(role) for role in roles]) if len(alone) > 1 else None
 
 
 def _best_host(
@@ -267,23 +284,27 @@ def _named(
             continue
         parts = _typical([[compared[place].parts_ns[cause] for place in group] for group in rows])
         # The parts of a step are no independent witnesses where its sequences are long or short throughout.
-        p = permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
-        out = steps_out(table, row)
+        # What a rank does in every step is no excess over its own other steps: sums over steps prove nothing there.
+        is_single = len(places) == 1 and compared is state.single
+        p = 1.0 if is_single else permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
+        out = state.stops.steps_out(cause, table, row)
         share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
         if p < P_MAX:
             share = max(share, lasting(cause, table[row], parts[row]))
         if share > 0 or p < P_MAX:
             own.append(cause)
-            sure[cause] = (p, share, int(out[0]) if len(out) else 0)
+            sure[cause] = (p, share, int(out[0]) if len(out) else 0, len(out) == 1)
     if not own:
         return None
     alone = state.wall_ns - walls(state.graph, [_with(state, places, compared, (cause,)) for cause in own])
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
-    p, share, first_out = sure[cause]
+    p, share, first_out, is_one = sure[cause]
     is_across = compared is not state.compared  # with other stages
     least = FETCHED_RATIO_MIN if is_across and cause in FETCHING else SAVED_RATIO_MIN
+    if p >= P_MAX and is_one and cause not in ANNOTATED:
+        least = max(least, LONG_STOP_RATIO)
     if saved * share < least * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
@@ -336,16 +357,17 @@ def _steps(graph: JobGraph, times: Index, bounds: Sequence[Index], scenario: Sce
     return step_times(graph, times, bounds, scenario=scenario)
 
 
-def _link(
-    state: _State, scenario: Scenario, places: list[int], details: dict[str, float]
-) -> list[tuple[Finding, Scenario]]:
+def _link(state: _State, link: SlowLink) -> list[tuple[Finding, Scenario]]:
+    scenario = replace(state.now, wire_ns=link.wire_ns)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     if saved < SAVED_RATIO_MIN * state.whole_ns:
         return []
+    details = link.details
     finding = Finding(
-        places=places, kind="link", cause=Cause.LINK, saved_ns=saved, error_ns=_error(state, scenario, saved),
+        places=link.places, kind="link", cause=Cause.LINK, saved_ns=saved, error_ns=_error(state, scenario, saved),
         excess_ns=int(details["excess_ns"]), own_ns=int(details["own_ns"]), peers_ns=int(details["peers_ns"]),
-        since=0, by_step_ns=[], p=details["p"], details=details,
+        since=change_step(link.by_step_ns.astype(np.float64)), by_step_ns=link.by_step_ns.tolist(), p=details["p"],
+        details=details,
     )  # fmt: skip
     return [(finding, scenario)]
 
@@ -373,15 +395,14 @@ def _imbalance(
 
 
 def _incidents(state: _State, findings: Sequence[Finding]) -> list[Incident]:
-    """Return single steps that stand out far and belong to no finding."""
+    """Return single steps that stand out far of what the ranks do that belong to no finding."""
     named = {place for finding in findings for place in finding.places}
+    others = [place for place in range(len(state.single)) if place not in named]
     found = []
-    for place, mine in enumerate(state.compared):
-        if place in named:
-            continue
-        for cause in OWN_CAUSES:
-            table = np.stack([each.excess_ns[cause] for each in state.compared]).astype(np.float64)
-            if table[place].max(initial=0) > SAVED_RATIO_MIN * state.whole_ns and len(steps_out(table, place)):
-                step = int(table[place].argmax())
-                found.append(Incident(place, step, cause, int(mine.excess_ns[cause, step])))
-    return found
+    for cause in OWN_CAUSES if others else ():
+        table = np.stack([state.single[place].excess_ns[cause] for place in others]).astype(np.float64)
+        for row, place in enumerate(others):
+            if table[row].max() > SAVED_RATIO_MIN * state.whole_ns and len(state.stops.steps_out(cause, table, row)):
+                step = int(table[row].argmax())
+                found.append(Incident(place, step, cause, int(table[row, step])))
+    return sorted(found, key=lambda one: (one.place, one.cause))

@@ -1,6 +1,6 @@
 """Draws the jobs that an analysis is judged by: with planted faults that cost something, and healthy ones.
 
-    for truth in planted_faults(seed=1, count=100): ...      whoever is named must be in truth.culprits, with its cause
+    for _, truth in planted_faults(seed=1, count=100): ...   whoever is named must be in truth.culprits, with its cause
     for job in healthy_jobs(seed=1, count=500): ...          nobody may be named
 
 Kinds of jobs, their sizes and speeds, the ranks and kinds of faults are drawn.  How large a fault must be to cost
@@ -118,12 +118,14 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
     )
 
 
-def healthy_jobs(seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS)) -> Iterator[Job]:
-    """Yield jobs in which nobody is to blame, some of which are slow as a whole.
+def healthy_jobs(
+    seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS), first: int = 0
+) -> Iterator[Job]:
+    """Yield jobs in which nobody is to blame, some of which are slow as a whole; the draws from `first` on.
 
     All ranks may wait for data, or save a checkpoint; a host may be hardly ahead of its device.
     """
-    for number in range(count):
+    for number in range(first, first + count):
         drawn = np.random.default_rng([seed, 1, number])
         job = draw_job(drawn, str(drawn.choice(list(kinds))), loud=loud)
         match int(drawn.integers(4)):
@@ -140,17 +142,21 @@ def healthy_jobs(seed: int, count: int, *, loud: bool = False, kinds: Sequence[s
 
 
 def planted_faults(
-    seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS)
-) -> Iterator[Truth]:
-    """Yield jobs with one or two faults, each of which costs from `COST_RATIO_MIN` to `COST_RATIO_MAX`."""
-    number = found = 0
+    seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS), first: int = 0
+) -> Iterator[tuple[int, Truth]]:
+    """Yield jobs with one or two faults, each of which costs from `COST_RATIO_MIN` to `COST_RATIO_MAX`.
+
+    With each comes the number of its draw, of which those that cost too little or too much are left out.  A draw
+    follows from seed and number alone, so `first` of a miss and a count of 1 give that job again.
+    """
+    number, found = first, 0
     while found < count:
         drawn = np.random.default_rng([seed, 2, number])
-        number += 1
         truth = _plant(drawn, str(drawn.choice(list(kinds))), loud=loud)
         if truth is not None:
             found += 1
-            yield truth
+            yield number, truth
+        number += 1
 
 
 def _with_small_kernels(job: Job) -> Job:

@@ -58,9 +58,12 @@ def test_what_stands_out_does_so_of_all_other_ranks_and_steps() -> None:
     table[5, 1] = table[5, 4] = 60
     assert steps_out(table, 5).tolist() == [1, 4]
     assert steps_out(table, 2).tolist() == []
-    table[2, 3] = 30  # another has one like it
-    assert steps_out(table, 5).tolist() == []
+    table[2, 3] = 30  # another stands out, too: neither hides the other
+    assert steps_out(table, 5).tolist() == [1, 4]
+    assert steps_out(table, 2).tolist() == [3]
     assert outliers(table) == [(2, 3), (5, 1), (5, 4)]
+    table[7, 0] = 40  # three ranks do: it is how these ranks vary
+    assert [steps_out(table, rank).tolist() for rank in (2, 5, 7)] == [[], [], []]
 
 
 def test_where_an_excess_begins() -> None:

@@ -19,7 +19,8 @@ MS = 1e6
 def compared(excess: NDArray[np.float64]) -> list[Compared]:
     """Return what ranks have over their peers, by step, if all of it is python between launches."""
     none = np.empty(0, dtype=np.int64)
-    atoms = Atoms(none.astype(np.uint8), none, none, none, none, none, none.astype(np.uint8), none, none.astype(bool))
+    small = none.astype(np.uint8)
+    atoms = Atoms(small, none, none, none, none, none, none, small, none, none.astype(bool))
     found = []
     for mine in excess:
         by_cause = np.zeros((len(Cause), excess.shape[1]), dtype=np.int64)
@@ -30,20 +31,30 @@ def compared(excess: NDArray[np.float64]) -> list[Compared]:
 
 def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float, cause: Cause = Cause.HOST_BOUND) -> float:
     out = steps_out(excess, rank)
-    return Stops(compared(excess), step_ns).fault_ratio(cause, excess[rank], out, [rank])
+    return Stops(compared(excess), step_ns * excess.shape[1]).fault_ratio(cause, excess[rank], out, [rank])
 
 
 def noisy() -> NDArray[np.float64]:
     return np.random.default_rng(0).normal(0, 0.01 * MS, (8, 6))
 
 
-@pytest.mark.parametrize(("stop_ms", "step_ms", "is_fault"), [(3, 4, False), (12, 40, False), (12, 20, True)])
-def test_one_stop_is_a_fault_if_it_takes_half_a_step_and_more_than_time_slices(
+@pytest.mark.parametrize(("stop_ms", "step_ms", "is_fault"), [(3, 4, False), (12, 100, False), (12, 70, True)])
+def test_one_stop_is_a_fault_if_it_costs_as_much_as_one_and_is_more_than_time_slices(
     stop_ms: float, step_ms: float, is_fault: bool
 ) -> None:
     excess = noisy()
     excess[3, 2] = stop_ms * MS
     assert fault_ratio(excess, 3, step_ms * MS) == is_fault
+    excess[5, 1] = 0.45 * stop_ms * MS  # such stops happen in this job
+    assert fault_ratio(excess, 3, step_ms * MS) == 0
+
+
+def test_long_stops_of_two_ranks_do_not_hide_each_other_but_those_of_three_are_chance() -> None:
+    excess = noisy()
+    excess[3, 2], excess[6, 4] = 25 * MS, 15 * MS
+    assert [fault_ratio(excess, rank, 40 * MS) for rank in (3, 6)] == [1, 1]
+    excess[0, 5] = 20 * MS
+    assert [fault_ratio(excess, rank, 40 * MS) for rank in (0, 3, 6)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("stop_ms", "is_fault"), [(3, False), (12, True)])
@@ -75,6 +86,15 @@ def test_stops_in_two_steps_of_one_rank_are_a_fault_if_both_are_more_than_time_s
     assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
     excess[3, 5] = 0  # one such step is chance
     assert fault_ratio(excess, 3, 100 * MS, cause) == 0
+
+
+@pytest.mark.parametrize("stop_ms", [5, 25])  # the host runs ahead of its device, so that 12 would cost nothing
+def test_one_stop_of_a_stage_without_replicas_is_seen_against_its_own_other_steps(stop_ms: int) -> None:
+    stop = Fault(FaultKind.STALL, (2,), stop_ms * MS, steps=(4,))
+    job = analyzed(simulate(Job(Layout(pipeline=4), model=Model(layers=1, microbatches=4), faults=(stop,))).traces())
+    named = [(one.rank, one.cause, one.since_step) for one in job.stragglers]
+    assert named == ([(2, "host_bound", 4)] if stop_ms > 8 else [])
+    assert ((2, 4) in [(one.rank, one.step) for one in job.incidents]) == (stop_ms < 8)
 
 
 def test_one_ordinary_stop_names_nobody_in_a_job_of_short_steps() -> None:

@@ -175,6 +175,19 @@ def test_a_slow_link_is_named_where_others_carry_the_same() -> None:
 
 
 @pytest.mark.slow
+def test_a_link_that_is_slow_in_some_steps_is_named_since_then() -> None:
+    job = Job(
+        Layout(tensor=2, data=4, pipeline=2), model=Model(microbatches=4),
+        faults=(Fault(FaultKind.SLOW_DEVICE_LINK, (5,), 5.0, steps=(5, 6)),), seed=14,
+    )  # fmt: skip
+    truth = truth_of(job)
+    [culprit] = truth.culprits
+    [straggler] = analyzed(truth.run.traces()).stragglers
+    assert (straggler.ranks, straggler.cause, straggler.since_step) == ([5], "link", 5)
+    assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.01 * truth.run.step_ns)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_healthy_jobs_name_nobody(name: str) -> None:
     for seed in range(3):
