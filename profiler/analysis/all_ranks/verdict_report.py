@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
-from pacecar.formatting.quantities import plural
+from pacecar.formatting.quantities import duration, plural
 
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
@@ -97,19 +97,19 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
     if finding.kind == "link":
         yield (
             f"{round(finding.details['count'])} collectives of {round(finding.details['groups'])} groups were on the"
-            f" wire for {_ms(finding.own_ns)} ms on average, where like ones of other groups took"
-            f" {_ms(finding.peers_ns)} ms"
+            f" wire for {duration(finding.own_ns)} on average, where like ones of other groups took"
+            f" {duration(finding.peers_ns)}"
         )
     elif finding.kind == "imbalance":
         yield (
             "the same work takes ranks differently long, in each step anew:"
             f" {finding.details['spread_ratio']:.1%} apart (robust standard deviation);"
-            f" the longest of a step {_ms(finding.own_ns / steps)} ms{per}, the mean"
-            f" {_ms(finding.peers_ns / steps)} ms; no rank is slow throughout"
+            f" the longest of a step {duration(finding.own_ns / steps)}{per}, the mean"
+            f" {duration(finding.peers_ns / steps)}; no rank is slow throughout"
         )
     else:
         peers = "the other stages' median" if _is_among_stages(model, finding) else "the median of its peers"
-        yield f"{words}: {_ms(finding.own_ns / steps)} ms{per}, {peers} {_ms(finding.peers_ns / steps)} ms"
+        yield f"{words}: {duration(finding.own_ns / steps)}{per}, {peers} {duration(finding.peers_ns / steps)}"
         more = sum(excess > 0 for excess in finding.by_step_ns)
         unit = "steps" if model.steps else "parts between collectives"
         yield f"more in {more} of {len(finding.by_step_ns)} {unit}"
@@ -117,7 +117,7 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
             yield _counts(model, finding)
     wall = model.wall_ns / steps
     how = "evenly spread" if finding.kind == "imbalance" else "as its peers"
-    yield f"{how} it would save {_ms(finding.saved_ns / steps)} of {_ms(wall)} ms{per}, by replay"
+    yield f"{how} it would save {duration(finding.saved_ns / steps)} of {duration(wall)}{per}, by replay"
     yield f"the replay's own error is {abs(model.error.ratio):.2%}"
 
 
@@ -192,7 +192,3 @@ def _family(cause: int, name: str) -> str:
     if cause == Cause.COMPUTE:
         return family_of(name)
     return {Cause.LINK: "communication", Cause.EXPOSED_COPY: "copy"}.get(Cause(cause), "unknown")
-
-
-def _ms(nanoseconds: float) -> str:
-    return f"{nanoseconds / 1e6:.3f}"
