@@ -12,6 +12,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,14 @@ from ..all_ranks.job_graph import JobGraph, Scenario
 from ..one_rank.causes import Cause
 from .peers import PARTS, Atoms, with_durations
 
-__all__ = ["SPREAD_RATIO_MIN", "spread_evenly"]
+__all__ = ["SPREAD_RATIO_MIN", "Uneven", "spread_evenly"]
 
 SPREAD_RATIO_MIN = 0.02
 """The robust standard deviation of ranks' compute in a part of a step from which on work is uneven; kernels that vary
 by 3 % each leave 0.7 % there."""
+
+UNEVEN_STEPS_MIN = 2
+"""Steps in which work must be uneven: in one step it may be anything."""
 
 COMMON_RATIO_MIN = 4.0
 """How many times the variance that kernels have by themselves a part must vary: all kernels of a long sequence are long
@@ -40,56 +44,87 @@ Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """Uneven compute: the scenario in which it is spread evenly, by how much it varies, and in which steps.
+
+    `totals_ns` (ranks, steps) is each rank's compute.
+    """
+
+    scenario: Scenario
+    spread_ratio: float
+    is_in_step: NDArray[np.bool_]
+    totals_ns: Index
+
+
 def spread_evenly(
     graph: JobGraph, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: Scenario
-) -> tuple[Scenario, float, Index] | None:
-    """Return the scenario with compute spread evenly, the spread, and each rank's compute by step; None if it is even.
-
-    Ranks are compared with those of their role.
-    """
-    apart, noise, ranks = [], [], dict(now.ranks)
+) -> Uneven | None:
+    """Return the compute that is uneven; None if it is even.  Ranks are compared with those of their role."""
+    apart, noise, evens = [], [], []
     totals = np.zeros((len(atoms), steps), dtype=np.int64)
     for group in roles:
         chosen = [np.flatnonzero(atoms[place].cause == Cause.COMPUTE) for place in group]
         keys = [atoms[place].key[at] for place, at in zip(group, chosen, strict=True)]
         times = [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)]
+        for place, at, own in zip(group, chosen, times, strict=True):
+            totals[place] = np.bincount(atoms[place].step[at], own, steps)
+        if len(group) < 2:
+            continue
         parts = [atoms[place].step[at] * PARTS + atoms[place].part[at] for place, at in zip(group, chosen, strict=True)]
         usual = [
             np.minimum(own, _explained(own, median, part))
             for own, median, part in zip(times, _lower_medians(keys, times), parts, strict=True)
         ]
-        columns = zip(group, chosen, times, usual, _means(keys, usual), parts, strict=True)
-        for place, at, own, without, even, part in columns:
-            totals[place] = np.bincount(atoms[place].step[at], own, steps)
-            if len(group) > 1:
-                off, by_chance = _parts(part, without, even, steps * PARTS)
-                apart.append(off)
-                noise.append(by_chance)
-                weights = ranks.get(place, graph.ranks[place].weights)
-                ranks[place] = with_durations(weights, atoms[place], at, even + own - without)
+        means = _means(keys, usual)
+        both = [_parts(*each, steps * PARTS) for each in zip(parts, usual, means, strict=True)]
+        off = np.stack([each for each, _ in both])
+        # One slow rank makes all others look fast against the mean; that is no uneven work.
+        apart.append(off - np.nanmedian(np.where(np.isnan(off).all(axis=0), 0.0, off), axis=0))
+        noise.append(np.stack([each for _, each in both]))
+        rest = [own - each for own, each in zip(times, usual, strict=True)]
+        evens += zip(group, chosen, means, rest, strict=True)
     if not apart:
         return None
-    squares, chance = np.concatenate(apart) ** 2, np.concatenate(noise)
-    if len(squares) == 0:
+    spread, is_in_step = _uneven_steps(np.concatenate(apart), np.concatenate(noise), steps)
+    if is_in_step.sum() < UNEVEN_STEPS_MIN:
         return None
-    spread = 1.4826 * float(np.sqrt(np.median(squares)))
-    is_common = np.median(squares) > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(chance)
-    if spread < SPREAD_RATIO_MIN or not is_common:
-        return None
-    return Scenario(ranks, now.wire_ns), spread, totals
+    ranks = dict(now.ranks)
+    for place, at, even, stop in evens:
+        inside = is_in_step[atoms[place].step[at]]
+        weights = ranks.get(place, graph.ranks[place].weights)
+        ranks[place] = with_durations(weights, atoms[place], at[inside], (even + stop)[inside])
+    return Uneven(Scenario(ranks, now.wire_ns), spread, is_in_step, totals)
+
+
+def _uneven_steps(apart: Floats, chance: Floats, steps: int) -> tuple[float, NDArray[np.bool_]]:
+    """Return how far the parts of uneven steps are apart (ranks, steps * PARTS), and which steps these are."""
+    is_uneven = np.zeros(steps, dtype=np.bool_)
+    spreads = np.zeros(steps)
+    for step in range(steps):
+        columns = slice(step * PARTS, (step + 1) * PARTS)
+        squares, by_chance = apart[:, columns] ** 2, chance[:, columns]
+        known = ~np.isnan(squares)
+        if known.any():
+            square = float(np.median(squares[known]))
+            spreads[step] = 1.4826 * np.sqrt(square)
+            is_common = square > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(by_chance[known])
+            is_uneven[step] = spreads[step] >= SPREAD_RATIO_MIN and is_common
+    return float(np.median(spreads[is_uneven])) if is_uneven.any() else 0.0, is_uneven
 
 
 def _parts(part: Index, own: Index, even: Index, parts: int) -> tuple[Floats, Floats]:
     """Return for each part of a rank's steps how far its compute is off the mean, and that squared by chance.
 
-    By chance: if each kernel were off by itself, as far as those of the part are off each other.
+    By chance: if each kernel were off by itself, as far as those of the part are off each other.  Where a part has too
+    few kernels to tell both are NaN.
     """
     count, mean = np.bincount(part, minlength=parts), np.bincount(part, even, parts)
     off = np.bincount(part, own, parts) / np.maximum(mean, 1) - 1
     rest = np.bincount(part, (own - even * (1 + off[part])) ** 2, parts)
     used = (count > 2) & (mean > 0)
-    by_chance = rest[used] / mean[used] ** 2 * count[used] / (count[used] - 1)
-    return off[used], by_chance
+    by_chance = rest / np.maximum(mean, 1) ** 2 * count / np.maximum(count - 1, 1)
+    return np.where(used, off, np.nan), np.where(used, by_chance, np.nan)
 
 
 def _explained(own: Index, median: Index, part: Index) -> Index:

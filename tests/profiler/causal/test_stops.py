@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from pacecar.profiler.causal.one_rank.causes import Cause
 from pacecar.profiler.causal.verdict.peers import Atoms, Compared
-from pacecar.profiler.causal.verdict.significance import steps_out
 from pacecar.profiler.causal.verdict.stops import Stops
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Model, simulate
 from tests.profiler.causal.models import analyzed
@@ -30,8 +29,8 @@ def compared(excess: NDArray[np.float64]) -> list[Compared]:
 
 
 def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float, cause: Cause = Cause.HOST_BOUND) -> float:
-    out = steps_out(excess, rank)
-    return Stops(compared(excess), step_ns * excess.shape[1]).fault_ratio(cause, excess[rank], out, [rank])
+    stops = Stops(compared(excess), step_ns * excess.shape[1])
+    return stops.fault_ratio(cause, excess[rank], stops.steps_out(cause, excess, rank), [rank])
 
 
 def noisy() -> NDArray[np.float64]:
@@ -86,6 +85,14 @@ def test_stops_in_two_steps_of_one_rank_are_a_fault_if_both_are_more_than_time_s
     assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
     excess[3, 5] = 0  # one such step is chance
     assert fault_ratio(excess, 3, 100 * MS, cause) == 0
+
+
+def test_long_stops_in_two_steps_of_one_rank_stand_out_of_the_short_ones_of_others() -> None:
+    excess = noisy()
+    excess[3, [2, 5]] = 14 * MS
+    excess[[0, 6, 7], [1, 4, 2]] = 3 * MS
+    assert fault_ratio(excess, 3, 100 * MS) > 0.95
+    assert fault_ratio(excess, 3, 100 * MS, Cause.DATA_WAIT) == 0  # waits for data vary by themselves
 
 
 @pytest.mark.parametrize("stop_ms", [5, 25])  # the host runs ahead of its device, so that 12 would cost nothing
