@@ -2,9 +2,9 @@
 
 Sequences of different lengths make the same kernels take differently long on each rank, in every step anew.  No rank
 stands out, so none is named, and yet all wait for whoever has most.  What an even spread would save is played with each
-kernel at the mean of its peers.  Noise of kernels averages out over a part of a step and stops hit few of them; uneven
-work shows in the usual part.  A stop makes one kernel longer than the others of its part, and stays where it is: spread
-over all ranks it would seem to cost nobody anything.
+kernel as usual, times what leaves the work of the step the same.  Noise of kernels averages out over a part of a step
+and stops hit few of them; uneven work shows in the usual part.  A stop makes one kernel longer than its neighbours, and
+stays where it is: spread over all ranks it would seem to cost nobody anything.
 
 Pure.
 """
@@ -35,7 +35,10 @@ COMMON_RATIO_MIN = 4.0
 together, and what makes each kernel vary alone averages out."""
 
 STOP_RATIO_MIN = 0.1
-"""What a kernel may be longer than its part explains before the rest of it is a stop: three times a noise of 3 %."""
+"""What a kernel may be longer than its neighbours explain before the rest is a stop: three times a noise of 3 %."""
+
+NEIGHBOURS = 5
+"""Kernels in a row of which the median says what makes all of them long: fewer than a layer has."""
 
 CHI_SQUARE_MEDIAN = 0.455
 """The median square of a normal deviate of variance one."""
@@ -73,8 +76,8 @@ def spread_evenly(
             continue
         parts = [atoms[place].step[at] * PARTS + atoms[place].part[at] for place, at in zip(group, chosen, strict=True)]
         usual = [
-            np.minimum(own, _explained(own, median, part))
-            for own, median, part in zip(times, _lower_medians(keys, times), parts, strict=True)
+            np.minimum(own, _explained(own, median))
+            for own, median in zip(times, _lower_medians(keys, times), strict=True)
         ]
         means = _means(keys, usual)
         both = [_parts(*each, steps * PARTS) for each in zip(parts, usual, means, strict=True)]
@@ -83,7 +86,9 @@ def spread_evenly(
         apart.append(off - np.nanmedian(np.where(np.isnan(off).all(axis=0), 0.0, off), axis=0))
         noise.append(np.stack([each for _, each in both]))
         rest = [own - each for own, each in zip(times, usual, strict=True)]
-        evens += zip(group, chosen, means, rest, strict=True)
+        places = [atoms[place].place[at] for place, at in zip(group, chosen, strict=True)]
+        its_steps = [atoms[place].step[at] for place, at in zip(group, chosen, strict=True)]
+        evens += zip(group, chosen, _even(places, its_steps, usual, steps), rest, strict=True)
     if not apart:
         return None
     spread, is_in_step = _uneven_steps(np.concatenate(apart), np.concatenate(noise), steps)
@@ -127,14 +132,12 @@ def _parts(part: Index, own: Index, even: Index, parts: int) -> tuple[Floats, Fl
     return np.where(used, off, np.nan), np.where(used, by_chance, np.nan)
 
 
-def _explained(own: Index, median: Index, part: Index) -> Index:
-    """Return how long each kernel can be for what makes all of its part long; attention goes with the square."""
-    order = np.argsort(part, kind="stable")
-    ratio = (own / np.maximum(median, 1))[order]
-    _, begins, number = np.unique(part[order], return_index=True, return_inverse=True)
-    usual = np.array([np.median(some) for some in np.split(ratio, begins[1:])])
-    more = np.empty(len(own))
-    more[order] = np.maximum(usual - 1, 0.0)[number]
+def _explained(own: Index, median: Index) -> Index:
+    """Return how long each kernel can be for what makes its neighbours long; attention goes with the square."""
+    if len(own) < NEIGHBOURS:
+        return own
+    ratio = np.pad(own / np.maximum(median, 1), NEIGHBOURS // 2, mode="edge")
+    more = np.maximum(np.median(np.lib.stride_tricks.sliding_window_view(ratio, NEIGHBOURS), axis=1) - 1, 0.0)
     return np.rint(median * ((1 + more) ** 2 + STOP_RATIO_MIN)).astype(np.int64)
 
 
@@ -146,6 +149,18 @@ def _lower_medians(keys: Sequence[Index], values: Sequence[Index]) -> list[Index
     found = np.empty(len(key), dtype=np.int64)
     found[order] = value[order][begins + (counts - 1) // 2][number]
     return np.split(found, np.cumsum([len(each) for each in keys])[:-1])
+
+
+def _even(places: Sequence[Index], at_step: Sequence[Index], values: Sequence[Index], steps: int) -> list[Index]:
+    """Return each piece's usual duration over all members and steps, times what leaves the work of each step the same.
+
+    So work is spread over the microbatches of a step, too: a pipeline waits for its longest.
+    """
+    step = np.concatenate(at_step)
+    usual = np.concatenate(_lower_medians(places, values))
+    work, least = np.bincount(step, np.concatenate(values), steps), np.bincount(step, usual, steps)
+    even = np.rint(usual * (work / np.maximum(least, 1))[step]).astype(np.int64)
+    return np.split(even, np.cumsum([len(each) for each in places])[:-1])
 
 
 def _means(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:

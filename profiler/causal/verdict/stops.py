@@ -75,9 +75,12 @@ class Stops:
         """
         return steps_out(excess, row) if cause in ANNOTATED else steps_out(excess, row, ORDINARY_STOP_NS)
 
-    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
+    def fault_ratio(
+        self, cause: Cause, excess: Excess, out: Index, places: Collection[int], parts: Excess | None = None
+    ) -> float:
         """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
 
+        Two of them are enough as far as the excess is in all `parts` of each: a stop is in one.
         What `places` did is no measure for it: the ranks concerned, and those of which a fault is known.
         Where twice the same rank is chance, no more counts than the third longest of them shows; else than the second.
         """
@@ -92,4 +95,7 @@ class Stops:
             return 1.0
         are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
         needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN
-        return lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
+        share = lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
+        if parts is not None and len(out) >= LONG_STEPS_OUT_MIN:
+            share = max(share, spread_ratio(parts.reshape(len(excess), -1)[out]))
+        return share

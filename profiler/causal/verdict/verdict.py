@@ -241,7 +241,7 @@ def _named(
         is_single = len(places) == 1 and compared is state.single
         p = 1.0 if is_single else permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = state.stops.steps_out(cause, table, row)
-        share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
+        share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended}, parts[row])
         if p < P_MAX:
             share = max(share, lasting(cause, table[row], parts[row]))
         if share > 0 or p < P_MAX:

@@ -95,6 +95,17 @@ def test_long_stops_in_two_steps_of_one_rank_stand_out_of_the_short_ones_of_othe
     assert fault_ratio(excess, 3, 100 * MS, Cause.DATA_WAIT) == 0  # waits for data vary by themselves
 
 
+def test_two_steps_are_enough_where_the_excess_is_in_all_of_their_parts() -> None:
+    excess = noisy()
+    excess[3, [4, 5]] = 3 * MS
+    stops = Stops(compared(excess), 100 * MS)
+    out = stops.steps_out(Cause.COMPUTE, excess, 3)
+    slow, stopped = np.repeat(excess[3] / 4, 4), np.zeros(24)
+    stopped[[17, 22]] = 3 * MS
+    ratios = [stops.fault_ratio(Cause.COMPUTE, excess[3], out, [3], parts) for parts in (slow, stopped)]
+    assert ratios == [pytest.approx(0.75), 0]
+
+
 @pytest.mark.parametrize("stop_ms", [5, 25])  # the host runs ahead of its device, so that 12 would cost nothing
 def test_one_stop_of_a_stage_without_replicas_is_seen_against_its_own_other_steps(stop_ms: int) -> None:
     stop = Fault(FaultKind.STALL, (2,), stop_ms * MS, steps=(4,))
