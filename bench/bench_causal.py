@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--healthy", type=int, default=60, help="healthy quiet jobs")
     parser.add_argument("--healthy-loud", type=int, default=30, help="healthy loud jobs")
     parser.add_argument("--large", type=int, default=0, help="jobs of 256 to 1024 ranks with faults; minutes each")
-    parser.add_argument("--first", type=int, default=0, help="draw to begin with, to see one that was missed")
+    parser.add_argument("--first", type=int, default=0, help="draw to begin with, as of a miss")
     parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
     parser.add_argument("--kernel-noise", type=float, help="of healthy jobs, in place of theirs")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")

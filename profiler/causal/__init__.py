@@ -7,7 +7,7 @@ played.  Start at `model.build_model`.
     one_rank    rank_events (columns), waits and device_waits (what waits for what), rank_graph (condensed to nodes
                 and edges); `causes` has the words for what took time
     all_ranks   clocks, job_graph, replay, critical_path
-    verdict     peers (medians of like work), roles, links, imbalance, significance, stops, verdict
+    verdict     peers (medians of like work), roles, links, imbalance, significance, stops, findings, verdict
 
 Everything is numpy, linear in the events, and integers of nanoseconds; no torch, no files.
 """

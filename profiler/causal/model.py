@@ -22,9 +22,10 @@ from .all_ranks.replay import ReplayError, elastic, fixed_lag_error
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
 from .one_rank.waits import find_waits
+from .verdict.findings import Judgement
 from .verdict.peers import Atoms, atoms_of
 from .verdict.roles import roles_of
-from .verdict.verdict import Judgement, judge
+from .verdict.verdict import judge
 
 __all__ = ["JobInput", "JobModel", "RankClockCorrection", "build_model"]
 

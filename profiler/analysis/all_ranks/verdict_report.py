@@ -18,9 +18,9 @@ from pacecar.formatting.quantities import duration, plural
 
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
+from ...causal.verdict.findings import Finding
 from ...causal.verdict.peers import PARTS
 from ...causal.verdict.significance import P_MAX, least_p
-from ...causal.verdict.verdict import Finding
 from ...trace.columns import NONE, CollectiveColumns, Trace
 from ..one_rank.kernel_families import family_of
 from ..report import CriticalPart, LateTraceRank, StepIncident

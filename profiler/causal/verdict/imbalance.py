@@ -2,9 +2,9 @@
 
 Sequences of different lengths make the same kernels take differently long on each rank, in every step anew.  No rank
 stands out, so none is named, and yet all wait for whoever has most.  What an even spread would save is played with each
-kernel at the mean of its peers.  Noise of kernels averages out over a part of a step and stops hit few of them; uneven
-work shows in the usual part.  A stop makes one kernel longer than the others of its part, and stays where it is: spread
-over all ranks it would seem to cost nobody anything.
+kernel as usual, times what leaves the work of the step the same.  Noise of kernels averages out over a part of a step
+and stops hit few of them; uneven work shows in the usual part.  A stop makes one kernel longer than its neighbours, and
+stays where it is: spread over all ranks it would seem to cost nobody anything.
 
 Pure.
 """
@@ -12,6 +12,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +20,29 @@ from numpy.typing import NDArray
 from ..all_ranks.job_graph import JobGraph, Scenario
 from ..one_rank.causes import Cause
 from .peers import PARTS, Atoms, with_durations
-from .significance import OUT_Z
 
-__all__ = ["SPREAD_RATIO_MIN", "spread_evenly"]
+__all__ = ["SPREAD_RATIO_MIN", "Uneven", "spread_evenly"]
 
 SPREAD_RATIO_MIN = 0.02
 """The robust standard deviation of ranks' compute in a part of a step from which on work is uneven; kernels that vary
 by 3 % each leave 0.7 % there."""
+
+UNEVEN_STEPS_MIN = 2
+"""Steps in which work must be uneven: in one step it may be anything."""
 
 COMMON_RATIO_MIN = 4.0
 """How many times the variance that kernels have by themselves a part must vary: all kernels of a long sequence are long
 together, and what makes each kernel vary alone averages out."""
 
 STOP_RATIO_MIN = 0.1
-"""What a kernel may be longer than its part explains before the rest of it is a stop: three times a noise of 3 %.
+"""What a kernel may be longer than its neighbours explain before the rest is a stop: three times a noise of 3 %."""
 
-Where kernels differ by more from what their parts explain it is `OUT_Z` robust standard deviations of that: a row that
-is a whole forward pass has a sequence, and so a length, of its own."""
+STOPPED_RATIO_MAX = 0.01
+"""The share of a rank's kernels that stops can hit: what more are longer by is their own, such as rows that are a whole
+forward pass each and have a sequence, and so a length, of their own."""
+
+NEIGHBOURS = 5
+"""Kernels in a row of which the median says what makes all of them long: fewer than a layer has."""
 
 CHI_SQUARE_MEDIAN = 0.455
 """The median square of a normal deviate of variance one."""
@@ -44,71 +51,99 @@ Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """Uneven compute: the scenario in which it is spread evenly, by how much it varies, and in which steps.
+
+    `totals_ns` (ranks, steps) is each rank's compute.
+    """
+
+    scenario: Scenario
+    spread_ratio: float
+    is_in_step: NDArray[np.bool_]
+    totals_ns: Index
+
+
 def spread_evenly(
     graph: JobGraph, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: Scenario
-) -> tuple[Scenario, float, Index] | None:
-    """Return the scenario with compute spread evenly, the spread, and each rank's compute by step; None if it is even.
-
-    Ranks are compared with those of their role.
-    """
-    apart, noise, ranks = [], [], dict(now.ranks)
+) -> Uneven | None:
+    """Return the compute that is uneven; None if it is even.  Ranks are compared with those of their role."""
+    apart, noise, evens = [], [], []
     totals = np.zeros((len(atoms), steps), dtype=np.int64)
     for group in roles:
         chosen = [np.flatnonzero(atoms[place].cause == Cause.COMPUTE) for place in group]
         keys = [atoms[place].key[at] for place, at in zip(group, chosen, strict=True)]
         times = [atoms[place].duration_ns[at] for place, at in zip(group, chosen, strict=True)]
+        for place, at, own in zip(group, chosen, times, strict=True):
+            totals[place] = np.bincount(atoms[place].step[at], own, steps)
+        if len(group) < 2:
+            continue
         parts = [atoms[place].step[at] * PARTS + atoms[place].part[at] for place, at in zip(group, chosen, strict=True)]
         usual = [
-            np.minimum(own, _explained(own, median, part))
-            for own, median, part in zip(times, _lower_medians(keys, times), parts, strict=True)
+            np.minimum(own, _explained(own, median))
+            for own, median in zip(times, _lower_medians(keys, times), strict=True)
         ]
-        columns = zip(group, chosen, times, usual, _means(keys, usual), parts, strict=True)
-        for place, at, own, without, even, part in columns:
-            totals[place] = np.bincount(atoms[place].step[at], own, steps)
-            if len(group) > 1:
-                off, by_chance = _parts(part, without, even, steps * PARTS)
-                apart.append(off)
-                noise.append(by_chance)
-                weights = ranks.get(place, graph.ranks[place].weights)
-                ranks[place] = with_durations(weights, atoms[place], at, even + own - without)
+        means = _means(keys, usual)
+        both = [_parts(*each, steps * PARTS) for each in zip(parts, usual, means, strict=True)]
+        off = np.stack([each for each, _ in both])
+        # One slow rank makes all others look fast against the mean; that is no uneven work.
+        apart.append(off - np.nanmedian(np.where(np.isnan(off).all(axis=0), 0.0, off), axis=0))
+        noise.append(np.stack([each for _, each in both]))
+        rest = [own - each for own, each in zip(times, usual, strict=True)]
+        places = [atoms[place].place[at] for place, at in zip(group, chosen, strict=True)]
+        its_steps = [atoms[place].step[at] for place, at in zip(group, chosen, strict=True)]
+        evens += zip(group, chosen, _even(places, its_steps, usual, steps), rest, strict=True)
     if not apart:
         return None
-    squares, chance = np.concatenate(apart) ** 2, np.concatenate(noise)
-    if len(squares) == 0:
+    spread, is_in_step = _uneven_steps(np.concatenate(apart), np.concatenate(noise), steps)
+    if is_in_step.sum() < UNEVEN_STEPS_MIN:
         return None
-    spread = 1.4826 * float(np.sqrt(np.median(squares)))
-    is_common = np.median(squares) > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(chance)
-    if spread < SPREAD_RATIO_MIN or not is_common:
-        return None
-    return Scenario(ranks, now.wire_ns), spread, totals
+    ranks = dict(now.ranks)
+    for place, at, even, stop in evens:
+        inside = is_in_step[atoms[place].step[at]]
+        weights = ranks.get(place, graph.ranks[place].weights)
+        ranks[place] = with_durations(weights, atoms[place], at[inside], (even + stop)[inside])
+    return Uneven(Scenario(ranks, now.wire_ns), spread, is_in_step, totals)
+
+
+def _uneven_steps(apart: Floats, chance: Floats, steps: int) -> tuple[float, NDArray[np.bool_]]:
+    """Return how far the parts of uneven steps are apart (ranks, steps * PARTS), and which steps these are."""
+    is_uneven = np.zeros(steps, dtype=np.bool_)
+    spreads = np.zeros(steps)
+    for step in range(steps):
+        columns = slice(step * PARTS, (step + 1) * PARTS)
+        squares, by_chance = apart[:, columns] ** 2, chance[:, columns]
+        known = ~np.isnan(squares)
+        if known.any():
+            square = float(np.median(squares[known]))
+            spreads[step] = 1.4826 * np.sqrt(square)
+            is_common = square > COMMON_RATIO_MIN * CHI_SQUARE_MEDIAN * np.median(by_chance[known])
+            is_uneven[step] = spreads[step] >= SPREAD_RATIO_MIN and is_common
+    return float(np.median(spreads[is_uneven])) if is_uneven.any() else 0.0, is_uneven
 
 
 def _parts(part: Index, own: Index, even: Index, parts: int) -> tuple[Floats, Floats]:
     """Return for each part of a rank's steps how far its compute is off the mean, and that squared by chance.
 
-    By chance: if each kernel were off by itself, as far as those of the part are off each other.
+    By chance: if each kernel were off by itself, as far as those of the part are off each other.  Where a part has too
+    few kernels to tell both are NaN.
     """
     count, mean = np.bincount(part, minlength=parts), np.bincount(part, even, parts)
     off = np.bincount(part, own, parts) / np.maximum(mean, 1) - 1
     rest = np.bincount(part, (own - even * (1 + off[part])) ** 2, parts)
     used = (count > 2) & (mean > 0)
-    by_chance = rest[used] / mean[used] ** 2 * count[used] / (count[used] - 1)
-    return off[used], by_chance
+    by_chance = rest / np.maximum(mean, 1) ** 2 * count / np.maximum(count - 1, 1)
+    return np.where(used, off, np.nan), np.where(used, by_chance, np.nan)
 
 
-def _explained(own: Index, median: Index, part: Index) -> Index:
-    """Return how long each kernel can be for what makes all of its part long; attention goes with the square."""
-    order = np.argsort(part, kind="stable")
-    ratio = own / np.maximum(median, 1)
-    _, begins, number = np.unique(part[order], return_index=True, return_inverse=True)
-    usual = np.array([np.median(some) for some in np.split(ratio[order], begins[1:])])
-    typical = np.empty(len(own))
-    typical[order] = usual[number]
-    apart = np.abs(ratio / np.maximum(typical, 1e-9) - 1)
-    scatter = 1.4826 * float(np.median(apart)) if len(apart) else 0.0
-    more = np.maximum(typical - 1, 0.0)
-    found: Index = np.rint(median * ((1 + more) ** 2 + max(STOP_RATIO_MIN, OUT_Z * scatter))).astype(np.int64)
-    return found
+def _explained(own: Index, median: Index) -> Index:
+    """Return how long each kernel can be for what makes its neighbours long; attention goes with the square."""
+    if len(own) < NEIGHBOURS:
+        return own
+    ratio = np.pad(own / np.maximum(median, 1), NEIGHBOURS // 2, mode="edge")
+    more = np.maximum(np.median(np.lib.stride_tricks.sliding_window_view(ratio, NEIGHBOURS), axis=1) - 1, 0.0)
+    found: Index = np.rint(median * ((1 + more) ** 2 + STOP_RATIO_MIN)).astype(np.int64)
+    return own if (own > found).mean() > STOPPED_RATIO_MAX else found
 
 
 def _lower_medians(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:
@@ -119,6 +154,18 @@ def _lower_medians(keys: Sequence[Index], values: Sequence[Index]) -> list[Index
     found = np.empty(len(key), dtype=np.int64)
     found[order] = value[order][begins + (counts - 1) // 2][number]
     return np.split(found, np.cumsum([len(each) for each in keys])[:-1])
+
+
+def _even(places: Sequence[Index], at_step: Sequence[Index], values: Sequence[Index], steps: int) -> list[Index]:
+    """Return each piece's usual duration over all members and steps, times what leaves the work of each step the same.
+
+    So work is spread over the microbatches of a step, too: a pipeline waits for its longest.
+    """
+    step = np.concatenate(at_step)
+    usual = np.concatenate(_lower_medians(places, values))
+    work, least = np.bincount(step, np.concatenate(values), steps), np.bincount(step, usual, steps)
+    even = np.rint(usual * (work / np.maximum(least, 1))[step]).astype(np.int64)
+    return np.split(even, np.cumsum([len(each) for each in places])[:-1])
 
 
 def _means(keys: Sequence[Index], values: Sequence[Index]) -> list[Index]:

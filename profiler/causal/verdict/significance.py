@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 __all__ = [
     "LONG_OUT_RATIO",
-    "OUT_Z",
     "P_MAX",
     "change_step",
     "lasting_ratio",

@@ -2,9 +2,10 @@
 
 Chance puts a stop of some milliseconds into every third small job, and it names nobody.  What is told from it: what
 the trace itself names; what strikes one rank thrice, or twice if that is longer than any ordinary stop; and a single
-one that is far longer than several stops that were seen, or than all of them and costs as much as a fault.  The last
-only if it is longer than a host stops for another's time slice: how long such a stop is does not follow from the length
-of a step.  That kernels hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
+one that is far longer than any stop of another rank, of which several were seen, or else it must cost as much as a
+fault.  Two ranks that stop once each, alike long, are how these hosts are.  A single one must also be longer than a
+host stops for another's time slice: how long such a stop is does not follow from the length of a step.  That kernels
+hardly vary says nothing: on a device that runs like a clock hosts stop all the same.
 
 Pure: arrays in, answers out.
 """
@@ -74,9 +75,12 @@ class Stops:
         """
         return steps_out(excess, row) if cause in ANNOTATED else steps_out(excess, row, ORDINARY_STOP_NS)
 
-    def fault_ratio(self, cause: Cause, excess: Excess, out: Index, places: Collection[int]) -> float:
+    def fault_ratio(
+        self, cause: Cause, excess: Excess, out: Index, places: Collection[int], parts: Excess | None = None
+    ) -> float:
         """Return the part of `excess` (by step, in ns) that is more than stops; `out` are the steps that stand out.
 
+        Two of them are enough as far as the excess is in all `parts` of each: a stop is in one.
         What `places` did is no measure for it: the ranks concerned, and those of which a fault is known.
         Where twice the same rank is chance, no more counts than the third longest of them shows; else than the second.
         """
@@ -85,16 +89,13 @@ class Stops:
         if cause in ANNOTATED:
             return 1.0
         longest = float(excess[out].max())
-        others = self._measure(places)
+        others = [value for place, value in self._seen if place not in places]
         is_known = len(others) >= STOPS_MIN or longest > LONG_STOP_RATIO * self._whole_ns
         if longest > ORDINARY_STOP_NS and is_known and longest > LONG_OUT_RATIO * max(others, default=0.0):
             return 1.0
         are_long = len(out) > 1 and float(np.sort(excess[out])[-2]) > ORDINARY_STOP_NS
         needed = LONG_STEPS_OUT_MIN if are_long else STEPS_OUT_MIN
-        return lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
-
-    def _measure(self, places: Collection[int]) -> list[float]:
-        """Return the stops of all but `places`, but one that has as long a one: that is another fault."""
-        others = [(value, place) for place, value in self._seen if place not in places]
-        longest, rival = max(others, default=(0.0, None))
-        return [value for value, place in others if longest <= ORDINARY_STOP_NS or place != rival]
+        share = lasting_ratio(excess, needed - 1) if len(out) >= needed else 0.0
+        if parts is not None and len(out) >= LONG_STEPS_OUT_MIN:
+            share = max(share, spread_ratio(parts.reshape(len(excess), -1)[out]))
+        return share

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from ..all_ranks.job_graph import JobGraph, Scenario
 from ..all_ranks.replay import play, step_times, walls
 from ..one_rank.causes import OWN_CAUSES, Cause
+from .findings import Finding, Incident, Judgement
 from .imbalance import spread_evenly
 from .links import SlowLink, slow_links
 from .peers import Atoms, Compared, compare, compare_in_time, equalized
 from .significance import P_MAX, change_step, permutation_p
 from .stops import ANNOTATED, LONG_STOP_RATIO, Stops, lasting
 
-__all__ = ["Finding", "Incident", "Judgement", "judge"]
+__all__ = ["judge"]
 
 SAVED_RATIO_MIN = 0.012
 """The share of the wall time that mending must save: below it faults and chance could not be told apart."""
@@ -60,50 +61,6 @@ STAGE_RATIO_MIN = 1.3
 """A stage is named before its ranks if it saves so many times what its best rank does."""
 
 Index = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that holds the job up.
-
-    `places` are the ranks concerned (one, a stage's, or those of a slow link).  Times are for the whole window:
-    `saved_ns` by replay, `excess_ns` the named cause's excess over the peers, `own_ns` and `peers_ns` the cause's
-    duration on the first of `places` and the median of its peers', `by_step_ns` the excess step by step.
-    """
-
-    places: list[int]
-    kind: str
-    """rank, stage, host (all ranks of one), link or imbalance."""
-    cause: Cause
-    saved_ns: int
-    error_ns: int
-    excess_ns: int
-    own_ns: int
-    peers_ns: int
-    since: int
-    by_step_ns: list[int]
-    p: float
-    details: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """A single step of one rank that stands out and names nobody."""
-
-    place: int
-    step: int
-    cause: Cause
-    excess_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What was found, the most harmful first; `mended` is the scenario without all of it."""
-
-    findings: list[Finding]
-    incidents: list[Incident]
-    mended: Scenario
-    compared: list[Compared]
 
 
 @dataclass(slots=True)
@@ -288,7 +245,7 @@ def _named(
         is_single = len(places) == 1 and compared is state.single
         p = 1.0 if is_single else permutation_p(table if state.is_uneven and cause is Cause.COMPUTE else parts, row)
         out = state.stops.steps_out(cause, table, row)
-        share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended})
+        share = state.stops.fault_ratio(cause, table[row], out, {*rows[row], *state.mended}, parts[row])
         if p < P_MAX:
             share = max(share, lasting(cause, table[row], parts[row]))
         if share > 0 or p < P_MAX:
@@ -379,7 +336,7 @@ def _imbalance(
     found = spread_evenly(state.graph, atoms, roles, state.steps, state.now)
     if found is None:
         return None
-    scenario, spread, totals = found
+    scenario, totals = found.scenario, found.totals_ns
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     if saved < UNEVEN_RATIO_MIN * state.whole_ns:
         return None
@@ -388,8 +345,9 @@ def _imbalance(
     finding = Finding(
         places=[place], kind="imbalance", cause=Cause.IMBALANCE, saved_ns=saved,
         error_ns=_error(state, scenario, saved), excess_ns=int(np.maximum(over, 0).max(axis=0).sum()),
-        own_ns=int(totals.max(axis=0).sum()), peers_ns=int(totals.mean(axis=0).sum()), since=0,
-        by_step_ns=np.rint(over[place]).astype(np.int64).tolist(), p=1.0, details={"spread_ratio": spread},
+        own_ns=int(totals.max(axis=0).sum()), peers_ns=int(totals.mean(axis=0).sum()),
+        since=int(found.is_in_step.argmax()),
+        by_step_ns=np.rint(over[place]).astype(np.int64).tolist(), p=1.0, details={"spread_ratio": found.spread_ratio},
     )  # fmt: skip
     return finding, scenario
 

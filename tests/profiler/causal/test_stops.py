@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from pacecar.profiler.causal.one_rank.causes import Cause
 from pacecar.profiler.causal.verdict.peers import Atoms, Compared
-from pacecar.profiler.causal.verdict.significance import steps_out
 from pacecar.profiler.causal.verdict.stops import Stops
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Model, simulate
 from tests.profiler.causal.models import analyzed
@@ -30,8 +29,8 @@ def compared(excess: NDArray[np.float64]) -> list[Compared]:
 
 
 def fault_ratio(excess: NDArray[np.float64], rank: int, step_ns: float, cause: Cause = Cause.HOST_BOUND) -> float:
-    out = steps_out(excess, rank)
-    return Stops(compared(excess), step_ns * excess.shape[1]).fault_ratio(cause, excess[rank], out, [rank])
+    stops = Stops(compared(excess), step_ns * excess.shape[1])
+    return stops.fault_ratio(cause, excess[rank], stops.steps_out(cause, excess, rank), [rank])
 
 
 def noisy() -> NDArray[np.float64]:
@@ -49,12 +48,12 @@ def test_one_stop_is_a_fault_if_it_costs_as_much_as_one_and_is_more_than_time_sl
     assert fault_ratio(excess, 3, step_ms * MS) == 0
 
 
-def test_long_stops_of_two_ranks_do_not_hide_each_other_but_those_of_three_are_chance() -> None:
+def test_one_long_stop_each_of_two_ranks_is_how_their_hosts_are_unless_one_is_far_longer() -> None:
     excess = noisy()
     excess[3, 2], excess[6, 4] = 25 * MS, 15 * MS
-    assert [fault_ratio(excess, rank, 40 * MS) for rank in (3, 6)] == [1, 1]
-    excess[0, 5] = 20 * MS
-    assert [fault_ratio(excess, rank, 40 * MS) for rank in (0, 3, 6)] == [0, 0, 0]
+    assert [fault_ratio(excess, rank, 40 * MS) for rank in (3, 6)] == [0, 0]
+    excess[3, 2] = 40 * MS
+    assert [fault_ratio(excess, rank, 40 * MS) for rank in (3, 6)] == [1, 0]
 
 
 @pytest.mark.parametrize(("stop_ms", "is_fault"), [(3, False), (12, True)])
@@ -86,6 +85,25 @@ def test_stops_in_two_steps_of_one_rank_are_a_fault_if_both_are_more_than_time_s
     assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
     excess[3, 5] = 0  # one such step is chance
     assert fault_ratio(excess, 3, 100 * MS, cause) == 0
+
+
+def test_long_stops_in_two_steps_of_one_rank_stand_out_of_the_short_ones_of_others() -> None:
+    excess = noisy()
+    excess[3, [2, 5]] = 14 * MS
+    excess[[0, 6, 7], [1, 4, 2]] = 3 * MS
+    assert fault_ratio(excess, 3, 100 * MS) > 0.95
+    assert fault_ratio(excess, 3, 100 * MS, Cause.DATA_WAIT) == 0  # waits for data vary by themselves
+
+
+def test_two_steps_are_enough_where_the_excess_is_in_all_of_their_parts() -> None:
+    excess = noisy()
+    excess[3, [4, 5]] = 3 * MS
+    stops = Stops(compared(excess), 100 * MS)
+    out = stops.steps_out(Cause.COMPUTE, excess, 3)
+    slow, stopped = np.repeat(excess[3] / 4, 4), np.zeros(24)
+    stopped[[17, 22]] = 3 * MS
+    ratios = [stops.fault_ratio(Cause.COMPUTE, excess[3], out, [3], parts) for parts in (slow, stopped)]
+    assert ratios == [pytest.approx(0.75), 0]
 
 
 @pytest.mark.parametrize("stop_ms", [5, 25])  # the host runs ahead of its device, so that 12 would cost nothing

@@ -187,6 +187,12 @@ def test_a_link_that_is_slow_in_some_steps_is_named_since_then() -> None:
     assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.01 * truth.run.step_ns)
 
 
+def test_single_steps_of_two_ranks_do_not_hide_each_other() -> None:
+    saves = [Fault(FaultKind.CHECKPOINT, (2,), 30e6, steps=(2,)), Fault(FaultKind.CHECKPOINT, (5,), 20e6, steps=(5,))]
+    found = analyzed(simulate(ddp(*saves, seed=7)).traces()).stragglers
+    assert [(one.rank, one.cause, one.since_step) for one in found] == [(2, "checkpoint", 2), (5, "checkpoint", 5)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_healthy_jobs_name_nobody(name: str) -> None:
@@ -206,3 +212,19 @@ def test_sequences_of_different_lengths_are_uneven_work_and_nobodys_fault() -> N
     assert (found.kind, found.cause) == ("imbalance", "imbalance")
     assert found.saved_ns == pytest.approx(culprit.saved_step_ns, rel=0.1)
     assert "no rank is slow throughout" in found.evidence
+
+
+def test_work_that_is_uneven_in_some_steps_only_is_found_since_then() -> None:
+    job = Job(Layout(data=8), faults=(Fault(FaultKind.IMBALANCE, (), 0.25, steps=(5, 6)),), seed=15)
+    truth = truth_of(job)
+    [culprit] = truth.culprits
+    [found] = analyzed(truth.run.traces()).stragglers
+    assert (found.kind, found.since_step) == ("imbalance", 5)
+    assert found.saved_ns == pytest.approx(culprit.saved_step_ns, rel=0.1)
+
+
+def test_stops_on_many_ranks_are_no_uneven_work() -> None:
+    noise, uneven = replace(LOUD, hiccup_ratio=0.3), Fault(FaultKind.IMBALANCE, (), 0.1)
+    truth = truth_of(Job(Layout(data=8), noise=noise, faults=(uneven,), seed=15))
+    assert truth.culprits[0].saved_ratio < 0.01  # whoever stops is waited for, however evenly the work is spread
+    assert analyzed(truth.run.traces()).stragglers == []
