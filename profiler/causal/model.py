@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from .all_ranks.critical_path import CriticalPath, critical_path
 from .all_ranks.job_graph import JobGraph, Joins, join_ranks
-from .all_ranks.replay import ReplayError, fixed_lag_error
+from .all_ranks.replay import ReplayError, fixed_lag_error, play, step_times
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
 from .one_rank.waits import find_waits
@@ -85,6 +85,13 @@ class JobModel:
     def wall_ns(self) -> int:
         """How long the job took, over the window."""
         return self.path.wall_ns
+
+    def step_of_collectives(self) -> Index:
+        """Return the number, from 0, of the step in which the last rank came to each collective; 0 without marks."""
+        times = step_times(self.graph, play(self.graph, self.graph.weights()), self.bounds)
+        number = np.searchsorted(times, self.graph.arrive_ns - self.graph.base_ns, side="right") - 1
+        found: Index = np.clip(number, 0, max(len(times) - 2, 0))
+        return found
 
 
 def build_model(job: JobInput) -> JobModel | None:
@@ -195,7 +202,7 @@ def _kept(joins: Joins, cuts: Sequence[_Cut]) -> tuple[Joins, Index]:
     known &= number[joins.join] != NONE
     return Joins(
         len(kept), number[joins.join[known]], joins.rank[known], row[known],
-        joins.label[kept], joins.group[kept], joins.is_pair[kept], joins.binds[kept],
+        joins.label[kept], joins.group[kept], joins.is_pair[kept], joins.binds[kept], joins.bytes[kept],
     ), kept  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def add_own_critical_time(trace: Trace, tables: TraceTables, places: TablePlaces
     """Set `critical_ns` in the tables of a trace that stands alone; leaves None where there is nothing to walk."""
     nothing = np.empty(0, dtype=np.int64)
     none = nothing.astype(np.bool_)
-    joins = Joins(0, nothing, nothing, nothing, nothing, nothing, none, none)
+    joins = Joins(0, nothing, nothing, nothing, nothing, nothing, none, none, nothing)
     model = build_model(JobInput([trace], [RankClockCorrection(0.0)], joins))
     if model is not None:
         add_critical_time(model, [trace], [(tables, places)])

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...causal.all_ranks.job_graph import Joins
 from ...causal.model import JobInput, JobModel, build_model
-from ...trace.columns import Trace
+from ...trace.columns import NONE, Trace
 from .clocks import SYNCHRONIZING, Clocks
 from .matching.collective_matching import Events, Matched
 
@@ -34,7 +34,7 @@ def model_of(
 
 def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
     """Return all matched collectives as columns; those of one kind that span as many hosts have one label."""
-    join, rank, row, label, of_group, pair, binds = ([] for _ in range(7))
+    join, rank, row, label, of_group, pair, binds, size = ([] for _ in range(8))
     labels: dict[tuple[object, ...], int] = {}
     count = 0
     for number, group in enumerate(groups):
@@ -53,6 +53,7 @@ def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) 
             key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None, hosts)
             label.append(labels.setdefault(key, len(labels)))
             binds.append(meta.operation in SYNCHRONIZING and group.pair is None)
+            size.append(NONE if meta.bytes is None else meta.bytes)
         of_group += [number] * len(group.collectives)
         pair += [group.pair is not None] * len(group.collectives)
         count += len(group.collectives)
@@ -66,4 +67,5 @@ def _joins(groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) 
         group=np.array(of_group, dtype=np.int64),
         is_pair=np.array(pair, dtype=np.bool_),
         binds=np.array(binds, dtype=np.bool_),
+        bytes=np.array(size, dtype=np.int64),
     )

@@ -2,7 +2,8 @@
 
 A bound from a ledger can be wrong both ways: what a rank waits for is also what hides behind other waits.  Replay takes
 the graph, changes durations and plays the whole job.  Each answer carries the error that it may have: the fixed-lag
-replay's of the run itself, and what noise leaves open.
+replay's of the run itself, and what noise leaves open.  Where the traces leave open what a change would do, it is
+played both ways: the answer is the middle, and half of what lies between is added to the error.
 
 Pure: a model in, scenarios out.
 """
@@ -15,6 +16,7 @@ import numpy as np
 
 from ...causal.all_ranks.job_graph import Scenario as Replay
 from ...causal.all_ranks.replay import walls
+from ...causal.all_ranks.shared_wire import is_shared, shared_sets, with_work, work_of
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
 from ...causal.one_rank.rank_graph import RankGraph, RankWeights
@@ -29,39 +31,71 @@ def replayed(model: JobModel) -> list[Scenario]:
     if model.wall_ns <= 0:
         return []
     named = list(_scenarios(model))
-    found = walls(model.graph, [replay for _, replay, _ in named])
+    found = iter(walls(model.graph, [replay for _, replays, _ in named for replay in replays]).tolist())
     steps = len(model.steps) or 1
     pace = model.wall_ns / steps
     error = (abs(model.error.ratio) + ERROR_RATIO_MIN) * pace
     answers = []
-    for (name, _, note), wall in zip(named, found.tolist(), strict=True):
-        saved = max(model.wall_ns - wall, 0)
+    for name, replays, note in named:
+        each = [max(model.wall_ns - next(found), 0) for _ in replays]
+        saved, apart = (max(each) + min(each)) / 2, (max(each) - min(each)) / 2
+        open_ns = apart if name != "straggler_median" else sum(one.error_ns for one in model.judgement.findings)
         answers.append(
             Scenario(
                 name=name,
                 step_ns=pace - saved / steps,
                 speedup=pace / max(pace - saved / steps, 1.0),
                 saved_ns=saved / steps,
-                error_ns=error + sum(each.error_ns for each in model.judgement.findings) / steps
-                if name == "straggler_median"
-                else error,
+                error_ns=error + open_ns / steps,
                 note=f"{note}; by replay, which is {model.error.ratio:+.2%} off for the run as it was",
             )
         )
     return answers
 
 
-def _scenarios(model: JobModel) -> Iterator[tuple[str, Replay, str]]:
-    graph = model.graph
-    nothing = np.zeros_like(graph.wire_ns)
-    yield "communication_hidden", Replay(wire_ns=nothing), "collectives take no time once all ranks have come"
-    yield "link_twice_as_fast", Replay(wire_ns=graph.wire_ns // 2), "collectives take half the time on the wire"
-    yield "data_free", _without(model, (Cause.DATA_WAIT,)), "no waiting for data"
-    if len(graph.ranks) > 1:
-        yield "straggler_median", model.judgement.mended, _who(model)
-    yield "launch_gaps_gone", _without(model, (Cause.HOST_BOUND,)), "no python between launches"
-    everything = _without(model, (Cause.HOST_BOUND, Cause.DATA_WAIT))
-    yield "all", Replay(everything.ranks, nothing), "no communication, data wait or python between launches"
+def _scenarios(model: JobModel) -> Iterator[tuple[str, list[Replay], str]]:
+    """Give the name of each question, how it is played (all ways that the traces leave open), and what it means."""
+    nothing = np.zeros_like(model.graph.wire_ns)
+    hidden = [Replay(wire_ns=nothing, scatter_ratio=ratio) for ratio in (1.0, 0.0)]
+    yield "communication_hidden", hidden, "collectives take no time once all ranks have come"
+    yield "link_twice_as_fast", *_twice_as_fast(model, _Wire(model))
+    yield "data_free", [_without(model, (Cause.DATA_WAIT,))], "no waiting for data"
+    if len(model.graph.ranks) > 1:
+        yield "straggler_median", [model.judgement.mended], _who(model)
+    yield "launch_gaps_gone", [_without(model, (Cause.HOST_BOUND,))], "no python between launches"
+    ranks = _without(model, (Cause.HOST_BOUND, Cause.DATA_WAIT)).ranks
+    everything = [Replay(ranks, nothing, ratio) for ratio in (1.0, 0.0)]
+    yield "all", everything, "no communication, data wait or python between launches"
+
+
+class _Wire:
+    """Which collectives are on the wire together (`sets`), and whether they share it, as far as the times tell."""
+
+    def __init__(self, model: JobModel) -> None:
+        self.sets = shared_sets(model.graph)
+        self.step = model.step_of_collectives()
+        told = is_shared(model.graph, self.sets, self.step) if self.sets else False
+        self.shared = (True, False) if told is None else (told,)
+        self.words = {
+            True: ", and those of the same ranks at the same time share it",
+            False: ", and those of the same ranks at the same time do not slow each other" if self.sets else "",
+            None: "; whether those of the same ranks at the same time share it cannot be told",
+        }[told]
+
+
+def _twice_as_fast(model: JobModel, wire: _Wire) -> tuple[list[Replay], str]:
+    """Return the replays and what is assumed.  What ranks leave later than the first may be the wire's, or theirs."""
+    return [
+        with_work(
+            model.graph,
+            wire.sets,
+            work_of(model.graph, wire.sets, shared=shared) / 2,
+            shared=shared,
+            scatter_ratio=ratio,
+        )
+        for shared in wire.shared
+        for ratio in (1.0, 0.5)
+    ], f"collectives take half the time on the wire{wire.words}"
 
 
 def _who(model: JobModel) -> str:
