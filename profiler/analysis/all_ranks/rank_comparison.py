@@ -96,6 +96,8 @@ def compare_ranks(
     instances, shortened = _instances(arrivals, tables)
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
+    what_if, untold = ([], []) if model is None else replayed(model, metas)
+    warnings += untold
     job = TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
@@ -104,7 +106,7 @@ def compare_ranks(
         collectives=_totals(arrivals, ranks),
         instances=instances,
         stragglers=[] if model is None else stragglers_of(model, tables, lateness),
-        what_if=[] if model is None else replayed(model),
+        what_if=what_if,
         warnings=warnings,
         wall_ns=None if model is None else model.wall_ns,
         critical_path=[] if model is None else critical_parts(model, tables, metas),

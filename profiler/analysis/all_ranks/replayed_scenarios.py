@@ -1,11 +1,11 @@
-"""Answers what-if questions about a job by replay: data for free, the straggler as its peers, a faster link.
+"""Answers what-if questions about a job by replay: data for free, the straggler as its peers, a faster link, buckets.
 
 A bound from a ledger can be wrong both ways: what a rank waits for is also what hides behind other waits.  Replay takes
 the graph, changes durations and plays the whole job.  Each answer carries the error that it may have: the fixed-lag
 replay's of the run itself, and what noise leaves open.  Where the traces leave open what a change would do, it is
 played both ways: the answer is the middle, and half of what lies between is added to the error.
 
-Pure: a model in, scenarios out.
+Pure: a model and what its collectives are in, scenarios out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ...causal.all_ranks.bucket_sizes import Buckets, buckets_of, latency_of, merged
 from ...causal.all_ranks.job_graph import Scenario as Replay
 from ...causal.all_ranks.replay import walls
 from ...causal.all_ranks.shared_wire import is_shared, shared_sets, with_work, work_of
@@ -21,23 +22,38 @@ from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
 from ...causal.one_rank.rank_graph import RankGraph, RankWeights
 from ...causal.verdict.verdict import ERROR_RATIO_MIN
+from ...trace.columns import NONE, CollectiveColumns, TraceWarning
 from ..report import Scenario
 
 __all__ = ["replayed"]
 
 
-def replayed(model: JobModel) -> list[Scenario]:
-    """Return the job's what-if scenarios, in times of one step, or of the whole window where no steps are marked."""
+MAY_COST = frozenset({"buckets_twice_as_large"})
+"""Changes that may make a job slower; of others it is the replay's error if they do."""
+
+DDP_FORWARD = "DistributedDataParallel.forward"
+
+BUCKETS_UNTOLD = "bucket_sizes_untold"
+
+
+def replayed(model: JobModel, collectives: Sequence[CollectiveColumns]) -> tuple[list[Scenario], list[TraceWarning]]:
+    """Return the job's what-if scenarios and what could not be answered.
+
+    Times are of one step, or of the whole window where no steps are marked.  `collectives` are those that were matched,
+    as numbered by `JobModel.kept_joins`.
+    """
     if model.wall_ns <= 0:
-        return []
-    named = list(_scenarios(model))
+        return [], []
+    warnings: list[TraceWarning] = []
+    named = list(_scenarios(model, collectives, warnings))
     found = iter(walls(model.graph, [replay for _, replays, _ in named for replay in replays]).tolist())
     steps = len(model.steps) or 1
     pace = model.wall_ns / steps
     error = (abs(model.error.ratio) + ERROR_RATIO_MIN) * pace
     answers = []
     for name, replays, note in named:
-        each = [max(model.wall_ns - next(found), 0) for _ in replays]
+        least = -model.wall_ns if name in MAY_COST else 0
+        each = [max(model.wall_ns - next(found), least) for _ in replays]
         saved, apart = (max(each) + min(each)) / 2, (max(each) - min(each)) / 2
         open_ns = apart if name != "straggler_median" else sum(one.error_ns for one in model.judgement.findings)
         answers.append(
@@ -50,15 +66,23 @@ def replayed(model: JobModel) -> list[Scenario]:
                 note=f"{note}; by replay, which is {model.error.ratio:+.2%} off for the run as it was",
             )
         )
-    return answers
+    return answers, warnings
 
 
-def _scenarios(model: JobModel) -> Iterator[tuple[str, list[Replay], str]]:
+def _scenarios(
+    model: JobModel, collectives: Sequence[CollectiveColumns], warnings: list[TraceWarning]
+) -> Iterator[tuple[str, list[Replay], str]]:
     """Give the name of each question, how it is played (all ways that the traces leave open), and what it means."""
     nothing = np.zeros_like(model.graph.wire_ns)
     hidden = [Replay(wire_ns=nothing, scatter_ratio=ratio) for ratio in (1.0, 0.0)]
     yield "communication_hidden", hidden, "collectives take no time once all ranks have come"
-    yield "link_twice_as_fast", *_twice_as_fast(model, _Wire(model))
+    wire = _Wire(model)
+    yield "link_twice_as_fast", *_twice_as_fast(model, wire)
+    larger = _twice_as_large(model, collectives, wire)
+    if isinstance(larger, TraceWarning):
+        warnings.append(larger)
+    elif larger is not None:
+        yield "buckets_twice_as_large", *larger
     yield "data_free", [_without(model, (Cause.DATA_WAIT,))], "no waiting for data"
     if len(model.graph.ranks) > 1:
         yield "straggler_median", [model.judgement.mended], _who(model)
@@ -96,6 +120,38 @@ def _twice_as_fast(model: JobModel, wire: _Wire) -> tuple[list[Replay], str]:
         for shared in wire.shared
         for ratio in (1.0, 0.5)
     ], f"collectives take half the time on the wire{wire.words}"
+
+
+def _twice_as_large(
+    model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire
+) -> tuple[list[Replay], str] | TraceWarning | None:
+    """Return the replays, with the least and the most latency that is likely, or why not; None without DDP's pairs."""
+    buckets = _buckets(model, collectives, wire)
+    if len(buckets.first) == 0:
+        return None
+    size = model.graph.joins.bytes[buckets.members]
+    if (size == NONE).any():
+        return TraceWarning(BUCKETS_UNTOLD, "other sizes of DDP's buckets: not known, their bytes were not recorded")
+    replays = []
+    for shared in wire.shared:
+        work = work_of(model.graph, wire.sets, shared=shared)
+        latency = latency_of(size, work[buckets.members])
+        if latency is None:
+            message = "other sizes of DDP's buckets: not known, they are too alike to tell latency from bandwidth"
+            return TraceWarning(BUCKETS_UNTOLD, message)
+        likely = (max(latency.ns - 2 * latency.error_ns, 0.0), latency.ns + 2 * latency.error_ns)
+        replays += [with_work(model.graph, wire.sets, merged(buckets, work, ns), shared=shared) for ns in likely]
+    each = len(np.unique(wire.step[buckets.first]))
+    pairs = len(buckets.first) / each if each else 0.0
+    return replays, f"{pairs:.0f} pairs of neighbouring buckets are one each{wire.words}"
+
+
+def _buckets(model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire) -> Buckets:
+    """Return DDP's buckets; none where a trace does not have DDP's forward."""
+    is_ddp = all(DDP_FORWARD in rank.events.trace.names for rank in model.graph.ranks)
+    operations = [collectives[number].operation for number in model.kept_joins.tolist()]
+    is_gradient = np.array([is_ddp and each == "all_reduce" for each in operations], dtype=np.bool_)
+    return buckets_of(model.graph, is_gradient, wire.step)
 
 
 def _who(model: JobModel) -> str:
