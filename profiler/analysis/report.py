@@ -275,7 +275,7 @@ class CriticalPart(msgspec.Struct, kw_only=True):
     collective: str | None
     """The operation, of time on the wire."""
     module: str | None
-    """None where the trace has no modules."""
+    """Around what was launched or ran, outermost first (Net/Linear); None where it was not read or recorded."""
 
 
 class TraceJob(msgspec.Struct, kw_only=True):

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pacecar.formatting.quantities import plural
+
 from ...causal.all_ranks.bucket_sizes import Buckets, buckets_of, latency_of, merged
 from ...causal.all_ranks.job_graph import Scenario as Replay
 from ...causal.all_ranks.replay import walls
@@ -143,7 +145,7 @@ def _twice_as_large(
         replays += [with_work(model.graph, wire.sets, merged(buckets, work, ns), shared=shared) for ns in likely]
     each = len(np.unique(wire.step[buckets.first]))
     pairs = len(buckets.first) / each if each else 0.0
-    return replays, f"{pairs:.0f} pairs of neighbouring buckets are one each{wire.words}"
+    return replays, f"{plural(round(pairs), 'pair')} of neighbouring buckets made one{wire.words}"
 
 
 def _buckets(model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire) -> Buckets:
