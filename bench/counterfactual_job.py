@@ -103,7 +103,8 @@ def main() -> None:
     samples = Samples(0.0 if fault == "no_data" else SAMPLE_SECONDS + (more if fault == "data" else 0.0))
     took = []
     steps = schedule(wait=WARM_STEPS - 2, warmup=2, active=RECORDED_STEPS)
-    with profile(activities=[ProfilerActivity.CPU], schedule=steps) as recorded:
+    # With shapes gloo's rows say how many bytes they sum up.
+    with profile(activities=[ProfilerActivity.CPU], schedule=steps, record_shapes=True) as recorded:
         began = time.perf_counter_ns()
         for batch in DataLoader(samples, batch_size=1):
             if fault == "host" and more:

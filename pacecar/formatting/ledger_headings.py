@@ -26,6 +26,7 @@ HEADING_WORDS = {
 SCENARIO_WORDS = {
     "communication_hidden": "communication fully hidden",
     "link_twice_as_fast": "link twice as fast",
+    "buckets_twice_as_large": "buckets twice as large",
     "data_free": "data for free",
     "straggler_median": "straggler as fast as the median",
     "launch_gaps_gone": "launch gaps gone",

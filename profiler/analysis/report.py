@@ -92,10 +92,12 @@ class Scenario(msgspec.Struct, kw_only=True):
     """
 
     name: str
-    """communication_hidden, link_twice_as_fast (of a job), data_free, straggler_median, launch_gaps_gone, all."""
+    """communication_hidden, data_free, straggler_median, launch_gaps_gone, all; of a job also link_twice_as_fast, and
+    of DDP's buckets_twice_as_large."""
     step_ns: float
     speedup: float
     saved_ns: float
+    """Below zero where it makes the step longer, as larger buckets may."""
     note: str
     error_ns: float | None = None
     """How far `saved_ns` may be off; None for a bound."""
@@ -273,7 +275,7 @@ class CriticalPart(msgspec.Struct, kw_only=True):
     collective: str | None
     """The operation, of time on the wire."""
     module: str | None
-    """None where the trace has no modules."""
+    """Around what was launched or ran, outermost first (Net/Linear); None where it was not read or recorded."""
 
 
 class TraceJob(msgspec.Struct, kw_only=True):

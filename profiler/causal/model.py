@@ -83,6 +83,8 @@ class JobModel:
     path: CriticalPath
     error: ReplayError
     judgement: Judgement
+    join_step: Index
+    """The step of each collective, or the unit where no steps are marked; NONE before the first."""
 
     @property
     def wall_ns(self) -> int:
@@ -125,7 +127,8 @@ def build_model(job: JobInput) -> JobModel | None:
     of_joins = join_steps(graph, begins)
     judgement = judge(played, atoms, roles, bounds, units, error.ratio, of_joins, job.hosts)
     return JobModel(
-        graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement
+        graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement,
+        of_joins,
     )  # fmt: skip
 
 
@@ -201,6 +204,7 @@ def _kept(joins: Joins, cuts: Sequence[_Cut]) -> tuple[Joins, Index]:
     return Joins(
         len(kept), number[joins.join[known]], joins.rank[known], row[known],
         joins.label[kept], joins.group[kept], joins.is_pair[kept], joins.binds[kept], joins.receives[known],
+        joins.bytes[kept],
     ), kept  # fmt: skip
 
 

@@ -46,10 +46,14 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Every rank's link: megabits a second (None: as fast as the machine can) and milliseconds one way."""
+    """Every rank's link: megabits a second (None: as fast as the machine can) and milliseconds one way.
+
+    After a pause the first `burst_bytes` go at full speed, where there is no delay.
+    """
 
     megabits: int | None
     delay_ms: float = 0.0
+    burst_bytes: int = BURST_BYTES
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -175,7 +179,7 @@ def _shape(prefix: list[str], link: Link) -> None:
     if link.megabits is None:
         subprocess.run(f"{tc} del dev {DEVICE} root".split(), check=False, capture_output=True)
         return
-    rate = f"rate {link.megabits}mbit burst {BURST_BYTES} latency {QUEUE_SECONDS * 1e3:.0f}ms"
+    rate = f"rate {link.megabits}mbit burst {link.burst_bytes} latency {QUEUE_SECONDS * 1e3:.0f}ms"
     _sh(f"{tc} replace dev {DEVICE} root tbf {rate}")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..one_rank.tables.all_tables import TablePlaces
     from ..report_tables import TraceTables
 
-__all__ = ["add_critical_time", "add_own_critical_time"]
+__all__ = ["add_critical_time", "add_own_critical_time", "rows_before_cut"]
 
 Index = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ def add_critical_time(
     """Set `critical_ns` in the tables of each of `traces`, which are the model's; None for a trace without tables."""
     for place, (trace, its) in enumerate(zip(traces, tables, strict=True)):
         if its is not None:
-            rows = _row_of(trace, model.graph.ranks[place].events.trace)
+            rows = rows_before_cut(trace, model.graph.ranks[place].events.trace)
             _add(model.path, place, rows, *its)
 
 
@@ -45,13 +45,13 @@ def add_own_critical_time(trace: Trace, tables: TraceTables, places: TablePlaces
     """Set `critical_ns` in the tables of a trace that stands alone; leaves None where there is nothing to walk."""
     nothing = np.empty(0, dtype=np.int64)
     none = nothing.astype(np.bool_)
-    joins = Joins(0, nothing, nothing, nothing, nothing, nothing, none, none, none)
+    joins = Joins(0, nothing, nothing, nothing, nothing, nothing, none, none, none, nothing)
     model = build_model(JobInput([trace], [RankClockCorrection(0.0)], joins))
     if model is not None:
         add_critical_time(model, [trace], [(tables, places)])
 
 
-def _row_of(trace: Trace, cut: Trace) -> Index:
+def rows_before_cut(trace: Trace, cut: Trace) -> Index:
     """Return the device row of `trace` that each device row of `cut` is: `cut` has what was issued before some instant.
 
     See `causal.model`: rows are kept in their order, and of one instant all or none.

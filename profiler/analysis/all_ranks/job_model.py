@@ -36,7 +36,7 @@ def model_of(
 
 def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
     """Return all matched collectives as columns; those of one kind that span as many hosts have one label."""
-    join, rank, row, label, of_group, pair, binds, receives = ([] for _ in range(8))
+    join, rank, row, label, of_group, pair, binds, receives, size = ([] for _ in range(9))
     labels: dict[tuple[object, ...], int] = {}
     ranks = np.array([NONE - 1 if trace.rank is None else trace.rank for trace in traces], dtype=np.int64)
     count = 0
@@ -57,6 +57,7 @@ def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[
             key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None, hosts)
             label.append(labels.setdefault(key, len(labels)))
             binds.append(meta.operation in SYNCHRONIZING and group.pair is None)
+            size.append(NONE if meta.bytes is None else meta.bytes)
         of_group += [number] * len(group.collectives)
         pair += [group.pair is not None] * len(group.collectives)
         count += len(group.collectives)
@@ -71,4 +72,5 @@ def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[
         is_pair=np.array(pair, dtype=np.bool_),
         binds=np.array(binds, dtype=np.bool_),
         receives=np.concatenate([nothing.astype(np.bool_), *receives]),
+        bytes=np.array(size, dtype=np.int64),
     )

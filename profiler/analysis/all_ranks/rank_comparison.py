@@ -89,13 +89,17 @@ def compare_ranks(
     arrivals = [arrivals_of(group, clocks) for group in groups if group.collectives]
     lateness = lateness_of(arrivals, clocks, len(tables))
     model = model_of(tables, groups, matching.events, clocks)
+    of_trace = {} if places is None else dict(zip(map(id, traces), places, strict=True))
+    where = [of_trace.get(id(trace)) for trace in tables]
     if model is not None and places is not None:
-        _add_critical_time(model, ranks, dict(zip(map(id, traces), places, strict=True)))
+        _add_critical_time(model, ranks, where)
     metas = [meta for group in groups for meta in group.collectives]
     shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
     instances, shortened = _instances(arrivals, tables)
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
+    what_if, untold = ([], []) if model is None else replayed(model, metas)
+    warnings += untold
     job = TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
@@ -104,10 +108,12 @@ def compare_ranks(
         collectives=_totals(arrivals, ranks),
         instances=instances,
         stragglers=[] if model is None else stragglers_of(model, tables, lateness),
-        what_if=[] if model is None else replayed(model),
+        what_if=what_if,
         warnings=warnings,
         wall_ns=None if model is None else model.wall_ns,
-        critical_path=[] if model is None else critical_parts(model, tables, metas),
+        critical_path=[]
+        if model is None
+        else critical_parts(model, tables, metas, [None if its is None else its.modules for its in where]),
         replay_error_ratio=None if model is None else model.error.ratio,
         unexplained_ratio=None if model is None else model.error.unexplained_ratio,
         incidents=[] if model is None else incidents_of(model, tables),
@@ -117,10 +123,10 @@ def compare_ranks(
     return job, job_times(model, job.ranks, clocks.corrections, metas)
 
 
-def _add_critical_time(model: JobModel, ranks: Sequence[_Rank], places: dict[int, TablePlaces | None]) -> None:
+def _add_critical_time(model: JobModel, ranks: Sequence[_Rank], places: Sequence[TablePlaces | None]) -> None:
     tables = []
-    for rank in ranks:
-        its, where = rank.report.tables, places[id(rank.trace)]
+    for rank, where in zip(ranks, places, strict=True):
+        its = rank.report.tables
         tables.append(None if its is None or where is None else (its, where))
     add_critical_time(model, [rank.trace for rank in ranks], tables)
 

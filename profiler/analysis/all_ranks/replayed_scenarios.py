@@ -1,10 +1,11 @@
-"""Answers what-if questions about a job by replay: data for free, the straggler as its peers, a faster link.
+"""Answers what-if questions about a job by replay: data for free, the straggler as its peers, a faster link, buckets.
 
 A bound from a ledger can be wrong both ways: what a rank waits for is also what hides behind other waits.  Replay takes
 the graph, changes durations and plays the whole job.  Each answer carries the error that it may have: the fixed-lag
-replay's of the run itself, and what noise leaves open.
+replay's of the run itself, and what noise leaves open.  Where the traces leave open what a change would do, it is
+played both ways: the answer is the middle, and half of what lies between is added to the error.
 
-Pure: a model in, scenarios out.
+Pure: a model and what its collectives are in, scenarios out.
 """
 
 from __future__ import annotations
@@ -13,56 +14,153 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pacecar.formatting.quantities import plural
+
+from ...causal.all_ranks.bucket_sizes import Buckets, buckets_of, latency_of, merged
 from ...causal.all_ranks.job_graph import Scenario as Replay
 from ...causal.all_ranks.replay import walls
+from ...causal.all_ranks.shared_wire import is_shared, shared_sets, with_work, work_of
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
 from ...causal.one_rank.rank_graph import RankGraph, RankWeights
 from ...causal.verdict.verdict import ERROR_RATIO_MIN
+from ...trace.columns import NONE, CollectiveColumns, TraceWarning
 from ..report import Scenario
 
 __all__ = ["replayed"]
 
 
-def replayed(model: JobModel) -> list[Scenario]:
-    """Return the job's what-if scenarios, in times of one step, or of the whole window where no steps are marked."""
+MAY_COST = frozenset({"buckets_twice_as_large"})
+"""Changes that may make a job slower; of others it is the replay's error if they do."""
+
+OF_PEERS = frozenset({"straggler_median", "all"})
+"""Changes of which those named are a part, whose errors are added."""
+
+DDP_FORWARD = "DistributedDataParallel.forward"
+
+BUCKETS_UNTOLD = "bucket_sizes_untold"
+
+
+def replayed(model: JobModel, collectives: Sequence[CollectiveColumns]) -> tuple[list[Scenario], list[TraceWarning]]:
+    """Return the job's what-if scenarios and what could not be answered.
+
+    Times are of one step, or of the whole window where no steps are marked.  `collectives` are those that were matched,
+    as numbered by `JobModel.kept_joins`.
+    """
     if model.wall_ns <= 0:
-        return []
-    named = list(_scenarios(model))
-    as_it_was, *found = walls(model.played, [Replay(), *(replay for _, replay, _ in named)]).tolist()
+        return [], []
+    warnings: list[TraceWarning] = []
+    named = list(_scenarios(model, collectives, warnings))
+    played = [Replay(), *(replay for _, replays, _ in named for replay in replays)]
+    as_it_was, *walls_ns = walls(model.played, played).tolist()
+    found = iter(walls_ns)
     steps = len(model.steps) or 1
     pace = model.wall_ns / steps
     error = (abs(model.error.ratio) + ERROR_RATIO_MIN) * pace
     of_peers = sum(each.error_ns for each in model.judgement.findings) / steps
     answers = []
-    for (name, _, note), wall in zip(named, found, strict=True):
-        saved = max(as_it_was - wall, 0)
+    for name, replays, note in named:
+        least = -as_it_was if name in MAY_COST else 0
+        each = [max(as_it_was - next(found), least) for _ in replays]
+        saved, apart = (max(each) + min(each)) / 2, (max(each) - min(each)) / 2
+        more = of_peers if name in OF_PEERS else 0.0
         answers.append(
             Scenario(
                 name=name,
                 step_ns=pace - saved / steps,
                 speedup=pace / max(pace - saved / steps, 1.0),
                 saved_ns=saved / steps,
-                error_ns=error + of_peers if name in ("straggler_median", "all") else error,
+                error_ns=error + apart / steps + more,
                 note=f"{note}; by replay, which is {model.error.ratio:+.2%} off for the run as it was",
             )
         )
-    return answers
+    return answers, warnings
 
 
-def _scenarios(model: JobModel) -> Iterator[tuple[str, Replay, str]]:
-    graph = model.played
-    nothing = np.zeros_like(graph.wire_ns)
-    yield "communication_hidden", Replay(wire_ns=nothing), "collectives take no time once all ranks have come"
-    yield "link_twice_as_fast", Replay(wire_ns=graph.wire_ns // 2), "collectives take half the time on the wire"
-    yield "data_free", _without(model, (Cause.DATA_WAIT,)), "no waiting for data"
-    if len(graph.ranks) > 1:
-        yield "straggler_median", model.judgement.mended, _who(model)
-    yield "launch_gaps_gone", _without(model, (Cause.HOST_BOUND,)), "no python between launches"
-    everything = _without(model, (Cause.HOST_BOUND, Cause.DATA_WAIT), model.judgement.mended)
+def _scenarios(
+    model: JobModel, collectives: Sequence[CollectiveColumns], warnings: list[TraceWarning]
+) -> Iterator[tuple[str, list[Replay], str]]:
+    """Give the name of each question, how it is played (all ways that the traces leave open), and what it means."""
+    nothing = np.zeros_like(model.played.wire_ns)
+    hidden = [Replay(wire_ns=nothing, scatter_ratio=ratio) for ratio in (1.0, 0.0)]
+    yield "communication_hidden", hidden, "collectives take no time once all ranks have come"
+    wire = _Wire(model)
+    yield "link_twice_as_fast", *_twice_as_fast(model, wire)
+    larger = _twice_as_large(model, collectives, wire)
+    if isinstance(larger, TraceWarning):
+        warnings.append(larger)
+    elif larger is not None:
+        yield "buckets_twice_as_large", *larger
+    yield "data_free", [_without(model, (Cause.DATA_WAIT,))], "no waiting for data"
+    if len(model.played.ranks) > 1:
+        yield "straggler_median", [model.judgement.mended], _who(model)
+    yield "launch_gaps_gone", [_without(model, (Cause.HOST_BOUND,))], "no python between launches"
+    ranks = _without(model, (Cause.HOST_BOUND, Cause.DATA_WAIT), model.judgement.mended).ranks
     peers = ", and who is named as their peers" if model.judgement.findings else ""
-    note = f"no communication, data wait or python between launches{peers}"
-    yield "all", Replay(everything.ranks, nothing), note
+    everything = [Replay(ranks, nothing, ratio) for ratio in (1.0, 0.0)]
+    yield "all", everything, f"no communication, data wait or python between launches{peers}"
+
+
+class _Wire:
+    """Which collectives are on the wire together (`sets`), and whether they share it, as far as the times tell."""
+
+    def __init__(self, model: JobModel) -> None:
+        self.sets = shared_sets(model.played)
+        self.step = np.maximum(model.join_step, 0)
+        told = is_shared(model.played, self.sets, self.step) if self.sets else False
+        self.shared = (True, False) if told is None else (told,)
+        self.words = {
+            True: ", and those of the same ranks at the same time share it",
+            False: ", and those of the same ranks at the same time do not slow each other" if self.sets else "",
+            None: "; whether those of the same ranks at the same time share it cannot be told",
+        }[told]
+
+
+def _twice_as_fast(model: JobModel, wire: _Wire) -> tuple[list[Replay], str]:
+    """Return the replays and what is assumed.  What ranks leave later than the first may be the wire's, or theirs."""
+    return [
+        with_work(
+            model.played,
+            wire.sets,
+            work_of(model.played, wire.sets, shared=shared) / 2,
+            shared=shared,
+            scatter_ratio=ratio,
+        )
+        for shared in wire.shared
+        for ratio in (1.0, 0.5)
+    ], f"collectives take half the time on the wire{wire.words}"
+
+
+def _twice_as_large(
+    model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire
+) -> tuple[list[Replay], str] | TraceWarning | None:
+    """Return the replays, with the least and the most latency that is likely, or why not; None without DDP's pairs."""
+    buckets = _buckets(model, collectives, wire)
+    if len(buckets.first) == 0:
+        return None
+    size = model.played.joins.bytes[buckets.members]
+    if (size == NONE).any():
+        return TraceWarning(BUCKETS_UNTOLD, "other sizes of DDP's buckets: not known, their bytes were not recorded")
+    replays = []
+    for shared in wire.shared:
+        work = work_of(model.played, wire.sets, shared=shared)
+        latency = latency_of(size, work[buckets.members])
+        if latency is None:
+            message = "other sizes of DDP's buckets: not known, they are too alike to tell latency from bandwidth"
+            return TraceWarning(BUCKETS_UNTOLD, message)
+        likely = (max(latency.ns - 2 * latency.error_ns, 0.0), latency.ns + 2 * latency.error_ns)
+        replays += [with_work(model.played, wire.sets, merged(buckets, work, ns), shared=shared) for ns in likely]
+    each = len(np.unique(wire.step[buckets.first]))
+    pairs = len(buckets.first) / each if each else 0.0
+    return replays, f"{plural(round(pairs), 'pair')} of neighbouring buckets made one{wire.words}"
+
+
+def _buckets(model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire) -> Buckets:
+    """Return DDP's buckets; none where a trace does not have DDP's forward."""
+    is_ddp = all(DDP_FORWARD in rank.events.trace.names for rank in model.played.ranks)
+    operations = [collectives[number].operation for number in model.kept_joins.tolist()]
+    is_gradient = np.array([is_ddp and each == "all_reduce" for each in operations], dtype=np.bool_)
+    return buckets_of(model.played, is_gradient, wire.step)
 
 
 def _who(model: JobModel) -> str:

@@ -10,6 +10,7 @@ Pure: a model in, document types out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +25,11 @@ from ...causal.verdict.significance import P_MAX, least_p
 from ...trace.columns import NONE, CollectiveColumns, Trace
 from ..one_rank.kernel_families import family_of
 from ..report import CriticalPart, LateTraceRank, StepIncident
+from .critical_modules import modules_of_path
 from .lateness import Lateness
+
+if TYPE_CHECKING:
+    from ..one_rank.tables.all_tables import RowModules
 
 __all__ = [
     "CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "incidents_of", "is_trusted", "stragglers_of", "too_few_words",
@@ -158,21 +163,28 @@ def incidents_of(model: JobModel, traces: Sequence[Trace]) -> list[StepIncident]
 
 
 def critical_parts(
-    model: JobModel, traces: Sequence[Trace], collectives: Sequence[CollectiveColumns]
+    model: JobModel,
+    traces: Sequence[Trace],
+    collectives: Sequence[CollectiveColumns],
+    modules: Sequence[RowModules | None],
 ) -> list[CriticalPart]:
-    """Return the critical path summed by rank, cause, family and collective, the longest first; it adds up exactly."""
+    """Return the critical path summed by all that a part says, the longest first; it adds up exactly.
+
+    `modules` are those of the rows of each of `traces`, None for one that has none.
+    """
     path = model.path
-    sums: dict[tuple[int, int, str | None, str | None], int] = {}
-    columns = np.stack((path.rank, path.cause.astype(np.int64), path.name, path.row != NONE, path.join), axis=1)
+    module, names_of_modules = modules_of_path(model, traces, modules)
+    sums: dict[tuple[int, int, str | None, str | None, str | None], int] = {}
+    columns = np.stack((path.rank, path.cause.astype(np.int64), path.name, path.row != NONE, path.join, module), axis=1)
     kinds, number = np.unique(columns, axis=0, return_inverse=True)
     lengths = path.end_ns - path.start_ns
     totals = np.zeros(len(kinds), dtype=np.int64)
     np.add.at(totals, number.reshape(-1), lengths)
-    for (place, cause, name, is_row, join), total in zip(kinds.tolist(), totals.tolist(), strict=True):
+    for (place, cause, name, is_row, join, within), total in zip(kinds.tolist(), totals.tolist(), strict=True):
         names = model.graph.ranks[place].events.trace.names
         operation = collectives[int(model.kept_joins[join])].operation if join != NONE else None
         family = _family(cause, names[name]) if is_row and name != NONE else None
-        key = (place, cause, family, operation)
+        key = (place, cause, family, operation, names_of_modules[within] if within != NONE else None)
         sums[key] = sums.get(key, 0) + total
     parts = [
         CriticalPart(
@@ -181,11 +193,13 @@ def critical_parts(
             duration_ns=total,
             family=family,
             collective=operation,
-            module=None,
+            module=within,
         )
-        for (place, cause, family, operation), total in sums.items()
+        for (place, cause, family, operation, within), total in sums.items()
     ]
-    return sorted(parts, key=lambda part: (-part.duration_ns, part.rank, part.cause, part.family or ""))
+    return sorted(
+        parts, key=lambda part: (-part.duration_ns, part.rank, part.cause, part.family or "", part.module or "")
+    )
 
 
 def _family(cause: int, name: str) -> str:

@@ -200,7 +200,7 @@ def _critical(job: TraceJob) -> Table | None:
     for (rank, cause), parts in order[:CRITICAL_MAX]:
         total = sum(part.duration_ns for part in parts)
         longest = max(parts, key=lambda part: part.duration_ns)
-        where = longest.collective or longest.family or ""
+        where = longest.module or longest.collective or longest.family or ""
         table.add_row(str(rank), path_words(cause), unit.text(total), percent(total / job.wall_ns), clean(where))
     return table
 

@@ -44,8 +44,9 @@ class Joins:
     """n collectives: member i is row `row[i]` of rank `rank[i]` (by place) in collective `join[i]`.
 
     `label` numbers kinds of collectives that can be compared (operation, size, group size); `group` process groups.
-    `is_pair` are sends with their receives.  Where `binds` is false (a broadcast, a send of few bytes) a rank may leave
-    before the last has come; a member that `receives` (n members) may not, as nothing arrives before it is sent.
+    `bytes` is the size, NONE where it is not known.  `is_pair` are sends with their receives.  Where `binds` is false
+    (a broadcast, a send of few bytes) a rank may leave before the last has come; a member that `receives` (n members)
+    may not, as nothing arrives before it is sent.
     """
 
     count: int
@@ -57,14 +58,19 @@ class Joins:
     is_pair: NDArray[np.bool_]
     binds: NDArray[np.bool_]
     receives: NDArray[np.bool_]
+    bytes: Index
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is changed: durations of some ranks (by place), and the wire time of collectives."""
+    """What is changed: durations of some ranks (by place), and the wire time of collectives.
+
+    `scatter_ratio` is by how much shorter the time is that ranks leave a collective later than the first of them.
+    """
 
     ranks: dict[int, RankWeights] = field(default_factory=dict)
     wire_ns: Index | None = None
+    scatter_ratio: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,10 @@ class JobGraph:
             is_in = self.leave_join != NONE
             more = np.where(is_in, (scenario.wire_ns - self.wire_ns)[np.maximum(self.leave_join, 0)], 0)
             found[self.leave] += more
+        if scenario.scatter_ratio != 1.0 and len(self.leave_join):
+            is_in = self.leave_join != NONE
+            scatter = np.where(is_in, self.leave_base_ns - self.wire_ns[np.maximum(self.leave_join, 0)], 0)
+            found[self.leave] += np.rint(np.maximum(scatter, 0) * (scenario.scatter_ratio - 1)).astype(np.int64)
         return found
 
     def _fill(self, found: Index, place: int, weights: RankWeights, *, fixed: bool = False) -> None:

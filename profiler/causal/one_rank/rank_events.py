@@ -24,7 +24,7 @@ from ...trace.columns import NONE, WORKS, HostKind, Trace
 from ...trace.kernel_links import LaunchCalls, innermost
 from .causes import Cause
 
-__all__ = ["COPY_SLACK_NS", "HostLane", "RankEvents", "WorkRows", "rank_events"]
+__all__ = ["COPY_SLACK_NS", "HostLane", "RankEvents", "WorkRows", "launching_threads", "rank_events"]
 
 Index = NDArray[np.int64]
 Bools = NDArray[np.bool_]

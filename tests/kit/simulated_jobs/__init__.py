@@ -26,9 +26,9 @@ is not computed: the job is run again without it, with the same draws.
     acceptance                           the jobs that an analysis is judged by
     damage                               traces as users may have them: older, cut, with a clock that jumped
 
-Deliberately simple: one link between two ranks is not shared by two collectives at a time; the queue of launches has
-no end; python threads do not take the interpreter from each other; a communication kernel slows others but is not
-slowed.
+Deliberately simple: two collectives at a time share a link only where `Links.is_shared` says so and both are of one
+group; the queue of launches has no end; python threads do not take the interpreter from each other; a communication
+kernel slows others but is not slowed.
 """
 
 from .clocks import HostClock

@@ -1,7 +1,8 @@
 """Writes the program of one training step of a DDP job on CPUs with gloo.
 
-Operators are the work, and autograd's thread runs those of backward.  A collective is queued for a thread of gloo's;
-nothing in a trace says when the loop began to wait for it.  Left out: other parallelism than DDP.
+Operators are the work, and autograd's thread runs those of backward.  A collective is queued for a thread of gloo's,
+of several for each in turn; nothing in a trace says when the loop began to wait for it.  Left out: other parallelism
+than DDP.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .programs import CHECKPOINT_ROW, LOADER_ROW, STEP_ROW
 __all__ = ["GLOO", "cpu_program"]
 
 GLOO = 1
-"""The "stream" of gloo's thread."""
+"""The "stream" of gloo's first thread; others follow."""
 
 STRETCH = 8
 """By how much an operator on a CPU takes longer than the kernel on a device, which keeps a step at some 100 ms."""
@@ -45,8 +46,8 @@ def cpu_program(job: Job) -> Program:
         found += [_operator(job, kernel, Phase.BACKWARD) for half in BACKWARD for kernel in half]
         if layout.data > 1 and layer % model.buckets_of == 0:
             size = model.layer_bytes * min(model.buckets_of, model.layers - layer)
+            found.append(_all_reduce(size, layer, GLOO + len(events) % model.gloo_threads))
             events.append(layer)
-            found.append(_all_reduce(size, layer))
     found += [Instruction(Code.SYNC, before_ns=2_000, event=one, thread=AUTOGRAD) for one in events]
     found.append(Instruction(Code.OPEN, "Optimizer.step#SGD.step", HostKind.OPTIMIZER, 10_000, phase=Phase.OPTIMIZER))
     found.append(Instruction(Code.HOST, before_ns=80_000, phase=Phase.OPTIMIZER))
@@ -71,7 +72,7 @@ def _operator(job: Job, kernel: Kernel, phase: Phase) -> Instruction:
     )
 
 
-def _all_reduce(size: int, event: int) -> Instruction:
+def _all_reduce(size: int, event: int, thread: int) -> Instruction:
     return Instruction(
         Code.COLLECTIVE,
         "c10d::allreduce_",
@@ -80,8 +81,8 @@ def _all_reduce(size: int, event: int) -> Instruction:
         call_ns=CALL_NS,
         thread=AUTOGRAD,
         phase=Phase.BACKWARD,
-        stream=GLOO,
-        on_stream=GLOO,
+        stream=thread,
+        on_stream=thread,
         event=event,
         work=Work.COMMUNICATION,
         power=0,

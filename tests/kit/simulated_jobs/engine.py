@@ -3,7 +3,7 @@
     host      executes its program; runs ahead of the device until it has to wait for it
     stream    runs what was put on it in order, each after its launch, its predecessor and the events waited for
     meeting   a collective or a message: complete when the last of its ranks has come; all leave after the wire time,
-              each a little later than the earliest could
+              each a little later than the earliest could; on a shared link those of a group slow each other
     device    a kernel runs slower while a communication kernel is resident, if the job has contention
 
 The agenda holds what happens next, in the order of true time.  Times are integers of nanoseconds.  This is written
@@ -42,7 +42,7 @@ SYNC_NS = 4_000
 START_SPREAD_NS = 200_000
 """Ranks begin their first step within this time of each other."""
 
-_START, _END = -1, 0
+_START, _END, _ARRIVED = -1, 0, -2
 _SKEW = 30
 
 
@@ -71,6 +71,7 @@ class Simulation:
         self._serial = count()
         self._meetings: dict[tuple[object, ...], Meeting] = {}
         self._wires: dict[tuple[object, ...], list[int]] = {}
+        self._on_wire: dict[str, list[Meeting]] = {}
         self._program_of = program_of
 
     def run(self) -> list[RankTimes]:
@@ -85,6 +86,8 @@ class Simulation:
             now, _, version, work = heappop(agenda)
             if version == _START:
                 self._start(work, now)
+            elif version == _ARRIVED:
+                self._arrived(work, now)
             elif version == work.version:
                 self._end(work, now)
         stuck = [rank.number for rank in ranks if rank.step < job.all_steps]
@@ -286,11 +289,43 @@ class Simulation:
         meeting.come.append(work)
         if len(meeting.come) < meeting.members:
             return
+        if self.job.links.is_shared and _instruction(work).code == Code.COLLECTIVE:
+            self._change_wire(work, now, meeting, is_over=False)
+            return
         for one in meeting.come:
             one.meetings -= 1
             one.leaves = max(one.leaves, now + meeting.wire_ns)
             if one.meetings == 0:
                 heappush(self._agenda, (one.leaves + one.left, next(self._serial), one.version, one))
+
+    def _change_wire(self, work: DeviceWork, now: int, meeting: Meeting, *, is_over: bool) -> None:
+        """Put a collective on its group's wire or take it off; all that are on it get equal shares from now on."""
+        group = self.job.layout.group(work.rank.number, _instruction(work).role)
+        on_wire = self._on_wire.setdefault(group.name, [])
+        for other in on_wire:
+            other.left_ns -= (now - other.since) / len(on_wire)
+        if is_over:
+            on_wire.remove(meeting)
+            meeting.due = -1
+        else:
+            on_wire.append(meeting)
+        for other in on_wire:
+            other.since = now
+            other.due = now + max(round(other.left_ns * len(on_wire)), 0)
+            heappush(self._agenda, (other.due, next(self._serial), _ARRIVED, other.come[0]))
+
+    def _arrived(self, work: DeviceWork, now: int) -> None:
+        """Let all ranks leave a collective whose last byte has come; what was planned before a change is void."""
+        for meeting in work.met:
+            if meeting.due == now:
+                self._change_wire(work, now, meeting, is_over=True)
+                for one in meeting.come:
+                    heappush(self._agenda, (now + one.left, next(self._serial), one.version, one))
+
+
+def _instruction(work: DeviceWork) -> Instruction:
+    program = work.rank.program
+    return program.instructions[work.place % len(program)]
 
 
 def _lists(drawn: Durations) -> tuple[list[int], ...]:

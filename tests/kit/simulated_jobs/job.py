@@ -84,7 +84,8 @@ class Model:
     bucket of gradients.  `chunks` are virtual stages a rank (interleaved schedule).  With `is_batched` a pipeline sends
     and receives by `batch_isend_irecv`, one kernel for both, as Megatron does.  `loader_ns` is what every rank
     waits for data in every step.  With `is_tensor_sync` tensor parallel sums are on the stream of compute itself, as
-    torch has it since 2.8 for calls that wait.
+    torch has it since 2.8 for calls that wait.  `gloo_threads` work on the collectives of a CPU job in turn; torch's
+    gloo has two.
     """
 
     layers: int = 4
@@ -100,17 +101,22 @@ class Model:
     loader_ns: int = 250_000
     is_tensor_sync: bool = False
     has_pageable_input: bool = False
+    gloo_threads: int = 1
     ends_with_sync: bool = True
 
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes a second and latency of links: inside its host (NVLink), and to other hosts (its share of the NIC)."""
+    """Bytes a second and latency of links: inside its host (NVLink), and to other hosts (its share of the NIC).
+
+    With `is_shared` collectives of one group that are on the wire together get equal shares of it.
+    """
 
     within: float = 200e9
     between: float = 25e9
     within_latency_ns: int = 12_000
     between_latency_ns: int = 30_000
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,19 @@ class DeviceWork:
 
 
 class Meeting:
-    """A collective or message of so many `members`; it takes `wire_ns` from when the last has come."""
+    """A collective or message of so many `members`; it takes `wire_ns` from when the last has come.
 
-    __slots__ = ("come", "launched", "members", "wire_ns")
+    On a link that is shared `left_ns` of that remained at `since`, and it would be done at `due` if nothing changed.
+    """
+
+    __slots__ = ("come", "due", "launched", "left_ns", "members", "since", "wire_ns")
 
     def __init__(self, members: int, wire_ns: int) -> None:
         self.members = members
         self.wire_ns = wire_ns
         self.launched = 0
+        self.left_ns = float(wire_ns)
+        self.since = self.due = -1
         self.come: list[DeviceWork] = []
 
 

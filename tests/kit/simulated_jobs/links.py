@@ -3,7 +3,7 @@
     latency * rounds + bytes * factor / bandwidth        (ring algorithms; factors as in nccl-tests)
 
 A ring is as fast as its slowest link: the bandwidth is that of the slowest rank in the group, between hosts where the
-group spans several.  Left out: two collectives that share a link at the same time.
+group spans several.  Left out: two collectives that share a link at the same time (`engine`).
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ def _device_rows(
         kind, names = HostKind.COLLECTIVE_WORK, call_annotations(job, program, rank)
         exchanges = np.cumsum(program.is_launch) - 1
         words = np.array([table.name(name) for name in names], dtype=np.int64)
-        table.add(start, end, kind, words[exchanges[at]], np.full(len(ran), 2), collective=collective[ran])
+        table.add(start, end, kind, words[exchanges[at]], 1 + program.column("stream")[at], collective=collective[ran])
         ran = ran[:0]
         start, end, at = start[:0], end[:0], at[:0]
     grids: dict[tuple[int, ...], int] = {}

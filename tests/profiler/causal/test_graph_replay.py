@@ -109,6 +109,7 @@ def test_collectives_that_wait_for_themselves_are_named_and_taken_apart() -> Non
     row[mine] = row[mine[::-1]]
     swapped = Joins(
         joins.count, joins.join, joins.rank, row, joins.label, joins.group, joins.is_pair, joins.binds, joins.receives,
+        joins.bytes,
     )  # fmt: skip
     graph = join_ranks(model.graph.ranks, swapped, model.graph.base_ns)
     assert len(graph.broken) == 1

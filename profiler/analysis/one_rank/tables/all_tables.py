@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ....trace.columns import NONE, Trace
 from ...report import TraceReport
 from ...report_tables import TraceTables
-from ..origins.calls import calls_of
+from ..origins.calls import Calls, calls_of
 from ..origins.grouping import origins_of
 from ..origins.nesting import values_at
 from ..origins.window import window_of
@@ -29,19 +29,30 @@ from .memory import memory_timelines
 from .operators import operator_totals
 from .roofline import operation_shapes
 
-__all__ = ["TablePlaces", "tables_of"]
+__all__ = ["RowModules", "TablePlaces", "tables_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowModules:
+    """For each device row the module of what launched it, and of each host row; indices into `names`, NONE for none."""
+
+    of_device: NDArray[np.int32]
+    of_host: NDArray[np.int32]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlaces:
     """For each device row its place in `TraceTables.kernels`, in the kernel's `launchers`, and in `operators`.
 
-    NONE for none: rows outside the window, launchers that are not listed, rows that no operator launched.
+    NONE for none: rows outside the window, launchers that are not listed, rows that no operator launched.  `modules`
+    are those of all rows, None where the trace has none.
     """
 
     kernel: NDArray[np.int32]
     launcher: NDArray[np.int32]
     operator: NDArray[np.int32]
+    modules: RowModules | None = None
 
 
 def tables_of(trace: Trace, report: TraceReport) -> tuple[TraceTables, TablePlaces]:
@@ -68,4 +79,12 @@ def tables_of(trace: Trace, report: TraceReport) -> tuple[TraceTables, TablePlac
         annotations=annotation_totals(calls, window),
     )
     places = (kernels.place_of_row, kernels.launcher_of_row, operators.place_of_row)
-    return tables, TablePlaces(*(place.astype(np.int32) for place in places))
+    return tables, TablePlaces(*(place.astype(np.int32) for place in places), modules=_modules(calls))
+
+
+def _modules(calls: Calls) -> RowModules | None:
+    if (calls.module == NONE).all():
+        return None
+    by_operator = values_at(calls.module, calls.row_operator)
+    of_device = np.where(by_operator == NONE, values_at(calls.module, calls.row_call), by_operator)
+    return RowModules(of_device.astype(np.int32), calls.module.astype(np.int32), calls.modules)

@@ -1,0 +1,179 @@
+"""Plays DDP's gradients in buckets twice as large: of two neighbours one, which begins when the second would have.
+
+A bucket's collective begins when its last gradient is ready.  So the trace has the ready times of gradients bucket by
+bucket, and what two neighbours hold is ready when the later of them began.  One collective in place of two saves the
+latency that both have, and loses what the first was on the wire while the second was not ready:
+
+    recorded    |aaaaaa|                        latency + bytes of a / bandwidth, likewise b
+                    .  |bbbbbb|
+    played             |aaabbbbbbb|             latency + bytes of both / bandwidth
+
+In the graph nothing moves: the first takes no time and the second that of both, less the latency.  Latency is the time
+that no bytes would take, fitted to buckets of different sizes; where all have one size it is not known.
+
+Pure.  Left out: smaller buckets, for which the gradients within one would have to be known by size and time; the host's
+time for a call, which is once less; algorithms that change with the size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...trace.columns import NONE
+from ..one_rank.rank_graph import EdgeKind, RankGraph
+from .job_graph import JobGraph
+
+__all__ = ["Buckets", "Latency", "buckets_of", "latency_of", "merged"]
+
+Index = NDArray[np.int64]
+Times = NDArray[np.float64]
+
+AGREEING_RATIO_MIN = 0.8
+"""In so many of the steps nothing may wait for a bucket before its neighbour begins."""
+
+FIRST_RATIO_MAX = 0.5
+"""A first bucket of less than this part of the next is DDP's own (1 MiB), which a larger cap leaves as it is."""
+
+SIZES_RATIO_MIN = 1.2
+"""The largest bucket must have so many times the bytes of the smallest, to tell latency from bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The all-reduces of gradients: `members`, of which each pair (`first`, `second`) would be one."""
+
+    members: Index
+    first: Index
+    second: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a collective takes whatever its bytes, with its standard error; never below zero."""
+
+    ns: float
+    error_ns: float
+
+
+def buckets_of(graph: JobGraph, is_gradient: NDArray[np.bool_], step: Index) -> Buckets:
+    """Return the buckets among the collectives for which `is_gradient`; `step` is the step of each.
+
+    Steps that have not as many in a group as most have none.  A pair are two of which nothing waits for the first
+    before the second begins: so those of two backwards are none.
+    """
+    joins = graph.joins
+    whole = np.ones(joins.count, dtype=np.bool_)
+    whole[joins.join[graph.leave_join == NONE]] = False
+    members, pairs = [], []
+    for group in np.unique(joins.group[is_gradient & whole]).tolist():
+        mine = np.flatnonzero(is_gradient & whole & (joins.group == group))
+        mine = mine[np.lexsort((graph.arrive_ns[mine], step[mine]))]
+        _, which, count = np.unique(step[mine], return_inverse=True, return_counts=True)
+        usual = int(np.bincount(count).argmax())
+        if usual < 2:
+            continue
+        by_step = mine[count[which] == usual].reshape(-1, usual)
+        apart = np.stack([_awaited_before_next(graph, row) for row in by_step]).mean(axis=0)
+        places = _first_of_pairs(joins.bytes[by_step[-1]], apart)
+        pairs += [by_step[:, at : at + 2] for at in places]
+        members += [by_step.reshape(-1)] if places else []
+    nothing = np.empty(0, dtype=np.int64)
+    found = np.concatenate([nothing.reshape(0, 2), *pairs])
+    return Buckets(np.concatenate([nothing, *members]), found[:, 0], found[:, 1])
+
+
+def _first_of_pairs(size: Index, apart: Times) -> list[int]:
+    """Return the places at which pairs begin; `apart` is how often something came between a bucket and the next."""
+    found = []
+    at = 1 if len(size) > 2 and 0 < size[0] < FIRST_RATIO_MAX * size[1] else 0
+    while at + 1 < len(size):
+        if apart[at] <= 1 - AGREEING_RATIO_MIN:
+            found.append(at)
+            at += 1
+        at += 1
+    return found
+
+
+def _awaited_before_next(graph: JobGraph, mine: Index) -> NDArray[np.bool_]:
+    """Return for each of a step's buckets but the last whether a rank waited for it before it began the next."""
+    joins = graph.joins
+    found = np.zeros(len(mine) - 1, dtype=np.bool_)
+    for place, rank in enumerate(graph.ranks):
+        of_rank = np.flatnonzero((joins.rank == place) & np.isin(joins.join, mine))
+        if len(of_rank) == 0:
+            continue
+        row = np.full(len(mine), NONE)
+        row[np.argsort(mine)[np.searchsorted(np.sort(mine), joins.join[of_rank])]] = joins.row[of_rank]
+        if (row == NONE).any():
+            found[:] = True
+            break
+        needed, begun = _first_needed(rank, row), _begun(rank, row)
+        found |= needed[:-1] < begun[1:]
+    return found
+
+
+def _begun(rank: RankGraph, row: Index) -> Index:
+    """Return when the host began these rows, or when they began where that is not known."""
+    rows, lane = rank.events.rows, rank.events.host
+    launch = rows.launch[row]
+    if len(lane.time_ns) == 0:
+        return rows.start_ns[row]
+    found: Index = np.where(launch == NONE, rows.start_ns[row], lane.time_ns[np.maximum(launch, 0)])
+    return found
+
+
+def _first_needed(rank: RankGraph, row: Index) -> Index:
+    """Return when the host first went on after a wait for each of these rows, or began other work that waits for it."""
+    seg = rank.seg_of_rows()[row]
+    found = np.full(len(row), np.iinfo(np.int64).max)
+    number = np.full(len(rank.seg_first), NONE)
+    number[seg] = np.arange(len(row))
+
+    def need(segs: Index, times: Index) -> None:
+        mine = number[segs]
+        np.minimum.at(found, mine[mine != NONE], times[mine != NONE])
+
+    hosts = len(rank.host_begin)
+    source, _, waiting = rank.edges[EdgeKind.EVENT]
+    need(source - hosts, _begun(rank, rank.order[waiting]))
+    source, cut, _ = rank.edges[EdgeKind.SYNC]
+    if hosts:
+        need(source - hosts, rank.events.host.time_ns[rank.host_begin[cut]])
+    # What comes after it on its own stream waits for it too, other collectives apart.
+    source, _, follower = rank.edges[EdgeKind.STREAM]
+    other = ~rank.is_join[follower]
+    need(source[other] - hosts, _begun(rank, rank.order[rank.seg_first[follower[other]]]))
+    return found
+
+
+def latency_of(size: Index, work: Times) -> Latency | None:
+    """Return the latency of collectives of these bytes and times on the wire; None where it cannot be told.
+
+    A straight line through the medians of each size, weighted by how many there are of it; the error is that of its
+    intercept, from how far single collectives are off the line.
+    """
+    if len(size) < 3 or (size <= 0).any() or size.max() < SIZES_RATIO_MIN * size.min():
+        return None
+    sizes, which, count = np.unique(size, return_inverse=True, return_counts=True)
+    medians = np.array([float(np.median(work[which == at])) for at in range(len(sizes))])
+    weight = count / count.sum()
+    middle = float((weight * sizes).sum())
+    spread = float((weight * (sizes - middle) ** 2).sum())
+    slope = max(float((weight * (sizes - middle) * medians).sum()) / spread, 0.0)
+    at_zero = float((weight * medians).sum()) - slope * middle
+    off = np.abs(work - at_zero - slope * size)
+    sigma = 1.4826 * float(np.median(off)) * (np.pi / 2) ** 0.5  # of medians, which scatter by so much more than means
+    error = sigma * ((1 + middle**2 / spread) / len(size)) ** 0.5
+    return Latency(max(at_zero, 0.0), error)
+
+
+def merged(buckets: Buckets, work: Times, latency_ns: float) -> Times:
+    """Return the times that collectives need on the wire alone with each pair as one; `work` are those as recorded."""
+    found = work.copy()
+    saved = np.minimum(latency_ns, np.minimum(work[buckets.first], work[buckets.second]))
+    found[buckets.second] += work[buckets.first] - saved
+    found[buckets.first] = 0.0
+    return found

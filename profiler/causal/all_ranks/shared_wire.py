@@ -1,0 +1,164 @@
+"""Plays a faster link where collectives of the same ranks are on the wire together, and so slow each other.
+
+Torch's gloo works on a group's collectives on two threads, and DDP's buckets come one soon after the other: each then
+takes twice the time that it would take alone.  Half of the recorded time is not what a link twice as fast would need,
+since the first is then over before the second comes.
+
+    recorded    |aaaaaaaa|                 alone 4 + 8/2 = 8 of a's 12, and so on: the work of a collective is the time
+                    |bbbbbbbb|             that it would take alone, each of n on the wire getting 1/n of it
+
+That equal shares are given is the usual behaviour of a link that is full.  Where a single connection or the latency is
+the limit, collectives do not slow each other.  Which of the two it is the trace tells if arrivals vary: from them, and
+from the median of like collectives, both hypotheses predict how long each collective takes (`is_shared`).
+
+Pure.  Left out: groups that have only some ranks in common, which may or may not use the same link; sends and receives.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...trace.columns import NONE
+from .job_graph import JobGraph, Scenario
+from .replay import play
+
+__all__ = ["is_shared", "shared_sets", "with_work", "work_of"]
+
+Index = NDArray[np.int64]
+Times = NDArray[np.float64]
+
+ROUNDS_MAX = 8
+"""How often the job is played until no collective's time on the wire changes any more; three rounds are usual."""
+
+SETTLED_NS = 1_000
+
+STEPS_MIN = 4
+"""The least steps by which the two hypotheses can be told apart."""
+
+Z_MIN = 2.0
+"""By how many standard errors one of them must predict better: the other is no strange one, so this is enough."""
+
+
+def shared_sets(graph: JobGraph) -> list[Index]:
+    """Return the collectives of those sets of ranks of which at least two are on the wire together, by arrival."""
+    joins = graph.joins
+    ranks: dict[int, frozenset[int]] = {}
+    group = joins.group[joins.join]
+    for number in np.unique(group).tolist():
+        ranks[number] = frozenset(np.unique(joins.rank[group == number]).tolist())
+    whole = np.ones(joins.count, dtype=np.bool_)
+    whole[joins.join[graph.leave_join == NONE]] = False
+    found = []
+    for members in sorted(set(ranks.values()), key=sorted):
+        its = [number for number, each in ranks.items() if each == members]
+        mine = np.flatnonzero(np.isin(joins.group, its) & whole & ~joins.is_pair & (graph.wire_ns > 0))
+        mine = mine[np.argsort(graph.arrive_ns[mine], kind="stable")]
+        ends = np.maximum.accumulate((graph.arrive_ns + graph.wire_ns)[mine])
+        if (graph.arrive_ns[mine][1:] < ends[:-1]).any():
+            found.append(mine)
+    return found
+
+
+def is_shared(graph: JobGraph, sets: list[Index], step: Index) -> bool | None:
+    """Return whether collectives that are on the wire together slow each other; None where that cannot be told.
+
+    `step` is the step of each collective.  Those of one label are alike where their sizes are known; else those of one
+    label and place in their step.
+    """
+    worse: dict[int, float] = {}
+    for mine in sets:
+        kind = _kinds(graph, mine, step)
+        start, wire = _recorded(graph, mine)
+        off = []
+        for shared in (True, False):
+            work = _work(start, wire) if shared else wire
+            usual = np.array([np.median(work[kind == each]) for each in range(int(kind.max()) + 1)])[kind]
+            off.append(np.abs((_played(start, usual) if shared else usual) - wire))
+        for number, more in zip(step[mine].tolist(), (off[0] - off[1]).tolist(), strict=True):
+            worse[number] = worse.get(number, 0.0) + more
+    each = np.array(list(worse.values()))
+    spread = float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) >= STEPS_MIN else 0.0
+    if spread == 0.0 or abs(float(each.mean())) < Z_MIN * spread:
+        return None
+    return float(each.mean()) < 0
+
+
+def work_of(graph: JobGraph, sets: list[Index], *, shared: bool) -> Times:
+    """Return how long each collective would be on the wire alone; those of `sets` share it or do not."""
+    found = graph.wire_ns.astype(np.float64)
+    for mine in sets if shared else ():
+        found[mine] = _work(*_recorded(graph, mine))
+    return found
+
+
+def with_work(graph: JobGraph, sets: list[Index], work: Times, *, shared: bool, scatter_ratio: float = 1.0) -> Scenario:
+    """Return the scenario in which collectives need so long on the wire alone."""
+    wire = np.rint(work).astype(np.int64)
+    for _ in range(ROUNDS_MAX if shared and sets else 0):
+        times = play(graph, graph.weights(Scenario(wire_ns=wire, scatter_ratio=scatter_ratio)))
+        arrive = times[graph.offset[-1] : graph.offset[-1] + graph.joins.count].astype(np.float64)
+        before = wire.copy()
+        for mine in sets:
+            wire[mine] = np.rint(_played(arrive[mine], work[mine]))
+        if int(np.abs(wire - before).max()) <= SETTLED_NS:
+            break
+    return Scenario(wire_ns=wire, scatter_ratio=scatter_ratio)
+
+
+def _recorded(graph: JobGraph, mine: Index) -> tuple[Times, Times]:
+    """Return when the last rank came to each, and how long each was on the wire from then on."""
+    return (graph.arrive_ns[mine] - graph.base_ns).astype(np.float64), graph.wire_ns[mine].astype(np.float64)
+
+
+def _kinds(graph: JobGraph, mine: Index, step: Index) -> Index:
+    """Return a number for each kind: label and, without sizes, place among the set's collectives of the step."""
+    of = step[mine]
+    order = np.argsort(of, kind="stable")
+    first = np.searchsorted(of[order], of[order])
+    place = np.empty(len(mine), dtype=np.int64)
+    place[order] = np.arange(len(mine)) - first
+    place[graph.joins.bytes[mine] != NONE] = 0
+    _, kind = np.unique(np.stack((graph.joins.label[mine], place)), axis=1, return_inverse=True)
+    return kind.reshape(-1).astype(np.int64)
+
+
+def _work(start: Times, wire: Times) -> Times:
+    """Return how long each would have been on the wire alone, if each of n that are on it at once gets 1/n of it."""
+    end = start + wire
+    at = np.unique(np.concatenate((start, end)))
+    many = np.searchsorted(np.sort(start), at[:-1], side="right") - np.searchsorted(np.sort(end), at[:-1], side="right")
+    done = np.concatenate(([0.0], np.cumsum(np.diff(at) / np.maximum(many, 1))))
+    found: Times = np.interp(end, at, done) - np.interp(start, at, done)
+    return found
+
+
+def _played(start: Times, work: Times) -> Times:
+    """Return how long each is on the wire when n that are on it at once get 1/n of it: processor sharing.
+
+    All on the wire get on alike, so one virtual clock serves all: a collective is over when the clock has gone on by
+    its work since it came.
+    """
+    found = np.zeros(len(start))
+    on_wire: list[tuple[float, int]] = []
+    now = clock = 0.0
+
+    def end_next() -> None:
+        nonlocal now, clock
+        over, which = on_wire[0]
+        now, clock = now + (over - clock) * len(on_wire), over
+        heappop(on_wire)
+        found[which] = now - start[which]
+
+    for one in np.argsort(start, kind="stable").tolist():
+        while on_wire and now + (on_wire[0][0] - clock) * len(on_wire) <= start[one]:
+            end_next()
+        if on_wire:
+            clock += (start[one] - now) / len(on_wire)
+        now = float(start[one])
+        heappush(on_wire, (clock + work[one], one))
+    while on_wire:
+        end_next()
+    return found
