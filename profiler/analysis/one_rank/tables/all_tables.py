@@ -78,8 +78,13 @@ def tables_of(trace: Trace, report: TraceReport) -> tuple[TraceTables, TablePlac
         memory=memory_timelines(calls),
         annotations=annotation_totals(calls, window),
     )
-    places = (kernels.place_of_row, kernels.launcher_of_row, operators.place_of_row)
-    return tables, TablePlaces(*(place.astype(np.int32) for place in places), modules=_modules(calls))
+    places = TablePlaces(
+        kernel=kernels.place_of_row.astype(np.int32),
+        launcher=kernels.launcher_of_row.astype(np.int32),
+        operator=operators.place_of_row.astype(np.int32),
+        modules=_modules(calls),
+    )
+    return tables, places
 
 
 def _modules(calls: Calls) -> RowModules | None:
