@@ -22,8 +22,10 @@ from tests.kit.simulated_jobs import (
     without,
 )
 from tests.kit.simulated_jobs.acceptance import COST_RATIO_MAX, COST_RATIO_MIN, healthy_jobs, planted_faults
+from tests.kit.simulated_jobs.durations import durations
 from tests.kit.simulated_jobs.identifiability import ranks_told
 from tests.kit.simulated_jobs.instructions import Code
+from tests.kit.simulated_jobs.run import program_of
 
 SILENT = Noise(0, 0, 0, 0, scatter_ns=0, stamp_ns=0)
 
@@ -200,6 +202,14 @@ def test_a_host_that_leaves_late_does_so_always_alike():
     last = np.flatnonzero(np.tile(program.code == Code.COLLECTIVE, 2))[-1]
     ends = [int(one.device_end[last]) for one in times]
     assert ends[0] == ends[1] != ends[2] == ends[3]
+
+
+def test_a_stop_stays_where_it_is_when_another_fault_is_removed():
+    slow, stop = Fault(FaultKind.DATA_WAIT, (1,), 1e6), Fault(FaultKind.STALL, (2,), 5e6, steps=(4,))
+    job = Job(Layout(data=4), model=Model(layers=2), faults=(slow, stop), seed=3)
+    program = program_of(job, 0)
+    both, alone = (durations(each, program, 2, 4).host for each in (job, without(job, slow)))
+    assert (both == alone).all()
 
 
 @pytest.mark.slow

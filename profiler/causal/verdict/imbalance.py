@@ -68,7 +68,8 @@ def spread_evenly(
     graph: JobGraph, atoms: Sequence[Atoms], roles: Sequence[Sequence[int]], steps: int, now: Scenario
 ) -> Uneven | None:
     """Return the compute that is uneven; None if it is even.  Ranks are compared with those of their role."""
-    apart, noise, evens = [], [], []
+    apart, noise = [], []
+    evens: list[tuple[int, Index, Index, Index]] = []
     totals = np.zeros((len(atoms), steps), dtype=np.int64)
     for group in roles:
         chosen = [np.flatnonzero(atoms[place].cause == Cause.COMPUTE) for place in group]

@@ -102,7 +102,7 @@ def _add_faults(
 ) -> None:
     phase = program.phase
     kernels = (program.power > 0) & ((program.device_ns > 0) | program.is_operator)
-    for number, fault in enumerate(job.faults):
+    for fault in job.faults:
         size = fault.size
         if fault.kind is FaultKind.IMBALANCE and (fault.steps is None or step in fault.steps):
             factor = _lengths(job, program, rank, step, size)
@@ -129,7 +129,8 @@ def _add_faults(
                 device[_first((phase == Phase.INPUT) & (program.device_ns > 0))] += size
             case FaultKind.STALL | FaultKind.GC:
                 places = np.flatnonzero(_stops(program))
-                drawn = generator(job, _PAUSE, number, rank, step).random()
+                # Not by the fault's number: without another fault the stop would be elsewhere.
+                drawn = generator(job, _PAUSE, 0, rank, step).random()
                 host[0, places[int(drawn * len(places))]] += size
             case _:  # links and extra layers are not a matter of durations, imbalance was above
                 pass
