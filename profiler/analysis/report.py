@@ -301,6 +301,8 @@ class TraceJob(msgspec.Struct, kw_only=True):
     incidents: list[StepIncident] = []
     clock_pairs_untold: list[ClockPair] = []
     all_to_all: list[AllToAllRank] = []
+    what_if_untold: list[str] = []
+    """What has no answer in `what_if`, and why."""
 
 
 class TraceSide(msgspec.Struct, kw_only=True):

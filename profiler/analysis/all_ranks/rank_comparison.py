@@ -99,7 +99,6 @@ def compare_ranks(
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
     warnings += _of_model(model, metas)
     what_if, untold = ([], []) if model is None else replayed(model, metas)
-    warnings += untold
     job = TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
@@ -109,6 +108,7 @@ def compare_ranks(
         instances=instances,
         stragglers=[] if model is None else stragglers_of(model, tables, lateness),
         what_if=what_if,
+        what_if_untold=untold,
         warnings=warnings,
         wall_ns=None if model is None else model.wall_ns,
         critical_path=[]

@@ -24,7 +24,7 @@ from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
 from ...causal.one_rank.rank_graph import RankGraph, RankWeights
 from ...causal.verdict.verdict import ERROR_RATIO_MIN
-from ...trace.columns import NONE, CollectiveColumns, TraceWarning
+from ...trace.columns import NONE, CollectiveColumns
 from ..report import Scenario
 
 __all__ = ["replayed"]
@@ -38,19 +38,17 @@ OF_PEERS = frozenset({"straggler_median", "all"})
 
 DDP_FORWARD = "DistributedDataParallel.forward"
 
-BUCKETS_UNTOLD = "bucket_sizes_untold"
 
-
-def replayed(model: JobModel, collectives: Sequence[CollectiveColumns]) -> tuple[list[Scenario], list[TraceWarning]]:
-    """Return the job's what-if scenarios and what could not be answered.
+def replayed(model: JobModel, collectives: Sequence[CollectiveColumns]) -> tuple[list[Scenario], list[str]]:
+    """Return the job's what-if scenarios, and what has no answer and why.
 
     Times are of one step, or of the whole window where no steps are marked.  `collectives` are those that were matched,
     as numbered by `JobModel.kept_joins`.
     """
     if model.wall_ns <= 0:
         return [], []
-    warnings: list[TraceWarning] = []
-    named = list(_scenarios(model, collectives, warnings))
+    untold: list[str] = []
+    named = list(_scenarios(model, collectives, untold))
     played = [Replay(), *(replay for _, replays, _ in named for replay in replays)]
     as_it_was, *walls_ns = walls(model.played, played).tolist()
     found = iter(walls_ns)
@@ -74,11 +72,11 @@ def replayed(model: JobModel, collectives: Sequence[CollectiveColumns]) -> tuple
                 note=f"{note}; by replay, which is {model.error.ratio:+.2%} off for the run as it was",
             )
         )
-    return answers, warnings
+    return answers, untold
 
 
 def _scenarios(
-    model: JobModel, collectives: Sequence[CollectiveColumns], warnings: list[TraceWarning]
+    model: JobModel, collectives: Sequence[CollectiveColumns], untold: list[str]
 ) -> Iterator[tuple[str, list[Replay], str]]:
     """Give the name of each question, how it is played (all ways that the traces leave open), and what it means."""
     nothing = np.zeros_like(model.played.wire_ns)
@@ -87,8 +85,8 @@ def _scenarios(
     wire = _Wire(model)
     yield "link_twice_as_fast", *_twice_as_fast(model, wire)
     larger = _twice_as_large(model, collectives, wire)
-    if isinstance(larger, TraceWarning):
-        warnings.append(larger)
+    if isinstance(larger, str):
+        untold.append(larger)
     elif larger is not None:
         yield "buckets_twice_as_large", *larger
     yield "data_free", [_without(model, (Cause.DATA_WAIT,))], "no waiting for data"
@@ -133,21 +131,20 @@ def _twice_as_fast(model: JobModel, wire: _Wire) -> tuple[list[Replay], str]:
 
 def _twice_as_large(
     model: JobModel, collectives: Sequence[CollectiveColumns], wire: _Wire
-) -> tuple[list[Replay], str] | TraceWarning | None:
+) -> tuple[list[Replay], str] | str | None:
     """Return the replays, with the least and the most latency that is likely, or why not; None without DDP's pairs."""
     buckets = _buckets(model, collectives, wire)
     if len(buckets.first) == 0:
         return None
     size = model.played.joins.bytes[buckets.members]
     if (size == NONE).any():
-        return TraceWarning(BUCKETS_UNTOLD, "other sizes of DDP's buckets: not known, their bytes were not recorded")
+        return "other sizes of DDP's buckets: not known, their bytes were not recorded"
     replays = []
     for shared in wire.shared:
         work = work_of(model.played, wire.sets, shared=shared)
         latency = latency_of(size, work[buckets.members])
         if latency is None:
-            message = "other sizes of DDP's buckets: not known, they are too alike to tell latency from bandwidth"
-            return TraceWarning(BUCKETS_UNTOLD, message)
+            return "other sizes of DDP's buckets: not known, they are too alike to tell latency from bandwidth"
         likely = (max(latency.ns - 2 * latency.error_ns, 0.0), latency.ns + 2 * latency.error_ns)
         replays += [with_work(model.played, wire.sets, merged(buckets, work, ns), shared=shared) for ns in likely]
     each = len(np.unique(wire.step[buckets.first]))

@@ -76,6 +76,8 @@ def job_text(reports: Sequence[TraceReport], job: TraceJob, console: Console) ->
         if part is not None:
             yield Text()
             yield part
+    if job.what_if_untold:
+        yield Text("\n".join(job.what_if_untold), style="dim")
 
 
 def _ranks(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> Table:

@@ -45,7 +45,7 @@ from ..output.words import (
     who_words,
 )
 from ..reading.parallel_reading import Analysis
-from ..report import Scenario, TraceDocument, TraceJob, TraceReport
+from ..report import TraceDocument, TraceJob, TraceReport
 from . import charts, job_tables, trace_tables, work_tables
 from .rank_timeline import RankTimeline, draw_ranks
 
@@ -181,7 +181,7 @@ def _job_sections(document: TraceDocument, job: TraceJob, drawn: RankTimeline | 
         yield "timeline", "A step of all ranks", _timeline(drawn)
     path = table_html(job_tables.critical_table(job))
     yield "path", "Critical path", [_or_missing(path, "No critical path is known.")]
-    yield "whatif", "What if", _what_if(job.what_if)
+    yield "whatif", "What if", _what_if(job)
     collectives = table_html(trace_tables.collectives_table(job.collectives))
     yield (
         "collectives",
@@ -235,9 +235,10 @@ def _timeline(drawn: RankTimeline) -> list[Markup]:
     return [figure(drawn.caption, drawn.svg), legend(drawn.legend), paragraph(drawn.note, "note")]
 
 
-def _what_if(scenarios: Sequence[Scenario]) -> list[Markup]:
-    drawn = figure("How long it would be", charts.what_if_bars(scenarios))
-    return [drawn, table_html(trace_tables.what_if_table(scenarios))]
+def _what_if(job: TraceJob) -> list[Markup]:
+    drawn = figure("How long it would be", charts.what_if_bars(job.what_if))
+    untold = [paragraph(f"{said[:1].upper()}{said[1:]}.", "note") for said in job.what_if_untold]
+    return [drawn, table_html(trace_tables.what_if_table(job.what_if)), *untold]
 
 
 def _or_missing(found: Markup, words: str) -> Markup:
