@@ -30,6 +30,7 @@ from pacecar.profiler.ranks.data_parallel import (
     fsdp_groups,
     is_fsdp,
     spans_all_ranks,
+    tensor_parallel_ranks,
     uncompiled,
     wrapper_of_others,
     wrappers_in,
@@ -132,6 +133,9 @@ def _unwrapped(model: nn.Module) -> str:
         return f"{type(inner).__name__} is compiled from outside its DistributedDataParallel or FSDP2"
     if any(is_fsdp(module) for module in wrappers_in(inner)):
         return f"only parts of {kind} are under FSDP2"
+    ranks = tensor_parallel_ranks(inner)
+    if ranks > 1:
+        return f"{kind} is tensor-parallel on {ranks} ranks, and not under DistributedDataParallel or FSDP2"
     return f"{kind} is not under DistributedDataParallel or FSDP2"
 
 

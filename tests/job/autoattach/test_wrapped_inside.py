@@ -75,6 +75,14 @@ def sharded(whole, mesh=None):
     return fully_shard(model, mesh=mesh) if whole else model
 
 
+def tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(net(8, 64, 16), init_device_mesh("cpu", (2,)), plan)
+
+
 class Uncalled(Task):
     def forward(self, x):
         return self.scale * self.model.module(x).square().mean()
@@ -87,6 +95,7 @@ model = {
     "fsdp": lambda: sharded(True),
     "fsdp inside": lambda: Task(sharded(True)),
     "fsdp in parts": lambda: sharded(False),
+    "tensor parallel": tensor_parallel,
     "uncalled": lambda: Uncalled(DDP(net(8, 256, 256, 16))),
 }[kind]()
 trained = list(model.parameters())
@@ -95,7 +104,7 @@ if kind == "hidden":
 optimizer = torch.optim.SGD(trained, lr=0.01, foreach=False)
 for step in range(steps):
     x = torch.full((4, 8), dist.get_rank() + 1.0 + step % 3)
-    loss = model(x) if kind not in ("fsdp", "fsdp in parts") else model(x).square().mean()
+    loss = model(x) if kind not in ("fsdp", "fsdp in parts", "tensor parallel") else model(x).square().mean()
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     if "FSDP" not in str(type(model)) and "Task" in str(type(model)):
         assert not model._forward_hooks and not model._forward_pre_hooks
@@ -154,6 +163,10 @@ def test_fsdp2_is_tuned_and_its_mesh_says_that_ranks_are_data_parallel(tmp_path:
     [
         ("uncalled", "the loop does not call what Uncalled has under DistributedDataParallel"),
         ("fsdp in parts", "only parts of Sequential are under FSDP2"),
+        (
+            "tensor parallel",
+            "Sequential is tensor-parallel on 2 ranks, and not under DistributedDataParallel or FSDP2",
+        ),
     ],
 )
 def test_where_ranks_are_not_known_to_be_in_step_nothing_is_turned(tmp_path: Path, kind: str, said: str) -> None:
