@@ -108,7 +108,7 @@ class Finder:
             self.asking.discard(thread)
 
     def find_torch(self, name, path, target):
-        """Return what the others find, None where torch is not there: it may be installed, or its folder added, later."""
+        """Return what the others find; None where torch is not there, as it may be installed or added later."""
         for finder in [finder for finder in sys.meta_path if finder is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
