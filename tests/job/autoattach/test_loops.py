@@ -159,7 +159,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (PLAIN, MEASURES.format("Sequential and Adam"), 10),
         (GAN, MEASURES.format("Linear and Adam"), 22),
         (HOLDER, MEASURES.format("Sequential and SGD"), 9),
-        (COMPILED, MEASURES.format("OptimizedModule and Adam"), 10),
+        (COMPILED, MEASURES.format("compiled Sequential and Adam"), 10),
         (BLOCKS, MEASURES.format("Sequential and Adam"), 10),
         (IN_PLACE, "pacecar: does not attach: no module that the loop calls holds the optimizer's parameters", 0),
         (
