@@ -79,6 +79,17 @@ for _ in range(12):
     loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
 """
 
+ONCE = """
+model = mlp()
+optimizer, once = torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0.0
+for at in range(300):
+    loss = model(x).square().mean()
+    loss.backward(); optimizer.step()
+    if at == 0: once.step()
+    optimizer.zero_grad(); total += float(loss.detach())
+"""
+
 COMPILED = PLAIN.replace("model = mlp()", "model = torch.compile(mlp(), backend='eager')")
 IN_PLACE = PLAIN.replace("model = mlp()", "model = mlp(); model.compile(backend='eager')")
 BLOCKS = PLAIN.replace("model = mlp()", "model = mlp(); model[0] = torch.compile(model[0], backend='eager')")
@@ -189,6 +200,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (GAN, MEASURES.format("Linear and Adam"), 22),
         (HOLDER, MEASURES.format("Sequential and SGD"), 9),
         (CONTAINER, MEASURES.format("Sequential and Container"), 10),
+        (ONCE, "pacecar: does not attach: the script trains something else now", 0),
         (COMPILED, MEASURES.format("compiled Sequential and Adam"), 10),
         (BLOCKS, MEASURES.format("Sequential and Adam"), 10),
         (IN_PLACE, "pacecar: does not attach: no module that the loop calls holds the optimizer's parameters", 0),
@@ -207,6 +219,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "gan",
         "holder",
         "container",
+        "once",
         "compiled",
         "blocks",
         "in place",
