@@ -5,9 +5,9 @@ An iteration lasts from a step of an optimizer to its next one.  The states, and
     first      an optimizer made a step: its model is looked for                      -> iteration
     iteration  the same optimizer steps again: what stepped and what was called is known
                nothing was called: the next level of modules is probed                -> iteration
-               it may measure only                                                    -> attached
-               it may tune, and there are other ranks                                 -> gathering
-    gathering  all ranks are there, or one will never be                              -> attached
+               what is to be attached is known                                        -> joining
+    joining    the optimizer that ends an iteration steps; it may measure only        -> attached
+               it may tune, and all ranks are there, or one will never be             -> attached
     attached   other optimizers step, and this one no more                            -> over
     over       for good; also wherever it is unclear, with one line that says why
 
@@ -90,7 +90,7 @@ class LoopWatcher:
             if self._pacer is not None:
                 self._follow(optimizer)
             elif self._wish is not None:
-                self._gather(optimizer, self._wish)
+                self._join(optimizer, self._wish)
             elif not self._heard:
                 self._begin(optimizer)
             else:
@@ -142,12 +142,14 @@ class LoopWatcher:
         called = probes.called(parameters)
         self._steps = 0
         if called:
-            self._choose(called, parameters, probes)
+            self._choose(called, parameters, probes, stepped=optimizer)
             return
         self._level += 1
         self._probe(children_of(self._probed, parameters) if self._level < LEVELS_MAX else [])
 
-    def _choose(self, called: list[nn.Module], parameters: set[int], probes: ModelProbes) -> None:
+    def _choose(
+        self, called: list[nn.Module], parameters: set[int], probes: ModelProbes, *, stepped: Optimizer
+    ) -> None:
         """Take the called model with most of the parameters, and the last optimizer that trains nothing but it."""
         model, self._probed = called[0], []
         owned = {id(parameter) for module in inside_of(model) for parameter in module.parameters(recurse=False)}
@@ -157,13 +159,18 @@ class LoopWatcher:
         several = len(called) > 1 or len(inside) < len(known)
         self._mine = weakref.ref(optimizer)
         self._wish = wish(model, optimizer, several=several, is_called=probes.saw)
-        if self._wish.gathering is None:
+        if self._wish.gathering is None and stepped is optimizer:
             self._attach(self._wish)
 
-    def _gather(self, optimizer: Optimizer, wished: AttachRequest) -> None:
-        if self._mine is None or optimizer is not self._mine() or wished.gathering is None:
+    def _join(self, optimizer: Optimizer, wished: AttachRequest) -> None:
+        """Attach at the end of an iteration: within it, what is left of it would be the first step."""
+        if self._mine is None or optimizer is not self._mine():
+            self._others += 1
+            if self._others >= OTHERS_MAX:
+                self._end("does not attach: the script trains something else now")
             return
-        come = wished.gathering.step()
+        self._others = 0
+        come = True if wished.gathering is None else wished.gathering.step()
         if come is not None:
             self._attach(wished if come else wished.alone("some ranks did not come to attach"))
 

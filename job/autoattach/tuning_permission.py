@@ -30,6 +30,7 @@ from pacecar.profiler.ranks.data_parallel import (
     fsdp_groups,
     is_fsdp,
     spans_all_ranks,
+    tensor_parallel_ranks,
     uncompiled,
     wrapper_of_others,
     wrappers_in,
@@ -125,13 +126,17 @@ def refusal(
 
 def _unwrapped(model: nn.Module) -> str:
     """Return what it is that makes `model` no model of DDP or FSDP2 here."""
-    kind, inner, others = type(model).__name__, uncompiled(model), wrapper_of_others(model)
+    inner, others = uncompiled(model), wrapper_of_others(model)
+    kind = type(inner).__name__
     if others is not None:
         return f"{others} is not torch's: it reduces gradients in buffers of its own"
     if inner is not model and wrappers_in(inner):
         return f"{type(inner).__name__} is compiled from outside its DistributedDataParallel or FSDP2"
     if any(is_fsdp(module) for module in wrappers_in(inner)):
         return f"only parts of {kind} are under FSDP2"
+    ranks = tensor_parallel_ranks(inner)
+    if ranks > 1:
+        return f"{kind} is tensor-parallel on {ranks} ranks, and not under DistributedDataParallel or FSDP2"
     return f"{kind} is not under DistributedDataParallel or FSDP2"
 
 
@@ -177,7 +182,10 @@ def join(wished: AttachRequest) -> tuple[Pacer, str]:
 
 def _named(model: nn.Module) -> str:
     """Return the name of `model`'s class, and what makes it data-parallel where that is inside it."""
-    inner, kind = uncompiled(model), wrapper_of_others(model) or type(model).__name__
+    inner = uncompiled(model)
+    kind = wrapper_of_others(model) or type(inner).__name__
+    if inner is not model:
+        kind = f"compiled {kind}"
     held = [module for module in wrappers_in(inner) if module is not inner]
     if not held:
         return kind

@@ -15,6 +15,7 @@ the same variables is a helper.
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, var-annotated, assignment"
 
+import _thread
 import os
 import sys
 
@@ -90,18 +91,31 @@ class Finder:
 
     def __init__(self, helper_of):
         self.helper_of = helper_of
+        self.asking = set()
 
     def find_spec(self, name, path=None, target=None):
-        """Return torch's own spec with a loader that tells when it is done; None for every other name."""
-        if name != "torch":
+        """Return torch's own spec with a loader that tells when it is done; None for every other name.
+
+        Another finder of this kind may ask all others too, this one among them: it finds nothing while it asks.
+        """
+        thread = _thread.get_ident()
+        if name != "torch" or thread in self.asking:
             return None
+        self.asking.add(thread)
+        try:
+            return self.find_torch(name, path, target)
+        finally:
+            self.asking.discard(thread)
+
+    def find_torch(self, name, path, target):
+        """Return what the others find; None where torch is not there, as it may be installed or added later."""
         for finder in [finder for finder in sys.meta_path if finder is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = Loader(spec.loader, self)
                 return spec
-        return None  # no torch here; it may be installed, or its folder added, later
+        return None
 
     def leave(self):
         """Return whether this is the first time that torch was loaded; there is nothing more to find then."""

@@ -34,6 +34,7 @@ __all__ = [
     "is_fsdp",
     "parallel_of",
     "spans_all_ranks",
+    "tensor_parallel_ranks",
     "uncompiled",
     "wrapper_of_others",
     "wrappers_in",
@@ -195,6 +196,22 @@ def spans_all_ranks(fsdp: nn.Module) -> bool:
     """Return whether the ranks among which an FSDP2 module's parameters are divided are all ranks of the job."""
     meshes = [mesh for mesh in map(_mesh, fsdp.parameters()) if mesh is not None]
     return bool(meshes) and all(mesh.size() == dist.get_world_size() for mesh in meshes)
+
+
+def tensor_parallel_ranks(model: nn.Module) -> int:
+    """Return among how many ranks `model` divides parameters by itself, as DTensors that FSDP2 did not make; 1: none.
+
+    Each rank then computes a part of each layer, of the same samples, and reduces activations in place of gradients.
+    """
+    if is_fsdp(model) or wrappers_in(model):
+        return 1
+    return max((_shards(parameter) for parameter in model.parameters()), default=1)
+
+
+def _shards(parameter: nn.Parameter) -> int:
+    """Return into how many parts a DTensor is divided; 1 of any other tensor."""
+    mesh, placements = _mesh(parameter), getattr(parameter, "placements", ())
+    return 1 if mesh is None else math.prod(mesh.size(at) for at, each in enumerate(placements) if each.is_shard())
 
 
 def _mesh(parameter: nn.Parameter) -> Any:  # noqa: ANN401  a DeviceMesh, of a DTensor

@@ -23,15 +23,27 @@ HEAD = """
 Scripts of other authors, run once and by hand, on CPUs with gloo and torch {torch}, at tiny sizes: *bare*, under
 `pacecar run` (*run*) and, where there are ranks, under `pacecar run --tune exact` (*tuned*), there with an exploration
 budget of 1, no dead band and no windows, so that a knob turns within seconds. No line of a script was changed; *beside
-it* is what its environment was given: a seed, small data made for this, names of CUDA that mean the CPU. All pythons
-were forked from one that had torch loaded, on two cores that others used. *Losses* are the values that every `backward`
-of every rank began with, but for those by which pacecar prices its own hooks; *equal*: to the bit those of the bare
-run. *Steps* are those that pacecar measured on rank 0. *Turned* are the knobs that turned while the script trained,
-*live* those in force then (-: none turned, in so few steps or for the reason that the line has).
+it* is what its environment was given: a seed, small data made for this, names of CUDA that mean the CPU. Pythons were
+forked from one that had torch loaded, or *started anew* (by torchrun where there are ranks), on two cores that others
+used. *Losses* are the values that every `backward` of every rank began with, but for those by which pacecar prices its
+own hooks; *equal*: to the bit those of the bare run. *Steps* are those that pacecar measured on rank 0. *Turned* are
+the knobs that turned while the script trained, *live* those in force then (-: none turned, in so few steps or for the
+reason that the line has).
 
 | Script | What it is | Beside it | Ranks | Exit codes | Losses | Steps | Live | Turned | What pacecar said | Run on |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
+
+OMITTED = """
+Not in the table, because it does not run here without pacecar either: {reasons}.
+"""
+
+REASONS = (
+    "torchtitan after v0.2.2 (pytorch/torchtitan@b5bcd76c: `fully_shard` of torch 2.13 refuses its parameters, which"
+    " are no DTensors of the mesh that it passes)",
+    "litgpt on two ranks (Lightning Fabric has its FSDP strategy for GPUs only)",
+    "nanochat on two ranks (its optimizer asks for futures of collectives, which gloo does not give)",
+)
 
 
 def rows(folder: Path = FOLDER) -> list[dict[str, Any]]:
@@ -45,7 +57,7 @@ def section(folder: Path = FOLDER) -> str:
     if not found:
         return ""
     torch = ", ".join(sorted({row["torch"] for row in found}))
-    return HEAD.format(torch=torch) + "".join(_line(row) for row in found)
+    return HEAD.format(torch=torch) + "".join(_line(row) for row in found) + OMITTED.format(reasons="; ".join(REASONS))
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -63,6 +63,33 @@ for _ in range(12):
     loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
 """
 
+CONTAINER = """
+class Container(torch.optim.Optimizer):
+    \"\"\"As torchtitan's: an optimizer that steps others, and after them makes its own step's end.\"\"\"
+    def __init__(self, model):
+        self.inner = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model if list(part.parameters())]
+        super().__init__(list(model.parameters()), {})
+    def step(self):
+        for each in self.inner: each.step()
+model = mlp()
+optimizer = Container(model)
+total = 0.0
+for _ in range(12):
+    loss = model(x).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
+"""
+
+ONCE = """
+model = mlp()
+optimizer, once = torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0.0
+for at in range(300):
+    loss = model(x).square().mean()
+    loss.backward(); optimizer.step()
+    if at == 0: once.step()
+    optimizer.zero_grad(); total += float(loss.detach())
+"""
+
 COMPILED = PLAIN.replace("model = mlp()", "model = torch.compile(mlp(), backend='eager')")
 IN_PLACE = PLAIN.replace("model = mlp()", "model = mlp(); model.compile(backend='eager')")
 BLOCKS = PLAIN.replace("model = mlp()", "model = mlp(); model[0] = torch.compile(model[0], backend='eager')")
@@ -145,7 +172,20 @@ for text in {texts!r}:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each of the loops prints without pacecar: all in one process, as each starts torch anew."""
     # Those without an optimizer come first: the others load torch._dynamo, of which the script prints counts.
-    texts = [BY_HAND, INFERENCE, HOGWILD, PLAIN, GAN, HOLDER, COMPILED, BLOCKS, IN_PLACE, FUNCTION, OPTIMIZER]
+    texts = [
+        BY_HAND,
+        INFERENCE,
+        HOGWILD,
+        PLAIN,
+        GAN,
+        HOLDER,
+        CONTAINER,
+        COMPILED,
+        BLOCKS,
+        IN_PLACE,
+        FUNCTION,
+        OPTIMIZER,
+    ]
     script = tmp_path_factory.mktemp("bare") / "script.py"
     script.write_text(EACH.format(texts=[HEAD + text + TAIL for text in texts]))
     done = run(script, ranks=1, python=python())
@@ -159,7 +199,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (PLAIN, MEASURES.format("Sequential and Adam"), 10),
         (GAN, MEASURES.format("Linear and Adam"), 22),
         (HOLDER, MEASURES.format("Sequential and SGD"), 9),
-        (COMPILED, MEASURES.format("OptimizedModule and Adam"), 10),
+        (CONTAINER, MEASURES.format("Sequential and Container"), 10),
+        (ONCE, "pacecar: does not attach: the script trains something else now", 0),
+        (COMPILED, MEASURES.format("compiled Sequential and Adam"), 10),
         (BLOCKS, MEASURES.format("Sequential and Adam"), 10),
         (IN_PLACE, "pacecar: does not attach: no module that the loop calls holds the optimizer's parameters", 0),
         (
@@ -176,6 +218,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "plain",
         "gan",
         "holder",
+        "container",
+        "once",
         "compiled",
         "blocks",
         "in place",
@@ -195,6 +239,7 @@ def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
     assert seen.ended == (0, bare[text], [])
     assert seen.pacecar == ([] if line is None else [line])
     assert len(seen.of(0, "step")) == steps
+    assert all(step["forward_ns"] for step in seen.of(0, "step")), "a step is a whole one"
 
 
 def test_a_script_that_attaches_by_itself_is_left_to_it(tmp_path: Path) -> None:

@@ -90,6 +90,27 @@ def test_a_library_that_looks_whether_torch_is_installed_does_not_use_the_finder
     assert done.stderr.count("\n") == 1
 
 
+def test_another_finder_that_asks_all_others_for_torch_does_not_go_round_in_circles_with_ours(tmp_path: Path) -> None:
+    """Tracers and test kits wait for a module as we do, some of them without a thought of others like them."""
+    code = """
+import sys
+class Tracer:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            found = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self)
+            return next((spec for spec in found if spec is not None), None)
+sys.meta_path.insert(0, Tracer())
+import torch
+print("Finder" in [type(finder).__name__ for finder in sys.meta_path], type(torch.__loader__).__name__)
+"""
+    environ = PLAIN | environment({})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, env=environ, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "False SourceFileLoader\n", "ours was told that torch was loaded, and left"
+
+
 def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()

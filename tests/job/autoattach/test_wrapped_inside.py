@@ -75,6 +75,22 @@ def sharded(whole, mesh=None):
     return fully_shard(model, mesh=mesh) if whole else model
 
 
+def tensor_parallel():
+    """Divided between two ranks; where there are more, by FSDP2 over the others."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    model, plan = net(8, 64, 16), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    if mesh["dp"].size() == 1:
+        return model
+    for block in model[::2]:
+        fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
 class Uncalled(Task):
     def forward(self, x):
         return self.scale * self.model.module(x).square().mean()
@@ -87,6 +103,7 @@ model = {
     "fsdp": lambda: sharded(True),
     "fsdp inside": lambda: Task(sharded(True)),
     "fsdp in parts": lambda: sharded(False),
+    "tensor parallel": tensor_parallel,
     "uncalled": lambda: Uncalled(DDP(net(8, 256, 256, 16))),
 }[kind]()
 trained = list(model.parameters())
@@ -95,7 +112,7 @@ if kind == "hidden":
 optimizer = torch.optim.SGD(trained, lr=0.01, foreach=False)
 for step in range(steps):
     x = torch.full((4, 8), dist.get_rank() + 1.0 + step % 3)
-    loss = model(x) if kind not in ("fsdp", "fsdp in parts") else model(x).square().mean()
+    loss = model(x) if kind not in ("fsdp", "fsdp in parts", "tensor parallel") else model(x).square().mean()
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     if "FSDP" not in str(type(model)) and "Task" in str(type(model)):
         assert not model._forward_hooks and not model._forward_pre_hooks
@@ -113,21 +130,21 @@ TRYING = {
 }
 
 
-def both(tmp_path: Path, kind: str, steps: int, knobs: str) -> Done:
+def both(tmp_path: Path, kind: str, steps: int, knobs: str, ranks: int = 2) -> Done:
     """Run the script bare and watched; what it prints is the same to the bit."""
     script = tmp_path / "wrapped.py"
     script.write_text(SCRIPT)
     watched = ("--tune", "exact", "--run-dir", str(tmp_path))
     environ = TRYING | {"PACECAR_TUNE_KNOBS": knobs}
-    bare, seen = run_both(script, kind, str(steps), is_torchrun=False, watched=watched, **environ)
+    bare, seen = run_both(script, kind, str(steps), is_torchrun=False, ranks=ranks, watched=watched, **environ)
     assert seen.ended == bare.ended == (0, bare.out, bare.errors)
     return seen
 
 
-def switches(seen: Done) -> list[tuple[int, dict[str, object]]]:
-    """Return what was turned, the same on both ranks."""
-    turned = [[(s["epoch"], s["knobs"]["values"]) for s in seen.of(rank, "switch")] for rank in range(2)]
-    assert turned[0] == turned[1]
+def switches(seen: Done, ranks: int = 2) -> list[tuple[int, dict[str, object]]]:
+    """Return what was turned, the same on all ranks."""
+    turned = [[(s["epoch"], s["knobs"]["values"]) for s in seen.of(rank, "switch")] for rank in range(ranks)]
+    assert turned == turned[:1] * ranks
     return turned[0]
 
 
@@ -149,11 +166,23 @@ def test_fsdp2_is_tuned_and_its_mesh_says_that_ranks_are_data_parallel(tmp_path:
     assert seen.of(0, "hello")[0]["parallel"] == {"data": 2}
 
 
+def test_fsdp2_over_one_dimension_of_a_mesh_is_tuned_and_the_other_is_tensor_parallel(tmp_path: Path) -> None:
+    seen = both(tmp_path, "tensor parallel", 120, "fsdp_prefetch,fsdp_reshard", ranks=4)
+    (line,) = seen.pacecar
+    assert ", FSDPSequential and SGD on 4 ranks; mode exact" in line
+    assert switches(seen, 4), seen.of(0, "tuner")
+    assert seen.of(0, "hello")[0]["parallel"] == {"data": 2, "tp": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("uncalled", "the loop does not call what Uncalled has under DistributedDataParallel"),
         ("fsdp in parts", "only parts of Sequential are under FSDP2"),
+        (
+            "tensor parallel",
+            "Sequential is tensor-parallel on 2 ranks, and not under DistributedDataParallel or FSDP2",
+        ),
     ],
 )
 def test_where_ranks_are_not_known_to_be_in_step_nothing_is_turned(tmp_path: Path, kind: str, said: str) -> None:
