@@ -93,7 +93,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_budget.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_causal.py %/bench_counterfactual.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in page report hearing hook import wire; do echo "== $$bench"; $(BIN)/python bench/bench_$$bench.py || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python bench/bench_daemon.py $(BENCH_FLAGS)

@@ -180,6 +180,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         GAN,
         HOLDER,
         CONTAINER,
+        ONCE,
         COMPILED,
         BLOCKS,
         IN_PLACE,
