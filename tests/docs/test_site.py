@@ -11,6 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.kit.axe import violations
+from tests.kit.browser import chromium
+
 ROOT = Path(__file__).resolve().parents[2]
 MKDOCS = ROOT / ".tools" / "site" / "bin" / "mkdocs"
 
@@ -74,3 +77,16 @@ def test_pages_open_without_a_server_and_ask_no_other_host(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"', text) == [], page.name
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_have_nothing_serious_for_axe(site: Path, width: int) -> None:
+    """Of each kind of page one: the start, a how-to, one with tables and pictures, a reference, one from outside."""
+    pages = ["index.html", "start/torchrun.html", "analyze.html", "configuration.html", "repository/readme.html"]
+    found = []
+    with chromium() as browser:
+        opened = browser.new_context(viewport={"width": width, "height": 900}, offline=True).new_page()
+        for page in pages:
+            opened.goto((site / page).as_uri())
+            found += [f"{page}: {said}" for said in violations(opened) if "(serious)" in said or "(critical)" in said]
+    assert found == []
