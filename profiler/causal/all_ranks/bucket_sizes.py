@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...trace.columns import NONE
 from ..one_rank.rank_graph import EdgeKind, RankGraph
-from .job_graph import JobGraph
+from .job_graph import JobGraph, Joins
 
 __all__ = ["Buckets", "Latency", "buckets_of", "latency_of", "merged"]
 
@@ -67,16 +67,20 @@ def buckets_of(graph: JobGraph, is_gradient: NDArray[np.bool_], step: Index) -> 
     joins = graph.joins
     whole = np.ones(joins.count, dtype=np.bool_)
     whole[joins.join[graph.leave_join == NONE]] = False
+    chosen = np.flatnonzero((is_gradient & whole)[joins.join])
+    needed, begun = _instants(graph, chosen)
     members, pairs = [], []
-    for group in np.unique(joins.group[is_gradient & whole]).tolist():
-        mine = np.flatnonzero(is_gradient & whole & (joins.group == group))
+    chosen = chosen[np.argsort(joins.group[joins.join[chosen]], kind="stable")]
+    _, first = np.unique(joins.group[joins.join[chosen]], return_index=True)
+    for its in np.split(chosen, first[1:]) if len(chosen) else ():
+        mine = np.unique(joins.join[its])
         mine = mine[np.lexsort((graph.arrive_ns[mine], step[mine]))]
         _, which, count = np.unique(step[mine], return_inverse=True, return_counts=True)
         usual = int(np.bincount(count).argmax())
         if usual < 2:
             continue
         by_step = mine[count[which] == usual].reshape(-1, usual)
-        apart = np.stack([_awaited_before_next(graph, row) for row in by_step]).mean(axis=0)
+        apart = _awaited_before_next(joins, its, by_step, needed, begun).mean(axis=0)
         places = _first_of_pairs(joins.bytes[by_step[-1]], apart)
         pairs += [by_step[:, at : at + 2] for at in places]
         members += [by_step.reshape(-1)] if places else []
@@ -97,21 +101,31 @@ def _first_of_pairs(size: Index, apart: Times) -> list[int]:
     return found
 
 
-def _awaited_before_next(graph: JobGraph, mine: Index) -> NDArray[np.bool_]:
-    """Return for each of a step's buckets but the last whether a rank waited for it before it began the next."""
+def _instants(graph: JobGraph, members: Index) -> tuple[Index, Index]:
+    """Return for all members of collectives when something first waited for it, and when it began, of `members`."""
     joins = graph.joins
-    found = np.zeros(len(mine) - 1, dtype=np.bool_)
-    for place, rank in enumerate(graph.ranks):
-        of_rank = np.flatnonzero((joins.rank == place) & np.isin(joins.join, mine))
-        if len(of_rank) == 0:
-            continue
-        row = np.full(len(mine), NONE)
-        row[np.argsort(mine)[np.searchsorted(np.sort(mine), joins.join[of_rank])]] = joins.row[of_rank]
-        if (row == NONE).any():
-            found[:] = True
-            break
-        needed, begun = _first_needed(rank, row), _begun(rank, row)
-        found |= needed[:-1] < begun[1:]
+    needed, begun = (np.zeros(len(joins.join), dtype=np.int64) for _ in range(2))
+    members = members[np.argsort(joins.rank[members], kind="stable")]
+    places, first = np.unique(joins.rank[members], return_index=True)
+    for place, mine in zip(places.tolist(), np.split(members, first[1:]), strict=True) if len(members) else ():
+        rank, row = graph.ranks[place], joins.row[mine]
+        needed[mine], begun[mine] = _first_needed(rank, row), _begun(rank, row)
+    return needed, begun
+
+
+def _awaited_before_next(joins: Joins, its: Index, by_step: Index, needed: Index, begun: Index) -> NDArray[np.bool_]:
+    """Return (steps, buckets - 1) whether a rank waited for a bucket before it began the next, or lacks one of the two.
+
+    `its` are the members of a group's collectives, `by_step` (steps, buckets) the collectives.
+    """
+    collectives, at = np.unique(joins.join[its], return_inverse=True)
+    ranks, column = np.unique(joins.rank[its], return_inverse=True)
+    first_needed = np.full((len(collectives), len(ranks)), np.iinfo(np.int64).min)
+    first_needed[at, column] = needed[its]
+    began = np.full((len(collectives), len(ranks)), np.iinfo(np.int64).max)
+    began[at, column] = begun[its]
+    place = np.searchsorted(collectives, by_step)
+    found: NDArray[np.bool_] = (first_needed[place[:, :-1]] < began[place[:, 1:]]).any(axis=2)
     return found
 
 

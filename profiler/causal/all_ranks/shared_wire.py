@@ -45,16 +45,19 @@ Z_MIN = 2.0
 def shared_sets(graph: JobGraph) -> list[Index]:
     """Return the collectives of those sets of ranks of which at least two are on the wire together, by arrival."""
     joins = graph.joins
-    ranks: dict[int, frozenset[int]] = {}
-    group = joins.group[joins.join]
-    for number in np.unique(group).tolist():
-        ranks[number] = frozenset(np.unique(joins.rank[group == number]).tolist())
     whole = np.ones(joins.count, dtype=np.bool_)
     whole[joins.join[graph.leave_join == NONE]] = False
+    whole &= ~joins.is_pair & (graph.wire_ns > 0)
+    members = np.flatnonzero(whole[joins.join])
+    members = members[np.argsort(joins.group[joins.join[members]], kind="stable")]
+    _, first = np.unique(joins.group[joins.join[members]], return_index=True)
+    of_ranks: dict[frozenset[int], list[Index]] = {}
+    for its in np.split(members, first[1:]) if len(members) else ():
+        ranks = frozenset(np.unique(joins.rank[its]).tolist())
+        of_ranks.setdefault(ranks, []).append(np.unique(joins.join[its]))
     found = []
-    for members in sorted(set(ranks.values()), key=sorted):
-        its = [number for number, each in ranks.items() if each == members]
-        mine = np.flatnonzero(np.isin(joins.group, its) & whole & ~joins.is_pair & (graph.wire_ns > 0))
+    for ranks in sorted(of_ranks, key=sorted):
+        mine = np.concatenate(of_ranks[ranks])
         mine = mine[np.argsort(graph.arrive_ns[mine], kind="stable")]
         ends = np.maximum.accumulate((graph.arrive_ns + graph.wire_ns)[mine])
         if (graph.arrive_ns[mine][1:] < ends[:-1]).any():
