@@ -19,50 +19,59 @@ from pacecar.profiler.analysis.report import TraceJob
 from pacecar.profiler.trace.reader import read_trace
 
 MS = 1_000_000
-REPLICAS, STEPS = 4, 8
+REPLICAS, STEPS, SPREAD = 4, 12, 0.25
 
 
-def operations(slow: float, more: float = 1.0) -> list[Operation]:
-    """Return the operations of 4 pipelines of 2 stages, one microbatch a step.
+def operations(
+    slow: float = 1.0, more: float = 1.0, *, replicas: int = REPLICAS, microbatches: int = 1, spread: float = 0.0
+) -> list[Operation]:
+    """Return the operations of pipelines of 2 stages that take one microbatch after the other.
 
     The first stage of the first pipeline takes `slow` times as long as it should, all last stages `more` times.
+    Sequences have lengths that vary by `spread` (of the logarithm), or the mean of these.
     """
     random = np.random.default_rng(7)
     found: list[Operation] = []
     for step in range(STEPS):
-        noise = random.normal(1, 0.005, (REPLICAS, 2, 2))
+        noise = random.normal(1, 0.005, (replicas, microbatches, 2, 2))
+        lengths = np.exp((spread or SPREAD) * random.normal(0, 1, (replicas, microbatches)))
+        if not spread:
+            lengths = np.full_like(lengths, lengths.mean() if microbatches > 1 else 1.0)
         rows: dict[tuple[int, int], list[tuple[str, float, float]]] = {}
-        ready = np.zeros((REPLICAS, 2))
-        for replica in range(REPLICAS):
-            forward, backward = 100 * noise[replica, :, 0], 200 * noise[replica, :, 1]
-            forward[0] *= slow if replica == 0 else 1.0
-            backward[0] *= slow if replica == 0 else 1.0
-            forward[1] *= more
-            backward[1] *= more
-            sent = 10 + forward[0]
-            back = sent + 1 + forward[1] + backward[1]
-            rows[replica, 0] = [
-                ("params-all-gather", 0, 10), ("forward-compute", 10, sent), ("forward-send", sent, sent + 1),
-                ("backward-recv", sent + 1, back + 1), ("backward-compute", back + 1, back + 1 + backward[0]),
-            ]  # fmt: skip
-            rows[replica, 1] = [
-                ("params-all-gather", 0, 10), ("forward-recv", 10, sent + 1),
-                ("forward-compute", sent + 1, sent + 1 + forward[1]), ("backward-compute", sent + 1 + forward[1], back),
-                ("backward-send", back, back + 1),
-            ]  # fmt: skip
-            ready[replica] = back + 1 + backward[0], back + 1
+        ready = np.zeros((replicas, 2))
+        for replica in range(replicas):
+            first = rows[replica, 0] = [("params-all-gather", 0.0, 10.0)]
+            last = rows[replica, 1] = [("params-all-gather", 0.0, 10.0)]
+            done, free = 10.0, 10.0
+            for length, its in zip(lengths[replica], noise[replica], strict=True):
+                forward, backward = 100 * length * its[:, 0], 200 * length * its[:, 1]
+                forward *= (slow if replica == 0 else 1.0, more)
+                backward *= (slow if replica == 0 else 1.0, more)
+                sent = done + forward[0]
+                turned = sent + 1 + forward[1]
+                back = turned + backward[1]
+                first += [
+                    ("forward-compute", done, sent), ("forward-send", sent, sent + 1),
+                    ("backward-recv", sent + 1, back + 1), ("backward-compute", back + 1, back + 1 + backward[0]),
+                ]  # fmt: skip
+                last += [
+                    ("forward-recv", free, sent + 1), ("forward-compute", sent + 1, turned),
+                    ("backward-compute", turned, back), ("backward-send", back, back + 1),
+                ]  # fmt: skip
+                done, free = back + 1 + backward[0], back + 1
+            ready[replica] = done, free
         ready[:, 1] = ready.max()  # which no row says
         reduced = ready.max(axis=0) + 10
         end = reduced.max() + 2
-        for (replica, stage), its in rows.items():
+        for (replica, stage), of_rank in rows.items():
             begun = ready[replica, stage]
-            its += [
+            of_rank += [
                 ("grads-reduce-scatter", begun, reduced[stage]), ("optimizer-clip-main-grad", reduced[stage], end),
                 ("optimizer", end, end + 5), ("gc", end + 5, end + 5),
             ]  # fmt: skip
             found += [
                 Operation(replica, stage, step, kind, round(a * MS), round(b * MS) - round(a * MS))
-                for kind, a, b in its
+                for kind, a, b in of_rank
             ]
     return found
 
@@ -94,6 +103,20 @@ def test_a_last_stage_with_more_work_is_named_as_one(tmp_path: Path) -> None:
     true = step_ms(operations(1.0, 1.5)) - step_ms(operations(1.0))
     assert [(one.kind, one.ranks, one.cause) for one in job.stragglers] == [("stage", [1, 3, 5, 7], "compute")]
     assert job.stragglers[0].saved_ns / MS == pytest.approx(true, rel=0.02)
+
+
+def test_sequences_of_different_lengths_are_named_beside_a_last_stage_that_has_more_work(tmp_path: Path) -> None:
+    """What even work alone is worth is not the stage's."""
+    size = {"replicas": 8, "microbatches": 8}
+    job = analyzed(operations(1.0, 1.2, **size, spread=SPREAD), tmp_path)
+    as_it_is, even, both = (
+        step_ms(operations(1.0, more, **size, spread=spread)) for more, spread in ((1.2, SPREAD), (1.2, 0), (1.0, 0))
+    )
+    found = {one.kind: one for one in job.stragglers}
+    assert sorted(found) == ["imbalance", "stage"]
+    assert found["imbalance"].saved_ns / MS == pytest.approx(as_it_is - even, rel=0.1)
+    # The measure is the median of the others: of two stages the longest of the other's, where lengths vary.
+    assert 0.5 * (even - both) < found["stage"].saved_ns / MS < 1.05 * (even - both)
 
 
 def test_nobody_is_named_in_a_healthy_job(tmp_path: Path) -> None:

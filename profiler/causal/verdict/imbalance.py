@@ -30,6 +30,9 @@ by 3 % each leave 0.7 % there."""
 UNEVEN_STEPS_MIN = 2
 """Steps in which work must be uneven: in one step it may be anything."""
 
+MOST_STEPS_RATIO = 0.5
+"""If work is uneven in more than this part of the steps, it is spread evenly in all of them."""
+
 COMMON_RATIO_MIN = 4.0
 """How many times the variance that kernels have by themselves a part must vary: all kernels of a long sequence are long
 together, and what makes each kernel vary alone averages out."""
@@ -100,8 +103,10 @@ def spread_evenly(
     if is_in_step.sum() < UNEVEN_STEPS_MIN:
         return None
     ranks = dict(now.ranks)
+    # What is so in most steps is so in the others: the test of one step alone is a weak one.
+    spread_in = np.ones_like(is_in_step) if is_in_step.mean() > MOST_STEPS_RATIO else is_in_step
     for place, at, even, stop in evens:
-        inside = is_in_step[atoms[place].step[at]]
+        inside = spread_in[atoms[place].step[at]]
         weights = ranks.get(place, graph.ranks[place].weights)
         ranks[place] = with_durations(weights, atoms[place], at[inside], (even + stop)[inside])
     return Uneven(Scenario(ranks, now.wire_ns), spread, is_in_step, totals)
