@@ -1,6 +1,7 @@
 """What does `pacecar analyze` cost for all ranks of a job together, and what of it is the graph?
 
-Traces of simulated jobs (`tests/kit/simulated_jobs`: DDP, a host for every eight ranks) are written as torch.profiler
+Traces of simulated jobs (`tests/kit/simulated_jobs`: DDP, a host for every eight ranks; with `--tensor` so many of them
+share each layer) are written as torch.profiler
 would have written them.  Each folder is analyzed by a process of its own: its CPU time and its peak of resident memory
 are the kernel's count for it and for the processes that it started.  Then in one process: reading all traces, analyzing
 each by itself, and all together, which is where matching, clocks, graph, verdict and what-if are.
@@ -44,18 +45,19 @@ class Whole(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", nargs="+", type=_job, default=[(8, 6), (64, 6)], metavar="RANKSxSTEPS")
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that share each layer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.write or args.inside:
         sys.path.insert(0, str(ROOT))  # run as a script, it finds its own folder only
-        found = write(Path(args.write), *args.jobs[0]) if args.write else inside(Path(args.inside))
+        found = write(Path(args.write), *args.jobs[0], args.tensor) if args.write else inside(Path(args.inside))
         sys.stdout.write(json.dumps(found))
         return
     for ranks, steps in args.jobs:
         with tempfile.TemporaryDirectory() as folder:
-            events = _itself("--write", folder, "--jobs", f"{ranks}x{steps}")
+            events = _itself("--write", folder, "--jobs", f"{ranks}x{steps}", "--tensor", str(args.tensor))
             size = sum(path.stat().st_size for path in Path(folder).iterdir())
             sys.stdout.write(f"{ranks} ranks, {steps} steps: {events:,} events in {size / 1e6:.1f} MB, packed\n")
             sys.stdout.flush()
@@ -82,13 +84,13 @@ def _itself(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def write(folder: Path, ranks: int, steps: int) -> int:
+def write(folder: Path, ranks: int, steps: int, tensor: int) -> int:
     """Write the traces of a job, and return how many events the reader finds in them."""
     from pacecar.profiler.trace.reader import read_trace
     from tests.kit.simulated_jobs import Job, Layout, Model, simulate
     from tests.kit.simulated_jobs.kineto import write_job
 
-    job = Job(Layout(data=ranks), Model(layers=LAYERS), steps=steps, seed=1)
+    job = Job(Layout(tensor=tensor, data=ranks // tensor), Model(layers=LAYERS), steps=steps, seed=1)
     return sum(read_trace(path).events for path in write_job(folder, simulate(job).traces(), job.layout))
 
 

@@ -8,8 +8,8 @@ more work, SE sequences of different lengths and, less, a longer last stage.  Th
     python bench/bench_stragglers.py StragglerAnalysis/data
 
 Each table is written as one trace a worker (`straggler_traces`) and analyzed by the command, as a user would.  Beside
-what it said stands the answer of their own simulator (`mw-`, `ms-*.json` and `result-*.json`): a step as it replays it,
-and with every operation at the mean of its kind, which takes all causes away at once.
+what it said stands the answer of their own simulator (`mw-*.json` beside the tables): a step as it replays it, and with
+every operation at the mean of its kind, which takes all causes away at once.
 """
 
 from __future__ import annotations

@@ -87,6 +87,11 @@ class JobModel:
     """The step of each collective, or the unit where no steps are marked; NONE before the first."""
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether scenarios take delays that nothing explains for waits (`replay.elastic`)."""
+        return self.played is not self.graph
+
+    @property
     def wall_ns(self) -> int:
         """How long the job took, over the window."""
         return self.path.wall_ns

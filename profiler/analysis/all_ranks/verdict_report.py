@@ -53,7 +53,7 @@ CAUSE_WORDS = {
 
 def is_trusted(model: JobModel) -> bool:
     """Return whether the graph explains enough of the run to name anybody."""
-    return model.error.unexplained_ratio <= UNTRUSTED_RATIO or model.played is not model.graph
+    return model.error.unexplained_ratio <= UNTRUSTED_RATIO or model.is_elastic
 
 
 def too_few_words(model: JobModel) -> str | None:
