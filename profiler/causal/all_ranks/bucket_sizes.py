@@ -125,8 +125,8 @@ def _awaited_before_next(joins: Joins, its: Index, by_step: Index, needed: Index
     began = np.full((len(collectives), len(ranks)), np.iinfo(np.int64).max)
     began[at, column] = begun[its]
     place = np.searchsorted(collectives, by_step)
-    found: NDArray[np.bool_] = (first_needed[place[:, :-1]] < began[place[:, 1:]]).any(axis=2)
-    return found
+    is_awaited: NDArray[np.bool_] = first_needed[place[:, :-1]] < began[place[:, 1:]]
+    return np.asarray(is_awaited.any(axis=2), dtype=np.bool_)
 
 
 def _begun(rank: RankGraph, row: Index) -> Index:
