@@ -287,11 +287,12 @@ def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     for rank in (0, 1):
-        steps = [r for r in (tmp_path / f"run/rank{rank}.jsonl").read_text().splitlines() if '"type":"step"' in r]
-        # All of them, or every k-th where these steps are too short for the budget; the others are counted.
-        last = json.loads(steps[-1])
-        assert last["total_steps"] == last["step"] + 1 > 100 - 64
-        assert len(steps) == 100 or last["measured_every"] > 1
+        records = [json.loads(row) for row in (tmp_path / f"run/rank{rank}.jsonl").read_text().splitlines()]
+        steps = [record for record in records if record["type"] == "step"]
+        # All of them, or some where these steps are too short for the budget: on a busy machine no burst may follow the
+        # first one.  The others are counted, the last ones in the goodbye.
+        assert len(steps) == 100 or (len(steps) > 0 and steps[-1]["measured_every"] > 1)
+        assert [record["total_steps"] for record in records if record["type"] == "goodbye"] == [100]
 
 
 def test_every_promise_of_the_security_page_has_a_test_that_exists():
