@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,36 @@ def test_another_library_s_wrapper_of_the_same_name_is_refused_by_the_library_s_
     assert wrapper_of_others(kind(2, 2)) == "megatron's DistributedDataParallel"
     assert wrapper_of_others(nn.Linear(2, 2)) is None
     assert str(actuator(kind(2, 2)).refusal()).startswith("model is megatron's DistributedDataParallel, not torch's: ")
+
+
+def named(name: str, *, of: str = "") -> nn.Module:
+    """Return a module of a class of that name, which inherits from one named `of`."""
+    bases = (type(of, (), {}), nn.Linear) if of else (nn.Linear,)
+    return type(name, bases, {"__module__": "torch.nn"})(2, 2)
+
+
+def divided() -> nn.Module:
+    """Return a module whose weight says of itself what a DTensor on a mesh of four ranks says."""
+    model = nn.Linear(2, 2)
+    model.weight.device_mesh = SimpleNamespace(size=lambda _at: 4)
+    model.weight.placements = (SimpleNamespace(is_shard=lambda: True),)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (named("FSDPLinear", of="FSDPModule"), "FSDPLinear (FSDP2)"),
+        (nn.Sequential(named("FSDPLinear", of="FSDPModule")), "Sequential around FSDP2"),
+        (named("FullyShardedDataParallel"), "FullyShardedDataParallel (FSDP1)"),
+        (nn.Sequential(named("FullyShardedDataParallel")), "Sequential around FSDP1"),
+        (divided(), "Linear, tensor-parallel on 4 ranks"),
+    ],
+)
+def test_ddp_is_not_advised_where_ranks_hold_different_parameters(model: nn.Module, said: str) -> None:
+    assert actuator(model).refusal() == (
+        f"model is {said}, not under DistributedDataParallel: there are no buckets to size"
+    )
 
 
 def test_one_rank_has_nothing_to_win(group: None) -> None:

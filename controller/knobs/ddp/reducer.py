@@ -32,7 +32,13 @@ from typing import Any, Literal, Protocol
 import torch.distributed as dist
 from torch import nn
 
-from pacecar.profiler.ranks.data_parallel import find_ddp, wrapper_of_others
+from pacecar.profiler.ranks.data_parallel import (
+    find_ddp,
+    is_fsdp,
+    tensor_parallel_ranks,
+    wrapper_of_others,
+    wrappers_in,
+)
 from pacecar.torch_internals import lacking
 
 from ...restart_advice import engine_advice
@@ -112,14 +118,16 @@ class DdpReducer:
     @property
     def not_ddp(self) -> str:
         """Why this model's Reducer cannot be replaced: it has none that is known here."""
-        others, wanted = wrapper_of_others(self._model), "torch.nn.parallel.DistributedDataParallel"
+        kind, ddp = type(self._model).__name__, "torch.nn.parallel.DistributedDataParallel"
+        others, divided = wrapper_of_others(self._model), _divided(self._model)
         return (
             self._lacks
-            or engine_advice(type(self._model).__name__)
-            or (others and f"model is {others}, not torch's: its buckets are its own, and {wanted}'s are what is tuned")
+            or engine_advice(kind)
+            or (others and f"model is {others}, not torch's: its buckets are its own, and {ddp}'s are what is tuned")
+            or (divided and f"model is {divided}, not under DistributedDataParallel: there are no buckets to size")
             or (
-                f"model is {type(self._model).__name__}, not DistributedDataParallel: bucket size is not tuned; wrap it"
-                f" in {wanted} and pass that to attach()"
+                f"model is {kind}, not DistributedDataParallel: bucket size is not tuned; wrap it in {ddp} and pass"
+                " that to attach()"
             )
         )
 
@@ -318,3 +326,19 @@ def _unsupported(ddp: private.PrivateDdp) -> str | None:
     if hook_name and not ddp._comm_hooks:
         return f"built-in communication hook {hook_name} cannot be carried over; use register_comm_hook()"
     return None
+
+
+def _divided(model: nn.Module) -> str | None:
+    """Return what divides the parameters of `model` among the ranks, in words; None where nothing does.
+
+    Such ranks hold different parameters: to wrap the model in DDP is no advice for them.
+    """
+    kind = type(model).__name__
+    sharded = [("FSDP2", wrapper) for wrapper in wrappers_in(model) if is_fsdp(wrapper)]
+    # By name, as to import FSDP takes a second.
+    sharded += [("FSDP1", part) for part in model.modules() if type(part).__name__ == "FullyShardedDataParallel"]
+    if sharded:
+        name, outermost = sharded[0]
+        return f"{kind} ({name})" if outermost is model else f"{kind} around {name}"
+    ranks = tensor_parallel_ranks(model)
+    return f"{kind}, tensor-parallel on {ranks} ranks" if ranks > 1 else None
