@@ -5,7 +5,8 @@ Jobs of all layouts are drawn with one or two faults planted that cost from 3 to
 (`causal_figures`).  Prints tables; `--misses` each fault that was not right, too.  Draws follow from `--seed`: figures
 that were used while mending the model are not held out.  `--late-us` makes all ranks of a host leave collectives later
 than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.  With
-`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.
+`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.  With
+`--exponential-stops` the stops of healthy loud jobs are 3 ms in the mean, and of any length, instead of 3 ms each.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
             noise = replace(job.noise, lateness_ns=1e3 * args.late_us)
             if args.kernel_noise is not None:
                 noise = replace(noise, kernel_ratio=args.kernel_noise)
+            noise = replace(noise, has_exponential_hiccups=args.exponential_stops)
             yield number, Truth(simulate(replace(job, noise=noise)))
     yield from planted_faults(args.seed, args.large, kinds=[*LARGE_KINDS], first=args.first)
 
@@ -114,6 +116,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0, help="draw to begin with, as of a miss")
     parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
     parser.add_argument("--kernel-noise", type=float, help="of healthy jobs, in place of theirs")
+    parser.add_argument("--exponential-stops", action="store_true", help="stops of healthy loud jobs: of any length")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")
     parser.add_argument("--misses", action="store_true", help="list each fault that was not right")
     args = parser.parse_args(words)

@@ -127,9 +127,9 @@ class ShowJob:
         self.hooks = []
         for rank in range(ranks):
             hook = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.hooks.append(hook)
             hook.settimeout(5)
             hook.connect(str(path))
-            self.hooks.append(hook)
             self._say(rank, self._hello(rank))
         if is_tuned:
             self._tune()

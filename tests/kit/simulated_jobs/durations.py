@@ -82,14 +82,15 @@ def _hiccup(
     job: Job, program: Program, rank: int, step: int, host: NDArray[np.float64], device: NDArray[np.float64]
 ) -> None:
     """Let one kernel or the host stand still in some rank-steps."""
-    drawn = generator(job, _HICCUP, rank, step).random(3)
+    drawn = generator(job, _HICCUP, rank, step).random(4)
     if drawn[0] < job.noise.hiccup_ratio:
+        length_ns = job.noise.hiccup_ns * (-np.log1p(-drawn[3]) if job.noise.has_exponential_hiccups else 1.0)
         places = np.flatnonzero(_stops(program))
         place = places[int(drawn[1] * len(places))]
         if drawn[2] < 0.5 and program.device_ns[place] > 0:
-            device[place] += job.noise.hiccup_ns
+            device[place] += length_ns
         else:
-            host[0, place] += job.noise.hiccup_ns
+            host[0, place] += length_ns
 
 
 def _stops(program: Program) -> NDArray[np.bool_]:
