@@ -103,7 +103,7 @@ def judge(
     single = list(compared)
     for place in (role[0] for role in roles if len(role) == 1):
         single[place] = compare_in_time(atoms[place], steps)
-    stops = Stops(single, whole)
+    stops = Stops(single, whole, is_uneven=is_uneven)
     state = _State(graph, bounds, compared, single, Scenario(), whole, whole, steps, error_ratio, is_uneven, stops)
     findings: list[Finding] = []
     links_tried, uneven_tried = False, not state.is_uneven

@@ -123,9 +123,9 @@ class Links:
 class Noise:
     """What differs from one occurrence to the next, as standard deviations, and what differs between equal ranks.
 
-    `hiccup_ratio` of all rank-steps have one stop of `hiccup_ns`, of the host or of a kernel, or of so much in the mean where
-    they are exponential.  `scatter_ns` is the mean by which a rank leaves a collective later than the earliest could;
-    `stamp_ns` the error of a time stamp.
+    `hiccup_ratio` of all rank-steps have one stop, of the host or of a kernel: of `hiccup_ns`, or of so much in the
+    mean where they are exponential.  `scatter_ns` is the mean by which a rank leaves a collective later than the
+    earliest could; `stamp_ns` the error of a time stamp.
     `lateness_ns` is the mean by which all ranks of a host leave later than those of others, always alike: from the
     ends of collectives it cannot be told from a clock that is behind.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -25,6 +27,18 @@ def compared(excess: NDArray[np.float64]) -> list[Compared]:
         by_cause = np.zeros((len(Cause), excess.shape[1]), dtype=np.int64)
         by_cause[Cause.HOST_BOUND] = mine
         found.append(Compared(atoms, none, by_cause, by_cause, by_cause))
+    return found
+
+
+def with_copies(ranks: list[Compared], pieces: int, ns: int) -> list[Compared]:
+    """Return ranks with 100 pieces that take 100 ms, of which so many are copies and take so long."""
+    found = []
+    for mine in ranks:
+        causes = np.full(100, Cause.COMPUTE, dtype=np.uint8)
+        causes[:pieces] = Cause.EXPOSED_COPY
+        own = np.zeros_like(mine.total_ns)
+        own[Cause.COMPUTE, 0], own[Cause.EXPOSED_COPY, 0] = 100 * MS - ns, ns
+        found.append(replace(mine, atoms=replace(mine.atoms, cause=causes), total_ns=own))
     return found
 
 
@@ -85,6 +99,35 @@ def test_stops_in_two_steps_of_one_rank_are_a_fault_if_both_are_more_than_time_s
     assert (fault_ratio(excess, 3, 100 * MS, cause) > 0.95) == is_fault
     excess[3, 5] = 0  # one such step is chance
     assert fault_ratio(excess, 3, 100 * MS, cause) == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "copied_ms", "ratio"),
+    [(1, 1, 1.0), (10, 1, 0.0), (1, 10, 0.0)],  # stops strike pieces, or stretches of time: the traces do not say
+)
+def test_two_short_stops_of_one_rank_are_a_fault_where_chance_seldom_strikes(
+    pieces: int, copied_ms: float, ratio: float
+) -> None:
+    excess = noisy()
+    excess[3, [2, 5]] = 3 * MS
+    stops = Stops(with_copies(compared(excess), pieces, int(copied_ms * MS)), 100 * MS)
+    out = stops.steps_out(Cause.EXPOSED_COPY, excess, 3)
+    assert stops.fault_ratio(Cause.EXPOSED_COPY, excess[3], out, [3]) == pytest.approx(ratio, abs=0.01)
+    assert stops.fault_ratio(Cause.COMPUTE, excess[3], out, [3]) == 0
+
+
+@pytest.mark.parametrize(("is_uneven", "is_stop", "is_fault"), [(True, False, 0), (True, True, 1), (False, False, 1)])
+def test_one_step_that_is_longer_throughout_is_a_long_sample_where_work_is_uneven(
+    is_uneven: bool, is_stop: bool, is_fault: int
+) -> None:
+    excess = noisy()
+    excess[3, 2] = 30 * MS
+    stops = Stops(compared(excess), 270 * MS, is_uneven=is_uneven)
+    parts = np.repeat(excess[3] / 4, 4)
+    if is_stop:
+        parts[8:12] = 0, 30 * MS, 0, 0
+    out = stops.steps_out(Cause.COMPUTE, excess, 3)
+    assert stops.fault_ratio(Cause.COMPUTE, excess[3], out, [3], parts) == is_fault
 
 
 def test_long_stops_in_two_steps_of_one_rank_stand_out_of_the_short_ones_of_others() -> None:
