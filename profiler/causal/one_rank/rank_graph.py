@@ -110,9 +110,18 @@ class RankGraph:
 
     @cached_property
     def weights(self) -> RankWeights:
-        """The recorded durations, of an elastic rank without unexplained delays."""
+        """The recorded durations, of an elastic rank without unexplained delays.
+
+        A stream's first row keeps its delay, and the first that was launched in the record: they may have waited for
+        what was before it, which no change makes faster.
+        """
         rows = self.events.rows
-        delay = np.where(self.delay_cause == Cause.UNKNOWN, 0, self.delay_ns) if self.is_elastic else self.delay_ns
+        delay = self.delay_ns
+        if self.is_elastic:
+            delay = np.where(self.delay_cause == Cause.UNKNOWN, 0, delay)
+            for some in (np.arange(len(delay)), np.flatnonzero(rows.launch[self.order] != NONE)):
+                first = some[np.unique(rows.stream[self.order[some]], return_index=True)[1]]
+                delay[first] = self.delay_ns[first]
         return RankWeights((rows.end_ns - rows.start_ns)[self.order], delay, self.host_own_ns)
 
     def edge_weights(self, weights: RankWeights, *, fixed: bool = False) -> dict[int, Index]:

@@ -19,7 +19,7 @@ from tests.kit.simulated_jobs import (
     simulate,
     truth_of,
 )
-from tests.profiler.causal.models import analyzed
+from tests.profiler.causal.models import analyzed, modelled
 
 LAYOUTS = {
     "ddp": {"layout": Layout(data=8)},
@@ -66,6 +66,24 @@ def test_a_little_that_the_first_stage_alone_fetches_is_its_role(kind: FaultKind
     step_ns = simulate(pipeline(seed=23)).step_ns
     found = analyzed(simulate(pipeline(Fault(kind, (0,), ratio * step_ns), seed=23)).traces()).stragglers
     assert [one.rank for one in found] == ([0] if is_named else [])
+
+
+def test_what_ran_before_the_record_is_no_wait_that_a_faster_job_would_not_have() -> None:
+    """Hosts run ahead: the first rows launched in the record wait for sends that were launched before it."""
+    job = Job(
+        Layout(pipeline=8, ranks_per_host=4),
+        Model(
+            layers=2, kernel_scale=0.75, microbatches=16, is_batched=True, loader_ns=1_500_000, ends_with_sync=False,
+            activation_bytes=6_143_616, layer_bytes=14_198_976,
+        ),
+        faults=(Fault(FaultKind.DATA_WAIT, (7,), 130e6),), seed=55,
+    )  # fmt: skip
+    truth = truth_of(job)
+    model = modelled(truth.run.traces())
+    assert model.is_elastic, "or there is nothing to tell"
+    (one,) = analyzed(truth.run.traces()).stragglers
+    (culprit,) = truth.culprits
+    assert one.saved_ns / truth.run.step_ns == pytest.approx(culprit.saved_ratio, abs=0.005)
 
 
 def test_slow_copies_of_a_first_stage_without_replicas_are_named() -> None:
