@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler.timing.overhead_budget import CREDIT_NS, PAYBACK_NS, OverheadBudget
+from pacecar.profiler.timing.overhead_budget import CREDIT_NS, FIRST_WINDOW_NS, PAYBACK_NS, OverheadBudget
 from pacecar.profiler.timing.step_sampling import StepSampling
 from pacecar.profiler.windows.window_price import (
     DENSEST_NS,
@@ -366,17 +366,17 @@ class PythonFirst(nn.Module):
         return self.layers(x)
 
 
-def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach):
+def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach, monkeypatch):
     model, optimizer, step = looped(PythonFirst())
     job = SimpleNamespace(model=model, optimizer=optimizer)
-    for budget in (0.01, 0.005, 0.0025, 0.001):  # the slower the machine, the more a step earns: a window, and no slice
-        hook = attach(job, config=HookConfig(overhead_budget=budget, count_flops=False))
+    with monkeypatch.context() as held:  # a slice is affordable, and a window of a known price is not, on any machine
+        held.setattr(OverheadBudget, "_can_pay", lambda budget: budget.predicted_ns == FIRST_WINDOW_NS)
+        held.setattr(OverheadBudget, "can_afford", lambda *_, **__: True)
+        held.setattr(OverheadBudget, "earned_in_ns", property(lambda _: 1))
+        hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
         for _ in range(12):
             step()
-        opening = hook._window_schedule
-        if "forward" in opening._price._slices:
-            break
-        hook.close()
+    opening = hook._window_schedule
     shape = opening._shape(hook.step)
     assert opening._price._slices["forward"].rows < 10
     assert shape.parameters == 200

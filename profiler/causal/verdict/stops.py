@@ -32,9 +32,10 @@ STEPS_OUT_MIN = 3
 LONG_STEPS_OUT_MIN = 2
 """The same of stops that are longer than `ORDINARY_STOP_NS`, and of causes that are seldom struck."""
 
-SELDOM_RATIO = 0.02
+SELDOM_RATIO = 0.05
 """A cause is seldom struck if ranks have no more of their pieces and of their time in it, in the median, as in the copy
-of a batch.  Where a stop is in 3 % of rank-steps, two of one rank are both in it once in thousands of jobs."""
+of a batch.  Where a stop is in 3 % of rank-steps, two of one rank in six steps are both in it in one of 2000 jobs of 16
+ranks."""
 
 STOPS_MIN = 3
 """Stops of other ranks that show how long stops are in a job."""

@@ -229,7 +229,8 @@ def _named(
     state: _State, places: list[int], compared: list[Compared], rows: Sequence[Sequence[int]], kind: str
 ) -> tuple[Finding, Scenario] | None:
     """Return the finding, and the job without it, if excess of some cause is no chance and saves enough."""
-    own, sure = [], {}
+    own, sure, apart_ns = [], {}, 0.0
+    is_across = compared is not state.compared  # with other stages, or with its own other steps
     # What a rank does that was named already is no measure of what chance does.
     rows = [group for group in rows if not set(group) <= state.mended]
     row = next(at for at, group in enumerate(rows) if places[0] in group)
@@ -250,6 +251,9 @@ def _named(
             share = max(share, lasting(cause, table[row], parts[row]))
         if share > 0 or p < P_MAX:
             own.append(cause)
+            if is_across:  # stages are no replicas: their median is this one's measure as far as they are alike
+                others = np.delete(table, row, axis=0).sum(axis=1)
+                apart_ns += float(np.abs(others - np.median(others)).mean()) if len(others) else 0.0
             sure[cause] = (p, share, int(out[0]) if len(out) else 0, len(out) == 1)
     if not own:
         return None
@@ -258,7 +262,6 @@ def _named(
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     p, share, first_out, is_one = sure[cause]
-    is_across = compared is not state.compared  # with other stages
     least = FETCHED_RATIO_MIN if is_across and cause in FETCHING else SAVED_RATIO_MIN
     if p >= P_MAX and is_one and cause not in ANNOTATED:
         least = max(least, LONG_STOP_RATIO)
@@ -271,7 +274,7 @@ def _named(
         kind="rank" if len(places) == 1 else kind,
         cause=cause,
         saved_ns=saved,
-        error_ns=_error(state, scenario, saved),
+        error_ns=_error(state, scenario, saved) + round(apart_ns),
         excess_ns=int(by_step.sum()),
         own_ns=int(first.total_ns[cause].sum()),
         peers_ns=int(first.total_ns[cause].sum() - first.excess_ns[cause].sum()),
