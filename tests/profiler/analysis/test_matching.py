@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.all_ranks.matching.collective_matching import Matched, events_of, match
-from pacecar.profiler.trace.columns import CollectiveColumns, Trace, TraceWarning
+from pacecar.profiler.analysis.all_ranks.matching.sequence_alignment import CallSequence, align
+from pacecar.profiler.trace.columns import NONE, CollectiveColumns, Trace, TraceWarning
 from tests.profiler.analysis.jobs import collective_places, keep_rows, make_job, make_trace, play
 
 
@@ -128,6 +129,20 @@ def test_what_repeats_on_two_clocks_is_laid_by_even_ends() -> None:
     [group] = match(traces, 2).groups
     assert len(group.collectives) == 8
     assert_true_pairs([group], clocks)
+
+
+def test_clocks_apart_by_two_messages_do_not_pair_each_with_the_second_next() -> None:
+    """As in a pipeline: eight messages a step, 2.93 ms apart, and a clock that is 5.8 ms ahead."""
+    ends = (np.arange(6)[:, None] * 100_000_000 + np.arange(8) * 2_930_000).ravel()
+    jitter = np.random.default_rng(0).integers(0, 2_000, len(ends))
+    none, same = np.full(len(ends), NONE), np.zeros(len(ends), dtype=np.int64)
+    step = np.repeat(np.arange(6), 8)
+    sender = CallSequence(ends - 2_900_000, ends + jitter, same, same, none, step, np.arange(len(ends)))
+    ahead = ends + 5_800_000
+    receiver = CallSequence(ahead - 500_000, ahead, same, same, none, step, np.arange(len(ends)))
+    found = align(sender, receiver)
+    assert found.partner.tolist() == list(range(len(ends)))
+    assert not found.is_ambiguous
 
 
 def test_steps_tell_collectives_apart() -> None:

@@ -10,7 +10,8 @@ the clocks decide between the shifts that fit:
     rank 1     A B C A B C      every pair overlap; on two clocks only one leaves the ends evenly apart
 
 A collective needs all its ranks at one instant, so a true pair overlaps on a common clock.  Where rows are missing no
-shift fits; then, if the clocks agree, the calls that end together are paired.  What cannot be told is not paired.
+shift fits; then, if the clocks agree, the calls that end together are paired, unless a shift pairs more of them, whose
+ends are as evenly apart.  What cannot be told is not paired.
 
 Pure: columns in, indices out.
 """
@@ -127,10 +128,12 @@ def _align(here: CallSequence, there: CallSequence) -> Alignment:
     shifts = _candidates(here, there)
     if one_clock := [shift for shift in shifts if shift.overlap_ratio >= OVERLAP_RATIO_MIN]:
         return _shifted(here, there, max(one_clock, key=lambda shift: shift.pairs).by)
-    merged = _merge(here, there)
-    if merged is not None:
-        return merged
-    return _most_even(here, there, shifts) or nothing
+    merged, even = _merge(here, there), _most_even(here, there, shifts)
+    if merged is not None and even is not None:
+        # Clocks apart by about as much as messages are pair each with a later one, and leave the last ones out.
+        (many, spread_ns), (more, even_ns) = _evenness(here, there, merged), _evenness(here, there, even)
+        return even if more > many and even_ns <= RIVAL_RATIO * spread_ns + OVERLAP_SLACK_NS else merged
+    return merged or even or nothing
 
 
 def _by_sequence(here: CallSequence, there: CallSequence) -> Alignment:
@@ -233,6 +236,13 @@ def _merge(here: CallSequence, there: CallSequence) -> Alignment | None:
     partner = np.full(len(here), NONE, dtype=np.int64)
     partner[a[good]] = b[good]
     return Alignment(partner)
+
+
+def _evenness(here: CallSequence, there: CallSequence, found: Alignment) -> tuple[int, int]:
+    """Return how many calls `found` pairs, and by how much the distances between their ends differ (the deviation)."""
+    a = np.flatnonzero(found.partner != NONE)
+    apart = here.end_ns[a] - there.end_ns[found.partner[a]]
+    return len(a), int(np.median(np.abs(apart - np.median(apart)))) if len(a) else 0
 
 
 def _nearest(times: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
