@@ -1,10 +1,10 @@
 """What does `pacecar analyze` cost for all ranks of a job together, and what of it is the graph?
 
 Traces of simulated jobs (`tests/kit/simulated_jobs`: DDP, a host for every eight ranks; with `--tensor` so many of them
-share each layer) are written as torch.profiler
-would have written them.  Each folder is analyzed by a process of its own: its CPU time and its peak of resident memory
-are the kernel's count for it and for the processes that it started.  Then in one process: reading all traces, analyzing
-each by itself, and all together, which is where matching, clocks, graph, verdict and what-if are.
+share each layer) are written as torch.profiler would have written them.  Each folder is analyzed by a process of its
+own: its CPU time and its peak of resident memory are the kernel's count for it and for the processes that it started.
+Then in one process: reading all traces, analyzing each by itself, and all together, which is where matching, clocks,
+graph, verdict and what-if are.
 
     python bench/bench_ranks.py
     python bench/bench_ranks.py --jobs 8x6 64x6 64x72     ranks x steps; the last has some five million events

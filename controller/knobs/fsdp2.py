@@ -37,7 +37,7 @@ from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.step_hooks import before_step
-from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, uncompiled
+from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, is_fsdp1, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
@@ -72,8 +72,7 @@ class _Shards:
 
     def __init__(self, model: nn.Module) -> None:
         whole = find_fsdp(uncompiled(model)) or model  # a list or an object may hide it from `model.modules()`
-        kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-        self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
+        self._is_fsdp1 = any(is_fsdp1(module) for module in model.modules())
         self.modules: list[Any] = [module for module in whole.modules() if is_fsdp(module)]
         inner = {id(m) for outer in self.modules for m in outer.modules() if m is not outer}
         self._tops = [module for module in self.modules if id(module) not in inner]

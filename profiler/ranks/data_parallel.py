@@ -32,6 +32,7 @@ __all__ = [
     "find_fsdp",
     "fsdp_groups",
     "is_fsdp",
+    "is_fsdp1",
     "parallel_of",
     "spans_all_ranks",
     "tensor_parallel_ranks",
@@ -79,6 +80,11 @@ def find_fsdp(model: nn.Module) -> nn.Module | None:
 def is_fsdp(module: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to `module`; by name, as to import FSDP takes a second."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Return whether `module` is a FullyShardedDataParallel; by name, for the same reason."""
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
 
 
 def wrapper_of_others(model: nn.Module) -> str | None:

@@ -35,6 +35,7 @@ from torch import nn
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
     is_fsdp,
+    is_fsdp1,
     tensor_parallel_ranks,
     wrapper_of_others,
     wrappers_in,
@@ -335,8 +336,7 @@ def _divided(model: nn.Module) -> str | None:
     """
     kind = type(model).__name__
     sharded = [("FSDP2", wrapper) for wrapper in wrappers_in(model) if is_fsdp(wrapper)]
-    # By name, as to import FSDP takes a second.
-    sharded += [("FSDP1", part) for part in model.modules() if type(part).__name__ == "FullyShardedDataParallel"]
+    sharded += [("FSDP1", module) for module in model.modules() if is_fsdp1(module)]
     if sharded:
         name, outermost = sharded[0]
         return f"{kind} ({name})" if outermost is model else f"{kind} around {name}"

@@ -72,7 +72,8 @@ def elastic(graph: JobGraph) -> JobGraph:
     A delay that nothing in the trace explains is either the rank's own or a wait for something that the trace does not
     show, such as a synchronization of hosts.  Its own it would keep, however fast the others become; a wait it would
     not.  Where the job takes as long without all these delays, none of them held it up, as waits do not: then they are
-    left out.  Else, and where there are none, the graph is returned as it is.
+    left out, but for what may have waited for work from before the record (`RankGraph.weights`).  Else, and where there
+    are none, the graph is returned as it is.
     """
     if not any(((rank.delay_cause == Cause.UNKNOWN) & (rank.delay_ns > 0)).any() for rank in graph.ranks):
         return graph
