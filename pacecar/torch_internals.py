@@ -214,6 +214,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.distributed.ProcessGroup._get_sequence_number_for_group", ("last_collective",), EVER),
     Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.6", "2.15"), _OTHER_RECORDER),
     Internal("torch._C._distributed_c10d._dump_fr_trace_json", (), ("2.9", "2.15"), _OTHER_RECORDER),
+    Internal("torch.distributed.distributed_c10d._world", (), EVER, "recorders of NCCL and gloo only"),
     Internal("torch.distributed.ProcessGroup._device_types", (), EVER, "torch.distributed.get_backend"),
     Internal("torch.distributed.ProcessGroup._get_backend", (), EVER, "torch.distributed.get_backend"),
     Internal(

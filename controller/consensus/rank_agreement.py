@@ -25,7 +25,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pacecar.profiler.ranks.hang_detector import sequence
+from pacecar.profiler.ranks.torch_flight_recorder import sequence
 from pacecar.profiler.transport.side_group import SideGroup, failure, job_store
 from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, meet
 from pacecar.torch_internals import lacking

@@ -380,9 +380,10 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
 class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
     """This rank has not ended step `step` for `silent_ns`, or has at last (`ended`).
 
-    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the latest that
-    torch's flight recorder holds, `collectives` how many the default group has begun: ranks that differ do not wait for
-    the same one.  None where torch does not say.
+    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the first
+    unfinished one of each process group that torch's flight recorders hold, or the latest where all are finished.
+    `collectives` is how many the default group has begun: ranks that differ do not wait for the same one.  None where
+    torch does not say.
     """
 
     job: Label

@@ -10,6 +10,7 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
     straggler_detector, link_diagnosis  who is late, and why
     cusum                               is it chance?
     hang_detector                       may it hang?
+    torch_flight_recorder               which collectives it has begun and not finished
     what_if                             bounds for one rank and for the job
     reports                             records and log lines
 """

@@ -43,10 +43,11 @@ from .exchange.gloo_transport import GlooTransport, RankTransport
 from .exchange.phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .exchange.step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .exchange.totals import totals_of
-from .hang_detector import HangDetector, is_in_loader, last_collective, sequence, where
+from .hang_detector import HangDetector, is_in_loader, where
 from .host_pressure import HostPressureReader
 from .reports import RankReports
 from .straggler_detector import StragglerDetector
+from .torch_flight_recorder import last_collective, sequence
 
 __all__ = ["MonitoredHook", "RankMonitor"]
 

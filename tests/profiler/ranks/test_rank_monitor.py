@@ -1,8 +1,7 @@
-"""Words, sockets, hang watch, flight recorder and the crew's thread: each part of the crew by itself."""
+"""Words, sockets, hang watch and the crew's thread: each part of the crew by itself."""
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -46,7 +45,6 @@ from pacecar.profiler.ranks.hang_detector import (
     CHECKPOINT_SECONDS,
     FIRST_SECONDS,
     HangDetector,
-    describe_last,
     is_in_loader,
     where,
 )
@@ -496,22 +494,6 @@ def test_a_thread_is_found_where_it_stands_and_in_the_loader_only_while_it_waits
     assert where(thread.ident) is None
     assert "test_rank_monitor.py" in (where(threading.get_ident()) or "")
     assert not is_in_loader(threading.get_ident())
-
-
-# --- the flight recorder ------------------------------------------------------------------------
-
-
-def test_the_last_collective_is_the_jobs_and_not_our_own():
-    entries = [
-        {"profiling_name": "nccl:all_reduce", "collective_seq_id": 41, "process_group": ["0", "default_pg"],
-         "input_sizes": [[1024]], "state": "started"},
-        {"profiling_name": "gloo:all_gather", "collective_seq_id": 9, "process_group": ["3", "undefined"],
-         "input_sizes": [[MESSAGE_WORDS]], "state": "scheduled"},
-    ]  # fmt: skip
-    text = describe_last(json.dumps({"entries": entries}).encode())
-    assert text == "nccl:all_reduce #41 on group 0/default_pg, sizes [[1024]], started"
-    assert describe_last(b'{"entries": []}') is None
-    assert describe_last(b"{}") is None
 
 
 # --- the crew's thread --------------------------------------------------------------------------
