@@ -139,7 +139,7 @@ class JobKnobs:
         self.global_batch = open_global_batch(
             optimizer, batcher, config, hello.world_size, lambda numbers: agreement.tell(VoteSubject.NOISE, numbers)
         )
-        self._engines = [*fsdp_knobs(model, config, optimizer), *zero_knobs(model, config)]
+        self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
         """On rank 0, which decides, and where compression may be tried; else None."""
 

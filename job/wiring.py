@@ -187,6 +187,11 @@ class JobRun(StepListener, DaemonInbox):
             else:  # it counts no steps any more, so theirs would never come
                 self.messages.close(self._outbox.put, HOOK_IS_OFF)
 
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Have the learning rate that the knobs set follow the script to its next optimizer."""
+        if self.knobs is not None and self.knobs.global_batch is not None:
+            self.knobs.global_batch.follow(optimizer)
+
     def wants_boundary(self) -> bool:
         """Return whether any part wants the next one: a call costs microseconds, also one that finds nothing to do."""
         return self.tuner is not None or self.tracing.is_tracing or bool(self.messages.waiting)

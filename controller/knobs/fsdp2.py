@@ -30,13 +30,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
 from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
-from pacecar.profiler.hook.step_hooks import before_step
+from pacecar.profiler.hook.step_hooks import AnyStepHandle, before_any_step
 from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp, is_fsdp1, uncompiled
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
@@ -54,8 +52,8 @@ MEMORY_RATIO_MAX = 0.9
 NO, YES = (by_name["fsdp_reshard"].choices.index(choice) for choice in ("no", "yes"))
 
 
-def fsdp_knobs(model: nn.Module, config: TuneConfig, optimizer: Optimizer) -> list[Actuator]:
-    """Return the knobs of a model that FSDP shards and `optimizer` trains, refused ones too; none of any other."""
+def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
+    """Return the knobs of a model that FSDP shards, refused ones too; none of any other."""
     shards = _Shards(model)
     if not shards.modules and shards.refusal() is None:
         return []
@@ -63,7 +61,7 @@ def fsdp_knobs(model: nn.Module, config: TuneConfig, optimizer: Optimizer) -> li
     if "fsdp_prefetch" in config.knobs:
         knobs.append(FsdpPrefetchActuator(shards))
     if "fsdp_reshard" in config.knobs:
-        knobs.append(ReshardActuator(shards, optimizer))
+        knobs.append(ReshardActuator(shards))
     return knobs
 
 
@@ -197,12 +195,11 @@ class FsdpPrefetchActuator:
 class ReshardActuator:
     """The knob "fsdp_reshard": 1 frees parameters after forward as the script has it, 0 keeps them until backward."""
 
-    def __init__(self, shards: _Shards, optimizer: Optimizer) -> None:
+    def __init__(self, shards: _Shards) -> None:
         self._shards = shards
-        self._optimizer = optimizer
         self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
         self._is_kept = False
-        self._stale_guards: list[RemovableHandle | CallObserver] = []
+        self._stale_guards: list[AnyStepHandle | CallObserver] = []
 
     @property
     def knob(self) -> str:
@@ -267,7 +264,8 @@ class ReshardActuator:
             self._stale_guards.pop().remove()
         if is_kept and any(self._read()):
             kept = [module for module, frees in zip(self._shards.modules, home, strict=True) if frees]
-            self._stale_guards = [before_step(self._optimizer, _freeing(kept)), *self._observers(kept)]
+            # Before any optimizer's step: a script may make a new one for the same model.
+            self._stale_guards = [before_any_step(_freeing(kept)), *self._observers(kept)]
 
     def _observers(self, kept: Sequence[Any]) -> list[CallObserver]:
         """Return what frees stale parameters of the modules `kept` around each forward of what holds them."""

@@ -8,9 +8,10 @@ An iteration lasts from a step of an optimizer to its next one.  The states, and
                what is to be attached is known                                        -> joining
     joining    the optimizer that ends an iteration steps; it may measure only        -> attached
                it may tune, and all ranks are there, or one will never be             -> attached
-    attached   other optimizers step, and this one no more                            -> over
+    attached   other optimizers step, and none of them ends a step of the model's     -> over
     over       for good; also wherever it is unclear, with one line that says why
 
+A script may make a new optimizer for the same model; who follows whom is `profiler.hook.optimizer_succession`'s word.
 Of several optimizers that train one model (two kinds of parameters, a wrapper around another) the one that steps last
 in an iteration ends pacecar's steps.
 Left out: how pacecar attaches (`auto_attach`).
@@ -24,19 +25,22 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
+from pacecar.formatting.quantities import plural
 from pacecar.profiler.hook import single_instance
 from pacecar.profiler.hook.identity.job_identity import WORLD_SIZE
+from pacecar.profiler.hook.optimizer_succession import OTHER_STEPS, parameters_of, shares_most
 from pacecar.torch_internals import lacking
 
 from ..attach import Pacer
 from .dataloader_waits import forget_waits
-from .model_finder import ModelProbes, children_of, compiled_functions, inside_of, parameters_of, roots_of
+from .model_finder import ModelProbes, children_of, compiled_functions, inside_of, roots_of
 from .stderr_line import say
 from .tuning_permission import AttachRequest, join, wish
 
@@ -53,8 +57,8 @@ STRANGERS_MAX = 8
 LEVELS_MAX = 3
 """Levels below the outermost module at which the called model is looked for."""
 
-OTHERS_MAX = 256
-"""Steps of other optimizers, and none of the attached one, after which its training is over.
+OTHERS_MAX = 2 * OTHER_STEPS
+"""Steps of other optimizers, and none of the attached model's, after which its training is over.
 
 More than any alternation of a few optimizers, and soon enough to give the model's memory back.
 """
@@ -72,15 +76,26 @@ class LoopWatcher:
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._is_over = False
         self._heard: list[weakref.ref[Optimizer]] = []
+        self._trained: set[int] = set()
         self._strangers = 0
-        self._steps = 0
+        self._steps = self._heard_steps = 0
         self._probed: list[nn.Module] = []
         self._probes: ModelProbes | None = None
         self._level = 0
         self._wish: AttachRequest | None = None
         self._mine: weakref.ref[Optimizer] | None = None
         self._pacer: Pacer | None = None
+        self._step = 0
         self._others = 0
+
+    @property
+    def unfinished(self) -> str | None:
+        """Why nothing is measured, where the script ends now; None where something is, or that was said."""
+        if self._is_over or self._pacer is not None or os.getpid() != self._pid:
+            return None
+        if self._wish is not None:
+            return "the script ended before pacecar had attached"
+        return f"the script ended after {plural(self._heard_steps, 'step')}, before its loop had come round"
 
     def heard(self, optimizer: Optimizer) -> None:
         """Record that `optimizer` made a step; never raises."""
@@ -91,10 +106,9 @@ class LoopWatcher:
                 self._follow(optimizer)
             elif self._wish is not None:
                 self._join(optimizer, self._wish)
-            elif not self._heard:
-                self._begin(optimizer)
             else:
-                self._note(optimizer)
+                self._heard_steps += 1
+                (self._note if self._heard else self._begin)(optimizer)
         except Exception as error:
             logger.debug("pacecar: could not attach", exc_info=True)
             self._end(f"does not attach: {type(error).__name__}: {error}")
@@ -109,7 +123,8 @@ class LoopWatcher:
         if lacks is not None:
             self._end(f"does not attach: {lacks}")
             return
-        roots = roots_of(parameters_of(optimizer))
+        self._trained = parameters_of(optimizer)
+        roots = roots_of(self._trained)
         self._strangers += not roots
         if roots or self._strangers >= STRANGERS_MAX:
             self._heard = [weakref.ref(optimizer)]
@@ -126,6 +141,8 @@ class LoopWatcher:
 
     def _note(self, optimizer: Optimizer) -> None:
         self._steps += 1
+        if self._heard[0]() is None and shares_most(parameters_of(optimizer), self._trained):
+            self._heard[0] = weakref.ref(optimizer)  # the script has made a new one in its place
         if optimizer is not self._heard[0]():
             if all(optimizer is not known() for known in self._heard):
                 self._heard.append(weakref.ref(optimizer))
@@ -164,6 +181,11 @@ class LoopWatcher:
 
     def _join(self, optimizer: Optimizer, wished: AttachRequest) -> None:
         """Attach at the end of an iteration: within it, what is left of it would be the first step."""
+        is_new = all(optimizer is not known() for known in self._heard)
+        if is_new and shares_most(parameters_of(optimizer), parameters_of(wished.optimizer)):
+            self._heard.append(weakref.ref(optimizer))
+            self._mine, self._wish = self._heard[-1], replace(wished, optimizer=optimizer)
+            wished = self._wish
         if self._mine is None or optimizer is not self._mine():
             self._others += 1
             if self._others >= OTHERS_MAX:
@@ -182,8 +204,11 @@ class LoopWatcher:
             self._end("")
 
     def _follow(self, optimizer: Optimizer) -> None:
-        if self._mine is not None and optimizer is self._mine():
-            self._others = 0
+        hook = None if self._pacer is None else self._pacer._hook
+        if hook is None or not hook.is_alive:  # one that turned itself off ends no steps
+            return
+        if hook.step != self._step:
+            self._step, self._others = hook.step, 0
             return
         self._others += 1
         if self._others >= OTHERS_MAX:

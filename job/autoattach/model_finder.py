@@ -18,22 +18,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from pacecar.profiler.hook.module_calls import CallObserver, is_compiled_in_place, observe_calls
 from pacecar.profiler.ranks.data_parallel import wrappers_in
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import find
 
-__all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "inside_of", "parameters_of", "roots_of"]
+__all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "inside_of", "roots_of"]
 
 PROBES_MAX = 64
 """Modules that are probed at once; a container with more children than this is not looked into."""
-
-
-def parameters_of(optimizer: Optimizer) -> set[int]:
-    """Return the ids of the parameters that `optimizer` updates."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def roots_of(parameters: set[int]) -> list[nn.Module]:

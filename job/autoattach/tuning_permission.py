@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from pacecar.config import Config, load_config
 from pacecar.formatting.quantities import plural
 from pacecar.profiler.hook.identity.job_identity import make_hello
+from pacecar.profiler.hook.optimizer_succession import parameters_of
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
     find_fsdp,
@@ -39,7 +40,6 @@ from pacecar.torch_internals import lacking, need
 
 from ..attach import Pacer, attach
 from .dataloader_waits import time_waits
-from .model_finder import parameters_of
 from .outcome_lines import OutcomeLines
 from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet

@@ -6,6 +6,7 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
 
     phase_hooks                     notes forward, backward and optimizer
     module_calls, step_hooks        see the model's calls and the optimizer's steps, with nothing on the user's objects
+    optimizer_succession            whose steps count when the script makes a new optimizer for the model
     step_records                    makes the records later, on threads that look anyway, because python between two
                                     steps runs with cold caches
     counted_steps                   adds steps to the totals that were only counted

@@ -44,10 +44,11 @@ from ..windows.window_reader import WindowReader
 from . import single_instance
 from .data_loading import DataLoading
 from .identity.job_identity import make_hello, model_device
+from .optimizer_succession import OptimizerSuccession
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
 from .step_boundary import UNUSUAL, CountedStep, CountedSums, StepBoundary, take_inputs
-from .step_hooks import after_step
+from .step_hooks import AnyStepHandle, after_step, before_any_step
 from .step_records import FinishedStep, MeasuringLimits, StepRecords
 from .window_schedule import WindowSchedule
 
@@ -70,6 +71,10 @@ class StepListener(Protocol):
         other ranks to be there.  Asking a step for its record writes the record.
         """
 
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Take the optimizer whose steps count from now on; called before its first one."""
+        return
+
     def wants_boundary(self) -> bool:
         """Return whether `on_boundary` must be called next; `Hook.wake` when that changes before the next call."""
         return False
@@ -85,7 +90,8 @@ class StepListener(Protocol):
 class Hook:
     """Measures the steps of `model` trained by `optimizer`.
 
-    `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
+    `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step, and so does that of an optimizer that
+    the script makes in its place (`optimizer_succession`).  None is kept alive.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
     tokens are unknown.  The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
@@ -175,8 +181,10 @@ class Hook:
         self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
         self._boundary.full_boundary_step = self._budget.next_look(0)
-        self._boundary_handle: RemovableHandle | None = None
-        self._optimizer = optimizer
+        self._boundary_handle: RemovableHandle | AnyStepHandle | None = None
+        self._any_step: AnyStepHandle | None = None
+        self._succession = OptimizerSuccession(model, optimizer)
+        self._optimizer = self._succession.present
         self._in_boundary = self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
@@ -229,6 +237,18 @@ class Hook:
         self._stops.look()
         return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
 
+    @property
+    def trained_ns(self) -> int | None:
+        """When a forward in training was last seen, monotonic; None: never."""
+        return self._phases.trained_ns
+
+    def watch_calls(self) -> None:
+        """See the model's calls also while steps are only counted; from any thread, when no step ends any more."""
+        try:
+            self._phases.watch_calls()
+        except Exception:  # noqa: BLE001  as in the guard, which would charge a step of the training thread
+            self._guard.failed(self._phases.watch_calls)
+
     def start(self, listener: StepListener | None = None) -> None:
         """Attach to model and optimizer; the first step counts from the job's first event after this.
 
@@ -243,7 +263,10 @@ class Hook:
         self._phases.tells_inputs = self._utilization.tells_inputs
         self._phases.install()
         keep_out(StepBoundary.optimizer_stepped)
-        self._boundary_handle = after_step(self._optimizer, self._boundary.optimizer_stepped)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._boundary_handle = after_step(optimizer, self._boundary.optimizer_stepped)
+        self._any_step = before_any_step(self._before_step)
         begun = self._now_ns()
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
@@ -293,6 +316,32 @@ class Hook:
         self._boundary.full_boundary_step = self._window_schedule.next_look(self._boundary.step)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Follow `optimizer` if its step, which begins, is the job's; it is called with each step of the process."""
+        if optimizer is self._optimizer() or not self._guard.is_alive:
+            return
+        begun = self._now_ns()
+        try:
+            # A closure runs the model inside the step.
+            has_closure = len(args) > 1 or bool(kwargs)
+            is_update = has_closure or self._phases.may_have_run or self._boundary.usual.inputs == []
+            is_update = is_update and self._phases.optimizer_start_ns is None
+            if self._succession.takes_over(optimizer, self._boundary.step, is_update=is_update):
+                self._follow(optimizer)
+        except Exception:  # noqa: BLE001  as in the guard, without its second frame
+            self._guard.failed(self._before_step)
+        self._charge(self._now_ns() - begun)
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        self._optimizer = self._succession.present
+        if self._boundary_handle is not None:
+            self._boundary_handle.remove()
+        self._boundary_handle = after_step(optimizer, self._boundary.optimizer_stepped)
+        self._phases.follow(optimizer)
+        _log.info("pacecar: another %s trains the model from step %d on", type(optimizer).__name__, self._boundary.step)
+        if self._listener is not None:
+            self._listener.on_optimizer(optimizer)
 
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
@@ -480,6 +529,9 @@ class Hook:
         self._utilization.retire()
         self._loop.close()
         self._phases.remove()
-        if self._is_closed and self._boundary_handle is not None:
-            self._boundary_handle.remove()
-            self._boundary_handle = None
+        if not self._is_closed:
+            return
+        for handle in (self._boundary_handle, self._any_step):
+            if handle is not None:
+                handle.remove()
+        self._boundary_handle = self._any_step = None

@@ -40,7 +40,7 @@ from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
 from .identity.job_identity import model_device
 from .module_calls import CallObserver, hold_class, observe_calls
-from .step_hooks import before_step
+from .step_hooks import AnyStepHandle, before_step, weakly
 from .timed_loader import guess_samples
 
 __all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
@@ -81,7 +81,7 @@ class PhaseHooks:
                     "training step (for a wrapper, the optimizer inside it)"
                 )
         self._model = model
-        self._optimizer = optimizer
+        self._optimizer = weakly(optimizer)
         self._timer = timer
         device = timer.device = device_timer(model_device(model))
         self._enter_device = None if device is None else device.enter
@@ -91,7 +91,8 @@ class PhaseHooks:
         self._now_ns = now_ns
         self._retire = retire
         self._forward_begins = forward_begins
-        self._handles: list[CallObserver | RemovableHandle | None] = []
+        self._observer: CallObserver | None = None
+        self._optimizer_handle: RemovableHandle | AnyStepHandle | None = None
         self._let_go_of_class: Callable[[], None] | None = None
         self.own_ns = 0
         """What the callbacks took since this was last set to 0."""
@@ -118,6 +119,9 @@ class PhaseHooks:
         self._backward_ended = self._on_backward_end
         self.evaluated_ns: int | None = None
         """When a forward in evaluation was last seen: not a step, but a sign that the job is alive."""
+        self.trained_ns: int | None = None
+        """When a forward in training was last seen; while steps are only counted, only after `watch_calls`."""
+        self._calls: CallObserver | None = None
         self.forward_samples: int | None = None
         self.guesses_samples = True
         """Whether this step's samples were not counted otherwise, so that they are guessed from forward's input."""
@@ -132,14 +136,34 @@ class PhaseHooks:
     def install(self) -> None:
         """Register all hooks."""
         kind = PhaseHooks
-        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer, kind._note_call)
         self._register()
 
     def _register(self) -> None:
-        self._handles = [
-            observe_calls(self._model, self._before_forward, self._after_forward),
-            before_step(self._optimizer, self._before_optimizer),
-        ]
+        self._observer = observe_calls(self._model, self._before_forward, self._after_forward)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._optimizer_handle = before_step(optimizer, self._before_optimizer)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Take the steps of `optimizer` from now on, in place of those of the one before."""
+        self._optimizer = weakly(optimizer)
+        if self._optimizer_handle is not None:
+            self._optimizer_handle.remove()
+            self._optimizer_handle = None
+        if not self.is_resting:
+            self._optimizer_handle = before_step(optimizer, self._before_optimizer)
+
+    def watch_calls(self) -> None:
+        """Note when the model is called also while steps are only counted, until they are measured; on any thread."""
+        if self.is_resting and self._calls is None:
+            self._calls = observe_calls(self._model, self._note_call)
+
+    def _note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and _is_grad_enabled():
+            self.trained_ns = self._now_ns()
+        else:
+            self.evaluated_ns = self._now_ns()
 
     def rest(self) -> None:
         """Unregister the hooks at a boundary: the steps that follow are only counted.
@@ -154,6 +178,7 @@ class PhaseHooks:
 
     def resume(self) -> None:
         """Register the hooks again, at a boundary."""
+        self._unregister()
         self.is_resting = False
         self.batches.forget()
         self.drawn_samples = None
@@ -167,16 +192,21 @@ class PhaseHooks:
             self._let_go_of_class = None
 
     def _unregister(self) -> None:
-        for handle in self._handles:
+        for handle in (self._observer, self._calls, self._optimizer_handle):
             if handle is not None:
                 handle.remove()
-        self._handles = []
+        self._observer = self._calls = self._optimizer_handle = None
 
     @property
     def parameter_count(self) -> int:
         """How many tensors the optimizer has; 0 where it does not keep them as torch's do."""
-        groups = getattr(self._optimizer, "param_groups", ())
+        groups = getattr(self._optimizer(), "param_groups", ())
         return sum(len(group["params"]) for group in groups if isinstance(group, dict) and "params" in group)
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether the model may have run forward in the step under way: it did, or nobody looks."""
+        return self.is_resting or self.has_looked or bool(self.inputs)
 
     @property
     def phase(self) -> str | None:
@@ -224,7 +254,7 @@ class PhaseHooks:
             if self._waiting_batches:
                 self.batches.evaluate()
             return
-        self._forward_start_ns = now
+        self._forward_start_ns = self.trained_ns = now
         self._backward_start_ns = None
         if self._enter is not None:
             self._enter("forward")

@@ -1,43 +1,145 @@
-"""Registers hooks around the steps of one optimizer, so that neither its pickle nor its copies contain them.
+"""Registers hooks around the steps of one optimizer or of all, so that no optimizer's pickle or copy contains them.
 
 Torch leaves the hooks of an optimizer out of its pickle and its copies (`Optimizer.__getstate__`).  A subclass may
 pickle all that it has.  For one that pickles or copies itself in its own way torch's hooks for all optimizers are used,
 which are stored on none; they return at once where another optimizer steps.
 
-Left out: the steps of such an optimizer that torch.compile compiles.  Dynamo traces that hook, too, but for every
-optimizer, so it must leave no trace.
+Torch iterates over its table of hooks for all optimizers while it calls them, so a hook that adds or removes one raises
+in the user's `optimizer.step()`.  So each table gets one hook of ours, which calls a tuple that may be replaced at any
+time.
+
+No hook keeps an optimizer alive: a script that makes a new one must get the memory of the old one's state back.
+
+Left out: the steps of such an optimizer that torch.compile compiles.  Dynamo traces the hook of all optimizers, so it
+leaves no trace, unless a hook asks for compiled steps too.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..timing.torch_compile import is_tracing, keep_out
+from ..timing.torch_compile import constant, is_tracing, keep_out, may_break_while_tracing
 
-__all__ = ["after_step", "before_step"]
+__all__ = ["AnyStepHandle", "after_any_step", "after_step", "before_any_step", "before_step", "weakly"]
 
 StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 _OF_PICKLE = ("__getstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__")
 
 
-def before_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle:
+class _AnyStep:
+    """The hooks of ours before or after the steps of all optimizers; `entry` is what torch calls."""
+
+    def __init__(self, register: Callable[[StepHook], RemovableHandle], entry: StepHook) -> None:
+        self._register = register
+        self._entry = entry
+        self._entered: RemovableHandle | None = None
+        self._hooks: tuple[StepHook, ...] = ()
+        self.in_graphs: tuple[StepHook, ...] = ()
+        """Those that are called for compiled steps, too."""
+        self._calls = 0
+        """How many calls of `entry` are under way: torch iterates over its table then."""
+
+    def add(self, hook: StepHook, *, in_graphs: bool = False) -> AnyStepHandle:
+        self._hooks += (hook,)
+        if in_graphs:
+            self.in_graphs += (hook,)
+        keep_out(self._entry)
+        if self._entered is None:
+            self._entered = self._register(self._entry)
+        return AnyStepHandle(self, hook)
+
+    def remove(self, hook: StepHook) -> None:
+        self._hooks = tuple(other for other in self._hooks if other is not hook)
+        self.in_graphs = tuple(other for other in self.in_graphs if other is not hook)
+        if not self._hooks and not self._calls and self._entered is not None:
+            self._entered.remove()
+            self._entered = None
+
+    def call(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls += 1
+        try:
+            for hook in self._hooks:
+                hook(optimizer, args, kwargs)
+        finally:
+            self._calls -= 1
+
+
+class AnyStepHandle:
+    """One hook around the steps of all optimizers, until `remove`."""
+
+    def __init__(self, table: _AnyStep, hook: StepHook) -> None:
+        self._table = table
+        self._hook = hook
+
+    def remove(self) -> None:
+        """Call the hook no more.  Harmless when repeated, and from inside a step."""
+        self._table.remove(self._hook)
+
+
+def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if is_tracing():
+        if _wants_compiled_steps():
+            torch._dynamo.graph_break()  # spelt out, as in `step_out_of_graph`
+        return
+    _befores.call(optimizer, args, kwargs)
+
+
+def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not is_tracing():
+        _afters.call(optimizer, args, kwargs)
+
+
+_befores = _AnyStep(register_optimizer_step_pre_hook, _before)
+_afters = _AnyStep(register_optimizer_step_post_hook, _after)
+
+
+@constant
+def _wants_compiled_steps() -> bool:
+    """Return whether the graph of a step that dynamo traces is to be broken, so that its hooks run."""
+    return bool(_befores.in_graphs) and may_break_while_tracing()
+
+
+def before_any_step(hook: StepHook) -> AnyStepHandle:
+    """Call `hook(optimizer, args, kwargs)` before each step of any optimizer, also where it is compiled.
+
+    A step that is compiled as one graph (`fullgraph=True`) is not seen.
+    """
+    return _befores.add(hook, in_graphs=True)
+
+
+def after_any_step(hook: StepHook) -> AnyStepHandle:
+    """Call `hook(optimizer, args, kwargs)` after each step of any optimizer that is not compiled."""
+    return _afters.add(hook)
+
+
+def before_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle | AnyStepHandle:
     """Call `hook(optimizer, args, kwargs)` before each step of `optimizer`."""
     if _shows_hooks(optimizer):
-        return register_optimizer_step_pre_hook(_only(optimizer, hook))
+        return _befores.add(_only(optimizer, hook))
     return optimizer.register_step_pre_hook(hook)
 
 
-def after_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle:
+def after_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle | AnyStepHandle:
     """Call `hook(optimizer, args, kwargs)` after each step of `optimizer`."""
     if _shows_hooks(optimizer):
-        return register_optimizer_step_post_hook(_only(optimizer, hook))
+        return _afters.add(_only(optimizer, hook))
     return optimizer.register_step_post_hook(hook)
+
+
+def weakly(optimizer: Optimizer) -> Callable[[], Optimizer | None]:
+    """Return a function that returns `optimizer` while the script has it; for ever where it takes no weak reference."""
+    try:
+        return weakref.ref(optimizer)
+    except TypeError:
+        return lambda: optimizer
 
 
 def _shows_hooks(optimizer: Optimizer) -> bool:
@@ -49,9 +151,10 @@ def _shows_hooks(optimizer: Optimizer) -> bool:
 
 
 def _only(optimizer: Optimizer, hook: StepHook) -> StepHook:
+    known = weakly(optimizer)
+
     def of_this(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_tracing() and stepping is optimizer:
+        if stepping is known():
             hook(stepping, args, kwargs)
 
-    keep_out(of_this)
     return of_this

@@ -5,9 +5,12 @@ the last step ended.  Once that is longer than the larger of `hang_seconds` and 
 once: the phase of the training thread, its line of python, and the collective it entered last.  It withdraws the
 suspicion when a step ends.
 
-A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and has CHECKPOINT_SECONDS.  A forward in
-evaluation counts as a sign of life.  Other work between steps has `hang_seconds`, so that is the length of validation
-that is promised to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
+A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and has CHECKPOINT_SECONDS.  A forward, in
+training or evaluation, is a sign of life.  Other work between steps has `hang_seconds`, so that is the length of other
+work that is promised to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
+
+Where the model goes on running in training but no step ends, something updates it whose steps are not seen;
+`unseen_ns` says for how long.
 
 A process that is stopped cannot report; the other ranks' reports and the age of its last record in the daemon do.
 
@@ -79,8 +82,19 @@ class HangDetector:
             self._step = step
             self._since_ns = max(self._since_ns, now_ns)
 
+    def is_doubtful(self, now_ns: int, phase: str) -> bool:
+        """Return whether half of the time is over after which a suspicion is raised, by the steps alone."""
+        return 2 * (now_ns - self._since_ns) > self._bound_ns(phase)
+
+    def unseen_ns(self, now_ns: int, phase: str, trained_ns: int | None) -> int | None:
+        """Return for how long no step ended although the model was trained at `trained_ns`; None: that is as usual."""
+        silent = now_ns - self._since_ns
+        if silent <= self._bound_ns(phase) or trained_ns is None or 2 * (trained_ns - self._since_ns) < silent:
+            return None
+        return silent
+
     def check(self, now_ns: int, phase: str, alive_ns: int | None = None) -> Suspicion | None:
-        """Return a suspicion that is new, or the end of one; `alive_ns` is the last sign of life that was no step."""
+        """Return a suspicion that is new, or the end of one; `alive_ns` is the last sign of life beside the steps."""
         since = max(self._since_ns, alive_ns or 0)
         silent = now_ns - since
         is_hung = silent > self._bound_ns(phase)

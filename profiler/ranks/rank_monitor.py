@@ -85,6 +85,11 @@ LAST_POLL_SECONDS = 0.005
 JOIN_SECONDS = 1.0
 """How long `close` waits for the thread, which needs a tick and half a second at most; then the thread is abandoned."""
 
+UNSEEN = (
+    "pacecar: no optimizer that is seen has ended step %d for %.0f s, though the model runs forward: it is updated by"
+    " something else now, whose steps are not measured; attach to that optimizer"
+)
+
 _log = logging.getLogger(__name__)
 _crews = itertools.count()
 """Monitors of this process so far: ranks that attached equally often rendezvous under the same name."""
@@ -109,6 +114,15 @@ class MonitoredHook(Protocol):
     @property
     def evaluated_ns(self) -> int | None:
         """When a forward in evaluation was last seen, monotonic."""
+        ...
+
+    @property
+    def trained_ns(self) -> int | None:
+        """When a forward in training was last seen, monotonic."""
+        ...
+
+    def watch_calls(self) -> None:
+        """See the model's calls also while steps are only counted."""
         ...
 
     @property
@@ -178,6 +192,7 @@ class RankMonitor:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._training = (0, 0)
+        self._is_unseen = False
         self.off_because: str | None = None
         """Why nothing is gathered; None while it is."""
         self.cpu_ns = 0
@@ -398,9 +413,17 @@ class RankMonitor:
     def _look(self) -> None:
         if not self._watched.is_alive:
             return  # nobody counts steps any more
-        now = self._clock.monotonic_ns()
-        suspicion = self._hang_detector.check(now, self._watched.phase, self._watched.evaluated_ns)
+        now, watched, detector = self._clock.monotonic_ns(), self._watched, self._hang_detector
+        phase, trained_ns, evaluated_ns = watched.phase, watched.trained_ns, watched.evaluated_ns
+        if detector.is_doubtful(now, phase):
+            watched.watch_calls()
+        alive_ns = max((at for at in (trained_ns, evaluated_ns) if at is not None), default=None)
+        suspicion = detector.check(now, phase, alive_ns)
         if suspicion is None:
+            unseen_ns = None if self._is_unseen else detector.unseen_ns(now, phase, trained_ns)
+            if unseen_ns is not None:
+                self._is_unseen = True
+                _log.warning(UNSEEN, self._watched.step, unseen_ns / 1e9)
             return
         # Only now: another thread's stack is read once a hang, not at every tick.
         if suspicion.phase == "outside" and is_in_loader(self._training[0]):

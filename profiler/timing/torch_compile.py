@@ -24,13 +24,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from pacecar import torch_internals
 
-__all__ = ["compiled_frames", "is_captured", "is_tracing", "keep_out", "skip_frame", "step_out_of_graph", "tell"]
+__all__ = [
+    "compiled_frames",
+    "constant",
+    "is_captured",
+    "is_tracing",
+    "keep_out",
+    "may_break_while_tracing",
+    "skip_frame",
+    "step_out_of_graph",
+    "tell",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +51,21 @@ _jit: Any = torch.jit  # torch has no types for it
 
 _told: set[str] = set()
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
+
+def constant(function: Callable[P, T]) -> Callable[P, T]:
+    """Have dynamo call `function` while it traces, and take the result for a constant.
+
+    As torch.compiler.assume_constant_result does, but without its import of torch._dynamo.
+    """
+    marked: Any = function
+    marked._dynamo_marked_constant = True
+    return function
+
+
+@constant
 def tell(what: str) -> bool:
     """Log `what`, once; dynamo calls this and takes the result for a constant, so it is not in the compiled code."""
     if what not in _told:
@@ -50,7 +74,9 @@ def tell(what: str) -> bool:
     return True
 
 
-def _may_break_while_tracing() -> bool:
+@constant
+def may_break_while_tracing() -> bool:
+    """Return whether the graph that dynamo traces may be broken."""
     try:
         torch_internals.need("torch._dynamo.graph_break")
         tracer: Any = torch_internals.need("torch._dynamo.symbolic_convert.InstructionTranslator.current_tx")()
@@ -59,15 +85,9 @@ def _may_break_while_tracing() -> bool:
         return False
 
 
-# As torch.compiler.assume_constant_result does, but without its import of torch._dynamo.
-_constants: tuple[Any, ...] = (tell, _may_break_while_tracing)
-for _function in _constants:
-    _function._dynamo_marked_constant = True
-
-
 def step_out_of_graph() -> None:
     """Break the graph that dynamo traces, so that the caller runs uncompiled; where that is not allowed, log it."""
-    if _may_break_while_tracing():
+    if may_break_while_tracing():
         torch._dynamo.graph_break()  # spelt out, because dynamo recognizes it by this name while it traces the line
     else:
         tell("the optimizer is compiled with fullgraph=True, so steps are not seen and not measured")

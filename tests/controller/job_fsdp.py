@@ -101,7 +101,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             gathered = evaluate_other(net, optimizer)
         expected.append(train(net, optimizer, step, micro, amid=amid))
     net, optimizer = make(options)
-    knobs = fsdp_knobs(net, TuneConfig(), optimizer)
+    knobs = fsdp_knobs(net, TuneConfig())
     seen = [train(net, optimizer, step, micro, amid=amid) for step in range(2)]
     answer: dict[str, Any] = {
         "refused": [knob.refusal() for knob in knobs],

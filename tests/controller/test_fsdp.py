@@ -79,7 +79,7 @@ class Root(FSDPModule, nn.Sequential):
 
 
 def knobs_of(net: nn.Module, config: TuneConfig) -> list[Any]:
-    return fsdp_knobs(net, config, torch.optim.SGD(net.parameters(), lr=0.1))
+    return fsdp_knobs(net, config)
 
 
 def model(blocks: int = 3) -> Root:
@@ -103,7 +103,7 @@ def test_blocks_are_gathered_ahead_in_forward_and_behind_in_backward() -> None:
 def test_blocks_that_a_list_hides_from_the_model_are_found() -> None:
     holder = nn.Module()
     holder.nets = [model()]
-    assert [knob.knob for knob in fsdp_knobs(holder, TuneConfig(), torch.optim.SGD(holder.nets[0].parameters()))] == [
+    assert [knob.knob for knob in fsdp_knobs(holder, TuneConfig())] == [
         "fsdp_prefetch",
         "fsdp_reshard",
     ]

@@ -137,3 +137,65 @@ def test_an_optimizer_compiled_in_one_graph_is_not_seen_and_not_harmed(results):
     assert (hooked["breaks"], hooked["graphs"]) == (plain["breaks"], plain["graphs"])
     assert hooked["steps"] == 0
     assert sum("steps are not seen" in line for line in hooked["said"]) == 1
+
+
+NEW_OPTIMIZERS = """
+import json, sys, torch, pacecar
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-0.01)
+
+def train(what, hooked):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
+    other = torch.nn.Linear(4, 4)
+    model = torch.compile(net, backend="aot_eager") if what == "model" else net
+    make = Plain if what == "own" else torch.optim.AdamW
+    optimizer = make(net.parameters())
+    if hooked:
+        pacer = pacecar.attach(model, optimizer, tune="off", overhead_budget=1.0, socket="/nowhere/socket")
+    losses, steps = [], []
+    for epoch in range(3):
+        if epoch:
+            optimizer = make(net.parameters())
+        update = optimizer.step
+        if what in ("step", "own"):
+            update = torch.compile(optimizer.step, backend="aot_eager")
+        elif what == "function":
+            update = torch.compile(lambda optimizer=optimizer: optimizer.step(), backend="aot_eager")
+        critic = Plain(other.parameters())
+        judge = torch.compile(critic.step, backend="aot_eager", fullgraph=True)
+        for _ in range(8):
+            loss = model(torch.ones(8, 16)).square().mean()
+            loss.backward()
+            update()
+            optimizer.zero_grad()
+            other(torch.ones(1, 4)).sum().backward()
+            judge()
+            losses.append(float(loss.detach()).hex())
+        steps.append(pacer._hook.step if hooked else None)
+    if hooked:
+        assert pacer._hook._guard.failures == 0
+        pacer.close()
+    return losses, steps
+
+print(json.dumps({what: [train(what, hooked) for hooked in (True, False)] for what in sys.argv[1:]}))
+"""
+
+
+def test_a_new_optimizer_is_followed_through_compiled_models_and_compiled_steps():
+    kinds = ["model", "step", "own", "function"]
+    done = subprocess.run(
+        [forking_python(), "-c", NEW_OPTIMIZERS, *kinds], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for what, ((losses, steps), (bare, _)) in json.loads(done.stdout).items():
+        assert losses == bare, what
+        assert steps == [8, 16, 24], what

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from pacecar.config import TuneConfig
 from pacecar.knobs import allows
 from pacecar.profiler.hook import step_hooks
-from pacecar.profiler.hook.step_hooks import after_step, before_step
+from pacecar.profiler.hook.step_hooks import after_step, before_step, weakly
 from pacecar.torch_internals import lacking
 
 from ..actuator import ActuatorError
@@ -197,12 +197,19 @@ class GlobalBatchActuator:
     ) -> None:
         self.noise_scale = noise_scale
         self._tell = tell
-        self._optimizer = optimizer
+        self._rate: LearningRate | None = None
         self.grouper = grouper
-        self._rate = LearningRate(optimizer, self.factor)
+        self.follow(optimizer)
         self._batcher = batcher
         self._config = config
         self._world_size = world_size
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Set the learning rate of `optimizer` from its next step on: the script updates its model with it now."""
+        if self._rate is not None:
+            self._rate.remove()
+        self._optimizer = weakly(optimizer)
+        self._rate = LearningRate(optimizer, self.factor)
 
     @property
     def knob(self) -> str:
@@ -254,7 +261,8 @@ class GlobalBatchActuator:
             lacks = lacking("batch_samples", {"scheduled step": _scheduled_step()})
             if lacks is not None:
                 return lacks
-        if getattr(self._optimizer.step, "_wrapped_by_lr_sched", False) and not self._config.scheduler_by_samples:
+        step = getattr(self._optimizer(), "step", None)
+        if getattr(step, "_wrapped_by_lr_sched", False) and not self._config.scheduler_by_samples:
             return (
                 "a learning rate scheduler counts this optimizer's steps, of which there would be fewer; "
                 "scheduler_by_samples=True says that the script steps it by samples or epochs"
@@ -290,7 +298,8 @@ class GlobalBatchActuator:
         if self.grouper.multiplier != 1:
             return
         self._batcher.meter = None
-        self._rate.remove()
+        if self._rate is not None:
+            self._rate.remove()
 
 
 def open_global_batch(

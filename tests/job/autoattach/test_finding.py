@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pacecar.job.autoattach.model_finder import ModelProbes, children_of, parameters_of, roots_of
+from pacecar.job.autoattach.model_finder import ModelProbes, children_of, roots_of
 from pacecar.job.autoattach.rank_gathering import LEAD_STEPS, STEPS_MAX, RankGathering
+from pacecar.profiler.hook.optimizer_succession import parameters_of
 
 
 def pair() -> tuple[nn.Module, nn.Module]:

@@ -463,6 +463,33 @@ def test_a_checkpoint_an_evaluation_and_the_first_step_have_longer():
     assert HangDetector(10 * S, 0).check(round(FIRST_SECONDS) * S + 1, "forward") is not None
 
 
+def test_a_model_that_is_trained_on_without_steps_is_not_hung_and_said_once_with_how_long(caplog):
+    clock = FakeClock()
+    crew, records = make_crew(None, world=1, clock=clock, config=HookConfig(hang_seconds=10.0))
+    feed(crew, 20)
+    crew._take_notes()
+    for second in range(60):
+        crew._watched.trained_ns = clock.monotonic_ns()
+        clock.advance(S)
+        crew._look()
+        assert crew._watched.is_watched == (second >= 5), "calls are watched once half of the time is over"
+    assert records == []
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "ended step 20 for 11 s" in said[0]
+    clock.advance(11 * S)  # now it does nothing at all
+    crew._look()
+    assert [record.step for record in records] == [20]
+
+
+def test_an_evaluation_is_not_taken_for_training_by_something_else():
+    watch = watched()
+    assert watch.unseen_ns(40 * S, "outside", None) is None
+    assert watch.unseen_ns(40 * S, "outside", 8 * S) is None, "trained last when the last step ended"
+    assert watch.unseen_ns(40 * S, "outside", 39 * S) == 33 * S
+    assert watch.unseen_ns(9 * S, "outside", 9 * S) is None
+
+
 def test_slow_steps_have_thirty_times_their_own_length():
     watch = HangDetector(10 * S, 0)
     watch.stepped(0, 5 * S, 5 * S)
@@ -508,7 +535,10 @@ def farewell_is_short(monkeypatch):
 class Training:
     def __init__(self):
         self.phase, self.evaluated_ns, self.step, self.is_alive = "outside", None, 0, True
-        self.begun_ns, self.looks = None, 0
+        self.begun_ns, self.looks, self.trained_ns, self.is_watched = None, 0, None, False
+
+    def watch_calls(self):
+        self.is_watched = True
 
     def begun(self):
         return self.step, self.begun_ns
