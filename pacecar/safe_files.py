@@ -21,9 +21,8 @@ from typing import IO
 from pacecar.path_walk import UnsafePathError, Walk
 
 __all__ = [
-    "ANONYMOUS_UID",
-    "FOLDER_MODE", "appending", "create_in", "folder_path", "open_folder", "output", "own_folder", "replacing",
-    "sync_folder",
+    "ANONYMOUS_UID", "FOLDER_MODE", "append_whole", "appending", "create_in", "folder_path", "is_stdout",
+    "open_folder", "output", "own_folder", "replacing", "sync_folder",
 ]  # fmt: skip
 
 FILE_MODE = 0o600
@@ -115,13 +114,18 @@ def replacing(
             raise
 
 
+def is_stdout(path: str | os.PathLike[str] | None) -> bool:
+    """Return whether a person who names `path` means standard output."""
+    return path is not None and os.fspath(path) == "-"
+
+
 @contextmanager
 def output(path: str | os.PathLike[str], *, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
-    """As `replacing`, for a file that a person named: a pipe or device that is there (/dev/stdout) is written as it is.
+    """As `replacing`, for a file that a person named: "-" is standard output, a pipe or device is written as it is.
 
     Not where all may write and somebody else put the pipe there: he would get what is written, or let us wait.
     """
-    special = _special(path)
+    special = os.dup(1) if is_stdout(path) else _special(path)
     if special is None:
         with replacing(path, mode=mode, keep_mode=True) as stream:
             yield stream
@@ -158,6 +162,27 @@ def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> 
                 raise
             return handle
         raise OSError(errno.EAGAIN, "it is made and removed all the time", os.fspath(path))
+
+
+def append_whole(handle: int, data: bytes) -> None:
+    """Append all of `data` to the file that `appending` opened, or nothing of it.
+
+    Raises:
+        FileNotFoundError: the file was removed, so nobody would find what is written.
+        OSError: it cannot be written, for the reason that the kernel gives: no space, quota, an error of the disk.
+    """
+    status = os.fstat(handle)
+    if status.st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, "it was removed")
+    written = 0
+    try:
+        while written < len(data):  # a full disk takes a part first, and gives the reason at the next write
+            written += os.write(handle, data[written:])
+    except OSError:
+        if written:
+            with suppress(OSError):
+                os.ftruncate(handle, status.st_size)
+        raise
 
 
 def _check_append(path: str | os.PathLike[str], file: os.stat_result, walk: Walk) -> None:

@@ -244,8 +244,8 @@ def test_the_log_of_a_run_says_why_there_is_none(public, caplog):
     as_user(STRANGER, lambda: (public / "rank0.jsonl").symlink_to("/root/x"))
     write_run_log(public)
     assert [record.getMessage() for record in caplog.records] == [
-        f"pacecar cannot write to {public}/rank0.jsonl ([Errno 1] a symbolic link that uid {STRANGER} made, which is"
-        f" not followed: '{public}/rank0.jsonl'); it keeps trying"
+        f"pacecar cannot write to {public}/rank0.jsonl: a symbolic link that uid {STRANGER} made, which is not"
+        " followed; it keeps trying"
     ]
 
 

@@ -7,7 +7,6 @@ logging is configured on stdout even among its results; with a run folder they g
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from pacecar.profiler.hook.identity.job_identity import RANK
-from pacecar.safe_files import appending
+from pacecar.safe_files import append_whole, appending
 
 __all__ = ["keep_quiet", "say", "write_line"]
 
@@ -42,25 +41,51 @@ def write_line(what: str) -> None:
         os.write(2, line.encode())
 
 
-class _LogFile(logging.FileHandler):
-    """A log file that is made at the first line, and only where the file is or becomes this user's (`safe_files`)."""
+class _LogFile(logging.Handler):
+    """A log file that is made at the first line, and only where the file is or becomes this user's (`safe_files`).
+
+    The script's stderr gets one line of all this at most, and no traceback: where the file cannot be written, it is the
+    warning that could not be logged, or that the log cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, delay=True)
-        self._is_refused = False
-
-    def _open(self) -> io.TextIOWrapper:
-        return os.fdopen(appending(self.baseFilename), "a", encoding="utf-8")
+        super().__init__()
+        self._path = path
+        self._file: int | None = None
+        self._has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; where the file cannot be opened, say so once and drop all: stderr is the script's own."""
-        if self._is_refused:
-            return
+        """Write a line; one that cannot be written is dropped."""
         try:
-            super().emit(record)
+            line = f"{self.format(record)}\n".encode(errors="replace")
+            if self._file is None:
+                self._file = appending(self._path)
+            append_whole(self._file, line)
         except OSError as error:
-            self._is_refused = True
-            say(f"its log cannot be written to {self.baseFilename}: {error.strerror or error}")
+            self._failed(record, error)
+        except Exception:  # noqa: BLE001  logging would print a traceback on the script's stderr
+            return
+
+    def _failed(self, record: logging.LogRecord, error: OSError) -> None:
+        self._release()
+        if self._has_failed:
+            return
+        self._has_failed = True
+        if record.levelno >= logging.WARNING and str(self._path.parent) in record.getMessage():
+            say(record.getMessage().removeprefix("pacecar "))  # of the same folder, so one line says it all
+        else:
+            say(f"its log cannot be written to {self._path}: {error.strerror or error}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._release()
+        super().close()
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
 
 def keep_quiet(rank: int, run_dir: str | None) -> None:
@@ -69,7 +94,6 @@ def keep_quiet(rank: int, run_dir: str | None) -> None:
     logger.propagate = False
     handler: logging.Handler = logging.NullHandler()
     if run_dir is not None:
-        with contextlib.suppress(OSError):
-            handler = _LogFile(Path(run_dir) / f"rank{rank}.log")
-            handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        handler = _LogFile(Path(run_dir) / f"rank{rank}.log")
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logger.addHandler(handler)

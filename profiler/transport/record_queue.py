@@ -40,6 +40,7 @@ __all__ = [
     "RecordRefused",
     "RecordSink",
     "RecordSource",
+    "reason_of",
 ]
 
 QUEUE_LENGTH_MAX = 1024
@@ -225,13 +226,18 @@ class RecordQueue:
         if self._is_optional and isinstance(error, FileNotFoundError) and not self._has_delivered:
             _log.info("pacecar does not find %s: it measures without it, and keeps looking", self._carrier.destination)
         else:
-            _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)
+            _log.warning("pacecar cannot write to %s: %s; it keeps trying", self._carrier.destination, reason_of(error))
 
     def _put_back(self, record: JobRecord | Answer) -> None:
         if len(self._queue) >= self._queue_length_max:
             self._dropped += 1
         else:
             self._queue.appendleft(record)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the reason alone: the kernel's words for the error, without its number and the path."""
+    return error.strerror or str(error)
 
 
 class RecordSink(Protocol):

@@ -1,7 +1,8 @@
 """Writes a run's records to `<run folder>/rank<r>.jsonl`: one record a line, the hello first.
 
 The queue's thread writes them with one `write` a line.  A full disk leaves no half line behind: what was written of it
-is truncated again, the record waits, and when the queue is full the oldest are dropped and counted.
+is truncated again, the record waits, and when the queue is full the oldest are dropped and counted.  A folder that was
+removed is made again.
 
 Only its user can access the file (0600).  A link, a pipe or another user's file in its place is refused, because the
 folder may be one that others can write in.
@@ -9,17 +10,20 @@ folder may be one that others can write in.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
 from pacecar.records import Answer, JobHello, JobRecord
-from pacecar.safe_files import appending
+from pacecar.safe_files import append_whole, appending
 
-from .record_queue import QUEUE_LENGTH_MAX, RecordQueue
+from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, reason_of
 
 __all__ = ["RunLog"]
+
+_log = logging.getLogger(__name__)
 
 
 class RunLog(RecordQueue):
@@ -56,15 +60,19 @@ class _FileCarrier:
         """Do nothing: a file sends nothing."""
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            os.close(file)
+        except OSError as error:  # a file server may refuse only now what it took
+            _log.warning("pacecar may have lost the end of %s: %s", self._path, reason_of(error))
 
     def _write(self, record: JobRecord | Answer) -> None:
         assert self._file is not None, "opened before writing"
-        line = self._encoder.encode(record) + b"\n"
-        before = os.fstat(self._file).st_size
-        written = os.write(self._file, line)
-        if written < len(line):
-            os.ftruncate(self._file, before)
-            raise OSError(f"only {written} of {len(line)} bytes could be written")
+        try:
+            append_whole(self._file, self._encoder.encode(record) + b"\n")
+        except OSError as error:
+            self.close()  # the next one may find another file: this one was removed, or its server has forgotten it
+            self._has_hello = self._has_hello and not isinstance(error, FileNotFoundError)
+            raise
