@@ -5,7 +5,7 @@ imported in that step, which is the job's slowest anyway.  The import may fail (
 upgraded meanwhile), so what guards it imports nothing itself.
 
 A process that ends without a step although it is a rank, or computed gradients, says so in one line: its weights are
-updated by hand, inside torch.compile, or somewhere else.
+updated by hand, inside torch.compile, or somewhere else.  So does one that ends before it was clear what it trains.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pacecar.profiler.timing.torch_compile import is_tracing, keep_out
+from pacecar.profiler.hook.step_hooks import after_any_step
 from pacecar.torch_internals import find
+
+if TYPE_CHECKING:
+    from .loop_watcher import LoopWatcher
 
 __all__ = ["listen"]
 
 _heard: Callable[[Optimizer], None] | None = None
+_watcher: LoopWatcher | None = None
 _helper_of: str | None = None
 _pid = 0
 
@@ -33,21 +36,19 @@ def listen(helper_of: str | None) -> None:
     """Register the hook, which loads pacecar at the first step; `helper_of` is the rank's process if it is another."""
     global _helper_of, _pid
     _helper_of, _pid = helper_of, os.getpid()
-    keep_out(_stepped)
-    register_optimizer_step_post_hook(_stepped)
+    after_any_step(_stepped)
     atexit.register(_ended)
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if is_tracing():
-        return
-    global _heard
+    global _heard, _watcher
     try:
         if _heard is None:
             _heard = _ignore  # whatever goes wrong now, it is tried once
             from .loop_watcher import LoopWatcher
 
-            _heard = LoopWatcher(_helper_of, is_fork=os.getpid() != _pid).heard
+            _watcher = LoopWatcher(_helper_of, is_fork=os.getpid() != _pid)
+            _heard = _watcher.heard
         _heard(optimizer)
     except Exception as error:  # noqa: BLE001  the job comes first
         _heard = _ignore
@@ -59,6 +60,8 @@ def _ended() -> None:
     try:
         if _heard is None and _helper_of is None and os.getpid() == _pid and ("RANK" in os.environ or _has_gradients()):
             _tell("measured nothing: no optimizer of torch made a step in this process, where pacecar would see it")
+        if _watcher is not None and (reason := _watcher.unfinished) is not None:
+            _tell(f"measured nothing: {reason}")
     except Exception:  # noqa: BLE001  the end of the script is its own
         return
 

@@ -7,6 +7,8 @@ has them).
 
 from __future__ import annotations
 
+import shlex
+
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.quantities import duration, percent, plural
 from pacecar.knobs import setting
@@ -19,6 +21,9 @@ __all__ = ["OutcomeLines"]
 SHARES_MAX = 3
 SHARE_MIN = 0.01
 """Headings of the ledger that the line names: the largest, of a hundredth of the time or more."""
+
+NOT_KEPT = "nothing more is kept: pacecar run --run-dir FOLDER keeps it for pacecar report"
+"""What a run without a run folder hears, which has no more than this line."""
 
 TURNING = ("warming", "screening", "trial", "watching")
 """States of a tuner that may turn a knob."""
@@ -53,10 +58,16 @@ class OutcomeLines:
             self._goodbye = record
 
     def close(self, timeout_seconds: float) -> None:
-        """Write the line, once; not where no step was measured."""
+        """Write the line, once."""
         goodbye, self._goodbye = self._goodbye, None
-        if goodbye is not None and goodbye.rank == 0 and goodbye.totals is not None and goodbye.total_steps:
-            write_line(self._line(goodbye, goodbye.totals, goodbye.total_steps))
+        if goodbye is None or goodbye.rank != 0:
+            return
+        if goodbye.totals is None or not goodbye.total_steps:
+            said = "measured no step: none ended after the one in which pacecar attached"
+        else:
+            said = self._line(goodbye, goodbye.totals, goodbye.total_steps)
+        more = NOT_KEPT if self._run_dir is None else f"more: pacecar report {shlex.quote(self._run_dir)}"
+        write_line(f"{said}; {more}")
 
     def _line(self, goodbye: Goodbye, totals: Ledger, steps: int) -> str:
         wall_ns = max(1, totals.wall_ns)
@@ -71,7 +82,7 @@ class OutcomeLines:
                 if first != last
             ]
             said += f"; kept {', '.join(changes) or 'no change'}"
-        return said if self._run_dir is None else f"{said}; more: pacecar report {self._run_dir}"
+        return said
 
 
 def _first_reason(detail: str) -> str:

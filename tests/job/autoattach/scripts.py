@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 300
 # DeepSpeed, which accelerate imports where it is installed, would say with a time stamp that it found no GPU.
 SAME = {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false", "DS_ACCELERATOR": "cpu"}
 
-END = re.compile(r"pacecar: \d+ steps? of ")
+END = re.compile(r"pacecar: (\d+ steps? of |measured no step)")
 """What the line begins with that says, at the end, what was measured and kept."""
 
 EACH_STEP = {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0"}

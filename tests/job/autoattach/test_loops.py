@@ -276,6 +276,38 @@ def test_when_the_script_goes_on_to_another_model_the_first_is_let_go(tmp_path: 
     assert seen.pacecar[1:] == ["pacecar: detaches: the script trains something else now"]
 
 
+@pytest.mark.parametrize(("every", "measured"), [(20, 298), (1, 290)])
+def test_a_new_optimizer_each_round_goes_on_with_the_same_measured_model(
+    tmp_path: Path, every: int, measured: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch; model = torch.nn.Linear(8, 1)\n"
+        "for step in range(300):\n"
+        f"    if step % {every} == 0: optimizer = torch.optim.AdamW(model.parameters())\n"
+        "    model(torch.ones(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    seen = run(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)), **EACH_STEP)
+    assert seen.pacecar == ["pacecar: measures job j, Linear and AdamW on 1 rank; tunes nothing"]
+    steps = [record["step"] for record in seen.of(0, "step")]
+    assert steps == list(range(len(steps)))
+    assert measured <= len(steps) <= 298
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_script_that_is_over_too_soon_hears_one_line_of_why_nothing_was_measured(tmp_path: Path, steps: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + PLAIN.replace("range(12)", f"range({steps})") + TAIL)
+    seen = run(script, ranks=1, python=python(), watched=("--job", "j"))
+    if steps == 1:
+        line = "pacecar: measured nothing: the script ended after 1 step, before its loop had come round"
+        assert (seen.pacecar, seen.end) == ([line], [])
+    else:
+        (line,) = seen.end
+        assert line.startswith("pacecar: measured no step: ")
+        assert "--run-dir" in line
+
+
 def test_loading_in_evaluation_does_not_grow_without_bound_and_is_in_the_ledger(tmp_path: Path) -> None:
     text = PLAIN.replace(
         "    loss.backward()",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacecar.job.autoattach.outcome_lines import OutcomeLines
+from pacecar.job.autoattach.outcome_lines import NOT_KEPT, OutcomeLines
 from pacecar.records import Decision, Goodbye, TunerStatus, Verdict
 from tests.kit.records import MS, ledger, step_record
 
@@ -50,13 +50,15 @@ def said(capfd: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
+KEPT = f"; {NOT_KEPT}\n"
 MEASURED = "pacecar: 10 steps of 100.00 ms: 57.5 % compute, 30.0 % exposed communication, 10.0 % host-bound"
 
 
 def test_a_measured_script_hears_its_largest_shares_and_what_pacecar_took(said: Any) -> None:
-    assert said(step_record(), goodbye()) == f"{MEASURED}; pacecar's own time 5.00 ms (0.50 %)\n"
+    assert said(step_record(), goodbye()) == f"{MEASURED}; pacecar's own time 5.00 ms (0.50 %){KEPT}"
+    assert said(goodbye(), run_dir="runs/my a").endswith("; more: pacecar report 'runs/my a'\n")
     assert said(goodbye(), run_dir="runs/a").endswith("(0.50 %); more: pacecar report runs/a\n")
-    assert said(goodbye(total_overhead_ns=None)) == f"{MEASURED}\n"
+    assert said(goodbye(total_overhead_ns=None)) == f"{MEASURED}{KEPT}"
 
 
 def test_a_tuned_script_hears_what_was_kept_from_the_first_value_to_the_last(said: Any) -> None:
@@ -67,13 +69,13 @@ def test_a_tuned_script_hears_what_was_kept_from_the_first_value_to_the_last(sai
         *tried(3, "micro_batch", 8, 4, "kept"),
         *tried(4, "micro_batch", 4, 2, "kept"),
     ]
-    kept = "; kept bucket_bytes 25 MiB -> 50 MiB, micro_batch 8 -> 2\n"
+    kept = "; kept bucket_bytes 25 MiB -> 50 MiB, micro_batch 8 -> 2" + KEPT
     assert said(*steps, goodbye()).endswith(kept)
     assert said(*steps, *tried(5, "micro_batch", 2, 8, "kept"), goodbye()).endswith(
-        "; kept bucket_bytes 25 MiB -> 50 MiB\n"
+        "; kept bucket_bytes 25 MiB -> 50 MiB" + KEPT
     )
-    assert said(status("watching"), goodbye()).endswith("; kept no change\n")
-    assert "kept" not in said(status("off"), status("frozen"), goodbye())
+    assert said(status("watching"), goodbye()).endswith("; kept no change" + KEPT)
+    assert "; kept" not in said(status("off"), status("frozen"), goodbye())
 
 
 def test_where_there_turns_out_to_be_nothing_to_tune_the_first_reason_is_said_at_once(said: Any) -> None:
@@ -83,12 +85,13 @@ def test_where_there_turns_out_to_be_nothing_to_tune_the_first_reason_is_said_at
     assert said(status("warming", rank=1), status("off", detail, rank=1), goodbye(rank=1)) == ""
     assert (
         said(status("warming"), status("off", detail), goodbye())
-        == f"{line}{MEASURED}; pacecar's own time 5.00 ms (0.50 %)\n"
+        == f"{line}{MEASURED}; pacecar's own time 5.00 ms (0.50 %){KEPT}"
     )
 
 
-def test_a_script_without_measured_steps_and_other_ranks_than_the_first_hear_nothing(said: Any) -> None:
+def test_a_run_that_was_too_short_says_so_and_other_ranks_than_the_first_hear_nothing(said: Any) -> None:
     assert said() == ""
-    assert said(goodbye(totals=None, total_steps=None)) == ""
-    assert said(goodbye(total_steps=0)) == ""
+    short = "pacecar: measured no step: none ended after the one in which pacecar attached"
+    assert said(goodbye(totals=None, total_steps=None)) == f"{short}{KEPT}"
+    assert said(goodbye(total_steps=0), run_dir="a") == f"{short}; more: pacecar report a\n"
     assert said(goodbye(rank=1)) == ""
