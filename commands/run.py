@@ -8,14 +8,15 @@ they would be.  What is added goes by the environment, through whatever launcher
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from .shared_options import fail
+from .shared_options import complain, fail
 
 __all__ = ["environment", "run"]
 
@@ -38,7 +39,8 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables to set, with their values, given those that are set."""
     path = environ.get("PYTHONPATH", "")
-    parts = [part for part in path.split(os.pathsep) if part and part != str(STARTUP)]
+    # An empty entry is the working folder, so it stays; an empty path has no entries.
+    parts = [part for part in path.split(os.pathsep) if part != str(STARTUP)] if path else []
     found = {"PACECAR_RUN": "1", "PYTHONPATH": os.pathsep.join([str(STARTUP), *parts])}
     if tune is not None or "PACECAR_TUNE_MODE" not in environ:
         found["PACECAR_TUNE_MODE"] = tune or "off"
@@ -49,6 +51,23 @@ def environment(
     if config_file is not None:
         found["PACECAR_CONFIG"] = str(config_file.absolute())
     return found
+
+
+def without_startup(command: Sequence[str]) -> str | None:
+    """Return the option with which `command` starts a python that reads no PYTHONPATH or imports no `site`, or None."""
+    if not re.fullmatch(r"python[\d.]*t?", os.path.basename(command[0]) if command else ""):
+        return None
+    left = iter(command[1:])
+    for option in left:
+        if not option.startswith("-") or option in ("-", "--"):
+            break
+        if option in ("-W", "-X", "--check-hash-based-pycs"):
+            next(left, None)
+        elif found := re.match("-[^-cmWX]*?([EIS])", option):  # one among several letters, as in -uE
+            return f"-{found[1]}"
+        elif re.match("-[^-WX]*[cm]", option):
+            break
+    return None
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -86,6 +105,8 @@ def run(
         return
     if not command:
         raise click.UsageError("which command?  pacecar run -- torchrun ... train.py")
+    if (option := without_startup(command)) is not None:
+        complain(f"{command[0]} {option} reads no PYTHONPATH or no site, so nothing is measured in it; see docs/run.md")
     os.environ.update(added)
     sys.stdout.flush()
     try:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pacecar.commands.run import without_startup
+
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 
 
@@ -36,6 +38,58 @@ def test_printed_variables_work_in_a_shell(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, env=PLAIN, check=True)
     assert done.stdout == "Finder\n"
     assert "'" + str(tmp_path / "a b") + "'" in printed
+
+
+PATHS = [":/opt/libs", "/opt/libs:", "/a::/b", ":", "::", ".", "lib:.", "/opt/libs", ""]
+
+
+@pytest.mark.parametrize("path", [*PATHS, None])
+def test_the_path_of_the_script_is_what_it_is_without_pacecar(path: str | None, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.path)")
+    environ = {} if path is None else {"PYTHONPATH": path}
+    source = str(Path(__file__).resolve().parents[3])
+
+    def run(*command: str, **more: str) -> str:
+        env = PLAIN | environ | more
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True, cwd=tmp_path)
+        return done.stdout
+
+    bare = run(sys.executable, "train.py")
+    start = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.append({source!r}); from pacecar.commands.main import main; main()",
+    ]
+    once = run(*start, "run", "--", sys.executable, "train.py")
+    twice = run(*start, "run", "--", *start, "run", "--", sys.executable, "train.py")
+    printed = run(*start, "run", "--print-env")
+    by_shell = run("sh", "-c", f'{printed}\n"{sys.executable}" train.py')
+    assert once == twice == by_shell == bare
+
+
+def test_the_path_of_a_command_is_left_alone() -> None:
+    environ = {"PYTHONSTARTUP": "x", "PYTHONSAFEPATH": "1", "LD_PRELOAD": "", "PATH": f":{os.environ['PATH']}"}
+    show = "import os, sys; print({n: os.environ.get(n) for n in sys.argv[1:]})"
+    assert pacecar_run(sys.executable, "-c", show, *environ, **environ).stdout == f"{environ}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["-I"], "-I"), (["-uE", "-c"], "-E"), (["-X", "dev", "-S"], "-S"), (["-W", "error", "-BI"], "-I"),
+        (["-u", "-c", "-I"], None), (["-mE"], None), (["-Ximporttime", "-u"], None), (["x.py", "-I"], None), ([], None),
+    ],
+)  # fmt: skip
+def test_a_python_that_does_not_read_the_environment_is_named(options: list[str], named: str | None) -> None:
+    assert without_startup(["/usr/bin/python3.12", *options]) == named
+    assert without_startup(["torchrun", *options]) is None
+
+
+def test_one_that_reads_no_environment_runs_all_the_same_and_one_line_says_that_nothing_is_measured() -> None:
+    done = pacecar_run(sys.executable, "-I", "-c", "print(1)")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.startswith(f"pacecar: {sys.executable} -I reads no PYTHONPATH")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
