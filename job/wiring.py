@@ -149,7 +149,11 @@ class JobRun(StepListener, DaemonInbox):
         tuner.start()
         if config.at_forward and (find_ddp(model) or find_fsdp(uncompiled(model))) is not None:
             self._forward_boundaries = ForwardBoundaries(
-                model, tuner.on_boundary, now_ns=clock.monotonic_ns, charge=self.hook.charge
+                model,
+                tuner.on_boundary,
+                now_ns=clock.monotonic_ns,
+                charge=self.hook.charge,
+                preemption=self.hook.preemption,
             )
             self._forward_boundaries.open()
 

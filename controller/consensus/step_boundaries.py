@@ -44,6 +44,7 @@ from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
 from pacecar.profiler.hook.phase_hooks import OUTPUTS_MAX, with_gradient
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.ranks.data_parallel import find_ddp, find_fsdp, fsdp_groups, is_fsdp, uncompiled
+from pacecar.profiler.timing.preemption import Preemption
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import lacking
 
@@ -61,7 +62,8 @@ class ForwardBoundaries:
     """Calls `on_boundary` with the step that ended last, at the next forward after a synchronized backward.
 
     Both are those of the DistributedDataParallel or FSDP2 module that `model` is or holds, of `model` without any.
-    `charge` gets the ns that this took, because no other part of a step's record counts them.
+    `charge` gets the ns that this took, because no other part of a step's record counts them.  What the kernel gave to
+    other programs meanwhile is left out (`preemption`), as it is at the hook's own boundaries.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ForwardBoundaries:
         *,
         now_ns: Callable[[], int],
         charge: Callable[[int], None],
+        preemption: Preemption,
     ) -> None:
         self._ddp: Any = find_ddp(model)
         fsdp = find_fsdp(uncompiled(model)) if self._ddp is None else None
@@ -80,6 +83,7 @@ class ForwardBoundaries:
         self._on_boundary = on_boundary
         self._now_ns = now_ns
         self._charge = charge
+        self._preemption = preemption
         self._step: MeasuredSteps | CountedStep | None = None
         self._has_synchronized = False
         self._has_failed = False
@@ -109,13 +113,15 @@ class ForwardBoundaries:
         if os.getpid() != self._pid:  # a forked child takes part in no vote
             return
         begun = self._now_ns()
+        self._preemption.begin()
         step, self._step = self._step, None
         try:
             self._on_boundary(step)
         except Exception:  # the job goes on; the next boundary must be reported all the same
             logger.log(logging.DEBUG if self._has_failed else logging.ERROR, "pacecar failed", exc_info=True)
             self._has_failed = True
-        self._charge(self._now_ns() - begun)
+        self._preemption.end()
+        self._charge(self._preemption.own_ns(self._now_ns() - begun))
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if (self._ddp is None and not self._groups) or not (module.training and torch.is_grad_enabled()):
