@@ -96,7 +96,8 @@ class Observation:
     `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the
     ledger are rank 0's own, `exact` says whether that ledger came from a profiled window.  A `profiled` step carries a
     window's cost on some rank, a checkpoint's or an evaluation's, so its pace must not be judged.  `node` is what is
-    known of the node when the policy sees the step.
+    known of the node when the policy sees the step.  `switches` is how many switches every rank could pay for by then
+    out of its overhead budget; None: nothing limits them.
     """
 
     step: int
@@ -113,6 +114,11 @@ class Observation:
     micro_batches: int | None = None
     node: NodeView | None = None
     backward: BackwardWindow | None = None
+    switches: int | None = None
+
+    def can_pay_for(self, switches: int) -> bool:
+        """Return whether every rank's overhead budget covers so many switches."""
+        return self.switches is None or self.switches >= switches
 
 
 def absurdity(step: Observation, last: Observation | None) -> str | None:

@@ -3,8 +3,8 @@
     step record -> agreement (paces of all ranks) -> policy on rank 0 -> proposal -> vote -> actuators -> KnobSwitch
 
 The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
-training thread at step boundaries.  It waits for other ranks only where a vote is read, at a switch, and where
-gradients are compared after one.  Nothing that it raises reaches the job: an exception freezes the tuner, on all ranks.
+training thread at step boundaries.  It waits for other ranks only where a vote is read and at a switch.  Nothing that
+it raises reaches the job: an exception freezes the tuner, on all ranks.
 The votes go on until every rank knows, so that all go back from what is not proven.
 
 Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; all others turn knobs.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from .consensus.knob_switch import REHEARSAL_BOUNDARIES_MAX, KnobSwitcher, Switc
 from .consensus.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Proposal, ProposalKind
 from .consensus.rank_agreement import RankAgreement
 from .consensus.step_observations import MeasuredSteps, ObservationBacklog, ObservationListener
+from .experiment.switch_price import RESERVED_SWITCHES, SwitchPrice
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
@@ -41,6 +43,11 @@ logger = logging.getLogger(__name__)
 
 OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
+
+
+FIRST_WINDOW_BOUNDARIES_MAX = 64
+"""So long trials wait for rank 0's first exact window, which shows where the time went before anything was tuned.  Its
+price is known after a turn or two, and it takes another: 15 steps with two ranks, 50 with eight."""
 
 
 class TunedJob(Protocol):
@@ -74,6 +81,24 @@ class TunedJob(Protocol):
 
     def begin_vote(self) -> None:
         """Prepare for a boundary that takes longer than most."""
+
+    def spent_ns(self) -> int:
+        """Return what this boundary has cost the job since `begin_vote`."""
+        return 0
+
+    def waited(self, duration_ns: int) -> None:
+        """Note that so much of this boundary passed until the last rank came to it."""
+
+    def headroom_ns(self) -> int | None:
+        """Return what may still be spent within the overhead budget; negative: overspent, None: nothing limits it."""
+        return None
+
+    def reserve(self, cost_ns: int) -> None:
+        """Keep so much of the overhead budget for switches, out of what is lent to windows."""
+
+    def awaits_first_window(self) -> bool:
+        """Return whether this rank's first exact window is about to come, whose ledger is that of the job untuned."""
+        return False
 
 
 def choose_agreement(config: TuneConfig) -> Agreement:
@@ -131,6 +156,9 @@ class Tuner:
         self._is_keeping = False  # a proposal of kind KEEP is out
         self._windowed = -1  # the last trial that a window was requested for
         self._reverted: str | None = None
+        self._price = SwitchPrice()
+        self._waited_ns = 0  # for the other ranks, at the last switch
+        self._turned_at = 0  # the boundary of the last switch or rehearsal
         self._is_at_rest = False
         self._stays = ""  # what could not be taken back, for people
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
@@ -187,15 +215,23 @@ class Tuner:
             self._leave(must_leave)
             return
         self._guarded(self._note, step)
+        is_checking = self._gradients is not None and self._gradients.is_armed
+        if is_checking or self._agreement.has_vote or self._reverted is not None:
+            self._job.begin_vote()
         if self._reverted is not None:
             self._guarded(self._take_back)
-        if self._gradients is not None and self._gradients.is_armed:
-            self._guarded(self._check_gradients, self._gradients)
+        if is_checking:
+            self._guarded(self._check_gradients)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
-        if not self._agreement.has_vote:  # most boundaries: nothing can have come in, nothing is to be voted for
+        if self._agreement.has_vote:  # not at most boundaries: nothing can have come in, nothing is to be voted for
+            self._vote()
+        elif not is_checking:
             return
-        self._job.begin_vote()
+        self._guarded(self._learn_price, is_checking)
+
+    def _vote(self) -> None:
+        """Take part in a boundary at which a vote is launched or read."""
         self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
@@ -280,7 +316,10 @@ class Tuner:
         self._job.set_knobs(self._knobs)
 
     def _look(self) -> None:
-        """Report what disturbs this rank's node, and take what the other ranks reported of theirs."""
+        """Report what disturbs this rank's node and what it can pay for; take what others reported of their nodes."""
+        self._agreement.afford(self._price.affordable(self._job.headroom_ns()))
+        is_trying = self._proven is not None
+        self._job.reserve(RESERVED_SWITCHES * self._price.price_ns if is_trying else 0)
         if self._node is not None:
             self._agreement.disturb(self._node.look())
             self._node.others = self._agreement.disturbed
@@ -348,6 +387,11 @@ class Tuner:
         observations = self._backlog.drain()
         if not observations and not policy.is_urgent():
             return
+        affordable = self._agreement.affordable
+        if self._boundary <= FIRST_WINDOW_BOUNDARIES_MAX and self._job.awaits_first_window():
+            affordable = 0
+        if affordable is not None:
+            observations = [replace(step, switches=affordable) for step in observations]
         turn, records = policy.advance(observations)
         self._status.pass_on(records)
         if policy.wants_window():
@@ -392,13 +436,18 @@ class Tuner:
         """
         if proposal.kind is ProposalKind.KEEP:
             self._is_keeping = False
-        if not self._agreement.gather_for(proposal, closes=closes):  # not all ranks are here, so none of them begins
+        begun_ns = self._job.spent_ns()
+        is_on = self._agreement.gather_for(proposal, closes=closes)
+        self._waited_ns = self._job.spent_ns() - begun_ns
+        self._job.waited(self._waited_ns)
+        if not is_on:  # not all ranks are here, so none of them begins
             if proposal.kind is ProposalKind.REHEARSAL:
                 self._rehearse()
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
             self._gradients.prepare(self._compare)
         switch = self._switcher.carry_out(proposal)
+        self._turned_at = self._boundary
         if proposal.kind is ProposalKind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
             return switch.is_done
@@ -446,13 +495,26 @@ class Tuner:
             self._stays = self._switcher.staying(rest)
         self._proven = None
 
-    def _check_gradients(self, gradients: GradientCheck) -> None:
-        """Compare gradients; every rank gets the same answer, so all freeze and go back at this very boundary."""
-        difference = gradients.look(self._compare)
+    def _check_gradients(self) -> None:
+        """Compare gradients; every rank finds the same, so all freeze and go back at this very boundary."""
+        gradients = self._gradients
+        if gradients is None:
+            return
+        difference = gradients.look(lambda norms: self._agreement.tell(VoteSubject.GRADIENTS, norms))
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
             self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
+
+    def _learn_price(self, is_checking: bool) -> None:
+        """Note what this boundary cost, to price the switches to come."""
+        cost_ns = self._job.spent_ns()
+        if self._turned_at == self._boundary:
+            self._price.switched(cost_ns + self._waited_ns // 2)  # about half of it lengthens the step
+        elif is_checking:
+            self._price.compared(cost_ns)
+        else:
+            self._price.voted(cost_ns)
 
     def _compare(self, numbers: Sequence[float]) -> list[list[float]] | None:
         return self._agreement.ask(VoteSubject.GRADIENTS, numbers)

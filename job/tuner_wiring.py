@@ -5,6 +5,8 @@ Left out: when it is built, started and closed (`wiring`).
 
 from __future__ import annotations
 
+import time
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -81,6 +83,7 @@ class HookedJob(TunedJob):
         self._hello = hello
         self._at_forward = at_forward
         self._departure = RankDeparture(model)
+        self._vote_begun_ns = self._spared_ns = 0
         self.counted_ns_min = round(DECIDE_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0
 
     def facts(self) -> JobFacts:
@@ -115,8 +118,31 @@ class HookedJob(TunedJob):
 
     def begin_vote(self) -> None:
         """Have the hook leave out what the kernel gives to other programs meanwhile."""
+        self._vote_begun_ns = time.monotonic_ns()
         if not self._at_forward:
             self._hook.preemption.begin()
+        self._spared_ns = self._hook.preemption.so_far()
+
+    def spent_ns(self) -> int:
+        """Return the wall time since `begin_vote` less what the kernel gave to other programs meanwhile."""
+        spared_ns = self._hook.preemption.so_far() - self._spared_ns
+        return max(0, time.monotonic_ns() - self._vote_begun_ns - spared_ns)
+
+    def waited(self, duration_ns: int) -> None:
+        """Have the hook charge as much of it as the step turns out to be longer."""
+        self._hook.waited(duration_ns)
+
+    def headroom_ns(self) -> int | None:
+        """Return what the hook's overhead budget leaves."""
+        return self._hook.headroom_ns()
+
+    def awaits_first_window(self) -> bool:
+        """Ask the hook."""
+        return self._hook.awaits_first_window()
+
+    def reserve(self, cost_ns: int) -> None:
+        """Keep it from windows."""
+        self._hook.reserve(cost_ns)
 
 
 class JobKnobs:

@@ -152,6 +152,8 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     windows: bool = True
     window_warmup_steps: PositiveInt = 3
     window_interval_steps: PositiveInt = 50
+    expected_seconds: LimitSeconds | None = None
+    expected_steps: PositiveInt | None = None
     vitals_interval_steps: PositiveInt = 20
     count_flops: bool = True
     flops_per_sample: FlopsEach | None = None

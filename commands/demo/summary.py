@@ -142,6 +142,8 @@ def _knobs_before(report: Report | None, leads: Sequence[tuple[_Step, StepRecord
 
 
 def _ledger(records: Sequence[StepRecord]) -> LedgerSum | None:
+    """Return the sum over the calibrated steps, over all where none is (`StepSumPart`); None without any."""
+    records = [one for one in records if one.calibration_age_steps is not None] or records
     if not records:
         return None
     total = Ledger(wall_ns=0, data_wait_ns=None)

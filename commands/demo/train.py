@@ -97,7 +97,8 @@ def main() -> None:
     stop = _Stop(args.steps, args.seconds, args.stop_file, device)
     step = 0
     micro_batch = args.micro_batch or settings.micro_batch
-    with pacecar.attach(ddp, optimizer, tune=args.tune, micro_batch=micro_batch) as pacer:
+    length = {"expected_seconds": args.seconds if args.steps is None else None, "expected_steps": args.steps}
+    with pacecar.attach(ddp, optimizer, tune=args.tune, micro_batch=micro_batch, **length) as pacer:
         for batch_of_text in pacer.data(_epochs(loader, sampler)):
             loss = torch.zeros((), device=device)
             for text in pacer.microbatches(batch_of_text):

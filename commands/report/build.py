@@ -252,8 +252,8 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
         step_p95_ns=p95,
         step_p99_ns=p99,
         step_max_ns=part.paces.high,
-        ledger_ns=mean_ledger(part.ledger, part.rank_steps, sees_data=part.sees_data),
-        communication_ns=part.communication_ns // part.rank_steps,
+        ledger_ns=mean_ledger(part.ledger, part.ledger_steps, sees_data=part.sees_data),
+        communication_ns=part.communication_ns // part.ledger_steps,
         overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
         knobs=dict(part.knobs),
     )

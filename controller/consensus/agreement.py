@@ -77,6 +77,15 @@ class Agreement(Protocol):
         """Rank -> the number that it reported last; ranks that nothing disturbs are left out."""
         ...
 
+    def afford(self, switches: int | None) -> None:
+        """Tell rank 0, with the next report, how many switches this rank can pay for; None: nothing limits them."""
+        ...
+
+    @property
+    def affordable(self) -> int | None:
+        """The fewest switches that any rank reported last; None: nothing limits them."""
+        ...
+
     def open(self, claim: str) -> None:
         """Meet the other ranks.
 
@@ -156,6 +165,7 @@ class LocalAgreement:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
         self.disturbed: dict[int, int] = {}
+        self.affordable: int | None = None
         self.are_all_calm = False
         self.has_left = False
         self._heard = AgreementUpdate()
@@ -178,6 +188,10 @@ class LocalAgreement:
 
     def disturb(self, number: int | None) -> None:
         """Do nothing: the one rank knows what disturbs it."""
+
+    def afford(self, switches: int | None) -> None:
+        """Keep it: this rank is all ranks."""
+        self.affordable = switches
 
     def open(self, claim: str) -> None:
         """Do nothing: there is no other rank to meet."""

@@ -86,7 +86,7 @@ QUEUE_MAX = 16
 LEISURE_QUEUE_MAX = 1
 """With more ranges waiting the side channel does not keep up with votes at every second step."""
 
-VERSION = 5
+VERSION = 6
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
@@ -94,6 +94,11 @@ REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
 _DISTURBANCE_SHIFT = 8
 DISTURBANCE_MAX = 255
 """The flags' word has the flags in its lowest byte and this in the next."""
+
+_SWITCHES_SHIFT = 16
+SWITCHES_MAX = 254
+NO_LIMIT = 255
+"""The third byte of the flags' word: how many switches a rank can pay for, or that nothing limits them."""
 
 
 class ProposalKind(StrEnum):
@@ -166,6 +171,10 @@ class ProtocolMember:
         """The number of what disturbs this rank's step times, None for nothing; set by the owner."""
         self.disturbed: tuple[tuple[int, int], ...] = ()
         """Ranks with their disturbances, as of the last gather."""
+        self.affordable: int | None = None
+        """How many switches this rank can pay for, None: nothing limits them; set by the owner."""
+        self.affordable_everywhere: int | None = None
+        """The fewest of any rank, as of the last gather."""
         self._layout = 0
         self._offer: Offer | None = None
         self._ranges: deque[_Range] = deque()
@@ -264,6 +273,8 @@ class ProtocolMember:
         self._held = self._decode_proposal(vectors[0])
         numbers = ((rank, words[4] >> _DISTURBANCE_SHIFT & DISTURBANCE_MAX) for rank, words in enumerate(vectors))
         self.disturbed = tuple((rank, number) for rank, number in numbers if number)
+        fewest = min(words[4] >> _SWITCHES_SHIFT & NO_LIMIT for words in vectors)
+        self.affordable_everywhere = None if fewest == NO_LIMIT else fewest
         return _slowest(vectors)
 
     # --- votes ----------------------------------------------------------------------------------------
@@ -334,6 +345,8 @@ class ProtocolMember:
         if wanted is not None:
             flags |= _FLAG_PROPOSAL | _KIND_FLAGS[wanted.kind]
         flags |= (self.disturbance or 0) << _DISTURBANCE_SHIFT
+        switches = NO_LIMIT if self.affordable is None else min(self.affordable, SWITCHES_MAX)
+        flags |= switches << _SWITCHES_SHIFT
         present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
         profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
         head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]

@@ -145,6 +145,15 @@ class RankAgreement:
         """Rank -> the number that it sent in the last gather."""
         return dict(self._member.disturbed)
 
+    def afford(self, switches: int | None) -> None:
+        """Put the number into the next reports."""
+        self._member.affordable = switches
+
+    @property
+    def affordable(self) -> int | None:
+        """The fewest that any rank sent in the last gather."""
+        return self._member.affordable_everywhere
+
     def open(self, claim: str) -> None:
         """Meet through the store, then make the groups, which every rank now is sure to do as well.
 

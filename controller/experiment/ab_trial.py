@@ -13,6 +13,10 @@ as the shortest delay seen allows.  Under the setting that looks better it asks 
 nothing there, and replaces one that could not be judged.  The trial ends as soon as it is clear, and early for what is
 bad: rejecting can be hasty (nothing was lost but a chance), accepting cannot (`sequential_test`).
 
+Switches cost pacecar's own time, which has a budget.  A trial stays with A, where waiting costs nothing, until every
+rank can pay for going to B and coming back (`switch_price`); under B it ends when even the way back is no longer
+covered.
+
 Left out: charging the time (the policy does, it sees the steps around the trial as well), and reporting it.
 """
 
@@ -28,6 +32,7 @@ from typing import Literal
 from ..forecast.dataloader import refill_steps
 from ..observation import Observation
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
+from .switch_price import MIDWAY_SWITCHES
 
 __all__ = [
     "DROP_RATIO",
@@ -246,6 +251,8 @@ class AbTrial:
             return self._end(AbortCause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
         if self.steps > self._steps_max:
             return self._end(AbortCause.ENDLESS, f"not decided within {self._steps_max} steps")
+        if arm == "B" and not step.can_pay_for(1):
+            return self.give_up("switches cost more than was expected, and the overhead budget is spent")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)
@@ -313,7 +320,8 @@ class AbTrial:
             if slower > DROP_RATIO - 1.0:
                 return self._end(AbortCause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         end = self._window(arm, location(self._stretch)) if count == window else None
-        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm):
+        is_time = arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm)
+        if is_time and (arm == "B" or step.can_pay_for(MIDWAY_SWITCHES)):
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:

@@ -8,7 +8,19 @@ from ..experiment.ab_trial import AbortCause, TrialEnd
 from ..experiment.sequential_test import SequentialTest
 from ..forecast.forecast import Forecast
 
-__all__ = ["change", "expectation", "progress", "saving", "setting", "staying", "trial_reason", "verdict_reason"]
+__all__ = [
+    "UNEARNED",
+    "change",
+    "expectation",
+    "progress",
+    "saving",
+    "setting",
+    "staying",
+    "trial_reason",
+    "verdict_reason",
+]
+
+UNEARNED = "no trial yet: the first profiled step comes before it, and the overhead budget must pay for its switches"
 
 
 def change(knob: str, old: int, new: int) -> str:

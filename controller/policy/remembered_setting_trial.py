@@ -21,6 +21,7 @@ from pacecar.records import Decision, TunerStatus, Verdict
 
 from ..experiment.ab_trial import PAIRS_MAX, AbortCause, AbTrial, TrialEnd
 from ..experiment.exploration_budget import ExplorationBudget
+from ..experiment.switch_price import TRIAL_SWITCHES
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, bounded
 from . import phrases
 from .decision_records import Outcome, Record, State, outcome_of
@@ -135,9 +136,12 @@ class RememberedSettingTrial(Policy):
             self._pace.interrupt()
         else:
             self._pace.observe(step.pace_ns, profiled=step.profiled)
-        self._say("warming", f"before trying what is remembered: {self._told}", step)
         is_settled = self._pace.settled_steps + LATENCY_STEPS >= self._pace.window_steps
         if len(self._pace.nulls) < NULL_PAIRS_MIN or not is_settled or self._pace.recent_steps < TYPICAL_STEPS_MIN:
+            self._say("warming", f"before trying what is remembered: {self._told}", step)
+            return
+        if not step.can_pay_for(TRIAL_SWITCHES):
+            self._say("warming", phrases.UNEARNED, step)
             return
         self._trial = AbTrial(
             self.kept,

@@ -6,7 +6,8 @@ A *sampler* names the next setting and is told its pace.  Everything else is her
 in force, measuring, writing decisions and verdicts, going back when held.  The sampler never sees a step.
 
 What these tuners leave out is left out here too, because that is what is compared: no second look at the setting
-before, no test whether a difference is luck, no budget, no end to a bad sample, no watching when the search is over.
+before, no test whether a difference is luck, no exploration budget, no end to a bad sample, no watching when the search
+is over.  Only pacecar's own overhead budget holds here too: a sample waits until it pays for going there and back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ __all__ = ["SamplerPolicy", "SettingSampler"]
 
 WAIT_STEPS_MAX = 128
 """A switch takes 4 to 16 steps to be agreed; one that is not there after so many will not come."""
+
+
+SAMPLE_SWITCHES = 2
+"""To a sample and back."""
 
 
 class SettingSampler(Protocol):
@@ -81,6 +86,7 @@ class SamplerPolicy(Policy):
         self._before_hold: tuple[State, str] = ("warming", "released before anything was judged")
         self._is_brief = False
         self._dead: str | None = None
+        self._has_more = True
         self._last: Observation | None = None
 
     # --- the Policy protocol ---
@@ -134,14 +140,14 @@ class SamplerPolicy(Policy):
             self._say("advising", f"{self._name} can only try settings, so it has no advice", step)
         elif self._steps <= self._config.warmup_steps:
             self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
-        elif self._sample is None and self._steps == self._config.warmup_steps + 1:
-            self._next(step)
         elif self._sample is not None:
             self._measure(self._sample, step)
-        elif self._in_force == self._proven:
-            self._waited = 0
-        else:
+        elif self._in_force != self._proven:
             self._wait(step)
+        elif self._has_more:
+            self._next(step)
+        else:
+            self._waited = 0
 
     def _fault(self, step: Observation) -> str | None:
         missing = [knob for knob in self._start if knob not in step.values]
@@ -181,10 +187,14 @@ class SamplerPolicy(Policy):
 
     def _next(self, step: Observation) -> None:
         """Open the next sample, or stay with the best."""
+        self._paces, self._waited, self._sample = [], 0, None
+        if not step.can_pay_for(SAMPLE_SWITCHES):
+            self._say("watching", phrases.UNEARNED, step)
+            return
         proposed = self._sampler.propose()
-        self._paces, self._waited = [], 0
         self._sample = None if proposed is None else {**self._proven, **proposed}
         if self._sample is None:
+            self._has_more = False
             self._proven = {**self._proven, **self._sampler.best}
             self._say("watching", f"{self._name} is done: {self._describe(self._proven)}", step)
             return

@@ -29,6 +29,7 @@ from pacecar.config import TuneConfig
 from ..experiment.ab_trial import SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTrial, CandidatePrior, TrialEnd
 from ..experiment.exploration_budget import ExplorationBudget
 from ..experiment.sequential_test import is_broken
+from ..experiment.switch_price import TRIAL_SWITCHES
 from ..forecast.gain_model import GainModel
 from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity
 from . import phrases
@@ -243,6 +244,9 @@ class TuningPolicy(Policy):
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
         typical_ns = pace.typical_ns
+        if not step.can_pay_for(TRIAL_SWITCHES):
+            self._watch_on(phrases.UNEARNED, step)
+            return
         choice = self._selection.choose(
             self._kept,
             self._budget,

@@ -16,6 +16,7 @@ from ..timing.sample_counts import StepCounts
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..utilization.model_flops_utilization import UtilizationMeter
 from .batch_lengths import BatchLengths
+from .job_length import JobLength
 from .phase_hooks import PhaseHooks
 from .timed_loader import TimedLoader, guess_samples
 
@@ -38,6 +39,7 @@ class DataLoading:
         now_ns: Callable[[], int],
         batch_samples: Callable[[Any], int | None] | None,
         batch_tokens: Callable[[Any], int | None] | None,
+        job_length: JobLength,
     ) -> None:
         self._timer = timer
         self._guard = guard
@@ -46,6 +48,7 @@ class DataLoading:
         self._utilization = vitals
         self._now_ns = now_ns
         self._batch_samples = batch_samples
+        self._job_length = job_length
         self._lengths = BatchLengths()
         self._batch_tokens = batch_tokens
         self.checkpoint_depth = 0
@@ -77,6 +80,7 @@ class DataLoading:
         self._phases.batches.end(id(iterator))
 
     def _drew(self, iterator: object) -> None:
+        self._job_length.drew(iterator)
         length = self._lengths.take(iterator)
         if length is not None:
             self._phases.batches.draw(id(iterator), length)
@@ -135,6 +139,7 @@ class DataLoading:
         self._utilization.checkpointed(end_ns - start_ns)
 
     def _drawn(self, batch: object, iterator: object) -> None:
+        self._job_length.drew(iterator)
         is_guess = False
         if self._batch_samples is not None:
             samples = self._batch_samples(batch)

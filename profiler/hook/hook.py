@@ -44,6 +44,7 @@ from ..windows.window_reader import WindowReader
 from . import single_instance
 from .data_loading import DataLoading
 from .identity.job_identity import make_hello, model_device
+from .job_length import JobLength
 from .optimizer_succession import OptimizerSuccession
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
@@ -155,6 +156,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
+        job_length = JobLength(self._config.expected_seconds, self._config.expected_steps)
         loop = self.loop = self._loop = DataLoading(
             self._timer,
             self._guard,
@@ -164,6 +166,7 @@ class Hook:
             now_ns=self._now_ns,
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
+            job_length=job_length,
         )
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
@@ -178,8 +181,8 @@ class Hook:
         self.preemption = preemption = self._preemption = Preemption()
         """A listener that is about to take long calls `begin`."""
         parts = (self._meter, self._budget, self._step_records, self._timer, self._phases)
-        self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
-        self._listener_ns = self._told_ns = 0
+        self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, job_length, on_device=is_cuda)
+        self._listener_ns = self._told_ns = self._waited_ns = 0
         self._boundary.full_boundary_step = self._budget.next_look(0)
         self._boundary_handle: RemovableHandle | AnyStepHandle | None = None
         self._any_step: AnyStepHandle | None = None
@@ -218,6 +221,36 @@ class Hook:
     def overhead_ratio(self) -> float | None:
         """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
         return self._budget.ratio
+
+    def headroom_ns(self) -> int | None:
+        """Return what may be spent now within the overhead budget; None: nothing limits it.  On the training thread.
+
+        It counts the steps whose records are not written yet, and the window that is open, at its predicted price.
+        """
+        wall_ns, cost_ns = self._step_records.unsettled()
+        cost_ns += self._timer.overhead_ns + self._waited_ns
+        passed = self._boundary.passed
+        if passed is not None:
+            wall_ns, cost_ns = wall_ns + passed.wall_ns, cost_ns + passed.cost_ns
+        if self._window_schedule.may_be_open:
+            cost_ns += self._budget.predicted_ns
+        return self._budget.headroom_ns(wall_ns=wall_ns, cost_ns=cost_ns)
+
+    def waited(self, duration_ns: int) -> None:
+        """Note that a listener waited so long for other ranks, which the job's next collective would do otherwise.
+
+        The budget decides how much of it the job has lost.
+        """
+        self._preemption.leave_out(duration_ns)
+        self._waited_ns += duration_ns
+
+    def reserve(self, cost_ns: int) -> None:
+        """Have windows leave so much of what is lent to them; on the training thread."""
+        self._budget.reserved_ns = cost_ns
+
+    def awaits_first_window(self) -> bool:
+        """Return whether the first exact window is about to come: it can be paid for, or is not priced yet."""
+        return self._config.windows and self._meter.is_installed and self._window_schedule.awaits_first_window()
 
     def waits_in_forward(self) -> bool:
         """Return whether windows of the setting in force saw this rank wait for others in its forward."""
@@ -405,7 +438,8 @@ class Hook:
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the step that is over; return it where there is a listener."""
         boundary, start_ns = self._boundary, self._timer.start_ns
-        boundary.count_step(now_ns)
+        boundary.count_step(now_ns).cost_ns += self._waited_ns
+        self._waited_ns = 0
         if self._listener is None or start_ns is None:
             return None
         return CountedStep(boundary.step - 1, start_ns, now_ns, self._wall_ns(), boundary.knobs, self.is_traced)
@@ -438,6 +472,7 @@ class Hook:
             schedule.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
+        finished.waited_ns, self._waited_ns = self._waited_ns, 0
         if boundary.passed is not None:
             finished.passed, boundary.passed = boundary.passed, None
         if schedule.may_be_open:

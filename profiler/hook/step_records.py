@@ -82,7 +82,8 @@ class FinishedStep(msgspec.Struct, eq=False):
     """A step that is over, as the training thread knows it.
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
-    `told_ns` what it took at the last of them, which lies in this step.
+    `told_ns` what it took at the last of them, which lies in this step.  `waited_ns` is how long it waited for other
+    ranks in this step, which is in neither.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
     `thread_time` is the training thread's processor time in a profiled step, None where that is no guide, and
     `slowed_max_ns` by how much the profiler can have slowed the step at most.
@@ -103,6 +104,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     passed: CountedSums | None = None
     listener_ns: int = 0
     told_ns: int = 0
+    waited_ns: int = 0
     was_profiled: bool = False
     timed: TimedStep | None = None
     measurement: Measurement | None = None
@@ -231,6 +233,15 @@ class StepRecords:
     def is_fresh(self) -> bool:
         """Whether the budget has all but the last few steps, so that its refusal can be relied on."""
         return len(self._waiting) < FRESH_STEPS
+
+    def unsettled(self) -> tuple[int, int]:
+        """Return wall time and cost of the steps that wait for their records, which the budget does not have yet."""
+        wall_ns = cost_ns = 0
+        for step in list(self._waiting):
+            raw = step.raw if isinstance(step, FinishedStep) else raw_step(step)
+            wall_ns += raw.end_ns - raw.start_ns
+            cost_ns += raw.overhead_ns + (step.waited_ns if isinstance(step, FinishedStep) else 0)
+        return wall_ns, cost_ns
 
     def settle(self) -> None:
         """Write all records that wait; called on the training thread."""
@@ -387,6 +398,7 @@ class StepRecords:
             thread_time=step.thread_time,
             micro_batches=timed.micro_batches,
             slowed_max_ns=step.slowed_max_ns,
+            waited_ns=step.waited_ns,
         )
         if step.was_counted:
             self._utilization.count_cost(overhead_ns - own_ns)

@@ -11,9 +11,10 @@ varies by a third anyway.  On a CPU job all that a window adds is work of the tr
 processor time in that step is compared with its mean since the last window or switch of a knob, to within a boundary.
 Either way the price is at most what the rows in the window can have cost.
 
-Before the first window its price is predicted (`window_price`).  Where the upper bound of the price cannot be afforded,
-slices of the step are taken at this rank's next turns (`row_density_probe`), and the window waits until the prediction
-from them is earned.  A window whose step takes OTHER_STEP_RATIO times the usual was opened around another kind of step
+The first window is part of what the attach costs, unless the job is expected to end soon (`job_length`).  Before it
+its price is predicted (`window_price`).  Where the upper bound of the price cannot be afforded, slices of the step are
+taken at this rank's next turns (`row_density_probe`), and the window waits until the prediction from them is earned.  A
+window whose step takes OTHER_STEP_RATIO times the usual was opened around another kind of step
 than predicted: it is cut off when the training thread next enters a phase, and is then not used as a calibration.
 
 While collectives may be under way on threads of their group, a session must not end (`session_pause`).  It is
@@ -39,6 +40,7 @@ from ..windows.row_density_probe import RowDensityProbe
 from ..windows.session_pause import may_collectives_be_out
 from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
 from ..windows.window_reader import WindowReader
+from .job_length import JobLength
 from .phase_hooks import PhaseHooks
 from .step_records import FinishedStep, StepRecords
 
@@ -80,6 +82,7 @@ class WindowSchedule:
         phases: PhaseHooks,
         now_ns: Callable[[], int],
         preemption: Preemption,
+        job_length: JobLength,
         *,
         on_device: bool,
     ) -> None:
@@ -90,6 +93,7 @@ class WindowSchedule:
         self._phases = phases
         self._now_ns = now_ns
         self._preemption = preemption
+        self._job_length = job_length
         self._on_device = on_device
         self._price = WindowPrice(on_device=on_device)
         self._probe = RowDensityProbe(meter, self._charge)
@@ -122,6 +126,8 @@ class WindowSchedule:
 
     def wants(self, step: int) -> bool:
         """Return whether a window, or a slice, is to be taken of `step`."""
+        if not self._budget.windows:
+            self._budget.may_be_early = not self._job_length.is_short(step, self._budget.usual_ns or 0)
         if self._changed_at is not None:
             return step >= self._changed_at + CHANGED_STEPS and self._budget.is_due(step)
         return self._budget.wants_window(step) or (self._wanted is not None and self._budget.is_due(step))
@@ -131,6 +137,11 @@ class WindowSchedule:
         if self._changed_at is not None:
             return self._budget.next_turn(max(step, self._changed_at + CHANGED_STEPS))
         return self._budget.next_look(step) if self._wanted is None else self._budget.next_turn(step)
+
+    def awaits_first_window(self) -> bool:
+        """Return whether the first window is open, can be paid for, or is not priced yet."""
+        is_priced = self._step_records.window_price_ns is not None and self._wanted is None
+        return not self._budget.windows and (self.may_be_open or not is_priced or self._budget.earned_in_ns == 0)
 
     def request(self, step: int, *, on_credit: bool) -> None:
         """Request a window soon: from `step` on a knob has another value.

@@ -9,18 +9,24 @@ micro-batch: a step of one micro-batch leaves an eighth of the rows of a step of
 them wants to see the effect.
 
 Which clock: time on the step path is taken from the wall clock, waits of ours included (for python's lock, for another
-rank at a switch), because the job waits by that clock.  What the kernel gave to other programs meanwhile is left out
+rank while it turns a knob), because the job waits by that clock.  One wait is different: until the last rank has come
+to a switch.  A rank that is late there would be waited for in the job's next collective otherwise, so the job has lost
+at most what the step was longer than usual.  What the kernel gave to other programs meanwhile is left out
 where much is done at once (windows, the tuner's gathers: `preemption`).  How slow a profiled step was is read from the
 processor clock (`window_schedule`).  Threads of ours are charged their processor time, the attach like the step path.
 
-Credit: before the first calibration a ledger is mostly `unknown`, so the first window may be taken before the budget
-has earned it, and so may the first of a setting that was never calibrated.  The credit is never more than CREDIT_NS,
-nor than what PAYBACK_NS of training earn with what everything else leaves of the budget, nor than what some hundred
-steps earn.  A window that is predicted to cost more waits until that is earned, like any other.  So at every step
+The first window: before it a ledger is mostly `unknown`, so it is taken right after the warm-up and is part of what
+the attach costs, up to EARLY_NS for all ranks together (`early_ns`), unless the job is expected to end soon.
 
-    cost <= ratio * wall time + what the attach took + CREDIT_NS
+Credit: a first window that is dearer than that may be taken before the budget has earned it, and so may the first of a
+setting that was never calibrated.  The credit is never more than CREDIT_NS, nor than what PAYBACK_NS of training earn
+with what everything else leaves of the budget, nor than what some hundred steps earn.  A window that is predicted to
+cost more waits until that is earned, like any other.  So at every step
 
-unless a window turns out more expensive than predicted; such a window is cut off (`window_schedule`).
+    cost <= ratio * wall time + what the attach took, with the first window + CREDIT_NS
+
+unless a window turns out more expensive than predicted; such a window is cut off (`window_schedule`).  The tuner asks
+for `headroom_ns` before it begins a trial, and windows leave it what it needs to end one (`reserved_ns`).
 
 Ranks take turns, because a tuner's request would otherwise open the windows of all of them at once.
 
@@ -73,12 +79,14 @@ from .step_sampling import SHARE
 
 __all__ = [
     "AFTERMATH_STEPS",
+    "EARLY_NS",
     "PRICE_MARGIN",
     "TURNS_MAX",
     "OverheadBudget",
     "ThreadTime",
     "WindowAftermath",
     "WindowTurn",
+    "early_ns",
     "turn_of",
 ]
 
@@ -91,6 +99,10 @@ FIRST_WINDOW_NS = 5_000_000
 CREDIT_NS = 200_000_000
 """The largest credit for a window or a count beyond what the attach took: the start-up debt that the docs state."""
 
+EARLY_NS = 1_000_000_000
+"""The most that the first windows of all ranks may cost a job together, as part of the attach: the bound that the docs
+state."""
+
 PAYBACK_NS = 60_000_000_000
 """Training time that must suffice to earn a credit back."""
 
@@ -102,6 +114,9 @@ PRICE_MARGIN = 1.5
 
 FIXED_SHARE = 0.1
 """The fixed share of a window's price: opening it, and what does not grow with the rows of forward and backward."""
+
+HEADROOM_SHARE = 0.1
+"""The share of the credit that the tuner may not use: steps whose cost is not added yet may have taken as much."""
 
 FIRST_CREDIT_STEPS = 1000
 """The first window may open on credit if this many steps earn back what it should cost."""
@@ -160,6 +175,9 @@ class OverheadBudget:
         self._ratio = ratio
         self._turn = turn_of(rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps)
         self._interval_steps = interval_steps
+        self._early_ns = early_ns(rank, world_size)
+        self.may_be_early = False
+        """Whether the first window may be part of what the attach costs; set on the training thread."""
         self._aftermath = WindowAftermath() if on_device else None
         self._wall_ns = 0
         self._cost_ns = 0
@@ -173,6 +191,8 @@ class OverheadBudget:
         self._requested = False
         self._on_credit = True
         self._last_window: int | None = None
+        self.reserved_ns = 0
+        """What windows must leave of the credit: the tuner needs it to end a trial.  Set on the training thread."""
         self.windows = 0
 
     @property
@@ -210,12 +230,14 @@ class OverheadBudget:
         thread_time: ThreadTime | None = None,
         micro_batches: int = 0,
         slowed_max_ns: int | None = None,
+        waited_ns: int = 0,
     ) -> int:
         """Add a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
 
         The slow-down is taken from `thread_time` where it is known, because on a busy machine wall time misleads.
         `micro_batches` of 0 means unknown.  `slowed_max_ns` is the most that pacecar can have slowed the step by: the
-        rest is the job's own, such as an evaluation in that step; None: unknown.
+        rest is the job's own, such as an evaluation in that step; None: unknown.  Of `waited_ns` (module docstring) is
+        charged what made the step longer than usual.
         """
         self._wall_ns += wall_ns
         self._micro_batches = micro_batches
@@ -230,6 +252,10 @@ class OverheadBudget:
             overhead_ns = min(wall_ns, overhead_ns + max(0, slowed))
         else:
             own = max(0, wall_ns - overhead_ns)
+            if waited_ns:
+                usual = int(median(self._recent)) if self._recent else 0
+                waited_ns = min(waited_ns, max(0, own - usual))
+                overhead_ns, own = overhead_ns + waited_ns, own - waited_ns
             self._recent.append(own)
             if self._aftermath is not None:
                 aftermath_ns = self._aftermath.step(own)
@@ -246,7 +272,9 @@ class OverheadBudget:
     def window_taken(self, step: int, price_ns: int) -> None:
         """Record what the window of `step`, the last that was taken, cost in all, to predict the next."""
         self._prices.append((price_ns, self._micro_batches))
-        self._windows_ns += price_ns
+        early_ns = min(price_ns, self._early_ns) if self.may_be_early and not self.windows else 0
+        self._start_ns += early_ns
+        self._windows_ns += price_ns - early_ns
         if self._aftermath is not None:
             self._aftermath.window(int(median(self._recent)) if self._recent else None)
         self._last_window = step
@@ -307,6 +335,18 @@ class OverheadBudget:
         lent_ns = self._first_credit_ns() if on_credit else 0
         return self.cost_ns + price_ns <= self._ratio * self._wall_ns + lent_ns
 
+    def headroom_ns(self, *, wall_ns: int, cost_ns: int) -> int | None:
+        """Return what may be spent now within the bound of the module's docstring; None: nothing limits it.
+
+        `wall_ns` and `cost_ns` are those of steps that were not added yet.  HEADROOM_SHARE of the credit is left for
+        what the always-on part takes until it is seen here, and no more of it is lent than PAYBACK_NS earn.
+        """
+        if not 0.0 < self._ratio < 1.0:
+            return None
+        lent_ns = (1.0 - HEADROOM_SHARE) * min(CREDIT_NS, self._ratio * PAYBACK_NS)
+        allowed_ns = self._ratio * (self._wall_ns + wall_ns) + self._start_ns + lent_ns
+        return int(allowed_ns) - self.cost_ns - cost_ns
+
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
         return self.is_due(step) and self._can_pay()
@@ -338,6 +378,8 @@ class OverheadBudget:
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:
             return self._ratio >= 1.0
+        if self.may_be_early and not self.windows and self._predicted_ns() <= self._early_ns:
+            return True
         return self.cost_ns + self._predicted_ns() <= self._ratio * self._wall_ns + self._credit_ns()
 
     def _credit_ns(self) -> int:
@@ -360,7 +402,7 @@ class OverheadBudget:
         """Return the most that `steps` steps and PAYBACK_NS earn at `ratio`, up to CREDIT_NS."""
         if not self._recent:
             return 0
-        return min(CREDIT_NS, int(ratio * min(PAYBACK_NS, steps * median(self._recent))))
+        return min(max(0, CREDIT_NS - self.reserved_ns), int(ratio * min(PAYBACK_NS, steps * median(self._recent))))
 
     def _spare_ratio(self) -> float:
         """Return what the always-on part leaves of the ratio: only that earns a credit back."""
@@ -377,6 +419,18 @@ class OverheadBudget:
         if not micro_batches or not self._micro_batches:
             return 1.0
         return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches
+
+
+def early_ns(rank: int, world_size: int) -> int:
+    """Return what the first window of `rank` may cost as part of its attach.
+
+    Windows of different turns are taken in different steps, each of which all ranks wait for, so their costs add up:
+    to EARLY_NS at most.  Half of it is for the turn of rank 0, whose ledger the tuner goes by.
+    """
+    turns = min(world_size, TURNS_MAX)
+    if turns < 2:
+        return EARLY_NS
+    return EARLY_NS // 2 if rank % turns == 0 else EARLY_NS // 2 // (turns - 1)
 
 
 class WindowTurn(NamedTuple):

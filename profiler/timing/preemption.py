@@ -45,18 +45,26 @@ class Preemption:
         self.is_begun = False
         """Whether `begin` was called since the last `end`."""
         self._spared_ns = 0
+        self._left_out_ns = 0
 
     def begin(self) -> None:
         """Measure from here on."""
-        self._begun_ns, self.is_begun = self._read(), True
+        self._begun_ns, self.is_begun, self._left_out_ns = self._read(), True, 0
+
+    def leave_out(self, duration_ns: int) -> None:
+        """Count `duration_ns` of the time since `begin` like run delay: it is not charged here."""
+        self._left_out_ns += duration_ns
+
+    def so_far(self) -> int:
+        """Return what `end` would, and go on measuring."""
+        now_ns = None if self._begun_ns is None else self._read()
+        delay_ns = 0 if now_ns is None or self._begun_ns is None else max(0, now_ns - self._begun_ns)
+        return delay_ns + self._left_out_ns
 
     def end(self) -> int:
-        """Return the run delay in nanoseconds since `begin`; 0 without one, and where the kernel gives none."""
-        begun_ns, self._begun_ns, self.is_begun = self._begun_ns, None, False
-        if begun_ns is None:
-            return 0
-        now_ns = self._read()
-        spared_ns = 0 if now_ns is None else max(0, now_ns - begun_ns)
+        """Return the run delay in ns since `begin`, with what is left out; 0 where the kernel gives none."""
+        spared_ns = self.so_far()
+        self._begun_ns, self.is_begun, self._left_out_ns = None, False, 0
         self._spared_ns += spared_ns
         return spared_ns
 

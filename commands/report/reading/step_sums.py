@@ -96,7 +96,11 @@ class JoinedStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepSumPart:
-    """One stretch of the run: the job's pace, and the ledgers of all its ranks added up."""
+    """One stretch of the run: the job's pace, and the ledgers of all its ranks added up.
+
+    `ledger` and what belongs to it are those of `ledger_steps` steps of ranks: of the calibrated ones, where there are
+    any.  Before a rank's first exact window most of its steps is unknown, which says nothing of where the time went.
+    """
 
     windows: WindowSums = field(default_factory=WindowSums)
     paces: LogHistogram = field(default_factory=LogHistogram)
@@ -107,6 +111,8 @@ class StepSumPart:
     ledger: list[int] = field(default_factory=lambda: [0] * len(LEDGER_HEADINGS))
     communication_ns: int = 0
     overlapped_ns: int = 0
+    ledger_steps: int = 0
+    is_calibrated: bool = False
     rank_steps: int = 0
     compute: Moments = field(default_factory=Moments)
     busy: Moments = field(default_factory=Moments)
@@ -122,11 +128,8 @@ class StepSumPart:
             self.first, self.first_wall_ns = key, together.began_ns
         self.last, self.last_wall_ns = key, together.ended_ns
         self.knobs = together.knobs
-        self.ledger = list(map(operator.add, self.ledger, together.ledger))
-        self.sees_data |= together.sees_data
-        self.communication_ns += together.communication_ns
-        self.overlapped_ns += together.overlapped_ns
         self.rank_steps += len(together.walls)
+        self._add_ledger(together, len(together.walls))
         wall_ns = sum(together.walls)
         if wall_ns > 0 and together.is_calibrated:
             compute_ns, exposed_ns, copy_ns = together.ledger[:3]
@@ -134,17 +137,26 @@ class StepSumPart:
             self.busy.add((compute_ns + exposed_ns + copy_ns) / wall_ns)
             self.exposed.add(exposed_ns / wall_ns)
 
+    def _add_ledger(self, other: JoinedStep | StepSumPart, steps: int) -> None:
+        if other.is_calibrated and not self.is_calibrated:
+            self.ledger = [0] * len(LEDGER_HEADINGS)
+            self.communication_ns = self.overlapped_ns = self.ledger_steps = 0
+            self.is_calibrated = True
+        self.sees_data |= other.sees_data
+        if other.is_calibrated == self.is_calibrated:
+            self.ledger = list(map(operator.add, self.ledger, other.ledger))
+            self.communication_ns += other.communication_ns
+            self.overlapped_ns += other.overlapped_ns
+            self.ledger_steps += steps
+
     def join(self, other: StepSumPart) -> None:
         """Add all of `other`, which comes later, but its windows."""
         self.paces.join(other.paces)
         self.first, self.last = self.first or other.first, other.last or self.last
         self.first_wall_ns = other.first_wall_ns if self.first_wall_ns is None else self.first_wall_ns
         self.last_wall_ns = self.last_wall_ns if other.last_wall_ns is None else other.last_wall_ns
-        self.ledger = [a + b for a, b in zip(self.ledger, other.ledger, strict=True)]
-        self.sees_data |= other.sees_data
-        self.communication_ns += other.communication_ns
-        self.overlapped_ns += other.overlapped_ns
         self.rank_steps += other.rank_steps
+        self._add_ledger(other, other.ledger_steps)
         for mine, theirs in ((self.compute, other.compute), (self.busy, other.busy), (self.exposed, other.exposed)):
             mine.join(theirs)
         self.knobs = other.knobs or self.knobs

@@ -6,8 +6,11 @@ the norms of every parameter's gradient are compared over the ranks in the CHECK
 buckets are new, and the second, in which DDP rebuilds them.  A bucket that two ranks laid out differently, or that was
 not reduced on one of them, shows in the norms of its parameters.
 
-A switch of the micro-batch alone is not checked: it leaves the Reducer and its buckets as they are, and each check
-makes all ranks wait for the last one.
+A switch of the micro-batch alone is not checked: it leaves the Reducer and its buckets as they are.
+
+Norms are sent at the boundary after their step and compared at the next one.  By then the job's own all-reduce has
+brought all ranks past the first, so no rank waits for another.  To compare them at once would make every rank wait for
+the slowest, which on a busy machine was most of what a trial cost.
 
 A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a check before the
 first switch, while nothing was changed yet, has to find them equal.
@@ -33,6 +36,7 @@ __all__ = ["CHECKS", "GradientCheck", "concerns_gradients"]
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[Sequence[float]], list[list[float]] | None]
+Tell = Callable[[Sequence[float]], Callable[[], list[list[float]] | None]]
 
 CHECKS = 2
 
@@ -55,24 +59,26 @@ def concerns_gradients(knobs: Iterable[str]) -> bool:
 class GradientCheck:
     """One rank's part, for a `model` whose gradients are reduced over all ranks of the job.
 
-    `ask` returns the numbers of every rank, or None where the ranks cannot be asked any more.
+    `ask` returns the numbers of every rank, or None where the ranks cannot be asked any more; `tell` sends this rank's
+    and returns what gives those of all.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._due = 0
+        self._heard: Callable[[], list[list[float]] | None] | None = None
         self._is_meaningful: bool | None = None
 
     @property
     def is_armed(self) -> bool:
-        """Whether the gradients are to be compared in this step; the same on all ranks."""
-        return self._due > 0
+        """Whether gradients are to be sent or compared at this boundary; the same on all ranks."""
+        return self._due > 0 or self._heard is not None
 
     def prepare(self, ask: Ask) -> None:
         """Compare once while nothing was changed yet, on all ranks at the same boundary."""
         if self._is_meaningful is None:
-            difference = self._compare(ask)
+            difference = self._difference(ask(self._mine()))
             self._is_meaningful = difference is None
             if difference is not None:
                 logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
@@ -81,21 +87,27 @@ class GradientCheck:
         """Compare in the next CHECKS steps, after a switch on all ranks; `is_on` False: compare no more."""
         self._due = CHECKS if self._is_meaningful and is_on else 0
 
-    def look(self, ask: Ask) -> str | None:
-        """Compare the gradients of the step that just ended; return how they differ, or None.  Blocks; all ranks call.
+    def look(self, tell: Tell) -> str | None:
+        """Compare what was sent at the last boundary, then send the gradients of the step that ended, if they are due.
 
-        Every rank gets the same answer.
+        Called on all ranks.  Returns how the gradients differ, or None; the same on every rank.  Then nothing is sent.
         """
-        self._due -= 1
-        return self._compare(ask)
+        heard, self._heard = self._heard, None
+        difference = None if heard is None else self._difference(heard())
+        if difference is None and self._due > 0:
+            self._due -= 1
+            self._heard = tell(self._mine())
+        return difference
 
-    def _compare(self, ask: Ask) -> str | None:
+    def _mine(self) -> list[float]:
         try:
-            mine: list[float] = self._norms().tolist()
+            norms: list[float] = self._norms().tolist()
         except Exception:  # the others wait for an answer whatever happened
             logger.exception("pacecar: gradients could not be looked at")
-            mine = [-1.0] * len(self._parameters)
-        answers = ask(mine)
+            norms = [-1.0] * len(self._parameters)
+        return norms
+
+    def _difference(self, answers: list[list[float]] | None) -> str | None:
         for name, norms in zip(self._names, zip(*answers or (), strict=True), strict=False):
             least, most = min(norms), max(norms)
             if least < 0:

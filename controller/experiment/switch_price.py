@@ -1,0 +1,77 @@
+"""Predicts what the next switch of a trial costs this rank, so that trials fit into the overhead budget.
+
+Turning a knob is the smaller part of that price.  All ranks gather for the switch, confirm it, and compare gradients in
+the steps after it; and while a trial is open they vote every second to fourth step instead of every sixteenth.  So the
+price is that of the switch with its comparisons, and of the votes until the next one:
+
+    price = MARGIN * (most expensive of the last switches + STRETCH_BOUNDARIES * mean of the last votes)
+
+The rehearsal, which applies the values in force before the first trial, is the first switch that is measured.  Until
+then FIRST_SWITCH_NS is assumed.
+
+Pure: nanoseconds in, a number of switches out.  Left out: what may be spent (`overhead_budget`), and what the policy
+does with the answer (`ab_trial`, `tuning_policy`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["MIDWAY_SWITCHES", "RESERVED_SWITCHES", "TRIAL_SWITCHES", "SwitchPrice"]
+
+MARGIN = 1.5
+"""As for windows: prices of switches differ by this factor on a busy machine."""
+
+SWITCHES_MAX = 4
+"""The last switches; the most expensive of them predicts the next."""
+
+BOUNDARIES_MAX = 32
+"""The last boundaries with a vote: their mean is steady, and follows the machine."""
+
+STRETCH_BOUNDARIES = 24
+"""Boundaries with a vote from one switch to the next: two windows of a trial, the steps that settle, and the delay."""
+
+FIRST_SWITCH_NS = 10_000_000
+"""Assumed before the rehearsal.  Rehearsals took 4 ms on a quiet machine of two cores and 35 ms on one with a load of
+ten."""
+
+TRIAL_SWITCHES = 4
+"""A trial begins if all ranks can pay for so many switches: to the candidate, back, and the same once more."""
+
+MIDWAY_SWITCHES = 3
+"""A trial goes to its candidate once more only if all ranks can pay for that, for the way back, and for keeping it."""
+
+RESERVED_SWITCHES = 2
+"""What windows leave while a trial is open: the way back, or keeping the candidate, and one more."""
+
+
+class SwitchPrice:
+    """What switches and votes took on one rank; every method is called on the training thread."""
+
+    def __init__(self) -> None:
+        self._switches: deque[int] = deque(maxlen=SWITCHES_MAX)
+        self._votes: deque[int] = deque(maxlen=BOUNDARIES_MAX)
+
+    def switched(self, cost_ns: int) -> None:
+        """Add a boundary at which knobs were turned."""
+        self._switches.append(cost_ns)
+
+    def compared(self, cost_ns: int) -> None:
+        """Add a boundary at which gradients were compared: it belongs to the switch before it."""
+        if self._switches:
+            self._switches[-1] += cost_ns
+
+    def voted(self, cost_ns: int) -> None:
+        """Add a boundary at which a vote was launched or read and nothing was turned."""
+        self._votes.append(cost_ns)
+
+    @property
+    def price_ns(self) -> int:
+        """What the next switch costs, up to the one after it."""
+        switch_ns = max(self._switches, default=FIRST_SWITCH_NS)
+        vote_ns = sum(self._votes) / len(self._votes) if self._votes else 0.0
+        return int(MARGIN * (switch_ns + STRETCH_BOUNDARIES * vote_ns))
+
+    def affordable(self, headroom_ns: int | None) -> int | None:
+        """Return how many switches `headroom_ns` pays for; None where nothing limits what is spent."""
+        return None if headroom_ns is None else max(0, headroom_ns // max(1, self.price_ns))
