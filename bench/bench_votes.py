@@ -42,7 +42,7 @@ def rank() -> None:
     before = held()
     begun = time.perf_counter()
     road = VoteChannel(me, world)
-    road.open(store, "bench")
+    road.open(store, "bench", "127.0.0.1")
     made_ms = (time.perf_counter() - begun) * 1e3
     after = held()
     least = dist.AllreduceOptions()

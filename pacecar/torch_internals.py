@@ -201,8 +201,13 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.distributed.ProcessGroup._allgather_base", ("ranks", "agreement"), EVER),
     Internal("torch.distributed.ProcessGroupGloo", ("ranks", "agreement"), EVER),
     *(
-        Internal(f"torch.distributed.ProcessGroupGloo.{name}", (), EVER, "each rank connects with all others at once")
-        for name in (*_GLOO_OPTIONS, "create_default_device")
+        Internal(
+            f"torch.distributed.ProcessGroupGloo.{name}",
+            (),
+            EVER,
+            "torch chooses the ranks' addresses, and each rank connects with all others at once",
+        )
+        for name in (*_GLOO_OPTIONS, "create_device")
     ),
     Internal(
         "torch.distributed.ProcessGroupGloo._set_default_timeout",

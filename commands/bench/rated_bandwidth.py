@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from pacecar.kernel_files.network import active_rdma_ports, is_link, nominal_speed
 from pacecar.kernel_files.reader import KernelFiles
+from pacecar.profiler.transport.local_addresses import host_identity
 
 from .document import Rated
 
@@ -55,7 +56,7 @@ def look(
     is_nccl = backend == "nccl"
     uses_rdma = is_nccl and environ.get("NCCL_IB_DISABLE", "0") != "1"
     return RatedLinks(
-        network=_network(),
+        network=host_identity(),
         host=socket.gethostname(),
         address=address,
         interface=interface,
@@ -119,15 +120,6 @@ def _slowest(speeds: Sequence[int | None], what: str, unknown: str) -> Rated:
     if len(known) < len(speeds):
         return Rated(bytes_per_second=None, basis=unknown)
     return Rated(bytes_per_second=min(known), basis=what)
-
-
-def _network() -> str:
-    """Name machine and network namespace: a container has its own, and its loopback leads nowhere else."""
-    try:
-        boot = KernelFiles().read(Path("/proc/sys/kernel/random/boot_id")).strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _source_address(towards: str) -> str | None:

@@ -108,9 +108,9 @@ class VoteChannel:
         self._left_in: int | None = None  # the first frame that held a farewell
         self._latest: deque[Frame] = deque(maxlen=KEPT_FRAMES)
 
-    def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
+    def open(self, store: Any, name: str, address: str) -> None:  # noqa: ANN401  dist.Store
         """Make the group; every rank of the job must do it.  `store` decides where a rank gave up waiting."""
-        self._group = make_group(store, f"{name}/main", self._rank, self._world_size, is_lazy=True)
+        self._group = make_group(store, f"{name}/main", self._rank, self._world_size, address=address)
         self._store = store
         self._name = name
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pacecar.profiler.ranks.torch_flight_recorder import sequence
+from pacecar.profiler.transport.side_address import prove_address
 from pacecar.profiler.transport.side_group import SideGroup, failure, job_store
 from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, meet
 from pacecar.torch_internals import lacking
@@ -88,7 +89,7 @@ class RankAgreement:
     ) -> None:
         self._meet_seconds = meet_seconds
         self._member = ProtocolMember(rank, world_size)
-        self._side = SideGroup(rank, world_size, is_lazy=True)
+        self._side = SideGroup(rank, world_size)
         self._main = VoteChannel(rank, world_size)
         self._votes = votes
         self._collectives = collectives
@@ -155,10 +156,7 @@ class RankAgreement:
         return self._member.affordable_everywhere
 
     def open(self, claim: str) -> None:
-        """Meet through the store, then make the groups, which every rank now is sure to do as well.
-
-        Once the ranks have met nothing is raised: groups that cannot be made freeze.
-        """
+        """Meet through the store, prove that the ranks reach each other, and make the groups."""
         member, name = self._member, f"agreement/{next(_meetings)}"
         reason = lacking("agreement")
         if reason is not None:
@@ -167,16 +165,16 @@ class RankAgreement:
         try:
             store = job_store()
             meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
-        except RendezvousError:
-            raise
-        except Exception as error:  # whatever the store raises: the ranks have not met
-            raise RendezvousError(f"the job's store failed: {failure(error)}") from error
-        try:
-            self._side.open(store, f"{name}/side")
+            address = prove_address(store, member.rank, member.world_size, name=name)
+            self._side.open(store, f"{name}/side", address)
             if self._votes:
-                self._main.open(store, name)
-        except Exception as error:  # noqa: BLE001  whatever gloo raises
-            self._gone(f"a group of pacecar's own could not be made: {failure(error)}")
+                self._main.open(store, name, address)
+        except Exception as error:  # whatever store and gloo raise: nothing was started
+            self._side.close()
+            self._main.close()
+            if isinstance(error, RendezvousError):
+                raise
+            raise RendezvousError(f"the job's store failed: {failure(error)}") from error
 
     def offer(self, offer: Offer) -> None:
         """Queue the offer for the first gather; ranges are counted from here."""

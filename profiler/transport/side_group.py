@@ -5,9 +5,9 @@ own groups, so the call would be matched with another call of a rank that does n
 class, beside torch's registry: it takes no group name, `destroy_process_group` does not know it, and its collectives
 cannot be confused with the job's, nor the other way round.  Its addresses are exchanged through the job's store.
 
-The ranks must have met (`store_rendezvous`).  A lazy group connects when its ranks first send something, and only with
-the two neighbours that a gather needs, where torch offers that (since 2.7).  Else every rank connects with every other,
-and `make_group` waits until all ranks have called it.
+The ranks must have met (`store_rendezvous`) and proven their addresses (`side_address`).  Making a group ends with a
+first gather, so that all ranks learn here, and not on the step path, if the group cannot work.  Since torch 2.7 a rank
+connects only with the two neighbours that a gather needs; before, every rank connects with every other.
 
 `SideGroup` is such a group with one gather at a time, which nobody waits for.  Who has several under way at once (the
 votes of `controller/consensus`) uses `make_group`, `gather` and `release`.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -31,7 +31,8 @@ from pacecar.torch_internals import find, need, own_has
 
 from ..windows import recording_switch
 from ..windows.session_pause import without_sessions
-from .store_rendezvous import life
+from .side_address import ADVICE, all_succeeded
+from .store_rendezvous import consult, life
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -55,6 +56,11 @@ CONNECT_TIMEOUT = timedelta(seconds=60)
 
 OPERATION_TIMEOUT = timedelta(hours=6)
 """A rank may be stopped for hours while a gather is under way.  A gather that times out aborts gloo's connections."""
+
+FIRST_GATHER_SECONDS = 5.0
+"""How long the first gather of a group may take: milliseconds, for ranks that have just reached each other."""
+
+FIRST_GATHER_POLL_SECONDS = 0.001
 
 CLOSE_POLL_SECONDS = 0.005
 
@@ -80,20 +86,64 @@ def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
     return store.clone() if hasattr(store, "clone") else store
 
 
-def make_group(store: Any, name: str, rank: int, world_size: int, *, is_lazy: bool) -> Any:  # noqa: ANN401  untyped
-    """Return the group called `name`, the same on all ranks and used once; `is_lazy`: without waiting, if possible.
+def make_group(
+    store: Any,  # noqa: ANN401  untyped, as what is returned
+    name: str,
+    rank: int,
+    world_size: int,
+    *,
+    address: str,
+    rest: Callable[[float], object] = time.sleep,
+) -> Any:  # noqa: ANN401
+    """Return the group called `name`, the same on all ranks and used once, in which this rank is at `address`.
+
+    Waits until all ranks have made it and one gather went round, FIRST_GATHER_SECONDS at most for the latter; `rest` as
+    for `consult`.
 
     Raises:
-        RuntimeError: it could not be made, or not all ranks came within CONNECT_TIMEOUT.
+        RendezvousError: the gather failed; on all ranks.
+        RuntimeError: the group could not be made on this rank.
     """
     places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
     kind: Any = need("torch.distributed.ProcessGroupGloo")
-    options = _lazy_options() if is_lazy else None
-    with without_sessions():
-        group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
+    options = _options(address)
+    group: Any = None
+    work: Any = None
+    reason = ""
+    try:
+        with without_sessions():
+            group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
+        mine = torch.tensor([rank], dtype=torch.int64)
+        work = gather(group, torch.empty(world_size, dtype=torch.int64), mine)
+        reason = _first_gather(work, rest)
+    except Exception as error:  # noqa: BLE001  whatever gloo raises: the other ranks wait for word of it
+        reason = failure(error)
+    if reason:
+        reason = f"rank {rank}, at {address}, made no gloo group with its neighbours: {reason}; {ADVICE}"
+    try:
+        consult(
+            store, rank, world_size, reason, all_succeeded, name=f"{name}/first",
+            seconds=2 * FIRST_GATHER_SECONDS, absent="did not gather", rest=rest,
+        )  # fmt: skip
+    except BaseException:
+        if group is not None:
+            release(group, [] if work is None else [work])
+        raise
+    _keep_for_ever(work)  # see there
     if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
         group._set_default_timeout(OPERATION_TIMEOUT)
     return group
+
+
+def _first_gather(work: Any, rest: Callable[[float], object]) -> str:  # noqa: ANN401  dist.Work
+    """Wait for `work`; return why it failed, "" where it did not."""
+    deadline = time.monotonic() + FIRST_GATHER_SECONDS
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            return f"no answer within {FIRST_GATHER_SECONDS:g} s"
+        rest(FIRST_GATHER_POLL_SECONDS)
+    work.wait()
+    return ""
 
 
 def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo, tensors, dist.Work
@@ -137,13 +187,12 @@ def release(group: Any, works: Sequence[Any]) -> None:  # noqa: ANN401  dist.Pro
 class SideGroup:
     """A group with one gather at a time, which is polled and never waited for.  All calls come from one thread.
 
-    `is_lazy` as for `make_group`.  `close_seconds`: how long `close` waits for a gather that is under way.
+    `close_seconds`: how long `close` waits for a gather that is under way.
     """
 
-    def __init__(self, rank: int, world_size: int, *, is_lazy: bool, close_seconds: float = 0.0) -> None:
+    def __init__(self, rank: int, world_size: int, *, close_seconds: float = 0.0) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._is_lazy = is_lazy
         self._close_seconds = close_seconds
         self._group: Any = None
         self._work: Any = None
@@ -152,9 +201,15 @@ class SideGroup:
         self._mine: Any = None
         self._all: Any = None
 
-    def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
+    def open(
+        self,
+        store: Any,  # noqa: ANN401  dist.Store
+        name: str,
+        address: str,
+        rest: Callable[[float], object] = time.sleep,
+    ) -> None:
         """Make the group; every rank of the job must do it, after they have met."""
-        self._group = make_group(store, name, self._rank, self._world_size, is_lazy=self._is_lazy)
+        self._group = make_group(store, name, self._rank, self._world_size, address=address, rest=rest)
 
     @property
     def is_busy(self) -> bool:
@@ -205,17 +260,18 @@ class SideGroup:
         release(group, [gather for gather in (work, last) if gather is not None])
 
 
-def _lazy_options() -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name
-    """Return the options of a group that connects late, on one thread of its own; None where this torch cannot."""
+def _options(address: str) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name
+    """Return the options of a group at `address`, which connects late where this torch can; None: it has no options."""
     kind, parts = "torch.distributed.ProcessGroupGloo", ("", "._devices", "._threads", "._timeout")
-    device = find(f"{kind}.create_default_device")
+    device = find(f"{kind}.create_device")
     if device is None or any(find(f"{kind}._Options{part}") is None for part in parts):
         return None
     options = need(f"{kind}._Options")()
     try:
-        options._devices = [device(lazy_init=True)]
+        options._devices = [device(hostname=address, lazy_init=True)]
     except TypeError:  # before torch 2.7
-        return None
+        options._devices = [device(hostname=address)]
     options._threads = 1
-    options._timeout = OPERATION_TIMEOUT
+    can_wait_longer = find(f"{kind}._set_default_timeout") is not None
+    options._timeout = CONNECT_TIMEOUT if can_wait_longer else OPERATION_TIMEOUT
     return options

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["MEET_SECONDS", "RendezvousError", "life", "meet"]
+__all__ = ["MEET_SECONDS", "RendezvousError", "consult", "life", "meet"]
 
 MEET_SECONDS = 30.0
 """How long ranks wait for each other.  All attach after building the same model, so a later rank does not attach."""
 
-MEET_POLL_SECONDS = 0.02
+MEET_POLL_SECONDS = 0.002
+MEET_POLL_SECONDS_MAX = 0.02
+"""Pauses between two looks at the store: short at first, because mostly all ranks come at the same time."""
 
 
 def life(world_size: int) -> str:
@@ -42,33 +44,65 @@ def meet(
     seconds: float,
     rest: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return when all ranks came with the same `claim`; `name` must be the same on all ranks and used once.
-
-    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
-    already.  So either all ranks that came go on or none does, whatever the order of arrival.
-    `rest` waits between two polls, and may raise to end the rendezvous for this rank.
+    """Return when all ranks came with the same `claim`; the rest as for `consult`.
 
     Raises:
         RendezvousError: some rank did not come in time, or came with another claim.
     """
+
+    def judge(claims: Sequence[str]) -> str:
+        other = next((r for r, c in enumerate(claims) if c != claim), None)
+        if other is not None:
+            raise RendezvousError(f"rank {other} has {claims[other]}, rank 0 has {claim}")
+        return ""
+
+    consult(store, rank, world_size, claim, judge, name=name, seconds=seconds, absent="did not attach", rest=rest)
+
+
+def consult(
+    store: Any,  # noqa: ANN401  as above
+    rank: int,
+    world_size: int,
+    said: str,
+    judge: Callable[[Sequence[str]], str],
+    *,
+    name: str,
+    seconds: float,
+    absent: str,
+    rest: Callable[[float], object] = time.sleep,
+) -> str:
+    """Tell the other ranks what this one `said`; return rank 0's conclusion, `judge` of what all ranks said.
+
+    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
+    already.  So either all ranks that came go on or none does, whatever the order of arrival.
+    `name` must be the same on all ranks and used once; `absent` says what ranks that do not come within `seconds` did
+    not do.  `rest` waits between two polls, and may raise to end the rendezvous for this rank.
+
+    Raises:
+        RendezvousError: some rank did not come in time, or `judge` raised it on rank 0; all ranks raise the same.
+    """
     prefix = f"pacecar/{life(world_size)}/{name}"
-    store.set(f"{prefix}/rank{rank}", claim)
+    store.set(f"{prefix}/rank{rank}", said)
     deadline = time.monotonic() + seconds
     keys = [f"{prefix}/rank{r}" for r in range(world_size)]
     if not store.check([keys[rank]]):  # torch's FileStore after its file was removed; other calls then never return
         raise RendezvousError("the job's store forgets what is written to it")
+    pause = MEET_POLL_SECONDS
     while not store.check([f"{prefix}/verdict"]):
         if rank == 0 and store.check(keys):
-            claims = [store.get(key).decode() for key in keys]
-            other = next((r for r, c in enumerate(claims) if c != claim), None)
-            verdict = "go" if other is None else f"no: rank {other} has {claims[other]}, rank 0 has {claim}"
+            try:
+                verdict = "go: " + judge([store.get(key).decode() for key in keys])
+            except RendezvousError as error:
+                verdict = f"no: {error}"
             store.compare_set(f"{prefix}/verdict", "", verdict)
         elif time.monotonic() > deadline:
             missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            reason = f"ranks {missing[:8]} did not attach" if missing else "rank 0 did not answer"
+            reason = f"ranks {missing[:8]} {absent}" if missing else "rank 0 did not answer"
             store.compare_set(f"{prefix}/verdict", "", f"no: {reason} within {seconds:g} s")
         else:
-            rest(MEET_POLL_SECONDS)
+            rest(pause)
+            pause = min(2 * pause, MEET_POLL_SECONDS_MAX)
     verdict = store.get(f"{prefix}/verdict").decode()
-    if verdict != "go":
+    if not verdict.startswith("go: "):
         raise RendezvousError(verdict.removeprefix("no: "))
+    return str(verdict.removeprefix("go: "))

@@ -309,7 +309,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     config = TuneConfig(bucket_bytes_min=4096)
     agreement = RankAgreement(rank, world, votes=True)
-    agreement._side, agreement._main = Side(rank, world, is_lazy=True), Votes(rank, world)
+    agreement._side, agreement._main = Side(rank, world), Votes(rank, world)
     buckets = Buckets(ddp, config)
     in_force = [Knobs()]
     tuner: Any = Tuner(

@@ -25,8 +25,8 @@ dist.init_process_group(
     world_size=2,
     timeout=timedelta(seconds=60),
 )
-road = SideGroup(RANK, 2, is_lazy=True)
-road.open(job_store(), "exit")
+road = SideGroup(RANK, 2)
+road.open(job_store(), "exit", "127.0.0.1")
 if RANK == 0:
     road.post([1, 2, 3])
     atexit.register(sum, range(10**8))

@@ -56,8 +56,8 @@ def kept(road: Any, *, is_taken: bool) -> list[bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older(is_taken: bool) -> None:
-    assert kept(SideGroup(0, 1, is_lazy=True), is_taken=is_taken)[-1]
-    assert not kept(SideGroup(0, 1, is_lazy=True), is_taken=is_taken)[0]
+    assert kept(SideGroup(0, 1), is_taken=is_taken)[-1]
+    assert not kept(SideGroup(0, 1), is_taken=is_taken)[0]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import argparse
 import fcntl
 import heapq
 import os
+import random
 import select
 import shutil
 import struct
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["UNLIMITED", "Link", "Net", "shaped", "why_not"]
+__all__ = ["UNLIMITED", "Link", "Net", "change_wire", "delayed_wire", "sh", "shaped", "why_not"]
 
 DEVICE = "eth0"
 NETWORK = "10.77.0"
@@ -48,12 +49,14 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 class Link:
     """Every rank's link: megabits a second (None: as fast as the machine can) and milliseconds one way.
 
-    After a pause the first `burst_bytes` go at full speed, where there is no delay.
+    After a pause the first `burst_bytes` go at full speed, where there is no delay.  With a delay, `loss_ratio` of the
+    packets are lost: 1.0 is a link that is down, which neither end can see.
     """
 
     megabits: int | None
     delay_ms: float = 0.0
     burst_bytes: int = BURST_BYTES
+    loss_ratio: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -102,14 +105,12 @@ class Net:
             return
         if only is not None:
             raise ValueError("a wire with delay is one for all ranks")
-        assert self._hub.stdin is not None
-        self._hub.stdin.write(f"{link.megabits or 0} {link.delay_ms}\n")
-        self._hub.stdin.flush()
+        change_wire(self._hub, link)
 
     def sent_bytes(self) -> list[int]:
         """Return what each rank's device has sent so far: do the bytes really cross it?"""
         return [
-            int(_sh(f"{' '.join(prefix)} cat /sys/class/net/{DEVICE}/statistics/tx_bytes")) for prefix in self.prefixes
+            int(sh(f"{' '.join(prefix)} cat /sys/class/net/{DEVICE}/statistics/tx_bytes")) for prefix in self.prefixes
         ]
 
 
@@ -126,17 +127,17 @@ def shaped(ranks: int, link: Link) -> Iterator[Net]:
     made: list[str] = []
     try:
         for name in (f"{stem}b", *names):
-            _sh(f"ip netns add {name}")
+            sh(f"ip netns add {name}")
             made.append(name)
-            _sh(f"ip -n {name} link set lo up")
+            sh(f"ip -n {name} link set lo up")
         prefixes = [["ip", "netns", "exec", name] for name in names]
         if link.delay_ms:
-            hub = _delayed_wire(stem, names, link)
+            hub = delayed_wire(f"{stem}b", names, link)
         else:
             _bridged_wire(stem, names)
         for rank, (name, prefix) in enumerate(zip(names, prefixes, strict=True)):
-            _sh(f"ip -n {name} addr add {NETWORK}.{rank + 1}/24 dev {DEVICE}")
-            _sh(f"ip -n {name} link set {DEVICE} up")
+            sh(f"ip -n {name} addr add {NETWORK}.{rank + 1}/24 dev {DEVICE}")
+            sh(f"ip -n {name} link set {DEVICE} up")
             _avoid_bbr(prefix)
             if hub is None:
                 _shape(prefix, link)
@@ -149,17 +150,21 @@ def shaped(ranks: int, link: Link) -> Iterator[Net]:
 
 
 def _bridged_wire(stem: str, names: list[str]) -> None:
-    _sh(f"ip -n {stem}b link add br0 type bridge")
-    _sh(f"ip -n {stem}b link set br0 up")
+    sh(f"ip -n {stem}b link add br0 type bridge")
+    sh(f"ip -n {stem}b link set br0 up")
     for rank, name in enumerate(names):
-        _sh(f"ip -n {name} link add {DEVICE} type veth peer name p{rank} netns {stem}b")
-        _sh(f"ip -n {stem}b link set p{rank} master br0 up")
+        sh(f"ip -n {name} link add {DEVICE} type veth peer name p{rank} netns {stem}b")
+        sh(f"ip -n {stem}b link set p{rank} master br0 up")
 
 
-def _delayed_wire(stem: str, names: list[str], link: Link) -> subprocess.Popen[str]:
-    command = ["ip", "netns", "exec", f"{stem}b", sys.executable, os.path.abspath(__file__), str(len(names))]
+def delayed_wire(middle: str, names: list[str], link: Link, device: str = DEVICE) -> subprocess.Popen[str]:
+    """Give each namespace in `names` a `device`; return the hub, in the namespace `middle`, that carries the packets.
+
+    The end of its standard input ends it.
+    """
+    command = ["ip", "netns", "exec", middle, sys.executable, os.path.abspath(__file__), str(len(names))]
     hub = subprocess.Popen(
-        [*command, str(link.megabits or 0), str(link.delay_ms)],
+        [*command, str(link.megabits or 0), str(link.delay_ms), str(link.loss_ratio)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -169,9 +174,16 @@ def _delayed_wire(stem: str, names: list[str], link: Link) -> subprocess.Popen[s
         hub.wait()
         raise RuntimeError("TUN devices cannot be made here: links with delay need /dev/net/tun")
     for rank, name in enumerate(names):
-        _sh(f"ip -n {stem}b link set t{rank} netns {name}")
-        _sh(f"ip -n {name} link set t{rank} name {DEVICE} mtu {MTU_BYTES}")
+        sh(f"ip -n {middle} link set t{rank} netns {name}")
+        sh(f"ip -n {name} link set t{rank} name {device} mtu {MTU_BYTES}")
     return hub
+
+
+def change_wire(hub: subprocess.Popen[str], link: Link) -> None:
+    """Let the hub of a delayed wire carry packets as `link` would."""
+    assert hub.stdin is not None
+    hub.stdin.write(f"{link.megabits or 0} {link.delay_ms} {link.loss_ratio}\n")
+    hub.stdin.flush()
 
 
 def _shape(prefix: list[str], link: Link) -> None:
@@ -180,7 +192,7 @@ def _shape(prefix: list[str], link: Link) -> None:
         subprocess.run(f"{tc} del dev {DEVICE} root".split(), check=False, capture_output=True)
         return
     rate = f"rate {link.megabits}mbit burst {link.burst_bytes} latency {QUEUE_SECONDS * 1e3:.0f}ms"
-    _sh(f"{tc} replace dev {DEVICE} root tbf {rate}")
+    sh(f"{tc} replace dev {DEVICE} root tbf {rate}")
 
 
 def _avoid_bbr(prefix: list[str]) -> None:
@@ -191,7 +203,8 @@ def _avoid_bbr(prefix: list[str]) -> None:
             return
 
 
-def _sh(command: str) -> str:
+def sh(command: str) -> str:
+    """Return what `command` prints; raises RuntimeError with what it said where it fails."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"shaped links cannot be made here: {command}: {done.stderr.strip()}")
@@ -210,15 +223,17 @@ def _open_tun(name: str) -> int:
 class _Hub:
     """Carries IPv4 packets between the ranks' devices, each sender at its rate, all after the delay."""
 
-    def __init__(self, devices: list[int], megabits: int, delay_ms: float) -> None:
+    def __init__(self, devices: list[int], megabits: int, delay_ms: float, loss_ratio: float) -> None:
         self._devices = devices
         self._free = [0.0] * len(devices)
         self._due: list[tuple[float, int, int, bytes]] = []
         self._count = 0
-        self.set(megabits, delay_ms)
+        self._dice = random.Random(1)
+        self.set(megabits, delay_ms, loss_ratio)
 
-    def set(self, megabits: int, delay_ms: float) -> None:
+    def set(self, megabits: int, delay_ms: float, loss_ratio: float) -> None:
         """Take another link; what is on its way arrives as it was to."""
+        self._loss_ratio = loss_ratio
         self._seconds_per_byte = 8e-6 / megabits if megabits else 0.0
         self._delay = delay_ms / 1e3
 
@@ -231,8 +246,8 @@ class _Hub:
                 line = sys.stdin.readline()
                 if not line:
                     return
-                megabits, delay_ms = line.split()
-                self.set(int(megabits), float(delay_ms))
+                megabits, delay_ms, loss_ratio = line.split()
+                self.set(int(megabits), float(delay_ms), float(loss_ratio))
             for sender, device in enumerate(self._devices):
                 if device in readable:
                     self._take(sender, device)
@@ -243,7 +258,7 @@ class _Hub:
             packet = os.read(device, 65_535)
         except BlockingIOError:
             return
-        if packet[0] >> 4 != 4:
+        if packet[0] >> 4 != 4 or self._dice.random() < self._loss_ratio:
             return
         receiver = packet[19] - 1
         now = time.monotonic()
@@ -269,8 +284,10 @@ def _main() -> None:
     parser.add_argument("ranks", type=int)
     parser.add_argument("megabits", type=int)
     parser.add_argument("delay_ms", type=float)
+    parser.add_argument("loss_ratio", type=float)
     args = parser.parse_args()
-    hub = _Hub([_open_tun(f"t{rank}") for rank in range(args.ranks)], args.megabits, args.delay_ms)
+    devices = [_open_tun(f"t{rank}") for rank in range(args.ranks)]
+    hub = _Hub(devices, args.megabits, args.delay_ms, args.loss_ratio)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     hub.run()

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pacecar.profiler.hook.identity import network_interface
 from pacecar.profiler.hook.identity.network_interface import collective_interface
+from pacecar.profiler.transport import local_addresses
 
 THERE = [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "ib0")]
 
@@ -50,9 +50,9 @@ def test_where_nccl_has_infiniband_no_interface_is_used_unless_it_is_told_not_to
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(network_interface, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(local_addresses, "RESOLVE_SECONDS", 0.05)
     is_over = threading.Event()
-    monkeypatch.setattr(socket, "gethostbyname", lambda host: is_over.wait(60.0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60.0))
     begun = time.monotonic()
     assert collective_interface("gloo", environ={"MASTER_ADDR": "far.example"}) is None
     assert time.monotonic() - begun < 30.0
@@ -60,10 +60,10 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
 
 
 def test_a_name_that_nobody_knows_is_no_interface(monkeypatch):
-    def unknown(host):
+    def unknown(*_, **__):
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert collective_interface("gloo", environ={"MASTER_ADDR": "nowhere"}) is None
 
 

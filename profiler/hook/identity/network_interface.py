@@ -12,25 +12,18 @@ Left out: what UCC and MPI choose, and several interfaces at once.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
+
+from ...transport.local_addresses import interface_addresses, route_to
 
 __all__ = ["collective_interface"]
 
 INTERFACES_MAX = 256
 """The most interfaces considered; as many as the daemon serves."""
 
-RESOLVE_SECONDS = 0.5
-"""How long looking up the master's name may take: the job has just done so itself, and starting must not wait."""
-
-_SIOCGIFADDR = 0x8915  # netdevice(7)
-_NAME_BYTES_MAX = 15
 _DISCARD_PORT = 9
 
 
@@ -71,26 +64,5 @@ def _named(text: str, there: Sequence[str]) -> str | None:
 
 def _towards(host: str, there: Sequence[str]) -> str | None:
     """Return the interface from whose address packets to `host` would leave; connecting a UDP socket sends none."""
-    found: list[str] = []
-
-    def resolve() -> None:
-        with suppress(OSError):
-            found.append(socket.gethostbyname(host))
-
-    if host:
-        thread = threading.Thread(target=resolve, name="pacecar-resolve", daemon=True)
-        thread.start()
-        thread.join(RESOLVE_SECONDS)
-    if not found:
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((found[0], _DISCARD_PORT))
-        own = probe.getsockname()[0]
-        return next((name for name in there if _address(probe, name) == own), None)
-
-
-def _address(probe: socket.socket, name: str) -> str | None:
-    request = struct.pack("256s", name.encode()[:_NAME_BYTES_MAX])
-    with suppress(OSError):  # it has no IPv4 address
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-    return None
+    route = route_to(host, _DISCARD_PORT) if host else None
+    return None if route is None else next((name for name in there if route[0] in interface_addresses(name)), None)

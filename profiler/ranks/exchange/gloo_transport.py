@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pacecar.torch_internals import lacking
 
+from ...transport.side_address import prove_address
 from ...transport.side_group import SideGroup, job_store
 from ...transport.store_rendezvous import MEET_SECONDS, meet
 
@@ -56,7 +57,7 @@ class GlooTransport(SideGroup):
     """A RankTransport over gloo, between all ranks of the job's default group."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size, is_lazy=False, close_seconds=CLOSE_SECONDS)
+        super().__init__(rank, world_size, close_seconds=CLOSE_SECONDS)
 
     def connect(self, claim: str, name: str, rest: Callable[[float], object]) -> None:
         """Rendezvous with the other ranks and make the group."""
@@ -65,4 +66,5 @@ class GlooTransport(SideGroup):
             raise RuntimeError(reason)
         store = job_store()
         meet(store, self._rank, self._world_size, claim, name=name, seconds=MEET_SECONDS, rest=rest)
-        self.open(store, name)
+        address = prove_address(store, self._rank, self._world_size, name=name, rest=rest)
+        self.open(store, name, address, rest)

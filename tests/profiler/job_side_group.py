@@ -1,0 +1,52 @@
+"""One rank that makes a group of pacecar's own and gathers once; run by test_side_address.py.
+
+Its job has no group of its own, so that its interfaces and names matter to nobody else.  STORE is a file for the store;
+without it the store is at MASTER_ADDR.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pacecar.profiler.transport.side_address import prove_address
+from pacecar.profiler.transport.side_group import SideGroup
+from pacecar.profiler.transport.store_rendezvous import RendezvousError
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store: dist.Store
+if "STORE" in os.environ:
+    store = dist.FileStore(os.environ["STORE"], WORLD)
+else:
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore(*master, WORLD, RANK == 0, timeout=limit, wait_for_workers=False)
+for rank in range(WORLD):  # as init_process_group: nobody is far ahead of the others
+    store.set(f"here{RANK}", "")
+    store.wait([f"here{rank}"], timedelta(seconds=60))
+side = SideGroup(RANK, WORLD)
+begun = time.monotonic()
+answer: dict[str, object] = {}
+try:
+    answer["address"] = prove_address(dist.PrefixStore("default", store), RANK, WORLD, name="0")
+    side.open(store, "0", str(answer["address"]))
+    side.post([RANK])
+    while (heard := side.receive()) is None:
+        time.sleep(0.001)
+    answer["heard"] = heard
+except RendezvousError as error:
+    answer["refused"] = str(error)
+answer["seconds"] = time.monotonic() - begun
+sys.stdout.write(json.dumps(answer))
+sys.stdout.flush()
+store.set(f"done{RANK}", "")
+for rank in range(WORLD):  # rank 0 serves the store, and a rank that ends ends its connections
+    store.wait([f"done{rank}"], timedelta(seconds=60))
+if RANK == 0:
+    time.sleep(0.2)
+os._exit(0)
