@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
+from pacecar.gpu_health import GpuHealth
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Sample, Throttling
 from pacecar.records.status_document import StatusDocument
@@ -34,12 +35,14 @@ from .export.job_samples import job_samples
 from .export.otlp import Otlp, OtlpError, OtlpReading
 from .export.prometheus import Exporter
 from .fault_containment import ContainedPart, FaultContainment
+from .gpu.health_source import GpuHealthSource, health_samples
+from .gpu.known_gpus import GpuInventory, known_gpus_path
 from .heap_trimming import HeapTrimming
 from .histogram import Served
 from .http.routes import Routes
 from .http.security.web_config import Security, WebConfigError, read_security
 from .http.server import WebError, WebServer
-from .http.status_document import StatusDocumentBuilder, StatusFigures
+from .http.status_document import GpuVerdicts, StatusDocumentBuilder, StatusFigures
 from .http.web import pages
 from .ingest.socket_server import SocketServer
 from .ingest.unix_socket import UnixSocket, UnixSocketError
@@ -133,6 +136,10 @@ class Daemon:
         self._throttles = Throttles()
         self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
+        self._gpu_health = GpuHealthSource()
+        self._inventory = GpuInventory(known_gpus_path(config.recordings, platform.node()), self._clock)
+        self._gpu_verdicts = GpuVerdicts()
+        self._derived: Sequence[Sample] = ()
         self._builder = StatusDocumentBuilder(
             self._identity.residence, self._faults, node=platform.node(), period_seconds=config.period_seconds
         )
@@ -185,6 +192,7 @@ class Daemon:
             raise DaemonError(str(error)) from error
         if self._recorder is not None:
             self._recorder.start()
+        self._inventory.start()
         self._sampler.start()
         self._ticks = self._make_ticks()
         limit_seconds = max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds)
@@ -224,6 +232,7 @@ class Daemon:
                 _log.warning("the thread of the tick does not return and is left behind")
             self._ticker = None
             self._sampler.close()
+        self._inventory.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -237,7 +246,9 @@ class Daemon:
         """Return what a scrape would find now."""
         snapshot = self._state.snapshot()
         is_old = snapshot is None or self._staleness() is not None
-        ticked = [] if snapshot is None or is_old else [OtlpReading(snapshot.wall_ns, snapshot.samples())]
+        ticked = (
+            [] if snapshot is None or is_old else [OtlpReading(snapshot.wall_ns, [*snapshot.samples(), *self._derived])]
+        )
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Served]:
@@ -257,6 +268,7 @@ class Daemon:
             "the state": self._state.own_samples,
             "the process": self._process_samples,
             "the sampler": self._sampler.own_samples,
+            "the inventory of GPUs": self._inventory.own_samples,
             "the control of glances": self._glances.own_samples,
             "the socket server": self._socket_server.own_samples,
             "the exporter": self._exporter.own_samples,
@@ -287,12 +299,18 @@ class Daemon:
             wall_ns=self._clock.wall_ns(),
             now_ns=self._clock.monotonic_ns(),
             throttled=self._throttled,
+            gpus=self._gpu_verdicts,
         )
 
     def _figures(self) -> StatusFigures:
         """Return what of the status document is not of the daemon itself."""
-        now_ns, throttled = self._clock.monotonic_ns(), self._throttled
-        return self._builder.figures(self._state.snapshot(), self._state.jobs(), now_ns=now_ns, throttled=throttled)
+        return self._builder.figures(
+            self._state.snapshot(),
+            self._state.jobs(),
+            now_ns=self._clock.monotonic_ns(),
+            throttled=self._throttled,
+            gpus=self._gpu_verdicts,
+        )
 
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
@@ -330,6 +348,7 @@ class Daemon:
     def _watch_threads(self) -> None:
         self._watch.add(lambda: self._ticker, lambda: self._socket_server.thread, lambda: self._web.thread)
         self._watch.add(lambda: self._web.checker, lambda: self._routes.viewers.thread, is_vital=False)
+        self._watch.add(lambda: self._inventory.thread, is_vital=False)
         recorder, otlp = self._recorder, self._otlp
         if recorder is not None:
             self._watch.add(lambda: recorder.thread, lambda: recorder.writer.thread, is_vital=False)
@@ -357,7 +376,11 @@ class Daemon:
         snapshot = self._sampler.sample(tick)
         self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot), set[int]())
         energy = self._step("energy", lambda: self._energies.update(snapshot, self._state.jobs), list[Sample]())
-        self._exporter.publish([*snapshot.samples(), *energy])
+        health = self._step("health of GPUs", lambda: self._gpu_health.update(snapshot), dict[str, GpuHealth]())
+        self._step("GPUs that are missing", lambda: self._inventory.update(snapshot), None)
+        self._gpu_verdicts = GpuVerdicts(health, self._inventory.missing(), self._inventory.last_known)
+        self._derived = [*energy, *health_samples(health)]
+        self._exporter.publish([*snapshot.samples(), *self._derived])
         self._state.publish(snapshot)
         if self._recorder is not None:
             self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)

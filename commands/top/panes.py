@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from rich.console import Console
 from rich.text import Text
 
+from pacecar.clock import NS_PER_SECOND
+from pacecar.formatting.dates import second_text
 from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
 from pacecar.formatting.ledger_headings import SCENARIO_WORDS, UNCALIBRATED_WORDS
 from pacecar.formatting.plain_text import clean
@@ -19,6 +22,7 @@ from pacecar.records.status_document import (
     JobStatus,
     Ladder,
     LinkStatus,
+    MigInstance,
     Move,
     Rank,
     RecorderStatus,
@@ -28,11 +32,12 @@ from pacecar.records.status_document import (
 from .table import TableColumn, cut, gauge, rows
 
 __all__ = [
-    "alarm_lines", "bar", "calibration_lines", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines",
-    "legend_lines", "link_lines", "move_lines", "rank_lines", "recorder_lines",
+    "alarm_lines", "bar", "calibration_lines", "gpu_alarm_lines", "gpu_lines", "host_lines", "instance_lines",
+    "job_facts", "job_line", "ladder_lines", "legend_lines", "link_lines", "move_lines", "rank_lines",
+    "recorder_lines",
 ]  # fmt: skip
 
-BAD = "bold red"
+BAD, WARN = "bold red", "yellow"
 
 
 def _spoken(name: str | None) -> str:
@@ -70,12 +75,18 @@ def host_lines(host: Host, width: int) -> list[Text]:
 
 
 def _gpu_state(gpu: GpuStatus) -> Text:
-    if gpu.up == 0:
-        return Text(f"down: {_spoken(gpu.down_reason)}", style=BAD)
-    said = [f"slowed: {_spoken(reason)}" for reason in gpu.throttled_by or ()]
+    """Return the verdict with its reasons, what slows the GPU down, and what else there is to know."""
+    if gpu.up == 0 and not gpu.health_reasons:
+        return Text("not read yet" if gpu.down_reason is None else f"down: {_spoken(gpu.down_reason)}", style=BAD)
+    wrong = [f"{gpu.health}: {', '.join(reason.words for reason in gpu.health_reasons)}"] if gpu.health_reasons else []
+    wrong += [f"slowed: {_spoken(reason)}" for reason in gpu.throttled_by or ()]
+    style = "green" if not wrong else WARN if gpu.health == "degraded" else BAD
+    state = Text(", ".join(wrong) or "ok", style=style)
     if gpu.xid_errors_total:
-        said.append(f"{gpu.xid_errors_total} Xid")
-    return Text(", ".join(said), style=BAD) if said else Text("ok", style="green")
+        state.append(f", {gpu.xid_errors_total} Xid")
+    if gpu.mig_enabled:
+        state.append(f", MIG: {plural(len(gpu.instances), 'instance')}")
+    return state
 
 
 GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
@@ -101,6 +112,50 @@ GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
 def gpu_lines(gpus: Sequence[GpuStatus], width: int) -> list[Text]:
     """Return a head and a line a GPU."""
     return rows(GPU_COLUMNS, gpus, width)
+
+
+def gpu_alarm_lines(document: StatusDocument, width: int) -> list[Text]:
+    """Return what is wrong with GPUs and what to do about it, the same of several in one paragraph."""
+    same: dict[tuple[str, str, str], list[GpuStatus]] = {}
+    for gpu in document.gpus:
+        for reason in gpu.health_reasons:
+            same.setdefault((reason.verdict, reason.words, reason.remedy), []).append(gpu)
+    lines: list[Text] = []
+    for (verdict, words, remedy), gpus in sorted(same.items(), key=lambda item: item[0][0] != "failed"):
+        who = f"GPU {', '.join(gpu.gpu for gpu in gpus)}"
+        if len(gpus) == 1 and gpus[0].identity:
+            who += f" ({gpus[0].identity})"
+        text = f"! {who} {verdict}: {words}. To do: {remedy}."
+        lines += _paragraph(text, width, BAD if verdict == "failed" else WARN)
+    for gone in document.gpus_missing:
+        text = (
+            f"! A GPU is missing: {gone.name}, {gone.pci_bus_id}, {gone.uuid}, last read as GPU {gone.gpu} at"
+            f" {second_text(int(gone.seen_time_seconds * NS_PER_SECOND))}."
+        )
+        lines += _paragraph(text, width, BAD)
+    return lines
+
+
+def _paragraph(text: str, width: int, style: str) -> list[Text]:
+    lines = wrap(clean(text), max(width, 20), subsequent_indent="    ")  # on less than that nobody can read a sentence
+    return [cut(Text(line, style=style), width) for line in lines]
+
+
+INSTANCE_COLUMNS: tuple[TableColumn[tuple[GpuStatus, MigInstance]], ...] = (
+    TableColumn("MIG", 6, lambda both: f"{both[0].gpu}:{both[1].gpu_instance}/{both[1].compute_instance}",
+                is_text=True),
+    TableColumn("Memory", 20, lambda both: gauge(_ratio(both[1].memory_used_bytes, both[1].memory_size_bytes), 20,
+           f"{short_size(both[1].memory_used_bytes)}/{short_size(both[1].memory_size_bytes)}"), is_text=True),
+    TableColumn("Processes", 9, lambda both: short_count(both[1].processes)),
+    TableColumn("Instance", 14, lambda both: " ".join(filter(None, (both[1].name, both[1].uuid))), is_text=True,
+                grows=True),
+)  # fmt: skip
+
+
+def instance_lines(gpus: Sequence[GpuStatus], width: int) -> list[Text]:
+    """Return a head and a line for each MIG instance; nothing where no GPU has any."""
+    instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances]
+    return rows(INSTANCE_COLUMNS, instances, width) if instances else []
 
 
 def _link_state(link: LinkStatus) -> Text:

@@ -122,6 +122,8 @@ def _panes(document: StatusDocument, view: ScreenView, width: int, console: Cons
     return [
         Pane(panes.host_lines(document.host, width), 1),
         Pane(gpu_lines if document.gpus else [], 5),
+        Pane(panes.gpu_alarm_lines(document, width), 2),
+        Pane(panes.instance_lines(document.gpus, width), 0),
         Pane(panes.link_lines(document.links, width) if document.links else [], 2),
         Pane(job_lines, 3, step=2),
         Pane(legend, 1 if len(legend) == 1 else 0),
@@ -141,18 +143,8 @@ def _troubled(jobs: list[JobStatus]) -> JobStatus | None:
 def _heights(parts: list[Pane], height: int) -> list[int]:
     """Share `height` lines out: what is due, from the most important on, then the rest in turn."""
     given = [0] * len(parts)
-    order = (
-        0,
-        3,
-        1,
-        5,
-        6,
-        2,
-        4,
-        7,
-        8,
-        9,
-    )  # host, jobs, GPUs, alarms, moves, links, legend, recorder, ladder, ranks
+    # Host, jobs, GPUs, what is wrong with these, alarms, moves, links, instances, legend, recorder, ladder, ranks.
+    order = (0, 5, 1, 2, 7, 8, 4, 3, 6, 9, 10, 11)
     for number in order:
         given[number] = min(len(parts[number].lines), parts[number].least, height - sum(given))
     for number in order:

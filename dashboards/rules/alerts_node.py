@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pacecar.records.xids import XIDS_OF_PROGRAMS
+from pacecar.gpu_health import FABRIC_JOIN_SECONDS, HealthReason
+from pacecar.records.xids import XIDS_OF_PROGRAMS, XIDS_OF_REPAIR
 
 from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, combine, divide
 from .alerts import BY, Alert, Group
@@ -11,13 +12,11 @@ from .recording import GPU_HELD_DOWN, HELD_BY, PORT_USED, RULES, SENT, SENT_AGAI
 __all__ = ["GPU_ALERTS", "HOST_ALERTS", "LINK_ALERTS"]
 
 OF_GPU = (CLUSTER, NODE, GPU)
-OF_MOUNT = (CLUSTER, NODE, "mountpoint")
-OF_PROGRAMS = "|".join(XIDS_OF_PROGRAMS)
+OF_BOARD = ("uuid", "name", "pci_bus_id")
+"""What names a GPU that has no number any more."""
 
-XIDS_OF_REPAIR = "63|92|160"
-"""Xids that note bad memory and cost no work by themselves: a row or page to be taken out of use was recorded (63; 64
-is that this failed), many errors that were corrected (92), memory marked for repair (160).  NVIDIA, "GPU Memory Error
-Management", in-band reporting.  What could not be corrected says so itself: 48, 94 and 95."""
+OF_MOUNT = (CLUSTER, NODE, "mountpoint")
+OF_PROGRAMS, OF_REPAIR = "|".join(XIDS_OF_PROGRAMS), "|".join(XIDS_OF_REPAIR)
 
 HELD_RATIO = 0.2
 """As `monitor/jobs/node_signals.py`: less costs a step less than a person would act on."""
@@ -92,6 +91,12 @@ def _room(what: str, of: str) -> str:
     return combine("min", left, *OF_MOUNT)
 
 
+def _unhealthy(*reasons: HealthReason) -> str:
+    """Return the GPUs with one of `reasons`, as `pacecar.gpu_health` judges them for page and terminal too."""
+    codes = "|".join(reasons)
+    return RULES.select("pacecar_gpu_health_reason", {"reason": f"=~{codes}" if len(reasons) > 1 else codes}) + " == 1"
+
+
 def _writable(condition: str) -> str:
     writable = RULES.select("pacecar_host_filesystem_read_only") + " == 0"
     return f"({condition}) and on ({', '.join(OF_MOUNT)}) {writable}"
@@ -115,7 +120,7 @@ def _out_of_memory() -> str:
 
 
 GPU_ALERTS = Group("pacecar-gpu", (
-    Alert("PacecarGpuXid", _xids(f"!~{OF_PROGRAMS}|{XIDS_OF_REPAIR}"), "0m", "critical",
+    Alert("PacecarGpuXid", _xids(f"!~{OF_PROGRAMS}|{OF_REPAIR}"), "0m", "critical",
         f"{BY} reported Xid {{{{ $labels.xid }}}}",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes. The work on this "
         "GPU is mostly lost."),
@@ -123,7 +128,7 @@ GPU_ALERTS = Group("pacecar-gpu", (
         f"{BY} reported Xid {{{{ $labels.xid }}}}, mostly the program's own fault",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes: an illegal "
         "instruction or address of a kernel, or what follows when a process ends."),
-    Alert("PacecarGpuXidOfRepair", _xids(f"=~{XIDS_OF_REPAIR}"), "0m", "warning",
+    Alert("PacecarGpuXidOfRepair", _xids(f"=~{OF_REPAIR}"), "0m", "warning",
         f"{BY} marks memory for repair (Xid {{{{ $labels.xid }}}})",
         "{{ printf \"%.0f\" $value }} notes with the code {{ $labels.xid }} in the last ten minutes: bad memory was "
         "found and its repair noted, which takes place at the next reset. By itself it costs no work."),
@@ -148,6 +153,16 @@ GPU_ALERTS = Group("pacecar-gpu", (
     Alert("PacecarGpuMemoryRepairFailed", RULES.select("pacecar_gpu_row_remap_failed") + " == 1", "0m", "critical",
         f"{BY} could not remap bad memory: it wants replacing",
         "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
+    Alert("PacecarGpuMissing", combine("max", RULES.select("pacecar_gpu_missing"), CLUSTER, NODE, *OF_BOARD) + " == 1",
+        "5m", "critical", "A GPU of {{ $labels.instance }} is missing: {{ $labels.name }} at {{ $labels.pci_bus_id }}",
+        "{{ $labels.uuid }} was on this node before, and the driver has not listed it since the daemon started, or no "
+        "driver answers. Where it was taken out on purpose the node has to be told so."),
+    Alert("PacecarGpuPcieWidth",
+        f"{RULES.select('pacecar_gpu_pcie_width')} and on ({', '.join(OF_GPU)}) "
+        f"{_unhealthy(HealthReason.PCIE_WIDTH)}", "10m", "warning",
+        f"The PCIe link of {BY} is too narrow",
+        "It runs on {{ printf \"%.0f\" $value }} lanes, fewer than GPU and slot have. Copies from the host, and all "
+        "traffic that is not on NVLink, share this link."),
     Alert("PacecarGpuIdle", _idle_and_held(), "30m", "warning",
         f"{BY} idles, and {HOLDER} holds it",
         "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
@@ -156,11 +171,21 @@ GPU_ALERTS = Group("pacecar-gpu", (
 
 LINK_ALERTS = Group("pacecar-links", (
     Alert("PacecarNvlinkDown",
-        f"{RULES.select('pacecar_gpu_nvlink_link_state')} == 0 and on ({CLUSTER}, {NODE}, {GPU}, link) "
-        + RULES.select("pacecar_gpu_nvlink_info"), "1m", "critical",
+        f"{RULES.select('pacecar_gpu_nvlink_link_state')} == 0 and on ({', '.join(OF_GPU)}) "
+        f"{_unhealthy(HealthReason.NVLINK_DOWN)}", "1m", "critical",
         f"NVLink {{{{ $labels.link }}}} of {BY} is down",
-        "The link was up when the daemon met the GPU and is down now. Collectives run over the links that are left, or "
-        "over PCIe."),
+        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
+        "left, or over PCIe."),
+    Alert("PacecarGpuFabric",
+        _unhealthy(HealthReason.FABRIC_FAILED, HealthReason.FABRIC_NOT_JOINED, HealthReason.FABRIC_MISCONFIGURED), "1m",
+        "critical", f"{BY} is not in its NVLink fabric: {{{{ $labels.reason }}}}",
+        "fabric_failed: joining ended with an error; fabric_not_joined: it has not ended for "
+        f"{FABRIC_JOIN_SECONDS // 60} minutes; fabric_misconfigured: the configuration is wrong. CUDA does not start "
+        "on it, or goes without NVLink."),
+    Alert("PacecarGpuFabricDegraded", _unhealthy(HealthReason.FABRIC_DEGRADED), "5m", "warning",
+        f"The NVLink fabric of {BY} is degraded",
+        "The GPU has less bandwidth than it should have, or its routes are unhealthy or being recovered. Collectives "
+        "go at the pace of the slowest route."),
     Alert("PacecarNvlinkErrors",
         _grown("pacecar_gpu_nvlink_link_errors_total", "15m", *OF_GPU, "link", "kind", kind=f"!~{NVLINK_NORMAL}")
         + f" > {LINK_ERRORS_IN_15_MINUTES}", "5m", "warning",

@@ -9,5 +9,7 @@ Start with `device` (one GPU) and `gpu_state` (its readings and health); `paceca
     call_deadlines              how long each call may take: a slow driver is not called dead
     queries                     at most 12 driver calls a GPU and tick (and one a glance where PCIe counters of 32 bits
                                 wrap); totals that never fall; what the driver does not report
+    health_source               the verdict on each GPU (`pacecar.gpu_health`), from what ticks read
+    known_gpus                  which GPUs this node had, so that one that does not come back after a boot is missed
     xid, xid_sources, xid_news  Xid errors from two sources, each counted once; one log line for what hits all GPUs
 """

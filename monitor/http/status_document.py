@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.gpu_health import REASONS, GpuHealth
 from pacecar.metrics.catalog import CATALOG, by_name
 from pacecar.records import JobHello, Ok, Sample, Snapshot, Throttling
 from pacecar.records.job_identity import JobKey, titles
@@ -25,19 +26,26 @@ from pacecar.records.status_document import (
     CollectorStatus,
     DaemonStatus,
     GpuStatus,
+    HealthReasonStatus,
     Host,
     JobStatus,
     LinkStatus,
+    MigInstance,
+    MissingGpu,
     RecorderStatus,
     StatusDocument,
 )
 
 from ..fault_containment import ContainedPart, FaultContainment
+from ..gpu.known_gpus import KnownGpu
 from ..jobs.cgroup_identity import Residence
 from ..jobs.job_table import JobView
 from .job_status import Elapsed, job_document
 
-__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "StatusDocumentBuilder", "StatusFigures"]
+__all__ = [
+    "GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "NO_VERDICTS", "RANKS_MAX", "GpuVerdicts", "StatusDocumentBuilder",
+    "StatusFigures",
+]  # fmt: skip
 
 JOBS_MAX = 64
 """Jobs in one document, those with the newest records first; more than a person reads."""
@@ -66,7 +74,11 @@ _DAEMON_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Daemon
     "pacecar_version", "period_seconds", "collectors", "recorder",
 }  # fmt: skip
 _RECORDER_FIELDS = frozenset(field.name for field in msgspec.structs.fields(RecorderStatus))
-_GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(GpuStatus)) - {"gpu", "name", "uuid"}
+_GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(GpuStatus)) - {
+    "gpu", "name", "uuid", "pci_bus_id", "health", "health_reasons", "instances",
+}  # fmt: skip
+_INSTANCE = "pacecar_gpu_instance_"
+_INSTANCE_FIELDS = ("memory_size_bytes", "memory_used_bytes", "processes")
 _LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(LinkStatus)) - {"kind", "name"}
 _RATES = {"receive_bytes_total": "receive_bytes_per_second", "transmit_bytes_total": "transmit_bytes_per_second"}
 _LINK_NAMES = {"port_active": "up", "port_link_bytes_per_second": "link_bytes_per_second"}
@@ -84,11 +96,26 @@ def _nowhere(_: JobHello) -> Residence:
     return Residence()
 
 
+class GpuVerdicts(NamedTuple):
+    """What is known of GPUs beside the figures of a tick.
+
+    `health` by the GPU's label; `missing` are GPUs that were here before; `last_known` returns which GPU had a label.
+    """
+
+    health: Mapping[str, GpuHealth] = {}
+    missing: Sequence[KnownGpu] = ()
+    last_known: Callable[[str], KnownGpu | None] = lambda _: None
+
+
+NO_VERDICTS = GpuVerdicts()
+
+
 class StatusFigures(NamedTuple):
     """The part of a document that is not of the daemon itself."""
 
     host: Host
     gpus: tuple[GpuStatus, ...]
+    gpus_missing: tuple[MissingGpu, ...]
     links: tuple[LinkStatus, ...]
     jobs: tuple[JobStatus, ...]
 
@@ -121,6 +148,7 @@ class StatusDocumentBuilder:
         self._counters: dict[tuple[str, str, str], float] = {}
         self._counters_ns: int | None = None
         self._host, self._gpus, self._links = Host(), tuple[GpuStatus, ...](), tuple[LinkStatus, ...]()
+        self._gpus_missing: tuple[MissingGpu, ...] = ()
         self._collectors: tuple[CollectorStatus, ...] = ()
         self._of_process: dict[str, Any] = {}
         self._marks: dict[JobKey, deque[_Mark]] = {}
@@ -134,12 +162,13 @@ class StatusDocumentBuilder:
         wall_ns: int,
         now_ns: int,
         throttled: Mapping[str, Throttling],
+        gpus: GpuVerdicts = NO_VERDICTS,
     ) -> StatusDocument:
         """Return the document of this moment.
 
         `own` are the samples of the daemon's parts, `throttled` is what `Throttles.update` gave.
         """
-        figures = self.figures(snapshot, jobs, now_ns=now_ns, throttled=throttled)
+        figures = self.figures(snapshot, jobs, now_ns=now_ns, throttled=throttled, gpus=gpus)
         return StatusDocument(
             version=VERSION,
             node=self._node,
@@ -155,6 +184,7 @@ class StatusDocumentBuilder:
             ),
             host=figures.host,
             gpus=figures.gpus,
+            gpus_missing=figures.gpus_missing,
             links=figures.links,
             jobs=figures.jobs,
             jobs_left_out=len(jobs) - len(figures.jobs),
@@ -167,16 +197,18 @@ class StatusDocumentBuilder:
         *,
         now_ns: int,
         throttled: Mapping[str, Throttling],
+        gpus: GpuVerdicts = NO_VERDICTS,
     ) -> StatusFigures:
         """Return what a document says of host, GPUs, links and jobs: for those who need nothing of the daemon."""
         if snapshot is not None and snapshot.tick != self._tick:
-            self._take(snapshot, throttled)
+            self._take(snapshot, throttled, gpus)
         self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
         shown = sorted(jobs, key=_silence)[:JOBS_MAX]
         called = titles(job.key for job in jobs)
         ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
         drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
-        return StatusFigures(self._host, self._gpus, self._links, tuple(job for job in drawn if job is not None))
+        of_jobs = tuple(job for job in drawn if job is not None)
+        return StatusFigures(self._host, self._gpus, self._gpus_missing, self._links, of_jobs)
 
     def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> JobStatus | None:
         """Return the document of `job`; None where a bug prevents it."""
@@ -186,11 +218,12 @@ class StatusDocumentBuilder:
             self._faults.caught(ContainedPart.JOB, f"job {job.job!r}", error)
             return None
 
-    def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> None:
+    def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling], gpus: GpuVerdicts) -> None:
         self._tick = snapshot.tick
         contain, part, started_ns = self._faults.contain, ContainedPart.COLLECTOR, snapshot.started_ns
         self._host = contain(part, "the host in documents", lambda: _host(snapshot), Host())
-        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(snapshot, throttled), ())
+        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(snapshot, throttled, gpus), ())
+        self._gpus_missing = tuple(map(_missing, gpus.missing))
         self._links = contain(part, "the links in documents", lambda: self._read_links(snapshot, started_ns), ())
         self._of_process = _plain_figures(snapshot, _DAEMON, _DAEMON_FIELDS)
         self._collectors = tuple(
@@ -319,7 +352,7 @@ def _plain_figures(snapshot: Snapshot, prefix: str, fields: frozenset[str]) -> d
     return {field: _outside(one) for field in fields for one in snapshot.of(prefix + field) if not one.labels}
 
 
-def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> tuple[GpuStatus, ...]:
+def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling], verdicts: GpuVerdicts) -> tuple[GpuStatus, ...]:
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for stem in _GPU_FIELDS:
         for sample in snapshot.of(_GPU + stem):
@@ -327,7 +360,7 @@ def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> tuple[GpuS
                 found[sample.labels[0]][stem] = _outside(sample)
     for sample in snapshot.of("pacecar_gpu_info"):
         figures, news = found[sample.labels[0]], throttled.get(sample.labels[1])
-        _, figures["uuid"], figures["name"], *_ = sample.labels
+        _, figures["uuid"], figures["name"], _, figures["pci_bus_id"], *_ = sample.labels
         figures["throttled_by"] = None if news is None else news.reasons
     for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
         figures = found[sample.labels[0]]
@@ -338,12 +371,60 @@ def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> tuple[GpuS
     for sample in snapshot.of("pacecar_gpu_down"):
         if sample.value:
             found[sample.labels[0]]["down_reason"] = sample.labels[1]
+    for gpu, figures in found.items():
+        if "uuid" not in figures and (known := verdicts.last_known(gpu)) is not None:
+            figures.update(uuid=known.uuid, name=known.name, pci_bus_id=known.pci_bus_id)
+        if (health := verdicts.health.get(gpu)) is not None:
+            figures["health"], figures["health_reasons"] = health.verdict.value, _reasons(health)
+    for gpu, instances in _instances(snapshot).items():
+        found[gpu]["instances"] = instances
     return tuple(GpuStatus(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
 
 
+def _reasons(health: GpuHealth) -> tuple[HealthReasonStatus, ...]:
+    return tuple(
+        HealthReasonStatus(
+            reason=finding.reason.value,
+            verdict=REASONS[finding.reason].verdict.value,
+            words=finding.words,
+            remedy=finding.remedy,
+        )
+        for finding in health.findings
+    )
+
+
+def _instances(snapshot: Snapshot) -> dict[str, tuple[MigInstance, ...]]:
+    """Return the MIG instances of each GPU that has any."""
+    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for sample in snapshot.of("pacecar_gpu_instance_info"):
+        gpu, gpu_instance, compute_instance, uuid, name = sample.labels
+        found[gpu][gpu_instance, compute_instance].update(uuid=uuid, name=name)
+    for stem in _INSTANCE_FIELDS:
+        for sample in snapshot.of(_INSTANCE + stem):
+            gpu, gpu_instance, compute_instance = sample.labels
+            found[gpu][gpu_instance, compute_instance][stem] = _outside(sample)
+    return {
+        gpu: tuple(
+            MigInstance(gpu_instance=key[0], compute_instance=key[1], **figures)
+            for key, figures in sorted(instances.items(), key=lambda item: [_number(part) for part in item[0]])
+        )
+        for gpu, instances in found.items()
+    }
+
+
+def _missing(known: KnownGpu) -> MissingGpu:
+    return MissingGpu(
+        gpu=known.gpu, name=known.name, uuid=known.uuid, pci_bus_id=known.pci_bus_id,
+        seen_time_seconds=known.seen_wall_ns / NS_PER_SECOND,
+    )  # fmt: skip
+
+
 def _numbered(item: tuple[str, Any]) -> tuple[int, str]:
-    gpu = item[0]
-    return (int(gpu) if gpu.isdecimal() else 1 << 30, gpu)
+    return _number(item[0])
+
+
+def _number(label: str) -> tuple[int, str]:
+    return (int(label) if label.isdecimal() else 1 << 30, label)
 
 
 def _outside(sample: Sample) -> int | float:

@@ -80,7 +80,9 @@ function render() {
   patch($("node"), [latest.node]);
   if (document.title !== `pacecar ${latest.node}`) document.title = `pacecar ${latest.node}`;
   patch($("host"), drawHost(latest.host));
+  patch($("gpu-alarms"), gpuAlarms(latest));
   patch($("gpus"), drawGpus(latest.gpus));
+  patch($("instances"), drawInstances(latest.gpus));
   patch($("joblist"), drawJobs(latest));
   patch($("links"), drawLinks(latest.links));
   patch($("daemon"), drawDaemon(latest));
@@ -121,15 +123,55 @@ const GPU_COLUMNS = [
   { title: "PCIe in, out", of: ["pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second"], cell: (g) => `${rate(g.pcie_receive_bytes_per_second)}, ${rate(g.pcie_transmit_bytes_per_second)}` },
 ];
 
-function gpuState(gpu) {
-  if (gpu.up === 0) return el("span", { class: "bad" }, `down: ${words(gpu.down_reason)}`);
-  const said = [...(gpu.throttled_by ?? []).map((reason) => `throttled: ${words(reason)}`), ...(gpu.xid_errors_total ? [`${gpu.xid_errors_total} Xid`] : [])];
-  return said.length ? el("span", { class: "bad" }, said.join(", ")) : "ok";
+function gpuState(gpu) { // the verdict first; a line below the table's head says why and what to do
+  const reasons = gpu.health_reasons.map(({ reason }) => (reason === "down" ? `down (${words(gpu.down_reason)})` : words(reason)));
+  const wrong = [...(reasons.length ? [`${gpu.health}: ${reasons.join(", ")}`] : []), ...(gpu.throttled_by ?? []).map((reason) => `throttled: ${words(reason)}`)];
+  if (gpu.up === 0 && !reasons.length) wrong.push(gpu.down_reason === null ? "not read yet" : `down: ${words(gpu.down_reason)}`);
+  const more = [gpu.xid_errors_total ? `, ${gpu.xid_errors_total} Xid` : "", gpu.mig_enabled ? ", MIG" : ""].join("");
+  return [wrong.length ? el("span", { class: "bad" }, wrong.join(", ")) : "ok", more];
+}
+
+function gpuAlarms(said) {
+  const same = new Map(); // what is wrong with several GPUs is said once
+  for (const gpu of said.gpus) {
+    for (const one of gpu.health_reasons) {
+      const text = `${one.verdict}: ${one.words}.`;
+      if (!same.has(text)) same.set(text, { ...one, text, gpus: [] });
+      same.get(text).gpus.push(gpu);
+    }
+  }
+  const broken = [...same.values()].sort((a, b) => (a.verdict !== "failed") - (b.verdict !== "failed"));
+  return [
+    ...broken.map((one) => el("p", { class: one.verdict === "failed" ? "alarm" : "alarm mild", key: one.text },
+      el("strong", {}, `GPU ${one.gpus.map((gpu) => gpu.gpu).join(", ")} ${one.text}`), ` To do: ${one.remedy}. `,
+      el("span", { class: "none" }, one.gpus.length === 1 ? identityOf(one.gpus[0]) : ""))),
+    ...said.gpus_missing.map((one) => el("p", { class: "alarm", key: `missing ${one.uuid}` },
+      el("strong", {}, `A GPU is missing: ${one.name} at ${one.pci_bus_id}.`), ` It was last read as GPU ${one.gpu}, ${seconds(said.time_seconds - one.seen_time_seconds)} ago. `,
+      el("span", { class: "none" }, one.uuid))),
+  ];
+}
+
+function identityOf(gpu) { return [gpu.name, gpu.pci_bus_id, gpu.uuid].filter(Boolean).join(", "); }
+
+function drawInstances(gpus) {
+  const instances = gpus.flatMap((gpu) => gpu.instances.map((one) => ({ ...one, gpu: gpu.gpu })));
+  if (!instances.length) return [];
+  const columns = [
+    { title: "Instance", head: true, text: true, cell: (one) => `GPU ${one.gpu}, ${one.gpu_instance}/${one.compute_instance}` },
+    { title: "Name", text: true, cell: (one) => one.name ?? "\u2013" },
+    { title: "Memory", cell: (one) => [meter(ratioOf(one.memory_used_bytes, one.memory_size_bytes)), `${bytes(one.memory_used_bytes)} of ${bytes(one.memory_size_bytes)}`] },
+    { title: "Processes", cell: (one) => number(one.processes) },
+    { title: "UUID", text: true, cell: (one) => one.uuid ?? "\u2013" },
+  ];
+  const drawn = table("MIG instances", columns, instances, (one) => `${one.gpu}/${one.gpu_instance}/${one.compute_instance}`);
+  return [el("h3", {}, "MIG instances"), scrolling("Table of MIG instances", drawn)];
 }
 
 function drawGpus(gpus) {
   if (!gpus.length) return [el("p", { class: "none" }, "No GPU is read on this node.")];
-  const columns = GPU_COLUMNS.filter(({ of }) => !of || gpus.some((gpu) => of.some((field) => gpu[field] !== null))); // what no GPU here has
+  const isWrong = gpus.some((gpu) => gpu.health_reasons.length);
+  const columns = GPU_COLUMNS.filter(({ of }) => !of || gpus.some((gpu) => of.some((field) => gpu[field] !== null))) // what no GPU here has
+    .map((column) => (column.title === "State" ? { ...column, long: isWrong } : column));
   return [table("GPUs", columns, gpus, (gpu) => gpu.gpu, sorting.GPUs)];
 }
 

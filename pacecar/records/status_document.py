@@ -22,11 +22,14 @@ __all__ = [
     "DaemonStatus",
     "GpuStatus",
     "HangStatus",
+    "HealthReasonStatus",
     "Host",
     "JobStatus",
     "Ladder",
     "LateRank",
     "LinkStatus",
+    "MigInstance",
+    "MissingGpu",
     "Move",
     "Rank",
     "Saving",
@@ -53,18 +56,43 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     swap_used_bytes: int | None = None
 
 
+class HealthReasonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a GPU is degraded or failed: a reason of `pacecar_gpu_health_reason`, its figure in words, and a remedy."""
+
+    reason: str
+    verdict: str
+    words: str
+    remedy: str
+
+
+class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """One MIG instance: each figure is the metric `pacecar_gpu_instance_<field>`."""
+
+    gpu_instance: str
+    compute_instance: str
+    name: str | None = None
+    uuid: str | None = None
+    memory_size_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    processes: int | None = None
+
+
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU: each figure is the metric `pacecar_gpu_<field>`; `sm_clock_hertz` is `gpu_clock_hertz` of clock sm.
 
-    `throttled_by` are the reasons that hold the clocks down, null where nobody knows; `xid_errors_total` adds up all
-    codes; `down_reason` says why an `up` of 0 is.
+    Name, UUID and PCI address of a GPU that is down are the last known ones.  `health` is the verdict on it, for
+    `health_reasons`; null where it was not judged.  `throttled_by` are the reasons that hold the clocks down, null
+    where nobody knows; `xid_errors_total` adds up all codes; `down_reason` says why an `up` of 0 is.
     """
 
     gpu: str
     name: str | None = None
     uuid: str | None = None
+    pci_bus_id: str | None = None
     up: int | None = None
     down_reason: str | None = None
+    health: str | None = None
+    health_reasons: tuple[HealthReasonStatus, ...] = ()
     utilization_ratio: float | None = None
     sm_active_ratio: float | None = None
     tensor_active_ratio: float | None = None
@@ -82,6 +110,26 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     processes: int | None = None
     xid_errors_total: int | None = None
     throttled_by: tuple[str, ...] | None = None
+    mig_enabled: int | None = None
+    instances: tuple[MigInstance, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Name, PCI address and UUID, as far as they are known: what somebody needs to find the board."""
+        return ", ".join(text for text in (self.name, self.pci_bus_id, self.uuid) if text)
+
+
+class MissingGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that this node had and that has not been found since the daemon started.
+
+    `gpu` was its number when it was last read, at `seen_time_seconds`.
+    """
+
+    gpu: str
+    name: str
+    uuid: str
+    pci_bus_id: str
+    seen_time_seconds: float
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +339,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     daemon: DaemonStatus
     host: Host
     gpus: tuple[GpuStatus, ...] = ()
+    gpus_missing: tuple[MissingGpu, ...] = ()
     links: tuple[LinkStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
     jobs_left_out: int = 0

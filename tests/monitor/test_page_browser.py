@@ -5,17 +5,25 @@
 
 import json
 import os
+import platform
 import threading
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 from playwright import sync_api
 
+from pacecar.clock import SystemClock
+from pacecar.config import DaemonConfig
+from pacecar.monitor.daemon import Daemon
+from pacecar.monitor.gpu.known_gpus import KnownGpu, known_gpus_path
+from pacecar.records import Ok, Sample
 from tests.kit.axe import violations
 from tests.kit.tools import find_tool
 from tests.kit.waiting import until
-from tests.monitor.showcase import ShowJob, show_daemon
+from tests.monitor.showcase import ShowCollector, ShowJob, show_daemon
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +59,47 @@ def node(tmp_path_factory):
     thread.join()
     for job in jobs:
         job.close()
+    daemon.close()
+
+
+class SickCollector(ShowCollector):
+    """The made-up GPUs, of which one is degraded, one failed, one lost, and one cut into MIG instances."""
+
+    name = "gpu"  # so that the inventory of GPUs takes it for theirs
+
+    def collect(self):
+        lost = [Sample("pacecar_gpu_up", ("2",), 0), Sample("pacecar_gpu_down", ("2", "lost"), 1)]
+        kept = [one for one in super().collect().samples if one.labels[:1] != ("2",)]
+        return Ok((
+            *kept, *lost,
+            Sample("pacecar_gpu_pcie_width", ("1",), 4), Sample("pacecar_gpu_pcie_width_max", ("1",), 16),
+            Sample("pacecar_gpu_row_remap_failed", ("4",), 1),
+            Sample("pacecar_gpu_mig_enabled", ("6",), 1),
+            Sample("pacecar_gpu_instance_info", ("6", "2", "0", "MIG-a", "3g.71gb"), 1),
+            Sample("pacecar_gpu_instance_memory_size_bytes", ("6", "2", "0"), 71 << 30),
+            Sample("pacecar_gpu_instance_memory_used_bytes", ("6", "2", "0"), 7 << 30),
+            Sample("pacecar_gpu_instance_processes", ("6", "2", "0"), 3),
+        ))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sick_node(tmp_path_factory):
+    """A daemon that knows GPU 2 from before, and one that is not there any more."""
+    folder = tmp_path_factory.mktemp("sick")
+    recordings = folder / "recordings"
+    recordings.mkdir(mode=0o700)
+    known = [
+        KnownGpu("GPU-0002", "NVIDIA H200", "0000:02:00.0", "2", time.time_ns()),
+        KnownGpu("GPU-gone", "NVIDIA <b>H200</b>", "0000:5d:00.0", "8", time.time_ns()),
+    ]
+    known_gpus_path(recordings, platform.node()).write_bytes(msgspec.json.encode({"version": 1, "gpus": known}))
+    config = DaemonConfig(port=0, socket=str(folder / "s"), period_seconds=0.5, recordings=str(recordings))
+    daemon = Daemon(config, clock=SystemClock(), collectors=[SickCollector()])
+    daemon.start()
+    job = ShowJob(daemon.socket)
+    job.step()
+    yield daemon
+    job.close()
     daemon.close()
 
 
@@ -172,6 +221,34 @@ def test_no_width_makes_the_page_scroll_sideways(opened, width):
     page = opened(viewport={"width": width, "height": 800})
     page.wait_for_selector("figure canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_is_wrong_with_gpus_is_said_above_them_with_what_to_do(opened, sick_node, width):
+    page = opened(f"http://127.0.0.1:{sick_node.port}/", viewport={"width": width, "height": 900})
+    alarms = page.locator("#gpu-alarms .alarm")
+    page.wait_for_selector("#gpu-alarms .alarm:has-text('A GPU is missing')")
+    assert [text.split(" To do")[0] for text in alarms.all_inner_texts()] == [
+        "GPU 2 failed: down: lost.",
+        "GPU 4 failed: memory: row remapping failed: no spare row is left.",
+        "GPU 1 degraded: PCIe link: 4 of 16 lanes.",
+        alarms.last.inner_text(),
+    ]
+    assert "NVIDIA H200, 0000:02:00.0, GPU-0002" in alarms.first.inner_text(), "it was known before it was lost"
+    missing = alarms.last.inner_text()
+    assert missing.startswith("A GPU is missing: NVIDIA <b>H200</b> at 0000:5d:00.0. It was last read as GPU 8,")
+    assert "GPU-gone" in missing
+    rows = page.locator("#gpus tbody tr")
+    state = {number: rows.nth(number).locator("td").first.inner_text() for number in range(8)}
+    assert (state[0], state[1], state[2], state[4]) == (
+        "ok", "degraded: pcie width", "failed: down (lost)", "failed: row remap failed",
+    )  # fmt: skip
+    assert state[6] == "ok, MIG"
+    (instance,) = page.locator("#instances tbody tr").all_inner_texts()
+    assert " ".join(instance.split()) == "GPU 6, 2/0 3g.71gb 7.0 GiB of 71.0 GiB 3 MIG-a"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.wait_for_selector("figure canvas")
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])

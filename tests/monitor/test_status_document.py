@@ -4,9 +4,18 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.gpu_health import GpuReadings, judge
 from pacecar.metrics.catalog import by_name
 from pacecar.monitor.catalog_sample import sample
-from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, StatusDocumentBuilder
+from pacecar.monitor.gpu.known_gpus import KnownGpu
+from pacecar.monitor.http.status_document import (
+    JOBS_MAX,
+    NO_VERDICTS,
+    RANKS_MAX,
+    RANKS_MIN,
+    GpuVerdicts,
+    StatusDocumentBuilder,
+)
 from pacecar.monitor.jobs.cgroup_identity import Residence
 from pacecar.monitor.jobs.job_table import JobTable
 from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling, status_document
@@ -40,9 +49,15 @@ def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
     return Snapshot(tick, at_ns, at_ns, 0, outcomes, dict.fromkeys(outcomes, 7_000_000))
 
 
-def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None, own=OWN):
+def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None, own=OWN, gpus=NO_VERDICTS):
     return (builder or make_builder()).build(
-        shot, jobs, own, wall_ns=50 * NS_PER_SECOND, now_ns=int(now_seconds * NS_PER_SECOND), throttled=throttled or {}
+        shot,
+        jobs,
+        own,
+        wall_ns=50 * NS_PER_SECOND,
+        now_ns=int(now_seconds * NS_PER_SECOND),
+        throttled=throttled or {},
+        gpus=gpus,
     )
 
 
@@ -103,7 +118,22 @@ def test_the_daemon_is_what_its_samples_say_and_null_where_none_does():
         (
             status_document.GpuStatus,
             "pacecar_gpu_",
-            {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"},
+            {
+                "gpu",
+                "name",
+                "uuid",
+                "pci_bus_id",
+                "down_reason",
+                "sm_clock_hertz",
+                "throttled_by",
+                "health_reasons",
+                "instances",
+            },
+        ),
+        (
+            status_document.MigInstance,
+            "pacecar_gpu_instance_",
+            {"gpu_instance", "compute_instance", "name", "uuid"},
         ),
     ],
 )
@@ -141,6 +171,47 @@ def test_figures_come_out_in_base_units_and_zero_is_not_null():
         ("all", "ok", None), ("bad", "failed", "eth9: odd"),
     ]  # fmt: skip
     assert (document.snapshot_age_seconds, document.time_seconds, document.daemon.viewers) == (0.5, 50.0, 3)
+
+
+def test_a_gpu_has_its_verdict_reasons_instances_and_last_known_identity():
+    health = judge([
+        GpuReadings(is_up=False, down_reason="lost"), GpuReadings(is_up=True, pcie_width=4, pcie_width_max=16),
+    ])  # fmt: skip
+    known = KnownGpu("GPU-b", "H100", "0000:5d:00.0", "1", 3 * NS_PER_SECOND)
+    document = build(
+        shot=snapshot(
+            Sample("pacecar_gpu_up", ("0",), 1),
+            Sample("pacecar_gpu_info", ("0", "GPU-a", "H200", "d", "0000:1a:00.0", "a", "c", "v", "on"), 1),
+            Sample("pacecar_gpu_mig_enabled", ("0",), 1),
+            Sample("pacecar_gpu_instance_info", ("0", "10", "0", "MIG-b", "1g.18gb"), 1),
+            Sample("pacecar_gpu_instance_info", ("0", "2", "0", "MIG-a", "3g.71gb"), 1),
+            Sample("pacecar_gpu_instance_memory_size_bytes", ("0", "2", "0"), 71),
+            Sample("pacecar_gpu_instance_processes", ("0", "2", "0"), 0),
+            Sample("pacecar_gpu_up", ("1",), 0),
+            Sample("pacecar_gpu_down", ("1", "lost"), 1),
+        ),
+        gpus=GpuVerdicts({"1": health[0], "0": health[1]}, (known,), lambda gpu: known if gpu == "1" else None),
+    )
+    first, second = document.gpus
+    assert (first.health, [reason.reason for reason in first.health_reasons]) == ("degraded", ["pcie_width"])
+    assert first.health_reasons[0].words == "PCIe link: 4 of 16 lanes"
+    assert first.health_reasons[0].remedy
+    assert first.identity == "H200, 0000:1a:00.0, GPU-a"
+    assert first.mig_enabled == 1
+    assert [(one.gpu_instance, one.name, one.memory_size_bytes, one.processes) for one in first.instances] == [
+        ("2", "3g.71gb", 71, 0), ("10", "1g.18gb", None, None),
+    ]  # fmt: skip
+    assert (second.health, second.identity, second.instances) == ("failed", "H100, 0000:5d:00.0, GPU-b", ())
+    assert [(one.uuid, one.pci_bus_id, one.seen_time_seconds) for one in document.gpus_missing] == [
+        ("GPU-b", "0000:5d:00.0", 3.0)
+    ]
+    again = msgspec.json.decode(msgspec.json.encode(document), type=status_document.StatusDocument)
+    assert again == document
+
+
+def test_a_gpu_that_was_not_judged_has_no_verdict():
+    (gpu,) = build(shot=snapshot(Sample("pacecar_gpu_up", ("0",), 1))).gpus
+    assert (gpu.health, gpu.health_reasons, gpu.mig_enabled) == (None, (), None)
 
 
 def test_before_the_first_tick_nothing_is_invented():

@@ -73,6 +73,7 @@ _GPU_FIELDS = (
     _counter(94, "pcie_replays_total"),
     _counter(3, "ecc_errors_total", "corrected", "volatile"),
     _counter(4, "ecc_errors_total", "uncorrected", "volatile"),
+    _gauge(4, "ecc_uncorrected_errors"),  # as the driver counts: a counter's total does not fall at a reset
     _counter(5, "ecc_errors_total", "corrected", "aggregate"),
     _counter(6, "ecc_errors_total", "uncorrected", "aggregate"),
     _gauge(29, "retired_pages", "single_bit"),

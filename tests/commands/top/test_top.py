@@ -80,6 +80,38 @@ def document(jobs=2, gpus=8, links=2):
     )  # fmt: skip
 
 
+def sick(said):
+    """The document with GPU 1 degraded, 2 and 3 failed, 4 lost, 5 with Xids of programs, 6 cut, and one missing."""
+    narrow = status_document.HealthReasonStatus(
+        reason="pcie_width", verdict="degraded", words="PCIe link: 4 of 16 lanes", remedy="reseat the card"
+    )
+    link = status_document.HealthReasonStatus(
+        reason="nvlink_down", verdict="failed", words="NVLink: 17 links up; down: 3", remedy="drain the node"
+    )
+    lost = status_document.HealthReasonStatus(
+        reason="down", verdict="failed", words="down: lost", remedy="restart the node"
+    )
+    instance = status_document.MigInstance(
+        gpu_instance="2", compute_instance="0", name="3g.71gb", uuid="MIG-a", memory_size_bytes=71 << 30,
+        memory_used_bytes=0, processes=0,
+    )  # fmt: skip
+    changes = {
+        "0": {"health": "ok"},
+        "1": {"health": "degraded", "health_reasons": (narrow,), "uuid": "GPU-bbb", "pci_bus_id": "0000:5d:00.0"},
+        "2": {"health": "failed", "health_reasons": (link, narrow)},
+        "3": {"health": "failed", "health_reasons": (link,)},
+        "4": {"health": "failed", "health_reasons": (lost,), "up": 0, "down_reason": "lost", "uuid": "GPU-\x1b[2J"},
+        "5": {"health": "ok", "xid_errors_total": 2},
+        "6": {"health": "ok", "mig_enabled": 1, "instances": (instance,)},
+        "7": {"health": "unknown", "up": 0},
+    }
+    gpus = tuple(msgspec.structs.replace(gpu, **changes.get(gpu.gpu, {})) for gpu in said.gpus)
+    gone = status_document.MissingGpu(
+        gpu="8", name="H200", uuid="GPU-ccc", pci_bus_id="0000:9d:00.0", seen_time_seconds=1_000_000_000.0
+    )
+    return msgspec.structs.replace(said, gpus=gpus, gpus_missing=(gone,))
+
+
 def console(width=80, height=24, **options):
     return rich_console.Console(file=io.StringIO(), width=width, height=height, **options)
 
@@ -94,7 +126,7 @@ def screen(view=None, width=80, height=24, said=None):
 @pytest.mark.parametrize("many", [(0, 0, 0), (1, 1, 1), (2, 8, 2), (64, 64, 64)])
 def test_every_screen_is_exactly_as_large_as_the_terminal(page, size, many):
     width, height = size
-    said = document(*many)
+    said = sick(document(*many)) if many[1] > 2 else document(*many)
     view = ScreenView(page=page, job=said.jobs[-1].job if said.jobs else None, rank=99)
     lines = compose(said, view, width, height, console(width, height))
     assert len(lines) == height
@@ -119,6 +151,46 @@ def test_80_by_24_shows_gpus_links_jobs_bars_stragglers_and_decisions():
         assert word in text, word
     assert "bucket bytes" in text
     assert "rec 5min, 1 written  daemon 0.0%" in text
+
+
+def states(said, width=200):
+    console_ = console(width)
+    lines = [line.plain for line in everything(said, width, console_)]
+    head = next(place for place, line in enumerate(lines) if line.startswith("GPU "))
+    at = lines[head].index("State")
+    return [line[at:].strip() for line in lines[head + 1 : head + 9]], lines
+
+
+def test_each_gpus_state_is_its_verdict():
+    found, _ = states(sick(document()))
+    assert found == [
+        "ok",
+        "degraded: PCIe link: 4 of 16 lanes",
+        "failed: NVLink: 17 links up; down: 3, PCIe link: 4 of 16 lanes",
+        "failed: NVLink: 17 links up; down: 3",
+        "failed: down: lost",
+        "ok, 2 Xid",
+        "ok, MIG: 1 instance",
+        "not read yet",
+    ]
+    assert states(document())[0] == ["ok"] * 8, "of a daemon that gives no verdicts"
+
+
+def test_what_is_wrong_with_gpus_is_said_with_what_to_do_and_where_the_board_is():
+    _, lines = states(sick(document()), width=120)
+    text = " ".join(" ".join(lines).split())
+    for words in (
+        "! GPU 2, 3 failed: NVLink: 17 links up; down: 3. To do: drain the node.",
+        "! GPU 1, 2 degraded: PCIe link: 4 of 16 lanes. To do: reseat the card.",
+        "! GPU 4 (H200, GPU-\N{REPLACEMENT CHARACTER}[2J) failed: down: lost. To do: restart the node.",
+        "! A GPU is missing: H200, 0000:9d:00.0, GPU-ccc, last read as GPU 8 at 2001-09-09 01:46:40 UTC.",
+    ):
+        assert words in text, words
+    assert text.index("failed: NVLink") < text.index("! GPU 1, 2 degraded"), "the worst first"
+    assert "6:2/0" in text
+    assert "3g.71gb MIG-a" in text
+    small = "\n".join(screen(said=sick(document())))
+    assert "! GPU 2, 3 failed" in small, "80 x 24 has room for the worst"
 
 
 def test_200_by_60_leaves_nothing_out():

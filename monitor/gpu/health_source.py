@@ -1,0 +1,135 @@
+"""Makes the verdict on each GPU (`pacecar.gpu_health`) from what ticks read, once a tick, for all who show it.
+
+A tick does not show everything that a verdict needs, so a little is remembered of each GPU: when Xid errors came, since
+when the fabric has not been joined, and which NVLinks were up or led somewhere when the daemon saw them.
+
+Pure: snapshots in, verdicts and their samples out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.gpu_health import GpuHealth, GpuReadings, HealthVerdict, judge
+from pacecar.records import Sample, Snapshot
+
+__all__ = ["XID_SECONDS", "GpuHealthSource", "health_samples"]
+
+XID_SECONDS = 600
+"""How long an Xid error counts, as in the alert PacecarGpuXid: what it broke shows in other readings by then."""
+
+_FLAGS = {
+    "pacecar_gpu_row_remap_failed": "row_remap_failed",
+    "pacecar_gpu_row_remap_pending": "row_remap_pending",
+    "pacecar_gpu_retired_pages_pending": "retired_pages_pending",
+}
+_NUMBERS = {
+    "pacecar_gpu_pcie_width": "pcie_width",
+    "pacecar_gpu_pcie_width_max": "pcie_width_max",
+    "pacecar_gpu_fabric_status": "fabric_status",
+    "pacecar_gpu_ecc_uncorrected_errors": "uncorrected_errors",
+}
+_LINK_DOWN = 0
+"""Of `pacecar_gpu_nvlink_link_state`; 2, asleep, and 3, up without traffic, are healthy."""
+
+
+class GpuHealthSource:
+    """Takes snapshots in order.  One thread."""
+
+    def __init__(self) -> None:
+        self._xid_counts: dict[tuple[str, int], float] = {}
+        self._xids: dict[tuple[str, int], int] = {}
+        self._fabric_since_ns: dict[str, int] = {}
+        self._wired: defaultdict[str, set[int]] = defaultdict(set)
+        self._listened: set[str] = set()
+
+    def update(self, snapshot: Snapshot) -> dict[str, GpuHealth]:
+        """Return GPU (the label of its metrics) -> its health after this tick."""
+        found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        self._read_presence(snapshot, found)
+        for metric, reading in _FLAGS.items():
+            for sample in snapshot.of(metric):
+                found[sample.labels[0]][reading] = sample.value != 0
+        for metric, reading in _NUMBERS.items():
+            for sample in snapshot.of(metric):
+                found[sample.labels[0]][reading] = int(sample.value)
+        self._read_links(snapshot, found)
+        self._read_fabric(snapshot, found)
+        self._read_xids(snapshot, found)
+        verdicts = judge([GpuReadings(**readings) for readings in found.values()])
+        return dict(zip(found, verdicts, strict=True))
+
+    def _read_presence(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
+        for sample in snapshot.of("pacecar_gpu_up"):
+            found[sample.labels[0]]["is_up"] = True if sample.value else None  # 0 without a reason: not read yet
+        for sample in snapshot.of("pacecar_gpu_down"):
+            if sample.value:
+                found[sample.labels[0]].update(is_up=False, down_reason=sample.labels[1].replace("_", " "))
+        for sample in snapshot.of("pacecar_gpu_info"):
+            gpu, _, name, *_, mig = sample.labels
+            found[gpu].update(name=name, has_mig=mig == "on")
+
+    def _read_links(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
+        switched: set[str] = set()
+        for sample in snapshot.of("pacecar_gpu_nvlink_info"):
+            self._wired[sample.labels[0]].add(int(sample.labels[1]))
+            if sample.labels[3] == "switch":
+                switched.add(sample.labels[0])
+        up: defaultdict[str, set[int]] = defaultdict(set)
+        down: defaultdict[str, set[int]] = defaultdict(set)
+        for sample in snapshot.of("pacecar_gpu_nvlink_link_state"):
+            gpu, link = sample.labels[0], int(sample.labels[1])
+            (down if sample.value == _LINK_DOWN else up)[gpu].add(link)
+        for gpu in up.keys() | down.keys():
+            self._wired[gpu] |= up[gpu]
+            found[gpu].update(
+                links_up=frozenset(up[gpu]),
+                links_down=frozenset(down[gpu]),
+                links_wired=frozenset(self._wired[gpu]),
+                has_switch=gpu in switched,
+            )
+
+    def _read_fabric(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
+        now_ns, since_ns = snapshot.started_ns, dict[str, int]()
+        for sample in snapshot.of("pacecar_gpu_fabric_state"):
+            gpu, state = sample.labels
+            if not sample.value:
+                continue
+            found[gpu]["fabric_state"] = state
+            if state != "completed":
+                since_ns[gpu] = self._fabric_since_ns.get(gpu, now_ns)
+                found[gpu]["fabric_waits_ns"] = now_ns - since_ns[gpu]
+        self._fabric_since_ns = since_ns
+        for sample in snapshot.of("pacecar_gpu_fabric_condition"):
+            gpu, condition = sample.labels
+            found[gpu].setdefault("fabric_conditions", {})[condition] = sample.value != 0
+
+    def _read_xids(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
+        """Count the errors of the last XID_SECONDS; what was counted before the first snapshot is older."""
+        now_ns, heard = snapshot.started_ns, set[str]()
+        for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
+            gpu, code = sample.labels[0], int(sample.labels[1])
+            heard.add(gpu)
+            # A rare code has no series before its first error.
+            before = self._xid_counts.get((gpu, code), 0 if gpu in self._listened else sample.value)
+            if sample.value > before:
+                self._xids[gpu, code] = now_ns
+            self._xid_counts[gpu, code] = sample.value
+        self._listened |= heard
+        over_ns = now_ns - XID_SECONDS * NS_PER_SECOND
+        self._xids = {key: at_ns for key, at_ns in self._xids.items() if at_ns > over_ns}
+        for gpu in heard & found.keys():  # an Xid may be of no GPU that is known
+            found[gpu]["xids"] = frozenset(code for other, code in self._xids if other == gpu)
+
+
+def health_samples(verdicts: Mapping[str, GpuHealth]) -> Iterator[Sample]:
+    """Yield of each GPU which verdict is so, and of each reason that could be judged whether it holds."""
+    for gpu, health in verdicts.items():
+        for verdict in HealthVerdict:
+            yield Sample("pacecar_gpu_health", (gpu, verdict.value), int(health.verdict is verdict))
+        held = {finding.reason for finding in health.findings}
+        for reason in sorted(health.judged):
+            yield Sample("pacecar_gpu_health_reason", (gpu, reason.value), int(reason in held))
