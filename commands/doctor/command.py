@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
+
+from pacecar.config import ConfigError, default_recordings, load_config
 
 from ..shared_options import fail
 
@@ -78,6 +81,7 @@ def doctor(
             " pip install 'pacecar[doctor]'",
             code=2,
         )
+    from pacecar.monitor.gpu.known_gpus import known_gpus_path
     from pacecar.monitor.gpu.nvml import PyNvml
 
     from .collect_facts import examine
@@ -87,7 +91,7 @@ def doctor(
     from .rules.registry import judge
 
     facts = examine(
-        HostAccess(home=_home(), nvml=PyNvml(), pid=pid),
+        HostAccess(home=_home(), nvml=PyNvml(), pid=pid, known_gpus=known_gpus_path(_recordings(), platform.node())),
         host=socket.gethostname(),
         round_trip_ns=None if round_trip_ms is None else round(round_trip_ms * _MS),
         run=run_dir,
@@ -106,6 +110,14 @@ def doctor(
     if fail_on != "never" and any(f.severity.rank >= Severity(fail_on).rank for f in judgement.findings):
         sys.exit(FOUND)
     sys.exit(PARTIAL if facts.unreadable or judgement.failed else 0)
+
+
+def _recordings() -> str:
+    """Return the daemon's folder, as far as this user's configuration says where it is."""
+    try:
+        return load_config().daemon.recordings
+    except ConfigError:  # which the daemon and the job report
+        return default_recordings()
 
 
 def _home() -> Path | None:

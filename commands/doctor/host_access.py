@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostAccess:
-    """The sources that the doctor reads.  `nvml` None: ask no driver; `files` None: read the files under the roots."""
+    """The sources that the doctor reads.
+
+    `nvml` None: ask no driver; `files` None: read the files under the roots; `known_gpus` is the daemon's list of GPUs.
+    """
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -39,6 +42,7 @@ class HostAccess:
     nvml: Nvml | None = None
     pid: int | None = None
     files: KernelFiles | None = None
+    known_gpus: Path | None = None
 
 
 class FactReader:

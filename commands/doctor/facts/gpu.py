@@ -15,9 +15,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.kernel_files.reader import integer
 from pacecar.monitor.gpu.driver import (
     DriverMissingError,
     DriverStoppedError,
+    Fabric,
     FieldId,
     FieldValue,
     GpuLostError,
@@ -27,9 +32,11 @@ from pacecar.monitor.gpu.driver import (
     NvmlError,
     UnsupportedError,
 )
+from pacecar.monitor.gpu.known_gpus import KnownGpu, read_known
+from pacecar.monitor.gpu.queries.queries import fabric_samples
 
 from ..host_access import FactReader
-from .model import GpuFacts, Gpus
+from .model import GpuFacts, Gpus, Seen
 from .pci import pci_key
 
 __all__ = ["ANSWER_SECONDS", "read_gpus"]
@@ -45,9 +52,10 @@ GPUS_MAX = 64
 PEERMEM = ("module/nvidia_peermem/initstate", "kernel/mm/memory_peers/nv_mem/version")
 """The driver's module, and what the older nv_peer_mem leaves; where NCCL looks, too (transport/net_ib.cc)."""
 
-# Fields of nvml.h: link count, retired pages pending, row remap pending and failed, links of NVLink-C2C.
-_WANTED = tuple(FieldId(number) for number in (91, 31, 144, 145, 170))
-_LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP_LINK_COUNT = _WANTED
+# Fields of nvml.h: link count, volatile uncorrected ECC errors, retired pages pending, row remap pending and failed,
+# links of NVLink-C2C.
+_WANTED = tuple(FieldId(number) for number in (91, 4, 31, 144, 145, 170))
+_LINK_COUNT, _UNCORRECTED, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP_LINK_COUNT = _WANTED
 
 T = TypeVar("T")
 
@@ -58,6 +66,8 @@ def read_gpus(looker: FactReader, *, answer_seconds: float = ANSWER_SECONDS) -> 
     gpus = Gpus(
         kernel_module=looker.word(proc / "driver/nvidia/version"),
         peermem=next((seen for path in PEERMEM if (seen := looker.word(system / path)) is not None), None),
+        known=_known(looker),
+        uptime_ns=_uptime_ns(looker),
     )
     nvml = looker.places.nvml
     if nvml is None:
@@ -67,6 +77,45 @@ def read_gpus(looker: FactReader, *, answer_seconds: float = ANSWER_SECONDS) -> 
     thread.start()
     thread.join(answer_seconds)
     return interview.result(gpus, hangs=thread.is_alive(), after_seconds=answer_seconds)
+
+
+def _known(looker: FactReader) -> tuple[Seen[KnownGpu], ...]:
+    """Return the GPUs that the daemon has seen here: only it and root may read which."""
+    path = looker.places.known_gpus
+    if path is None:
+        return ()
+    try:
+        return tuple(
+            Seen(msgspec.structs.replace(known, pci_bus_id=pci_key(known.pci_bus_id)), str(path))
+            for known in read_known(path)
+        )
+    except FileNotFoundError:
+        return ()
+    except PermissionError:
+        looker.limit(f"{path}: which GPUs were here before is told to the daemon's user and to root only")
+    except (OSError, ValueError) as error:
+        looker.note(f"{path}: {error}")
+    return ()
+
+
+def _uptime_ns(looker: FactReader) -> int | None:
+    seen = looker.parsed(
+        looker.places.proc / "uptime", lambda text: integer(text.partition(".")[0]) * NS_PER_SECOND
+    )  # proc_uptime(5): seconds with two digits after the point, then the idle time
+    return None if seen is None else seen.value
+
+
+def _fabric_facts(fabric: Fabric | None) -> tuple[str | None, int | None, tuple[tuple[str, bool], ...]]:
+    """Return state, status and conditions as the metrics have them; nothing of a GPU without a fabric."""
+    state, status, conditions = None, None, dict[str, bool]()
+    for sample in () if fabric is None else fabric_samples("", fabric):
+        if sample.metric == "pacecar_gpu_fabric_state" and sample.value:
+            state = sample.labels[1]
+        elif sample.metric == "pacecar_gpu_fabric_status":
+            status = int(sample.value)
+        elif sample.metric == "pacecar_gpu_fabric_condition":
+            conditions[sample.labels[1]] = sample.value != 0
+    return state, status, tuple(conditions.items())
 
 
 class _Interview:
@@ -153,6 +202,7 @@ class _Interview:
         fields = self._fields(index, handle)
         up, down, has_switch = self._links(index, handle, fields.get(_LINK_COUNT))
         persistence, mig = number(Number.PERSISTENCE), number(Number.MIG_MODE)
+        fabric_state, fabric_status, fabric_conditions = _fabric_facts(fabric)
         return GpuFacts(
             index=index,
             uuid=identity.uuid,
@@ -176,8 +226,10 @@ class _Interview:
             links_down=down,
             has_switch=has_switch,
             chip_links=fields.get(_CHIP_LINK_COUNT),
-            fabric_state=None if fabric is None else fabric.state,
-            fabric_status=None if fabric is None else fabric.status,
+            fabric_state=fabric_state,
+            fabric_status=fabric_status,
+            fabric_conditions=fabric_conditions,
+            uncorrected_errors=fields.get(_UNCORRECTED),
             remap_pending=fields.get(_REMAP_PENDING),
             remap_failed=fields.get(_REMAP_FAILED),
             retire_pending=fields.get(_RETIRE_PENDING),

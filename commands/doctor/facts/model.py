@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from pacecar.monitor.gpu.known_gpus import KnownGpu
+
 from .evidence import FindingEvidence
 from .job import Log, Run, Script
 
@@ -140,6 +142,7 @@ class PciDevice:
 class GpuFacts:
     """One GPU as NVML tells it; `lost` has the driver's words where it does not answer.
 
+    States and conditions of the fabric are named as in the metrics.
     `chip_links` are those of NVLink-C2C, to the processor beside it (Grace).
     """
 
@@ -165,8 +168,10 @@ class GpuFacts:
     links_down: tuple[int, ...] = ()
     chip_links: int | None = None
     has_switch: bool = False
-    fabric_state: int | None = None
+    fabric_state: str | None = None
     fabric_status: int | None = None
+    fabric_conditions: tuple[tuple[str, bool], ...] = ()
+    uncorrected_errors: int | None = None
     remap_pending: int | None = None
     remap_failed: int | None = None
     retire_pending: int | None = None
@@ -176,12 +181,18 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What NVML says; `absent` has its words where there is no driver.  `peers` is (reader, owner) -> P2P status."""
+    """What NVML says; `absent` has its words where there is no driver.  `peers` is (reader, owner) -> P2P status.
+
+    `known` are the GPUs that the daemon has seen on this node, with addresses as in `NodeFacts.pci`; `uptime_ns` is the
+    time since the node started.
+    """
 
     boards: tuple[GpuFacts, ...] = ()
     driver: str | None = None
     cuda: str | None = None
     absent: str | None = None
+    known: tuple[Seen[KnownGpu], ...] = ()
+    uptime_ns: int | None = None
     peers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     kernel_module: Seen[str] | None = None
     peermem: Seen[str] | None = None

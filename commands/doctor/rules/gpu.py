@@ -1,5 +1,8 @@
 """Rules for GPUs: the driver, power, clocks, links and memory, by what NVML says of each board.
 
+Whether a board is broken is judged by `pacecar.gpu_health`, as on the page and in alerts; a rule here takes the reasons
+that are its own, and adds the commands.
+
 Speeds are judged only where the board is at work: at rest a driver lowers clocks and the generation of the PCIe link,
 and that is no fault.  A data centre's board rests in P0, too, so the state alone does not tell; the clocks' reasons do.
 A width does not change at rest.
@@ -7,9 +10,11 @@ A width does not change at rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
+from pacecar.formatting.dates import second_text
 from pacecar.formatting.quantities import gibibytes
+from pacecar.gpu_health import GpuReadings, HealthReason, judge
 from pacecar.monitor.gpu.queries.derived import CLOCK_REASONS
 
 from ..facts.evidence import FindingEvidence
@@ -23,7 +28,6 @@ _SLOWDOWNS = {bit: name for bit, name in CLOCK_REASONS.items() if name.endswith(
 _APPLICATION_CLOCKS = next(bit for bit, name in CLOCK_REASONS.items() if name == "applications_clocks_setting")
 _IDLE = next(bit for bit, name in CLOCK_REASONS.items() if name == "gpu_idle")
 _FASTEST_STATE = 0
-_FABRIC_NOT_STARTED, _FABRIC_RUNNING, _FABRIC_DONE = 1, 2, 3  # NVML_GPU_FABRIC_STATE_*
 _PEER_STATUS = {
     1: "the chipset does not support it",
     2: "the GPU does not support it",
@@ -57,6 +61,55 @@ def _of_each(
     return Hit(evidence, remedy([gpu.index for gpu, _ in found]))
 
 
+def _found(facts: NodeFacts, *reasons: HealthReason) -> dict[int, str]:
+    """Return GPU -> the figure of each that has one of `reasons`."""
+    boards = facts.gpus.boards
+    verdicts = judge([_readings(gpu, facts.gpus.uptime_ns) for gpu in boards])
+    return {
+        gpu.index: finding.figure
+        for gpu, health in zip(boards, verdicts, strict=True)
+        for finding in health.findings
+        if finding.reason in reasons
+    }
+
+
+def _readings(gpu: GpuFacts, uptime_ns: int | None) -> GpuReadings:
+    return GpuReadings(
+        name=gpu.name,
+        is_up=gpu.lost is None,
+        down_reason=gpu.lost,
+        row_remap_failed=_flag(gpu.remap_failed),
+        row_remap_pending=_flag(gpu.remap_pending),
+        retired_pages_pending=_flag(gpu.retire_pending),
+        uncorrected_errors=gpu.uncorrected_errors,
+        pcie_width=gpu.pcie_width,
+        pcie_width_max=gpu.pcie_width_max,
+        chip_links=gpu.chip_links,
+        has_mig=gpu.has_mig,
+        links_up=frozenset(gpu.links_up),
+        links_down=frozenset(gpu.links_down),
+        has_switch=gpu.has_switch,
+        fabric_state=gpu.fabric_state,
+        fabric_status=gpu.fabric_status,
+        fabric_waits_ns=uptime_ns,  # at most: nobody has looked before
+        fabric_conditions=dict(gpu.fabric_conditions),
+    )
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else value != 0
+
+
+def _broken(*reasons: HealthReason, what: str, remedy: Callable[[list[int]], str]) -> Callable[[NodeFacts], Hit | None]:
+    """Return a check that finds the GPUs with one of `reasons`; `remedy` is given their numbers."""
+
+    def check(facts: NodeFacts) -> Hit | None:
+        found = _found(facts, *reasons)
+        return _of_each(facts, what, lambda gpu: found.get(gpu.index), remedy)
+
+    return check
+
+
 def _numbers(indices: list[int]) -> str:
     return ",".join(map(str, indices))
 
@@ -81,11 +134,32 @@ def _lost(facts: NodeFacts) -> Hit | None:
     if facts.gpus.absent is not None:
         return None
     evidence = [
-        FindingEvidence("GPU does not answer", gpu.lost, f"NVML, GPU {gpu.index}")
-        for gpu in facts.gpus.boards
-        if gpu.lost is not None
+        FindingEvidence("GPU does not answer", words, f"NVML, GPU {index}")
+        for index, words in _found(facts, HealthReason.DOWN).items()
     ]
     return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
+
+
+def _missing(facts: NodeFacts) -> Hit | None:
+    """Return the GPUs that the daemon has seen here and that the driver does not list."""
+    gpus = facts.gpus
+    if gpus.absent == "not asked" or any(gpu.lost is not None for gpu in gpus.boards):
+        return None  # a board that does not answer does not say which it is
+    here = {gpu.uuid for gpu in gpus.boards}
+    on_bus = {device.address for device in facts.pci if device.vendor == NVIDIA and device.is_gpu}
+    evidence = []
+    for seen in gpus.known:
+        known, address = seen.value, seen.value.pci_bus_id
+        if known.uuid in here or (gpus.absent is not None and address in on_bus):
+            continue  # a card on the bus without a driver has a rule of its own
+        place = "still on the PCI bus" if address in on_bus else "not on the PCI bus"
+        words = f"{known.name}, {known.uuid}, at {address}: {place}, last seen {second_text(known.seen_wall_ns)}"
+        evidence.append(FindingEvidence(f"GPU {known.gpu}", words, seen.where))
+    where = gpus.known[0].where if gpus.known else ""
+    return _hit(
+        evidence,
+        f"sudo dmesg | grep -i -e xid -e pcieport    # restart the node, cold; taken out on purpose: sudo rm {where}",
+    )
 
 
 def _persistence(facts: NodeFacts) -> Hit | None:
@@ -147,12 +221,12 @@ def _locked_clocks(facts: NodeFacts) -> Hit | None:
 
 
 def _pcie(facts: NodeFacts) -> Hit | None:
+    narrow = _found(facts, HealthReason.PCIE_WIDTH)
+
     def says(gpu: GpuFacts) -> str | None:
         if gpu.chip_links:
             return None  # Grace: the processor is reached by NVLink-C2C, and PCIe carries next to nothing
-        parts = []
-        if None not in (gpu.pcie_width, gpu.pcie_width_max) and gpu.pcie_width < gpu.pcie_width_max:  # type: ignore[operator]  # None was ruled out
-            parts.append(f"{gpu.pcie_width} of {gpu.pcie_width_max} lanes")
+        parts = [narrow[gpu.index]] if gpu.index in narrow else []
         if (
             gpu.performance_state == _FASTEST_STATE
             and gpu.clock_reasons is not None
@@ -170,74 +244,12 @@ def _pcie(facts: NodeFacts) -> Hit | None:
     return _of_each(facts, "PCIe link", says, remedy)
 
 
-def _memory_errors(facts: NodeFacts) -> Iterator[tuple[GpuFacts, str]]:
-    for gpu in facts.gpus.working:
-        if gpu.remap_pending:
-            yield gpu, "a row remapping waits for a reset"
-        if gpu.retire_pending:
-            yield gpu, "a page retirement waits for a reset"
+def _reset(indices: list[int]) -> str:
+    return f"sudo nvidia-smi --gpu-reset -i {_numbers(indices)}    # when no process uses it"
 
 
-def _memory_pending(facts: NodeFacts) -> Hit | None:
-    found = [*_memory_errors(facts)]
-    numbers = _numbers(sorted({gpu.index for gpu, _ in found}))
-    return _hit(
-        (FindingEvidence("memory", text, on(gpu)) for gpu, text in found),
-        f"sudo nvidia-smi --gpu-reset -i {numbers}    # when no process uses it",
-    )
-
-
-def _memory_failed(facts: NodeFacts) -> Hit | None:
-    return _of_each(
-        facts,
-        "row remapping",
-        lambda gpu: "failed: no spare row is left" if gpu.remap_failed else None,
-        lambda indices: (
-            f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER    # take the node out and have the board replaced"
-        ),
-    )
-
-
-def _links_down(facts: NodeFacts) -> Hit | None:
-    """Return the GPUs with fewer links than their own kind.
-
-    Bridges between cards take two GPUs of four, or some links of each; in a MIG mode links are off.  So a link that is
-    down is a fault where all lead to switches, or where another GPU of the kind has more of them.
-    """
-    kinds: dict[str, list[GpuFacts]] = {}
-    for gpu in facts.gpus.working:
-        if not gpu.has_mig:
-            kinds.setdefault(gpu.name, []).append(gpu)
-
-    def says(gpu: GpuFacts) -> str | None:
-        alike = [] if gpu.has_mig else kinds[gpu.name]
-        most = max((len(other.links_up) for other in alike), default=0)
-        is_wired = any(other.has_switch for other in alike) or "SXM" in gpu.name
-        if most == 0 or not gpu.links_down or not (is_wired or 0 < len(gpu.links_up) < most):
-            return None
-        return f"{len(gpu.links_up)} links up; down: {_numbers(list(gpu.links_down))}"
-
-    return _of_each(
-        facts, "NVLink", says, lambda indices: f"nvidia-smi nvlink -s -i {indices[0]} && sudo dmesg | grep -i nvlink"
-    )
-
-
-def _fabric(facts: NodeFacts) -> Hit | None:
-    states = {_FABRIC_NOT_STARTED: "not started", _FABRIC_RUNNING: "in progress"}
-
-    def says(gpu: GpuFacts) -> str | None:
-        if gpu.fabric_state == _FABRIC_DONE and gpu.fabric_status:
-            return f"completed with error {gpu.fabric_status}"
-        return None if gpu.fabric_state is None else states.get(gpu.fabric_state)
-
-    return _of_each(
-        facts,
-        "NVLink fabric registration",
-        says,
-        lambda _: (
-            "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric    # ends jobs that run"
-        ),
-    )
+def _ask_fabric(indices: list[int]) -> str:
+    return f"nvidia-smi -i {_numbers(indices)} -q | grep -A12 Fabric && sudo journalctl -u nvidia-fabricmanager"
 
 
 def _peers(facts: NodeFacts) -> Hit | None:
@@ -296,6 +308,9 @@ RULES = (
     Rule("gpu-lost", Severity.CRITICAL, "A GPU does not answer",
          "a collective waits for all ranks, so one lost GPU stops the job", "machine",
          NVML.at("nvmlReturn_t, NVML_ERROR_GPU_IS_LOST"), _lost),
+    Rule("gpu-missing", Severity.CRITICAL, "A GPU that was here is gone",
+         "the daemon has read it on this node, and the driver does not list it: jobs that want all GPUs do not start",
+         "machine", NVML.at("nvmlDeviceGetCount"), _missing),
     Rule("gpu-persistence-off", Severity.INFO, "Persistence mode is off",
          "the driver lets go of a GPU with its last process, and starting it takes seconds and resets settings",
          "machine", PERSISTENCE.at("Data Persistence; Persistence Daemon"), _persistence),
@@ -313,16 +328,37 @@ RULES = (
          NVML.at("nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth"), _pcie),
     Rule("gpu-memory-pending", Severity.WARNING, "Faulty memory waits for a reset",
          "the driver can replace bad memory only when the GPU is reset; until then errors may end the job",
-         "machine", MEMORY_ERRORS.at("Row Remapping; Dynamic Page Offlining"), _memory_pending),
+         "machine", MEMORY_ERRORS.at("Row Remapping; Dynamic Page Offlining"),
+         _broken(HealthReason.MEMORY_REPAIR_PENDING, what="memory", remedy=_reset)),
     Rule("gpu-memory-failed", Severity.CRITICAL, "Faulty memory could not be replaced",
          "the next uncorrectable error there ends the job", "machine",
-         MEMORY_ERRORS.at("RMA Policy Thresholds for Row-Remapping"), _memory_failed),
+         MEMORY_ERRORS.at("RMA Policy Thresholds for Row-Remapping"),
+         _broken(HealthReason.ROW_REMAP_FAILED, what="memory", remedy=lambda indices:
+             f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER"
+             "    # take the node out and have the board replaced")),
+    Rule("gpu-memory-errors", Severity.CRITICAL, "Memory errors could not be corrected",
+         "a process that meets one is killed, and what was computed since is not to be trusted", "machine",
+         MEMORY_ERRORS.at("Error Containment; Dynamic Page Offlining"),
+         _broken(HealthReason.ECC_UNCORRECTED, what="uncorrected ECC errors", remedy=_reset)),
     Rule("gpu-nvlink-down", Severity.CRITICAL, "NVLinks are down",
          "collectives go at the pace of the weakest GPU's links, or leave NVLink for PCIe altogether", "machine",
-         NVML.at("nvmlDeviceGetNvLinkState"), _links_down),
+         NVML.at("nvmlDeviceGetNvLinkState"),
+         _broken(HealthReason.NVLINK_DOWN, what="NVLink", remedy=lambda indices:
+             f"nvidia-smi nvlink -s -i {indices[0]} && sudo dmesg | grep -i nvlink")),
     Rule("gpu-fabric-unready", Severity.CRITICAL, "GPUs are not registered with the NVSwitch fabric",
          "CUDA cannot start (error 802), or runs without NVLink", "machine",
-         NVML.at("Fabric definitions, nvmlGpuFabricState_t"), _fabric),
+         NVML.at("Fabric definitions, nvmlGpuFabricState_t"),
+         _broken(HealthReason.FABRIC_NOT_JOINED, HealthReason.FABRIC_FAILED, what="NVLink fabric registration",
+             remedy=lambda _: "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric"
+             "    # ends jobs that run")),
+    Rule("gpu-fabric-misconfigured", Severity.CRITICAL, "The NVSwitch fabric is misconfigured",
+         "GPUs that are configured apart reach each other over no NVLink", "machine",
+         NVML.at("Fabric definitions, NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION"),
+         _broken(HealthReason.FABRIC_MISCONFIGURED, what="NVLink fabric", remedy=_ask_fabric)),
+    Rule("gpu-fabric-degraded", Severity.WARNING, "The NVSwitch fabric is degraded",
+         "collectives go at the pace of the slowest route", "machine",
+         NVML.at("Fabric definitions, NVML_GPU_FABRIC_HEALTH_MASK_*"),
+         _broken(HealthReason.FABRIC_DEGRADED, what="NVLink fabric", remedy=_ask_fabric)),
     Rule("gpu-p2p-off", Severity.WARNING, "GPUs that could reach each other's memory may not",
          "without P2P each transfer between two GPUs is copied through the host's memory", "machine",
          NVML.at("nvmlDeviceGetP2PStatus"), _peers),

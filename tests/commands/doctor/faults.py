@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pacecar.monitor.gpu.driver import Fabric, Number
+from pacecar.monitor.gpu.known_gpus import KnownGpu
 from pacecar.records import Decision, DeviceMemory, Straggler, TunerStatus
 from tests.commands.doctor.machine import (
     CLOSED_MODULE,
@@ -94,6 +95,18 @@ def log(old: str, new: str) -> Callable[[Machine], object]:
 
 def both(*plants: Callable[[Machine], object]) -> Callable[[Machine], object]:
     return lambda machine: [plant(machine) for plant in plants]
+
+
+def known(*gpus: int) -> Callable[[Machine], object]:
+    """The daemon has seen these boards of the recorded driver, and one more with each number above 7."""
+
+    def plant(machine: Machine) -> None:
+        machine.known_gpus = [
+            KnownGpu(f"GPU-{gpu}", "NVIDIA H100 80GB HBM3", f"00000000:{0x13 + 0x10 * gpu:02X}:00.0", str(gpu), 10**18)
+            for gpu in gpus
+        ]
+
+    return plant
 
 
 def no_links(machine: Machine) -> None:
@@ -186,6 +199,9 @@ FAULTS = (
     # GPUs
     Fault("gpu-driver-missing", h100_node, both(no_run, no_card_is_known), shows="Driver Not Loaded"),
     Fault("gpu-lost", h100_node, board(lost=True), shows="GPU is lost"),
+    Fault("gpu-missing", h100_node, known(*range(9)), shows="at 0000:93:00.0: not on the PCI bus, last seen 2001"),
+    Fault("gpu-missing", h100_node, both(known(*range(8)), lambda machine: machine.boards.pop()),
+          shows="GPU-7, at 0000:83:00.0: still on the PCI bus"),
     Fault("gpu-persistence-off", h100_node, number(Number.PERSISTENCE, 0), shows="off"),
     Fault("gpu-power-cap", h100_node, number(Number.POWER_LIMIT, 500_000), shows="500 W"),
     Fault("gpu-throttled", h100_node, number(Number.CLOCK_REASONS, 0x40), shows="hw_thermal_slowdown"),
@@ -197,7 +213,11 @@ FAULTS = (
     Fault("gpu-memory-pending", h100_node, board(fields={31: 1, 144: 0, 145: 0}), shows="page retirement"),
     Fault("gpu-memory-failed", h100_node, board(fields={31: 0, 144: 0, 145: 1}), shows="no spare row"),
     Fault("gpu-nvlink-down", h100_node, board(links=[True] * 17 + [False]), shows="17 links up; down: 17"),
-    Fault("gpu-fabric-unready", h100_node, board(fabric=Fabric(2, 0, 0)), shows="in progress"),
+    Fault("gpu-memory-errors", h100_node, board(fields={4: 2}), shows="2 since the last reset"),
+    Fault("gpu-fabric-unready", h100_node, board(fabric=Fabric(2, 0, 0)), shows="in progress for 300 minutes"),
+    Fault("gpu-fabric-unready", h100_node, board(fabric=Fabric(1, 0, None)), shows="not started for 300 minutes"),
+    Fault("gpu-fabric-misconfigured", h100_node, board(fabric=Fabric(3, 0, 0x200)), shows="incorrect configuration"),
+    Fault("gpu-fabric-degraded", h100_node, board(fabric=Fabric(3, 0, 0x15)), shows="route unhealthy"),
     Fault("gpu-fabric-unready", h100_node, board(fabric=Fabric(3, 999, 0)), shows="error 999"),
     Fault("gpu-p2p-off", workstation, lambda machine: machine.peers.update({(0, 1): 4}), shows="registry key"),
     Fault("gpu-p2p-off", h100_node, lambda machine: machine.peers.update({(2, 5): 5}), shows="not supported"),

@@ -26,6 +26,7 @@ from pacecar.monitor.gpu.driver import (
     RemoteLink,
     UnsupportedError,
 )
+from pacecar.monitor.gpu.known_gpus import KnownGpu
 from pacecar.records import Bound, DeviceMemory, JobHello, Knobs, Ledger, Rung, StepRecord, Vitals, WhatIf
 from tests.kit.machines import MACHINES, Site, recording, write
 
@@ -147,6 +148,7 @@ class Machine:
     boards: list[Board] = field(default_factory=list)
     peers: dict[tuple[int, int], int] = field(default_factory=dict)
     driver_missing: bool = False
+    known_gpus: list[KnownGpu] | None = None
     environ: dict[str, str] = field(default_factory=dict)
     script: str | None = None
     log: str | None = None
@@ -169,6 +171,9 @@ class Machine:
             for rank, records in self.run.items():
                 lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
                 (root / f"run/rank{rank}.jsonl").write_bytes(lines)
+        (root / "known.json").unlink(missing_ok=True)
+        if self.known_gpus is not None:
+            (root / "known.json").write_bytes(msgspec.json.encode({"version": 1, "gpus": self.known_gpus}))
         for name, text in (("train.py", self.script), ("nccl.log", self.log)):
             if text is not None:
                 (root / name).write_text(text)
@@ -177,7 +182,11 @@ class Machine:
         driver = RecordedDriver(self.boards, self.peers, missing=self.driver_missing)
         for folder in ("proc", "sys", "etc", "home"):
             (root / folder).mkdir(exist_ok=True)
-        return HostAccess(root / "proc", root / "sys", root / "etc", root / "home", self.environ, driver, self.pid)  # type: ignore[arg-type]  # the driver answers what the doctor asks
+        return HostAccess(
+            root / "proc", root / "sys", root / "etc", root / "home", self.environ,
+            driver,  # type: ignore[arg-type]  # it answers what the doctor asks
+            self.pid, known_gpus=root / "known.json",
+        )  # fmt: skip
 
     def examine(self, place: Path | Site):
         self.write(place)

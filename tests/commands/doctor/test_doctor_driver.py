@@ -166,7 +166,10 @@ def test_the_real_pynvml_gives_each_answer_to_its_own_fact(library):
     assert {e["what"] for e in found["gpu-throttled"]["evidence"]} == {"clocks held down by"}
     assert len(found["gpu-throttled"]["evidence"]) == 1
     assert found["gpu-pcie-link"]["evidence"][0]["value"] == "8 of 16 lanes"
-    assert len(found["gpu-memory-pending"]["evidence"]) == 16
+    assert {e["value"] for e in found["gpu-memory-pending"]["evidence"]} == {
+        "a row remapping and a page retirement wait for a reset"
+    }
+    assert len(found["gpu-memory-errors"]["evidence"]) == 8
     assert "error 21" in found["gpu-fabric-unready"]["evidence"][0]["value"]
     blocked = {e["what"]: e["value"] for e in found["gpu-p2p-off"]["evidence"]}
     assert "registry key" in blocked["P2P between GPU 0 and 4"]
