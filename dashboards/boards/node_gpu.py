@@ -83,6 +83,16 @@ def gpu_health_section() -> Section:
         )
     ]  # fmt: skip
     return Section("GPU health", [
+        (8, 7, table("GPUs that are not well", "Failed: run no jobs on it until somebody has acted. Degraded: it "
+            "works, slower or at risk. Unknown: nothing has been read of it yet.", [
+                Query(f"{select('pacecar_gpu_health', {'verdict': '!=ok'})} == 1", "", instant=True),
+            ], empty="Every GPU is well", transformations=columns(NODE, "gpu", "verdict"))),
+        (8, 7, table("Why they are not", "Each reason that holds; the runbook says what to do about it.", [
+                Query(f"{select('pacecar_gpu_health_reason')} == 1", "", instant=True),
+            ], empty="Every GPU is well", transformations=columns(NODE, "gpu", "reason"))),
+        (8, 7, table("Missing GPUs", "GPUs that a node had and has not found since its daemon started.", [
+                Query(f"{select('pacecar_gpu_missing')} == 1", "", instant=True),
+            ], empty="No GPU is missing", transformations=columns(NODE, "name", "pci_bus_id", "uuid"))),
         (8, 7, time_series("Answering", "1 while the last tick read something of the GPU.",
             [Query(select("pacecar_gpu_up"), GPU_NAME)], unit="none", empty=NO_GPU, limit=1.0, stepped=True)),
         (8, 7, table("GPUs that are down", "Hung: a call does not return. Lost, vanished: the driver does not know it "
@@ -100,7 +110,10 @@ def gpu_health_section() -> Section:
             [Query(increase("pacecar_gpu_xid_errors_total"), _of("Xid {{xid}}"))], unit="none", empty=NO_GPU)),
         (8, 7, time_series("ECC errors", "Errors in the window since the driver was loaded (volatile) and of the "
             "board's life. Corrected ones cost nothing.",
-            [Query(increase("pacecar_gpu_ecc_errors_total"), _of("{{severity}} {{lifetime}}"))],
+            [
+                Query(increase("pacecar_gpu_ecc_errors_total"), _of("{{severity}} {{lifetime}}")),
+                Query(select("pacecar_gpu_ecc_uncorrected_errors"), _of("uncorrected since the last reset")),
+            ],
             unit="none", empty="No GPU on this node has ECC")),
         (8, 7, time_series("Waits for a reset", "1 where a row or page waits for a reset to be taken out of use, or "
             "where it could not be: then the board wants replacing.", waiting, unit="none",

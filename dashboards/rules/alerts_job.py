@@ -47,6 +47,13 @@ def _increase(metric: str, window: str, *labels: str) -> str:
     return combine("sum", RULES.increase(metric, window=window), *labels)
 
 
+def _stays_failed() -> str:
+    """Return the collectors that failed; not that of GPUs while one is down, which has an alert of its own."""
+    failed = RULES.select("pacecar_collector_outcome", {"outcome": "failed"}) + " == 1"
+    down = f'label_replace({RULES.select("pacecar_gpu_down")} == 1, "collector", "gpu", "", "")'
+    return f"{failed} unless on ({CLUSTER}, {NODE}, collector) {down}"
+
+
 def _late() -> str:
     """Return the excess of each late rank as a share of its job's pace."""
     excess = combine("max", RULES.select("pacecar_job_straggler_excess_seconds"), *OF_JOB, RANK, "cause")
@@ -161,6 +168,10 @@ ITSELF_ALERTS = Group("pacecar-itself", (
     Alert("PacecarRanksLeftOut", _increase("pacecar_inbox_left_out_total", "15m", CLUSTER, NODE, "kind") + " > 0", "0m",
         "warning", "The daemon of {{ $labels.instance }} has no room for more ({{ $labels.kind }})",
         "{{ printf \"%.0f\" $value }} ranks were turned away in the last 15 minutes; they are on no dashboard."),
+    Alert("PacecarCollectorFailed", _stays_failed(), "15m", "warning",
+        "Collector {{ $labels.collector }} of {{ $labels.instance }} stays failed",
+        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
+        "and log say why."),
     Alert("PacecarDaemonOverBudget", f"{DAEMON_BUDGET_USED.name} > {DAEMON_OVER}", "15m", "warning",
         "The daemon of {{ $labels.instance }} takes more than it allows itself",
         "Its CPU time is {{ $value | humanizePercentage }} of its budget "

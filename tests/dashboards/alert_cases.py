@@ -85,6 +85,20 @@ class Case:
     description: str = ""
 
 
+def _reason(reason: str, values: str) -> dict[str, str]:
+    return {f'pacecar_gpu_health_reason{{{GPU}, reason="{reason}"}}': values}
+
+
+def _missing(values: str) -> dict[str, str]:
+    return {f'pacecar_gpu_missing{{{NODE}, uuid="GPU-8", name="NVIDIA H100", pci_bus_id="0000:5d:00.0"}}': values}
+
+
+FABRIC_WORDS = (
+    "fabric_failed: joining ended with an error; fabric_not_joined: it has not ended for 5 minutes; "
+    "fabric_misconfigured: the configuration is wrong. CUDA does not start on it, or goes without NVLink."
+)
+
+
 def _down(reason: str, values: str) -> dict[str, str]:
     return {f'pacecar_gpu_down{{{GPU}, reason="{reason}"}}': values}
 
@@ -149,12 +163,30 @@ FIRING = [
         "GPU 3 of n1:9850 idles, and a process holds it",
         "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
         "that was left open, or a process that did not end."),
+    Case("PacecarGpuMissing", "after a boot", "8m", _missing("_x1 1x10"),
+        ON_NODE | {"uuid": "GPU-8", "name": "NVIDIA H100", "pci_bus_id": "0000:5d:00.0"}, "critical",
+        "A GPU of n1:9850 is missing: NVIDIA H100 at 0000:5d:00.0",
+        "GPU-8 was on this node before, and the driver has not listed it since the daemon started, or no driver "
+        "answers. Where it was taken out on purpose the node has to be told so."),
+    Case("PacecarGpuPcieWidth", "four lanes of sixteen", "20m",
+        {**_reason("pcie_width", "0x5 1x30"), f"pacecar_gpu_pcie_width{{{GPU}}}": "16x5 4x30"}, ON_GPU, "warning",
+        "The PCIe link of GPU 3 of n1:9850 is too narrow",
+        "It runs on 4 lanes, fewer than GPU and slot have. Copies from the host, and all traffic that is not on "
+        "NVLink, share this link."),
     Case("PacecarNvlinkDown", "a link that was up", "8m", {
-            f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x10",
-            f'pacecar_gpu_nvlink_info{{{GPU}, link="7", remote_type="switch"}}': "1x20",
+            f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x10", **_reason("nvlink_down", "0x5 1x10"),
         }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
-        "The link was up when the daemon met the GPU and is down now. Collectives run over the links that are left, or "
-        "over PCIe."),
+        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
+        "left, or over PCIe."),
+    *(
+        Case("PacecarGpuFabric", reason, "8m", _reason(reason, "0x5 1x10"), ON_GPU | {"reason": reason}, "critical",
+            f"GPU 3 of n1:9850 is not in its NVLink fabric: {reason}", FABRIC_WORDS)
+        for reason in ("fabric_failed", "fabric_not_joined", "fabric_misconfigured")
+    ),
+    Case("PacecarGpuFabricDegraded", "half of the bandwidth", "12m", _reason("fabric_degraded", "0x5 1x10"),
+        ON_GPU | {"reason": "fabric_degraded"}, "warning", "The NVLink fabric of GPU 3 of n1:9850 is degraded",
+        "The GPU has less bandwidth than it should have, or its routes are unhealthy or being recovered. Collectives "
+        "go at the pace of the slowest route."),
     Case("PacecarNvlinkErrors", "replays at a rate", "25m",
         {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="replay"}}': "0+2x30"},
         ON_GPU | {"link": "7", "kind": "replay"}, "warning", "NVLink 7 of GPU 3 of n1:9850 has errors: replay",
@@ -313,6 +345,20 @@ FIRING = [
         {f'pacecar_inbox_left_out_total{{{NODE}, kind="rank"}}': "0x12 8x10"},
         ON_NODE | {"kind": "rank"}, "warning", "The daemon of n1:9850 has no room for more (rank)",
         "8 ranks were turned away in the last 15 minutes; they are on no dashboard."),
+    Case("PacecarCollectorFailed", "a disk that cannot be asked", "25m", {
+            f'pacecar_collector_outcome{{{NODE}, collector="disk", outcome="failed"}}': "0x5 1x30",
+            f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "1x40",
+        }, ON_NODE | {"collector": "disk", "outcome": "failed"}, "warning",
+        "Collector disk of n1:9850 stays failed",
+        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
+        "and log say why."),
+    Case("PacecarCollectorFailed", "GPUs, though none is down", "25m", {
+            f'pacecar_collector_outcome{{{NODE}, collector="gpu", outcome="failed"}}': "0x5 1x30",
+            f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "0x40",
+        }, ON_NODE | {"collector": "gpu", "outcome": "failed"}, "warning",
+        "Collector gpu of n1:9850 stays failed",
+        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
+        "and log say why."),
     Case("PacecarDaemonOverBudget", "one and a half times", "30m",
         {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+4.5x40",
          f"pacecar_daemon_cpu_budget_ratio{{{NODE}}}": "0.05x40"},
@@ -401,11 +447,20 @@ SILENT = [
         {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0x60", f"pacecar_gpu_processes{{{GPU}}}": "0x60"}),
     Case("PacecarGpuIdle", "a job that validates on the host for twenty minutes", "50m",
         {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0.9x5 0x20 0.9x2 0x20 0.9x9", **HOLDS}),
+    Case("PacecarGpuMissing", "all there", "20m", _missing("0x30")),
+    Case("PacecarGpuMissing", "a driver that is loaded some minutes after the daemon", "20m", _missing("1x3 0x30")),
+    Case("PacecarGpuPcieWidth", "all lanes", "30m",
+        {**_reason("pcie_width", "0x40"), f"pacecar_gpu_pcie_width{{{GPU}}}": "16x40"}),
+    Case("PacecarGpuPcieWidth", "while the link retrains", "30m",
+        {**_reason("pcie_width", "0x5 1x3 0x40"), f"pacecar_gpu_pcie_width{{{GPU}}}": "16x5 8x3 16x40"}),
     Case("PacecarNvlinkDown", "a link that leads nowhere on this board", "8m",
-        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "0x20"}),
-    Case("PacecarNvlinkDown", "a link that sleeps", "8m",
-        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "2x20",
-         f'pacecar_gpu_nvlink_info{{{GPU}, link="7", remote_type="switch"}}': "1x20"}),
+        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "0x20", **_reason("nvlink_down", "0x20")}),
+    Case("PacecarNvlinkDown", "a link that sleeps while another is down", "8m",
+        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "2x20", **_reason("nvlink_down", "1x20")}),
+    Case("PacecarGpuFabric", "joined, and slower than it could be", "12m",
+        {**_reason("fabric_failed", "0x20"), **_reason("fabric_degraded", "1x20")}),
+    Case("PacecarGpuFabricDegraded", "a route that was recovered at once", "12m",
+        _reason("fabric_degraded", "0x5 1x2 0x20")),
     Case("PacecarNvlinkErrors", "one replay", "25m",
         {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="replay"}}': "0x20 1x10"}),
     Case("PacecarNvlinkErrors", "symbols that were mended", "25m",
@@ -504,6 +559,11 @@ SILENT = [
         {f'pacecar_inbox_frames_refused_total{{{NODE}, refusal="version"}}': "0x40"}),
     Case("PacecarRanksLeftOut", "room for all", "15m",
         {f'pacecar_inbox_left_out_total{{{NODE}, kind="rank"}}': "0x30"}),
+    Case("PacecarCollectorFailed", "now and then", "40m",
+        {f'pacecar_collector_outcome{{{NODE}, collector="disk", outcome="failed"}}': "1x10 0x1 1x10 0x1 1x10 0x20"}),
+    Case("PacecarCollectorFailed", "a GPU is down, which has an alert of its own", "30m",
+        {f'pacecar_collector_outcome{{{NODE}, collector="gpu", outcome="failed"}}': "1x40",
+         f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "1x40"}),
     Case("PacecarDaemonOverBudget", "at its budget", "30m",
         {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+3x40",
          f"pacecar_daemon_cpu_budget_ratio{{{NODE}}}": "0.05x40"}),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -26,6 +27,7 @@ from typing import Any, Self
 
 import msgspec
 
+from pacecar.monitor.gpu.known_gpus import KnownGpu, known_gpus_path
 from pacecar.records import (
     Decision,
     DeviceMemory,
@@ -187,6 +189,13 @@ class PlantedJob(ShowJob):
         self._say(0, suspicion)
 
 
+def _remember_a_gpu_that_is_gone(recordings: Path) -> None:
+    """Let the daemon find a list of an earlier one, with a GPU more than there are."""
+    recordings.mkdir(mode=0o700)
+    gone = KnownGpu("GPU-gone", "Stand-in", "00000000:99:00.0", str(GPUS), 1)
+    known_gpus_path(recordings, platform.node()).write_bytes(msgspec.json.encode({"version": 1, "gpus": [gone]}))
+
+
 class Planted:
     """A daemon process with stand-in GPUs and a recorded machine, and a job on it.  A context manager."""
 
@@ -216,6 +225,7 @@ class Planted:
                 "port": 0, "socket": self._socket, "proc_root": str(machine / "proc"), "sys_root": str(machine / "sys"),
                 "recordings": str(self._folder / "recordings"), "mounts": self._mounts, "cpu_budget": 1.0,
             }  # fmt: skip
+            _remember_a_gpu_that_is_gone(Path(str(settings["recordings"])))
             environ = {**os.environ, **self._control.environment()}
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
