@@ -4,6 +4,7 @@ In: `Trace`s from `pacecar.profiler.trace`, one for each rank.  Out: a `report.T
 picture or another trace of it.  Start at `reading.parallel_reading.analyze`.
 
     reading     files at the edge: in this process, in processes of their own, on a dask cluster
+    plausibility  does a trace contradict itself?  what is sound of it goes on
     one_rank    one trace: ledger, steps, collectives, families of kernels
     all_ranks   several: clocks, who waited for whom, what the causal model says
     output      tables and picture; `page` is the HTML page, `merged_trace` another trace for Perfetto

@@ -6,8 +6,9 @@ Start at `reader.read_trace`.
 
     decoding                             bytes into typed events and the header
     rows, column_parts                   events into columns, batch by batch
-    row_kinds, times                     which rows are kept; times as exact integers
+    row_kinds, times, pairs              which rows are kept; times as exact integers; begins and ends joined
     assemble, kernel_links, collectives  the columns of all batches into one trace; which kernel is which collective
+    step_marks                           the steps that the trace marks
     notes                                one warning for each kind of what was odd
     details                              what only tables need
 """

@@ -10,8 +10,10 @@ Left out: how files are read (`reader`), and what is computed from the rows (`pa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -25,6 +27,7 @@ __all__ = [
     "WORKS",
     "CollectiveColumns",
     "DeviceRows",
+    "Effect",
     "HostKind",
     "HostRows",
     "StepMark",
@@ -94,12 +97,24 @@ class StepMark(msgspec.Struct, frozen=True):
     end_ns: int
 
 
+Effect = Literal["said", "left_out", "cut", "unknown", "refused"]
+"""What an oddity did to the figures: nothing; rows were left out; rows or the record were cut short; a part of the
+figures is unknown for it; or nothing of the file was analyzed."""
+
+
 class TraceWarning(msgspec.Struct, frozen=True):
     """Something odd that the numbers cannot show.  `code` is stable and in lower_case; `message` is for people."""
 
     code: str
     message: str
     count: int = 1
+    effect: Effect = "said"
+
+    @property
+    def line(self) -> str:
+        """The message, with the count where it is more than one and the message does not say it."""
+        is_said = self.count == 1 or re.search(rf"\b{self.count}\b", self.message) is not None
+        return self.message if is_said else f"{self.message} ({self.count} in all)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,8 @@ class Trace:
     wall_offset_ns: int | None = None
     has_integer_microseconds: bool = False
     is_truncated: bool = False
+    is_device_complete: bool = True
+    """Whether the device's work is here but for single rows; else idle time may be work that was lost."""
     events: int = 0
     warnings: tuple[TraceWarning, ...] = field(default=())
     details: TraceDetails | None = None

@@ -6,7 +6,7 @@ the message of its first occurrence.
 
 from __future__ import annotations
 
-from .columns import TraceWarning
+from .columns import Effect, TraceWarning
 
 __all__ = ["Notes"]
 
@@ -16,14 +16,16 @@ class Notes:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._messages: dict[str, str] = {}
+        self._first: dict[str, tuple[str, Effect]] = {}
 
-    def add(self, code: str, message: str, count: int = 1) -> None:
-        """Count `code`; the first message stays."""
+    def add(self, code: str, message: str, count: int = 1, effect: Effect = "said") -> None:
+        """Count `code`; the first message and effect stay."""
         if count:
             self._counts[code] = self._counts.get(code, 0) + count
-            self._messages.setdefault(code, message)
+            self._first.setdefault(code, (message, effect))
 
     def warnings(self) -> tuple[TraceWarning, ...]:
         """Return one warning for each code."""
-        return tuple(TraceWarning(code, self._messages[code], count) for code, count in self._counts.items())
+        return tuple(
+            TraceWarning(code, message, self._counts[code], effect) for code, (message, effect) in self._first.items()
+        )

@@ -21,17 +21,16 @@ import numpy as np
 
 from .assemble import device_rows, host_rows, sync_rows
 from .column_parts import Numbers
-from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
+from .columns import NONE, CollectiveColumns, DeviceRows, HostRows, Trace
 from .decoding.compressed_source import TraceError, TraceSource
 from .decoding.event_stream import EventStreamReader
 from .decoding.header import TraceHeader, read_header
 from .notes import Notes
 from .rows import Rows
+from .step_marks import steps_of
 from .times import ImpreciseTimesError
 
 __all__ = ["TraceError", "read_trace"]
-
-_STEP = "ProfilerStep#"
 
 
 def read_trace(
@@ -50,6 +49,7 @@ def read_trace(
             rows.add(batch)
         except ImpreciseTimesError:
             rows.add(document.exactly())
+    rows.finish()
     if document.is_array and not rows.has_phases and (document.read or notes.warnings()):
         raise TraceError(f"{path}: not a trace: a list of something else than events")
     header = read_header(document.before, document.after, path, notes)
@@ -88,7 +88,7 @@ def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHea
         device=device,
         host_rows=host,
         syncs=sync_rows(rows),
-        steps=_steps(rows, host),
+        steps=steps_of(rows.names.texts, host),
         start_ns=rows.low,
         end_ns=rows.high,
         wall_offset_ns=header.wall_offset_ns,
@@ -132,17 +132,4 @@ def _only_used(
         replace(device, collective=renumbered[device.collective]),
         replace(host, collective=renumbered[host.collective]),
         list(numbers),
-    )
-
-
-def _steps(rows: Rows, host: HostRows) -> tuple[StepMark, ...]:
-    """Return the steps marked on host threads, not on a GPU's track, where the same marks begin when its work does."""
-    numbers = {
-        number: int(text[len(_STEP) :])
-        for text, number in rows.names.items()
-        if text.startswith(_STEP) and text[len(_STEP) :].isdecimal() and len(text) < len(_STEP) + 16
-    }
-    marks = np.flatnonzero(np.isin(host.name, list(numbers)) & (host.kind == HostKind.ANNOTATION))
-    return tuple(
-        StepMark(numbers[int(host.name[row])], int(host.start_ns[row]), int(host.end_ns[row])) for row in marks.tolist()
     )

@@ -24,6 +24,7 @@ from .decoding.event_stream import Batch
 from .decoding.events import Args, DigitEvent, KnownEvent, TraceEvent
 from .kernel_links import LaunchCalls
 from .notes import Notes
+from .pairs import PAIR_PHASES, Pairs
 from .row_kinds import RowPlace, canonical, is_collective_call, place_of, sync_kind
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ CATEGORIES_MAX = 200
 
 GRID_BYTES_MAX = 256
 """The most bytes kept of a grid: three numbers of ten digits on indented lines fit, and what is longer is none."""
+
+NO_CATEGORY = "rows without a category were left out: torch.profiler gives each of its rows one"
+NO_PHASE = "events without a phase were left out: a name with unescaped quotes leaves such parts"
+UNPAIRED = "begins without an end, or ends without a begin, were left out"
 
 PYTHON_FUNCTION = "python_function"
 """The category of python frames, which are rows of details only."""
@@ -65,7 +70,8 @@ class Categories(dict[str, int]):
         place = place_of(name)
         code = FRAME if place == RowPlace.FRAME else LEFT_OUT
         if place == RowPlace.UNKNOWN:
-            self._notes.add("unknown_category", f"rows of a category not known here were left out: {category[:60]!r}")
+            message = f"rows of a category not known here were left out: {category[:60]!r}"
+            self._notes.add("unknown_category", message, effect="left_out")
         if place in (RowPlace.DEVICE, RowPlace.HOST, RowPlace.SYNC):
             if name in self.canonical:
                 code = self.canonical.index(name)
@@ -92,7 +98,7 @@ class Names(dict[str, int]):
     def __missing__(self, name: str) -> int:
         text = name
         if len(name) > NAME_LETTERS_MAX:
-            self._notes.add("long_name", f"names of more than {NAME_LETTERS_MAX} letters were cut")
+            self._notes.add("long_name", f"names of more than {NAME_LETTERS_MAX} letters were cut", effect="cut")
             text = name[:NAME_LETTERS_MAX]
             if text in self:
                 return self[text]
@@ -123,6 +129,7 @@ class Rows:
         self.high: int | None = None
         self.has_fractions = False
         self.has_phases = False
+        self._pairs = Pairs()
         self._notes = notes
 
     def add(self, batch: Batch) -> None:
@@ -137,6 +144,9 @@ class Rows:
         start, end, sound = self._spans(done)
         self._note_instants(instants)
         counted = codes != FRAME
+        if not counted.all():
+            bare = sum(not event.cat for event in compress(done, (~counted).tolist()))
+            self._notes.add("no_category", NO_CATEGORY, bare, "left_out")
         if sound is not None:
             counted &= sound
         if not counted.any():
@@ -168,11 +178,22 @@ class Rows:
             mask &= sound
         details.add_frames(list(compress(done, mask.tolist())), start[mask], end[mask])
 
+    def finish(self) -> None:
+        """Note what was still open after the last batch."""
+        self._notes.add("unpaired", UNPAIRED, self._pairs.unpaired, "left_out")
+
     def _complete(self, batch: Batch) -> Events:
-        """Return the complete events (phase "X"); nothing is kept of the others."""
+        """Return the complete events (phase "X") and pairs of "B" and "E"; nothing is kept of the others."""
         if batch and hasattr(batch[0], "ph"):
             events = cast(Sequence[TraceEvent], batch)
-            self.has_phases = self.has_phases or any(event.ph for event in events)
+            phases = {event.ph for event in events}
+            self.has_phases = self.has_phases or bool(phases - {""})
+            if "" in phases:
+                self._notes.add("no_phase", NO_PHASE, sum(not event.ph for event in events), "left_out")
+            if phases & PAIR_PHASES:
+                if not isinstance(batch[0], DigitEvent):
+                    raise times.ImpreciseTimesError  # the difference of two floats is not exact
+                return self._pairs.joined(cast(Sequence[DigitEvent], batch))
             return [event for event in events if event.ph == "X"]
         self.has_phases = self.has_phases or bool(batch)  # KnownEvent is told from the others by its phase
         return [event for event in batch if type(event) is KnownEvent]
@@ -197,7 +218,7 @@ class Rows:
         ):
             if is_right is not None and not is_right.all():
                 wrong = ~is_right if sound is None else ~is_right & sound
-                self._notes.add(code, message, int(wrong.sum()))
+                self._notes.add(code, message, int(wrong.sum()), "left_out")
                 sound = is_right if sound is None else is_right & sound
         return start, start + length, sound
 

@@ -26,7 +26,10 @@ from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from .collective_stats import SeenCollective
 from .device_phases import Launch
 
-__all__ = ["Activity", "TraceSpans", "compute_on_host", "read_rows"]
+__all__ = ["SKEW_NS_MAX", "Activity", "TraceSpans", "compute_on_host", "read_rows"]
+
+SKEW_NS_MAX = 100_000
+"""A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
 
 
 def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:

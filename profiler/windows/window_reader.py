@@ -27,7 +27,7 @@ from .collective_stats import backward_window, sum_collectives
 from .device_phases import passed_stretches
 from .kineto_window import WindowProfiler, WindowUnavailable
 from .session_pause import without_sessions
-from .trace_spans import Activity, TraceSpans, read_rows
+from .trace_spans import SKEW_NS_MAX, Activity, TraceSpans, read_rows
 
 __all__ = ["Measurement", "WindowReader"]
 
@@ -40,9 +40,6 @@ would leave nothing of a step as short."""
 
 READINGS_MAX = 5
 """Whoever has the processor taken from him so often in a row has no better clock."""
-
-SKEW_NS_MAX = 100_000
-"""A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
 
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
 """Whoever communicates inside an operator has loaded this module: a DTensor, or an asynchronous tensor that is waited

@@ -6,8 +6,8 @@ whole trace, from the first start to the last end of work: what the host did bef
 time, because nothing says when the device could have begun.
 
 Idle time gets its cause from the host's rows: data loading, checkpoints and the optimizer are known by name, and the
-rest is the host that had launched nothing.  A trace without host rows has no causes, and on a CPU job nothing was
-recorded before the first operator: that is unknown.
+rest is the host that had launched nothing.  A trace without host rows has no causes, where rows of the device are
+missing idle time may have been work, and on a CPU job nothing was recorded before the first operator: that is unknown.
 
 On a device job the work of host process groups (gloo beside NCCL: barriers, object collectives, pacecar's own side
 group) is not work of the device.  It counts as communication only where the device itself does not communicate.
@@ -82,7 +82,7 @@ def charges_of(trace: Trace, rows: NDArray[np.bool_] | None = None) -> Charges:
     observed: tuple[int, int] | None = None
     if trace.has_device:
         work = _device_work(trace, rows)
-        if len(host.start_ns) == 0:
+        if len(host.start_ns) == 0 or not trace.is_device_complete:
             observed = (0, 0)
     else:
         operators = _training_operators(trace)
@@ -172,8 +172,8 @@ def _report(
             trace, *_communication(trace, starts, ends, bounds), merged.get(Work.COMPUTE, EMPTY)
         ),
         families=kernel_families(trace, starts, ends),
-        gaps=device_gaps(trace, busy) if trace.has_device else [],
-        what_if=_ladder(ledger, of_steps),
+        gaps=device_gaps(trace, busy) if trace.has_device and trace.is_device_complete else [],
+        what_if=_ladder(ledger, of_steps) if trace.is_device_complete else [],
         warnings=list(warnings),
         events=trace.events,
         is_truncated=trace.is_truncated,

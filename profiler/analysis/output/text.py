@@ -10,6 +10,7 @@ files that could not be read, are not shown here: the command prints them on std
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -46,9 +47,12 @@ def document_text(document: TraceDocument, console: Console) -> Iterator[Rendera
 def warning_lines(groups: Iterable[tuple[str, Sequence[TraceWarning]]], names_files: bool) -> Iterator[Text]:
     """Yield the warnings, at most `WARNINGS_MAX`; the same one from many files is one line."""
     merged: dict[tuple[str, str], list[str]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     for name, warnings in groups:
         for warning in warnings:
-            merged.setdefault((warning.code, warning.message), []).append(name)
+            key = warning.code, warning.message
+            merged.setdefault(key, []).append(name)
+            counts[key] += warning.count
     if not merged:
         return
     yield Text()
@@ -58,6 +62,8 @@ def warning_lines(groups: Iterable[tuple[str, Sequence[TraceWarning]]], names_fi
         where = ""
         if files and names_files:
             where = f" ({clean(files[0])})" if len(files) == 1 else f" ({len(files)} files)"
-        yield Text.assemble((f"{clean(code)}: ", "yellow"), clean(message), (where, "dim"))
+        count = counts[code, message]
+        line = TraceWarning(code, message, 1 if count == len(names) else count).line
+        yield Text.assemble((f"{clean(code)}: ", "yellow"), clean(line), (where, "dim"))
     if len(merged) > WARNINGS_MAX:
         yield Text(f"and {len(merged) - WARNINGS_MAX} more: --json has them all", style="dim")

@@ -74,8 +74,9 @@ def columns_of(report: TraceReport, table: Trace | None) -> Trace:
     if table is not None:
         return table
     from ...trace.reader import TraceError, read_trace
+    from ..plausibility.examine import examine
 
     try:
-        return read_trace(Path(report.file))
+        return examine(read_trace(Path(report.file))).trace
     except TraceError as error:
         raise LookupError(f"{report.file}: cannot be read again: {error}") from error

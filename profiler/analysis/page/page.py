@@ -8,6 +8,7 @@ Pure but for `write_page`, which writes the file.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -308,14 +309,17 @@ def _trace_sections(document: TraceDocument, report: TraceReport) -> Iterator[Se
 def _warnings(document: TraceDocument) -> Markup:
     """Return what cannot be trusted or could not be read, each once with the number of files it is of."""
     merged: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     job: Sequence[TraceWarning] = document.job.warnings if document.job is not None else ()
     for warning in (*document.warnings, *job, *(one for report in document.traces for one in report.warnings)):
         key = (clean(warning.code), clean(warning.message))
         merged[key] = merged.get(key, 0) + 1
-    lines = [
-        f"{message} ({code}{f', {count} files' if count > 1 else ''})"
-        for (code, message), count in list(merged.items())[:WARNINGS_MAX]
-    ]
+        counts[key] += warning.count
+    lines = []
+    for (code, message), files in list(merged.items())[:WARNINGS_MAX]:
+        count = counts[code, message]
+        line = TraceWarning(code, message, 1 if count == files else count).line
+        lines.append(f"{line} ({code}{f', {files} files' if files > 1 else ''})")
     if len(merged) > WARNINGS_MAX:
         lines.append(f"and {len(merged) - WARNINGS_MAX} more: --json has them all")
     return box("info", "Warnings", lines)

@@ -5,10 +5,12 @@ A file that cannot be read costs itself: what is wrong with it is in the answer,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from ...trace.columns import Trace, TraceWarning
 from ..report import TraceReport
@@ -54,6 +56,7 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     # Imported here: the command's `--help` and a dask scheduler need none of it.
     from ...trace.reader import TraceError, read_trace
     from ..one_rank.one_trace import analyze_trace
+    from ..plausibility.examine import examine
 
     try:
         trace = read_trace(task.path, progress=progress, details=task.makes_tables)
@@ -65,7 +68,14 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
         return WorkerAnswer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
     if trace.file != (name := printable(task.path)):
         trace = replace(trace, file=name)
+    examined = examine(trace)
+    if examined.refusal is not None:
+        return WorkerAnswer(error=_refused(task.path, examined.refusal))
+    trace = examined.trace
     report = analyze_trace(trace, window=task.window, steps=task.steps)
+    nothing = next((warning for warning in report.warnings if warning.code == "no_work"), None)
+    if nothing is not None:
+        return WorkerAnswer(error=_refused(task.path, _with_reasons(nothing, trace.warnings)))
     places = None
     if task.makes_tables:
         from ..one_rank.tables.all_tables import tables_of
@@ -75,6 +85,15 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     if not task.returns_table:
         return WorkerAnswer(report=report)
     return WorkerAnswer(report=report, table=trace, places=places)
+
+
+def _refused(path: Path, why: TraceWarning) -> TraceWarning:
+    return msgspec.structs.replace(why, message=_named(path, why.message), effect="refused")
+
+
+def _with_reasons(nothing: TraceWarning, others: Sequence[TraceWarning]) -> TraceWarning:
+    """Return the warning that there is no work in a trace, with what was odd when it was read: it may be why."""
+    return msgspec.structs.replace(nothing, message="; ".join([nothing.message, *(other.line for other in others)]))
 
 
 def _named(path: Path, message: str) -> str:

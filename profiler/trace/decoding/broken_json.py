@@ -2,7 +2,11 @@
 
 Giving up the whole part would lose thousands of good events for one bad one.  So each event is decoded alone by
 python's own parser, which is slow and lenient (bytes that are not text, tabs and line ends in strings, NaN).  After an
-event that cannot be decoded, reading goes on at the next `},{"`.
+event that cannot be decoded, reading goes on at the next `},{"`, or at the `}]` that ends the array.
+
+torch does not escape the quotes in a name, so a broken event may hold JSON of its own: after
+`record_function('[{"lr": 1}, {"wd": 2}]')` the next `},{"` lies inside the name.  So after a lost event, an object
+without a phase ("ph") is one of its fragments: it is neither an event nor another loss.
 
 The code looks at each character a bounded number of times: a file made to be slow is read at a megabyte a second.
 Left out: which parts need this (`event_stream`).
@@ -32,6 +36,9 @@ NO_NUMBER = re.compile(rb"(?<=:)\s*[-+]?(?:nan|inf|infinity)(?=\s*[,}])", re.IGN
 _UNFINISHED = "it has no end"
 _NO_NUMBER_TEXT = re.compile(NO_NUMBER.pattern.decode(), re.IGNORECASE)
 _BETWEEN = re.compile(r'\}\s*,\s*(?=\{\s*")')
+_END = r"\]\s*(?:,\s*\"|\}|\[|\{|$)"
+_LAST = re.compile(r"\}\s*(?=" + _END + ")")
+_ARRAY_END = re.compile(_END)
 _OBJECT = re.compile(r'\{\s*"')
 _GAP = re.compile(r"[ \t\r\n,]*")
 _DECODER = json.JSONDecoder(parse_float=decimal_of, parse_constant=lambda _: None, strict=False)
@@ -39,27 +46,37 @@ _DECODER = json.JSONDecoder(parse_float=decimal_of, parse_constant=lambda _: Non
 
 @dataclass(slots=True)
 class Scan:
-    """What was found: the events, positions and reasons of those lost, where reading stopped, and whether at `]`."""
+    """What was found: the events, positions and reasons of those lost, where reading stopped, and whether at `]`.
+
+    `is_astray`: the latest thing read was a lost event or a fragment of it.
+    """
 
     events: list[DigitEvent] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     end: int = 0
     is_end: bool = False
+    is_astray: bool = False
 
 
-def scan(stretch: bytes, *, takes_open: bool, convert: Callable[[dict[str, Any]], DigitEvent] = PLAIN.convert) -> Scan:
-    """Return the events of `stretch`, which begins at an event or between two.
+def scan(
+    stretch: bytes,
+    *,
+    takes_open: bool,
+    is_astray: bool = False,
+    convert: Callable[[dict[str, Any]], DigitEvent] = PLAIN.convert,
+) -> Scan:
+    """Return the events of `stretch`, which begins at an event or between two, or, if astray, amid a lost event.
 
     An event without an end stops the scan, because more of the file may bring the end.  With `takes_open` that event
     is lost instead, as long as another begins after it.  Latin-1 maps each byte to one character, so that positions in
     the text are positions in the bytes.
     """
     text = stretch.decode("latin-1")
-    boundaries, objects = _Finder(_BETWEEN, text), _Finder(_OBJECT, text)
-    found = Scan()
+    boundaries, objects, ends = _Finder(_BETWEEN, text), _Finder(_OBJECT, text), _Finder(_LAST, text)
+    found = Scan(is_astray=is_astray)
     at = tries = 0
     while (at := _skip(text, at)) < len(text):
-        if text[at] == "]":
+        if text[at] == "]" and _ARRAY_END.match(text, at):
             found.is_end = True
             at += 1
             break
@@ -73,14 +90,20 @@ def scan(stretch: bytes, *, takes_open: bool, convert: Callable[[dict[str, Any]]
             value, length, reason = _one(text[at:])
         if reason == _UNFINISHED and (between is None or not takes_open):
             break
-        if isinstance(value, dict):
+        if isinstance(value, dict) and ("ph" in value or not found.is_astray):
             found.events.append(convert(_in_utf8(value)))
-        else:
-            found.lost.append((at, reason or "not an object"))
+            found.is_astray = False
+        elif not isinstance(value, dict):
+            if not found.is_astray or '"ph"' in text[at:stop]:
+                found.lost.append((at, reason or "not an object"))
+            found.is_astray = True
         if length:
             at += length
+        elif text[at] == "{":
+            last = ends.next(at)
+            at = stop if last is None else min(stop, last + 1)
         else:
-            begin = stop if text[at] == "{" else objects.next(at + 1)
+            begin = objects.next(at + 1)
             at = len(text) if begin is None else begin
     found.end = at
     return found

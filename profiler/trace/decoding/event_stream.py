@@ -9,8 +9,9 @@ decoded at once.  That is right nearly always; what does not decode is tried mor
     2. without types      a value has the wrong type; it is converted where it can be
     3. event by event     something is not JSON: that event is lost and counted, its neighbours are not
 
-The array ends where the parser finds characters after it.  Other members of the document come before or after the
-events, in any order; they are kept as bytes for `header`.
+The array ends where the parser finds characters after it, provided that no event follows: a name with unescaped JSON
+in it can look like the end.  Other members of the document come before or after the events, in any order; they are kept
+as bytes for `header`.
 
 Left out: what an event means (`events`, `rows`).
 """
@@ -27,6 +28,7 @@ from ..notes import Notes
 from .broken_json import NO_NUMBER, scan
 from .compressed_source import TraceError, TraceSource
 from .events import PLAIN, DigitEvent, EventTypes, KnownEvent, TraceEvent, decimal_of, value_end
+from .header import is_closed, is_whole, trailing
 
 __all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "EventStreamReader"]
 
@@ -51,6 +53,13 @@ _SPACE = b" \t\r\n"
 _FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
+_PHASE = re.compile(rb'"ph"\s*:\s*"')
+_DOCUMENT = re.compile(rb'"traceEvents"\s*:\s*\[|[\]}]\s*\[\s*\{')
+"""Where another trace begins that was written behind the first."""
+_HEADER = re.compile(
+    rb'"(?:traceName|displayTimeUnit|baseTimeNanoseconds|schemaVersion|d\w+Info|deviceProperties)"\s*:'
+)
+"""Members that no event has."""
 _GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -78,10 +87,21 @@ class EventStreamReader:
         self._last = b""
         self._ended = False
         self._is_last = False
+        self._is_astray = False
+        """Whether the latest thing read was a lost event or a fragment of it; see `broken_json`."""
 
     def batches(self) -> Iterator[Batch]:
         """Yield the events; raise TraceError when there is no array of events."""
         buffer = self._open()
+        yield from self._events(buffer)
+        while self._ended and (begin := self._read_after()) is not None:
+            if not self._is_astray:
+                self._lose(self.after, begin, "the array of events seems to end before it")
+            buffer, self.after, self._ended, self._is_last = self.after[begin:], b"", False, False
+            yield from self._events(buffer)
+
+    def _events(self, buffer: bytes) -> Iterator[Batch]:
+        """Yield the events from `buffer` on up to what seems to be the end of the array."""
         is_lost = False
         for piece in self._pieces:
             cut, begin = _last_cut(piece)
@@ -110,10 +130,41 @@ class EventStreamReader:
             yield batch
         if self._ended:
             self.after = buffer
-            for piece in self._pieces:
-                if len(self.after) < HEADER_BYTES_MAX:
-                    self.after += piece
-        self._close(b"" if self._ended else buffer)
+        else:
+            self._close(buffer)
+
+    def _read_after(self) -> int | None:
+        """Read what follows the array into `after`; return where in it the next event begins, None at the true end."""
+        looked_at = 0
+        while True:
+            found = _PHASE.search(self.after, looked_at)
+            if found is not None:
+                other = _DOCUMENT.search(self.after, 0, found.start())
+                head = self.after[: found.start()]
+                if other is None and not (self.is_array and head.lstrip(_SPACE).startswith(b"[")):
+                    return _last_cut(head)[1] or max(head.rfind(b"{"), 0)
+                break
+            looked_at = max(len(self.after) - 64, 0)
+            piece = next(self._pieces, None)
+            if piece is None or len(self.after) >= HEADER_BYTES_MAX:
+                self._skip_to_end()
+                break
+            self.after += piece
+        for piece in self._pieces:
+            if len(self.after) < HEADER_BYTES_MAX:
+                self.after += piece
+        self._close(b"")
+        return None
+
+    def _skip_to_end(self) -> None:
+        """Where no members follow what seemed to be the end of the array, take what follows the last such place."""
+        if (not self.after.strip(_SPACE) if self.is_array else is_whole(self.after)) or not (
+            end := self._likely_end(self.after)
+        ):
+            return
+        if not self._is_astray:
+            self._lose(self.after, 0, "the array of events seems to end before it")
+        self.after = self.after[end:]
 
     def exactly(self) -> Batch:
         """Return the latest batch once more with its times as digits; all later batches have them so too."""
@@ -194,7 +245,16 @@ class EventStreamReader:
             try:
                 batch = self._mended(b"".join((b"[", memoryview(buffer)[:end])))
             except _BROKEN:
-                pass
+                if not self.is_array or not buffer[end:].strip(_SPACE):
+                    batch, stop = self._scan(buffer, end - 1)
+                    if self._ended:  # earlier, so that is not the end
+                        return batch, buffer[stop:]
+                    if buffer[stop : end - 1].strip(_SPACE):
+                        if not _HEADER.search(buffer, end):  # the bracket may be one of the event's own
+                            return batch, buffer[stop:]
+                        self._lose(buffer, stop, "it has no end")
+                    self._ended = True
+                    return batch, buffer[end:]
             else:
                 self._ended = True
                 return batch, buffer[end:]
@@ -246,36 +306,44 @@ class EventStreamReader:
             except msgspec.ValidationError:
                 batch = [types.convert(members) for members in _UNTYPED.decode(text)]
         self._last = text
+        self._is_astray = False
         self.read += len(batch)
         return batch
 
     def _scan(self, buffer: bytes, cut: int) -> tuple[Batch, int]:
         """Return the events before `cut` that decode alone, and where the first incomplete one begins."""
         takes_open = self._is_last or cut > EVENT_BYTES_MAX
-        found = scan(buffer[:cut], takes_open=takes_open, convert=self._types.convert)
+        found = scan(buffer[:cut], takes_open=takes_open, is_astray=self._is_astray, convert=self._types.convert)
         for at, reason in found.lost:
             self._lose(buffer, at, reason)
-        self._ended = found.is_end
+        self._ended, self._is_astray = found.is_end, found.is_astray
         self.read += len(found.events)
         return found.events, found.end
 
     def _lose(self, buffer: bytes, at: int, reason: str) -> None:
         place = self._source.bytes_out - len(buffer) + at
-        self._notes.add("malformed_event", f"lost an event that is not JSON, first at byte {place}: {reason}")
+        message = f"lost an event that is not JSON, first at byte {place}: {reason}"
+        self._notes.add("malformed_event", message, effect="left_out")
 
     def _close(self, rest: bytes) -> None:
         """Note what is missing at the end of the file."""
         source = self._source
         if source.remark is not None:
             self._notes.add("trailing_data", source.remark)
-        is_open = not self._ended and not (self.is_array and not rest.strip(_SPACE + b","))
-        is_open = is_open or (self._ended and not self.is_array and not self.after.rstrip(_SPACE).endswith(b"}"))
+        if self._ended and self.is_array:
+            is_open = False
+            if self.after.strip(_SPACE):
+                self._notes.add("trailing_data", trailing(self.after))
+            self.after = b""
+        elif self._ended:
+            is_open = not is_closed(self.after)
+        else:
+            is_open = not self.is_array or bool(rest.strip(_SPACE + b","))
         if source.damage is not None or is_open:
             self.is_truncated = True
             cause = source.damage or "the file ends inside the trace"
-            self._notes.add(
-                "truncated", f"{cause}; read up to byte {source.bytes_out - len(rest)} of what it unpacks to"
-            )
+            message = f"{cause}; read up to byte {source.bytes_out - len(rest)} of what it unpacks to"
+            self._notes.add("truncated", message, effect="cut")
 
 
 def _last_cut(buffer: bytes) -> tuple[int, int]:

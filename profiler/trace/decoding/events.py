@@ -22,6 +22,7 @@ from ..columns import NONE
 
 __all__ = [
     "KNOWN_EVENTS",
+    "NO_DIGITS",
     "PLAIN",
     "Args",
     "DigitEvent",
@@ -38,8 +39,8 @@ NUMBER_MAX = (1 << 63) - 1
 """The largest number that fits a column."""
 
 
-_OTHER_PHASES = ("", *"MsftiIBEbenCPNODRcvVS(),")
-"""The phases of Chrome's Trace Event Format other than "X", which is a complete event."""
+_OTHER_PHASES = ("", *"MsftiIbenCPNODRcvVS(),")
+"""The phases of Chrome's Trace Event Format that are skipped: not "X", a complete event, nor its halves "B" and "E"."""
 
 Category = Literal[
     "",

@@ -19,7 +19,7 @@ import msgspec
 from ..notes import Notes
 from .events import value_end
 
-__all__ = ["TraceHeader", "read_header"]
+__all__ = ["TraceHeader", "is_closed", "is_whole", "read_header", "trailing"]
 
 RANK_MAX = 1 << 24
 """No job has more ranks; a number beyond is no rank."""
@@ -62,8 +62,7 @@ def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceH
     header = TraceHeader()
     distributed = members.get("distributedInfo")
     if isinstance(distributed, dict):
-        header.rank = _whole(distributed.get("rank"), RANK_MAX)
-        header.world_size = _whole(distributed.get("world_size"), RANK_MAX)
+        header.rank, header.world_size = (_count_of_ranks(distributed, name, notes) for name in ("rank", "world_size"))
         backend = distributed.get("backend")
         header.backend = backend if isinstance(backend, str) and backend else None
         header.groups = _groups(distributed.get("pg_config"))
@@ -79,6 +78,33 @@ def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceH
     return header
 
 
+def is_whole(after: bytes) -> bool:
+    """Return whether `after`, the bytes behind the events, are the other members and the end of the document."""
+    try:
+        msgspec.json.decode(_opened(after), type=dict[str, msgspec.Raw])
+    except _MALFORMED:
+        return False
+    return True
+
+
+def is_closed(after: bytes) -> bool:
+    """Return whether the document ends in `after`, the bytes behind the events; more may follow its end."""
+    text = _opened(after)
+    if text.endswith(b"}"):
+        return True
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except _MALFORMED as error:
+        return bool(value_end(error))
+    return True
+
+
+def trailing(rest: bytes) -> str:
+    """Return what to say of bytes behind the end of the trace."""
+    what = "a second trace follows in the same file and is not read" if b'"ph"' in rest else "they are not read"
+    return f"{len(rest)} bytes follow the trace: {what}"
+
+
 def _closed(before: bytes) -> bytes:
     """Return the members before the events as an object of their own."""
     text = before.rstrip().removesuffix(b",")
@@ -88,7 +114,7 @@ def _closed(before: bytes) -> bytes:
 def _opened(after: bytes) -> bytes:
     """Return the members after the events as an object of their own."""
     text = after.strip()
-    return b"{" + text.removeprefix(b",") if text.startswith(b",") else b""
+    return b"{" + text.removeprefix(b",") if text.startswith((b",", b"}")) else b""
 
 
 def _decode(text: bytes, place: str, notes: Notes) -> dict[str, Any]:
@@ -100,7 +126,7 @@ def _decode(text: bytes, place: str, notes: Notes) -> dict[str, Any]:
     except _MALFORMED as error:
         end = value_end(error)
         if end:
-            notes.add("trailing_data", f"{len(text) - end} bytes follow the trace")
+            notes.add("trailing_data", trailing(text[end:]))
             return _decode(text[:end], place, notes)
         notes.add("header_unreadable", f"the members {place} the events are no JSON: {error}")
         return _rescue(text)
@@ -150,6 +176,14 @@ def _groups(config: object) -> dict[str, tuple[int, ...]]:
             if size == len(ranks):
                 groups[str(group["pg_name"])] = tuple(ranks)
     return groups
+
+
+def _count_of_ranks(distributed: dict[str, Any], name: str, notes: Notes) -> int | None:
+    given = distributed.get(name)
+    found = _whole(given, RANK_MAX)
+    if given is not None and found is None:
+        notes.add("bad_rank", f"distributedInfo has a {name} that cannot be: {str(given)[:20]!r}", effect="unknown")
+    return found
 
 
 def _whole(value: object, limit: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import xml.etree.ElementTree as ET
@@ -21,7 +22,7 @@ from pacecar.profiler.analysis.output.svg_timeline import CHARGED, COLUMNS, LANE
 from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.ledger.intervals import intervals, union
 from pacecar.records import LEDGER_HEADINGS, Ledger
-from tests.profiler.analysis.tracefiles import write_trace
+from tests.profiler.analysis.tracefiles import document, write_trace
 from tests.profiler.trace.traces import trace_file
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -154,8 +155,11 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "a.json", "cc")
     with pytest.raises(LookupError, match="has no steps"):
         draw_text(path, 1)
+    nothing = document("c")
+    nothing["traceEvents"][0]["dur"] = 0
+    (tmp_path / "empty.json").write_text(json.dumps(nothing))
     with pytest.raises(LookupError, match="nothing to draw"):
-        draw_text(write_trace(tmp_path / "empty.json", "d"), None)
+        draw_text(tmp_path / "empty.json", None)
     two = [write_trace(tmp_path / f"rank{rank}.json", "cc", rank=rank) for rank in range(2)]
     with pytest.raises(LookupError, match="draws one trace, and these are 2"):
         write_picture(analyze(two, Options(keeps_tables=True)), tmp_path / "out.svg")

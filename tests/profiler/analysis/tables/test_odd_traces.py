@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.profiler.analysis.one_rank.tables.all_tables import tables_of
 from pacecar.profiler.analysis.output.csv_tables import csv_tables
 from pacecar.profiler.analysis.output.tabletext import tables_text
 from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
+from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.report_tables import TABLE_NAMES
+from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.analysis.tracefiles import write_trace
 
 NUMBERS = st.one_of(
@@ -50,7 +54,12 @@ EVENTS = st.fixed_dictionaries(
 def check(path: Path, events) -> None:
     path.write_text(json.dumps({"traceEvents": events}))
     document = analyze([path], Options(makes_tables=True)).document
-    assert len(document.traces) == 1
+    if not document.traces:  # nothing in it is plausible; what takes it all the same must not fail either
+        assert [warning.effect for warning in document.warnings] == ["refused"]
+        trace = read_trace(path, details=True)
+        report = analyze_trace(trace)
+        report.tables, _ = tables_of(trace, report)
+        document = TraceDocument(traces=[report])
     for report in document.traces:
         assert sum(row.exposed_ns for row in report.tables.kernels) == (
             report.span_ns - report.idle_ns if report.tables.launches is not None else 0

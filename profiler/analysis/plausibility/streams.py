@@ -1,0 +1,80 @@
+"""Checks that each stream runs one thing at a time, as streams do.
+
+Real traces break that a little: times in whole microseconds touch, and with programmatic dependent launch (CUDA 12,
+Hopper and later) a kernel may begin while the one before it ends (74 overlaps of at most 4 us in one of the traces that
+others recorded).  But nothing runs beside three later ones.  The kernels of a graph share the correlation of its
+launch; parallel branches may have the same stream, so kernels of which three or more share one are not looked at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.formatting.quantities import percent, plural
+
+from ...trace.columns import NONE, Trace, TraceWarning
+from .selection import with_device
+
+__all__ = ["check_streams"]
+
+LATER_ROWS_MAX = 2
+"""The most later rows of its stream that may begin while a row runs, see above: one is usual, two have been seen."""
+
+TOUCH_NS = 1000
+"""Rows that overlap by less touch: times may be whole microseconds."""
+
+LONG_RATIO_MAX = 0.1
+"""From this part on rows that run beside later ones are not some broken rows: the trace contradicts itself."""
+
+OVERLAP_RATIO_SAID = 0.05
+"""From this part of the streams' time on an overlap is said.  Dependent launches alone gave 0.6 %."""
+
+
+def check_streams(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
+    """Return the trace without rows that run beside later ones of their stream; refuse it where these are many."""
+    device = trace.device
+    rows = np.flatnonzero((device.stream != NONE) & (device.end_ns > device.start_ns) & ~_of_graphs(trace))
+    if len(rows) < LATER_ROWS_MAX:
+        return trace, []
+    stream = device.stream[rows]
+    lane = np.searchsorted(np.unique(stream), stream) + (device.device[rows].astype(np.int64) << 32)
+    order = np.argsort(lane, kind="stable")
+    rows, lane = rows[order], lane[order]
+    is_long = np.zeros(len(device.start_ns), dtype=np.bool_)
+    overlap = busy = 0
+    for lane_rows in np.split(rows, np.flatnonzero(np.diff(lane)) + 1):
+        start, end = device.start_ns[lane_rows], device.end_ns[lane_rows]
+        later = np.searchsorted(start, end - TOUCH_NS) - np.arange(1, len(start) + 1)
+        is_long[lane_rows] = later > LATER_ROWS_MAX
+        start, end = start[later <= LATER_ROWS_MAX], end[later <= LATER_ROWS_MAX]
+        busy += int((end - start).sum())
+        overlap += int(np.maximum(np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:], 0).sum())
+    count = int(is_long.sum())
+    if count > LONG_RATIO_MAX * len(rows):
+        message = (
+            f"{count} of {len(rows)} kernels and copies run beside later ones of their own stream, which runs one at a"
+            " time: durations in another unit, or the rows of several recordings"
+        )
+        return trace, [TraceWarning("streams_overlap", message, count, "refused")]
+    warnings = []
+    if count:
+        message = f"{plural(count, 'kernel')} or copies that run beside later ones of their own stream were left out"
+        warnings.append(TraceWarning("overlong_rows", message, count, "left_out"))
+        trace = with_device(trace, ~is_long)
+    if busy and overlap > OVERLAP_RATIO_SAID * busy:
+        message = (
+            f"for {percent(overlap / busy)} of its time a stream runs two kernels, which only dependent launches do:"
+            " these may be the rows of several recordings"
+        )
+        warnings.append(TraceWarning("streams_overlap", message))
+    return trace, warnings
+
+
+def _of_graphs(trace: Trace) -> NDArray[np.bool_]:
+    """Return which device rows share their correlation with two others or more."""
+    correlation = trace.device.correlation
+    in_order = np.sort(correlation)
+    shared = in_order[LATER_ROWS_MAX:][in_order[LATER_ROWS_MAX:] == in_order[:-LATER_ROWS_MAX]]
+    found: NDArray[np.bool_] = np.isin(correlation, shared[shared != NONE])
+    return found
