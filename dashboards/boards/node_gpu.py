@@ -100,10 +100,11 @@ def gpu_health_section() -> Section:
                 Query(down, "", instant=True),
             ], empty="Every GPU answers", transformations=columns(NODE, "gpu", "reason"))),
         (8, 7, time_series("Ticks without an answer", "Ticks in which nothing was read, in a row and in the window by "
-            "reason; and single numbers that could not be read.", [
+            "reason; single numbers that could not be read, and those that were and are refused now.", [
                 Query(select("pacecar_gpu_consecutive_failures"), _of("in a row")),
                 Query(increase("pacecar_gpu_failures_total"), _of("{{reason}}")),
                 Query(increase("pacecar_gpu_read_failures_total"), _of("single numbers")),
+                Query(select("pacecar_gpu_refused_numbers", {"since": "later"}), _of("refused")),
             ], unit="none", empty=NO_GPU)),
         (8, 7, time_series("Xid errors", "Xid errors in the window, by code: 48, 63, 64, 94, 95 are memory, 74 is "
             "NVLink, 79 fell off the bus; 13 and 31 are mostly the program's own fault (NVIDIA's Xid catalog).",

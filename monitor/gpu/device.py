@@ -1,6 +1,6 @@
 """Reads one GPU: probes it once, then asks what it answers, in a bounded number of driver calls a tick.
 
-    probe    after the GPU was opened or came back: everything is asked once, and what it does not have is dropped
+    probe    after the GPU was opened or came back: everything is asked once
     tick     one call for the fields; what changes fast; and what is longest overdue, up to CALLS_PER_TICK_MAX calls
 
 In MIG mode each instance has memory, processes and its share of the performance monitor; a change of mode or of
@@ -23,8 +23,6 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
 from .driver import (
-    DriverMissingError,
-    DriverStoppedError,
     FieldValue,
     GpuLostError,
     Handle,
@@ -32,11 +30,12 @@ from .driver import (
     Number,
     Nvml,
     NvmlError,
+    RemoteLink,
     UnsupportedError,
 )
 from .queries.derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
 from .queries.field_reader import FieldReader, must_go_on
-from .queries.fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
+from .queries.fields import ENERGY, LINK_COUNT, LINK_STATE, Field, gpu_fields, link_fields
 from .queries.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
 from .queries.queries import (
     EVERY_TICK,
@@ -92,12 +91,16 @@ class DeviceFacts(NamedTuple):
 
 
 class DeviceReading(NamedTuple):
-    """One tick of one GPU: what came, what failed, and how long that took with how many calls."""
+    """One tick of one GPU: what came, what failed, and how long that took with how many calls.
+
+    `withdrawn` counts the numbers that were answered before and are refused now, whether they were asked for or not.
+    """
 
     samples: list[Sample]
     failures: list[str]
     took_ns: int = 0
     calls: int = 0
+    withdrawn: int = 0
 
 
 class Device:
@@ -116,10 +119,16 @@ class Device:
         self._processes = Processes(label)
         self._schedule = QuerySchedule()
         self._gpms: list[Gpm] = []
-        self._info: list[Sample] = []
+        self.info: Sample | None = None
+        """The facts of the GPU as they were last known; they outlive its failures."""
+        self._instances: list[Sample] = []
         self._mig: dict[int, int] = {}
+        self._links = 0
+        self._remote_ends: dict[int, RemoteLink] = {}
+        self._links_info: list[Sample] = []
         self._is_probed = False
         self._is_lost = False
+        self._is_mig = False
         self._read_ns: int | None = None
         self._power_is_next = True
         self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
@@ -139,6 +148,8 @@ class Device:
         self._facts = facts
         if handle is not None:
             self._handle, self.uuid = handle, facts.identity.uuid
+            if self.info is None:  # until the probe knows the rest
+                self.info = self._info_sample("", "")
         self._fields.meanings.restart()
         self._energy_counter.restart()
         self._power.restart()
@@ -163,7 +174,7 @@ class Device:
             answers = self._fields.ask(self._handle, failures, everything=is_probing)
             if is_probing:
                 self._add_energy_and_links()
-            samples = self._info + list(answers.values()) + self._fields.slow_samples()
+            samples = self._instances + list(answers.values()) + self._fields.slow_samples()
             samples += self._fields.meanings.health()
             samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
             answered = len(answers) + self._ask_questions(
@@ -174,7 +185,7 @@ class Device:
         except GpuLostError:
             self._is_lost = True
             raise
-        if self._fields.link_changed:  # and has other counters now
+        if self._fields.must_probe:
             self._is_probed = False
         if answered == 0:
             self._is_lost = True
@@ -183,7 +194,21 @@ class Device:
         self._fields.meanings.pcie_bytes_per_second_max = self._pcie_bytes_per_second_max()
         self._narrow = self._fields.meanings.narrow(NARROW_NS_MAX)
         took_ns = self._clock.monotonic_ns() - begun_ns
-        return DeviceReading(samples + self._schedule.samples(), failures, took_ns, self.calls - calls_before)
+        refused = self._refused()
+        samples += self._schedule.samples()
+        if len(self._remote_ends) < self._links and not self._schedule.has_unasked():
+            self._remember_links_that_are_up(samples)
+        samples += self._links_info
+        samples += [Sample("pacecar_gpu_refused_numbers", (self.label, since), n) for since, n in refused.items()]
+        return DeviceReading(samples, failures, took_ns, self.calls - calls_before, refused["later"])
+
+    def _refused(self) -> dict[str, int]:
+        """Return how many numbers the driver refuses, by when that began: at the probe, or later."""
+        counts = [self._fields.refused(), self._schedule.refused(), *(gpm.refused() for gpm in self._gpms)]
+        return {
+            "probe": sum(count.never_answered for count in counts),
+            "later": sum(count.answered_before for count in counts),
+        }
 
     @property
     def is_glance_due(self) -> bool:
@@ -263,7 +288,8 @@ class Device:
         architecture = self._fact(Number.ARCHITECTURE)
         mig = self._fact(Number.MIG_MODE)
         self._reasons_supported = self._fact(Number.CLOCK_REASONS_SUPPORTED)
-        self._info = [self._info_sample(_ARCHITECTURES.get(architecture or 0, ""), is_mig=mig == 1)]
+        self.info = self._info_sample(_ARCHITECTURES.get(architecture or 0, ""), "on" if mig == 1 else "off")
+        self._is_mig, self._instances = mig == 1, []
         self._links = self._count_links()
         self._fields.begin([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
         self._schedule.add(gpu_questions(self.label))
@@ -279,20 +305,30 @@ class Device:
         self._is_probed = True
 
     def _fact(self, which: Number) -> int | None:
-        """Return a fact that need not be there; a failure here is no failure of the GPU."""
+        """Return a fact that need not be there; a failure here is no failure of the GPU, and is asked about again."""
         self._calls += 1
         try:
             return self._nvml.number(self._handle, which)
-        except (GpuLostError, DriverStoppedError, DriverMissingError):
-            raise
-        except NvmlError:
+        except NvmlError as error:
+            must_go_on(error)
+            self._probe_when_answered(which.value, lambda nvml, handle: nvml.number(handle, which))
             return None
 
-    def _info_sample(self, architecture: str, *, is_mig: bool) -> Sample:
+    def _probe_when_answered(self, name: str, ask: Callable[[Nvml, Handle], object]) -> None:
+        """Ask again for what the probe was refused, ever less often; its answer is a reason to probe again."""
+
+        def again(nvml: Nvml, handle: Handle) -> list[Sample]:
+            ask(nvml, handle)
+            self._is_probed = False
+            return []
+
+        self._schedule.add([NvmlQuery(f"{name} for the probe", 1, SECONDS_30, again)])
+
+    def _info_sample(self, architecture: str, mig: str) -> Sample:
         identity, facts = self._facts.identity, self._facts
         labels = (
             self.label, identity.uuid, identity.name, facts.driver, identity.pci_bus_id, architecture, facts.cuda,
-            identity.vbios, "on" if is_mig else "off",
+            identity.vbios, mig,
         )  # fmt: skip
         return Sample("pacecar_gpu_info", labels, 1)
 
@@ -312,6 +348,8 @@ class Device:
                 self._nvml.link_active(self._handle, link)
             except NvmlError as error:
                 must_go_on(error)
+                if link == 0:
+                    self._probe_when_answered("first link", lambda nvml, handle: nvml.link_active(handle, 0))
                 return link
         return LINKS_MAX
 
@@ -320,9 +358,30 @@ class Device:
         self._fields.drop_doubles()
         if not self._fields.meanings.has(ENERGY):
             self._schedule.add([NvmlQuery("energy", 1, EVERY_TICK, self._energy)])
+            self._fields.leave_to_query(ENERGY)
         states = {field.field.scope for field in self._fields.meanings.asked() if "link_state" in field.metric}
         for link in range(self._links):
-            self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
+            ask_state = link not in states
+            self._schedule.add(link_questions(self.label, link, ask_state=ask_state, remember=self._remember_link))
+            if ask_state:
+                self._fields.leave_to_query(LINK_STATE._replace(scope=link))
+
+    def _remember_link(self, link: int, end: RemoteLink) -> None:
+        """Keep what a link leads to, because the driver may not say it while the link is down."""
+        if self._remote_ends.get(link) != end:
+            self._remote_ends[link] = end
+            self._links_info = [
+                Sample("pacecar_gpu_nvlink_info", (self.label, str(link), *end), 1)
+                for link, end in sorted(self._remote_ends.items())
+            ]
+
+    def _remember_links_that_are_up(self, samples: Iterable[Sample]) -> None:
+        """Note that such a link leads somewhere, where the driver does not say to what."""
+        for sample in samples:
+            if sample.metric == "pacecar_gpu_nvlink_link_state" and sample.value:
+                link = int(sample.labels[1])
+                if link not in self._remote_ends:
+                    self._remember_link(link, RemoteLink("", "", ""))
 
     def _add_gpm(self, gpm: Gpm, name: str, stale_ns: int) -> None:
         self._gpms.append(gpm)
@@ -337,6 +396,7 @@ class Device:
             slots = self._nvml.instance_slots(self._handle)
         except NvmlError as error:
             must_go_on(error)
+            self._probe_when_answered("mig slots", lambda nvml, handle: nvml.instance_slots(handle))
             return
         has_gpm = self._fact(Number.GPM_SUPPORT) == 1
         measured: set[int] = set()
@@ -356,7 +416,7 @@ class Device:
                 continue
             self._mig[slot] = key
             labels = (self.label, str(instance.gpu_instance), str(instance.compute_instance))
-            self._info.append(Sample("pacecar_gpu_instance_info", (*labels, instance.uuid, instance.name), 1))
+            self._instances.append(Sample("pacecar_gpu_instance_info", (*labels, instance.uuid, instance.name), 1))
             self._schedule.add(instance_questions(self.label, instance))
             if has_gpm and instance.gpu_instance not in measured:  # the monitor knows GPU instances only
                 measured.add(instance.gpu_instance)
@@ -365,7 +425,7 @@ class Device:
 
     def _mig_mode(self, nvml: Nvml, handle: Handle) -> list[Sample]:
         mode = nvml.number(handle, Number.MIG_MODE)
-        if (mode == 1) != (self._info[0].labels[-1] == "on"):
+        if (mode == 1) != self._is_mig:
             self._is_probed = False
         return [Sample("pacecar_gpu_mig_enabled", (self.label,), int(mode == 1))]
 
@@ -398,20 +458,21 @@ class Device:
         try:
             samples = list(question.ask(self._nvml, self._handle))
         except UnsupportedError as error:
-            self._note_failure(asked, error, failures, is_over=asked.refused(self._clock.monotonic_ns()))
+            asked.refused(self._clock.monotonic_ns())
+            self._note_failure(asked, error, failures)
         except NvmlError as error:
             must_go_on(error)
-            self._note_failure(asked, error, failures, is_over=asked.failed(self._clock.monotonic_ns()))
+            asked.failed(self._clock.monotonic_ns())
+            self._note_failure(asked, error, failures)
         else:
             asked.answered(samples, self._clock.monotonic_ns())
             return True
         return False
 
-    def _note_failure(self, asked: ScheduledQuery, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
-        """Drop the query, or report that it failed."""
-        if is_over:
-            self._schedule.drop(asked.question.name)
-            _log.debug("gpu %s: %s: not asked any more: %s", self.label, asked.question.name, error)
+    def _note_failure(self, asked: ScheduledQuery, error: NvmlError, failures: list[str]) -> None:
+        """Report that the query failed, unless it is refused so often that it is asked ever less."""
+        if asked.is_backed_off:
+            _log.debug("gpu %s: %s: asked less often from now on: %s", self.label, asked.question.name, error)
         else:
             failures.append(f"{asked.question.name}: {error}")
 

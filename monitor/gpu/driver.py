@@ -301,7 +301,7 @@ class Nvml(Protocol):
         ...
 
     def link_remote(self, handle: Handle, link: int) -> RemoteLink:
-        """Return what is at the other end of the link, in three calls."""
+        """Return what is at the other end of the link, in three calls; raises UnsupportedError where it is unknown."""
         ...
 
     def instance_slots(self, handle: Handle) -> int:

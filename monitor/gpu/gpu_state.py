@@ -158,7 +158,7 @@ class GpuState:
         if isinstance(result, DeviceReading):
             self._come_up()
             self._held = (result, self._clock.monotonic_ns())
-            self._note_failures(result.failures)
+            self._note_failures(result.failures, result.withdrawn)
             return result.samples, [f"gpu {self.label}: {failure}" for failure in result.failures], False
         if isinstance(result, Exception):
             reason, words = _named(result)
@@ -210,8 +210,10 @@ class GpuState:
         return None
 
     def health(self) -> Iterator[Sample]:
-        """Yield whether it is up, why not, and for how long."""
+        """Yield what it is, whether it is up, why not, and for how long."""
         gpu = (self.label,)
+        if self.device.info is not None:  # who looks for a GPU that is down needs its name and address
+            yield self.device.info
         yield Sample("pacecar_gpu_up", gpu, int(self.is_up))
         for reason in REASONS:
             yield Sample("pacecar_gpu_down", (self.label, reason), int(self.reason == reason))
@@ -243,7 +245,7 @@ class GpuState:
 
     def _go_down(self, reason: str, words: str) -> None:
         if reason != self.reason:
-            self._news.tell(logging.WARNING, f"down: {reason}", self.label, words)
+            self._news.tell(logging.WARNING, f"down: {reason}", self.label, words, self._identity())
         self._held = None
         if self.down_since_ns is None:
             self.down_since_ns = self._clock.monotonic_ns()
@@ -251,10 +253,18 @@ class GpuState:
         self._in_a_row += 1
         self._failures[reason] += 1
 
-    def _note_failures(self, failures: list[str]) -> None:
+    def _identity(self) -> str:
+        """Return name, UUID and PCI address; the empty text while they are unknown."""
+        if self.facts is None:
+            return ""
+        identity = self.facts.identity
+        return " ".join(text for text in (identity.name, identity.uuid, identity.pci_bus_id) if text)
+
+    def _note_failures(self, failures: list[str], withdrawn: int) -> None:
         self._read_failures += len(failures)
-        if bool(failures) != self._is_failing:
-            self._is_failing = bool(failures)
+        is_failing = bool(failures) or (self._is_failing and withdrawn > 0)  # refused, and asked for another time
+        if is_failing != self._is_failing:
+            self._is_failing = is_failing
             if failures:
                 self._news.tell(logging.WARNING, "not all numbers are read", self.label, _first_of(failures))
             else:

@@ -244,9 +244,14 @@ class PyNvml:
     def link_remote(self, handle: Handle, link: int) -> RemoteLink:
         """Ask for version, kind and address of the remote end; what is not reported is left empty."""
         version = _ask_gently("nvmlDeviceGetNvLinkVersion", handle, link)
-        kind = _ask_gently("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-        address = _ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-        return RemoteLink(_NVLINK_VERSIONS.get(version, ""), _LINK_DEVICES.get(kind, ""), _text(address.busId))
+        kind = _LINK_DEVICES.get(_ask_gently("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link), "")
+        try:
+            address = _text(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link).busId)
+        except UnsupportedError:
+            if not kind:  # the version alone is that of this end
+                raise
+            address = ""
+        return RemoteLink(_NVLINK_VERSIONS.get(version, ""), kind, address)
 
     def instance_slots(self, handle: Handle) -> int:
         """Ask nvmlDeviceGetMaxMigDeviceCount."""

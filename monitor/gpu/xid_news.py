@@ -35,17 +35,20 @@ class GpuChangeLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
-        self._waiting: dict[tuple[int, str], list[tuple[str, str]]] = {}
+        self._waiting: dict[tuple[int, str], list[tuple[str, str, str]]] = {}
         self._since_ns: dict[tuple[int, str], int] = {}
         self._said_ns: dict[str, int] = {}
 
-    def tell(self, level: int, change: str, gpu: str, words: str = "") -> None:
-        """Log at the next `flush` that `gpu` is `change` ("down: hung"), with the details of it alone in `words`."""
+    def tell(self, level: int, change: str, gpu: str, words: str = "", identity: str = "") -> None:
+        """Log at the next `flush` that `gpu` is `change` ("down: hung"), with the details of it alone in `words`.
+
+        `identity` is what the GPU is known by outside pacecar, for those who have to find it.
+        """
         key = (level, change)
         told = self._waiting.setdefault(key, [])
         self._since_ns.setdefault(key, self._clock.monotonic_ns())
-        if gpu not in {other for other, _ in told}:
-            told.append((gpu, words))
+        if gpu not in {other for other, _, _ in told}:
+            told.append((gpu, words, identity))
 
     def flush(self) -> None:
         """Log all changes, except those that wait for others of their kind."""
@@ -59,7 +62,9 @@ class GpuChangeLog:
             if said_ns is not None and now - said_ns < JOIN_SECONDS.get(change, 0.0) * NS_PER_SECOND:
                 continue
             self._said_ns[change] = now
-            gpus = ", ".join(sorted((gpu for gpu, _ in told), key=lambda gpu: (len(gpu), gpu)))
             words = told[0][1] + (" (the first of them)" if len(told) > 1 and told[0][1] else "")
+            told.sort(key=lambda one: (len(one[0]), one[0]))
+            gpus = ", ".join(gpu for gpu, _, _ in told)
             text = f"{change}: {words}" if words else change
+            text += "".join(f"; {gpu} is {identity}" for gpu, _, identity in told if identity)
             self._notices.tell(level, change, "gpu%s %s: %s", "s" if len(told) > 1 else "", gpus, text)

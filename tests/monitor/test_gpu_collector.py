@@ -28,7 +28,7 @@ WINDOWED = {name for names in WINDOW_NAMES.values() for name in names}
 ALWAYS_CHANGING = (
     "energy", "power_mean", "process_sm", "driver_calls", "driver_call_seconds", "read_interval", "last_success",
 )  # fmt: skip
-UNSTABLE = (*ALWAYS_CHANGING, "clock_event", "fail", "down", "gpu_up")
+UNSTABLE = (*ALWAYS_CHANGING, "clock_event", "fail", "down", "gpu_up", "refused_numbers")
 CODES = [*range(1, 31), 999]
 KINDS = (1, 3, 6, 9, 13, 15, 999)
 """A code of each kind that we tell apart: stopped, unsupported, not found, missing, no such function, lost, unknown."""
@@ -269,6 +269,41 @@ def test_mig_instances_have_memory_processes_and_their_share_of_the_monitor(stan
     assert read[("gpu_mig_enabled", "7")] == 0
     assert ("gpu_utilization_ratio", "7") in read
     assert not [key for key in read if key[0].startswith("gpu_instance")]
+
+
+def nvlink(outcome, gpu, link):
+    """Return the state of a link and the labels of what it leads to."""
+    read = of_gpu(outcome, gpu)
+    ends = [key[2:] for key in read if key[:2] == ("pacecar_gpu_nvlink_info", str(link))]
+    return read.get(("pacecar_gpu_nvlink_link_state", str(link))), *ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says_where_to", [True, False])
+def test_what_a_link_leads_to_is_known_while_it_is_down(standin, make, clock, says_where_to):
+    """The driver does not say it of a link that is down, and the alert about such links asks for it."""
+    standin.page.links = 2
+    end = ("4.0", "switch", "00000000:C1:00.0") if says_where_to else ("", "", "")
+    collector = make()
+    if not says_where_to:
+        standin.fail("LINK_TYPE", 3)
+        standin.page.missing[FUNCTION["LINK_PCI"]] = 1
+    assert nvlink(settled(collector, clock, 8), 1, 1) == (1, end)
+    standin.page.link_down[1] = 2
+    for _ in range(60):
+        outcome = tick(collector, clock)
+    assert nvlink(outcome, 1, 1) == (0, end)
+    standin.page.link_down[1] = 0
+    for _ in range(60):
+        outcome = tick(collector, clock)
+    assert nvlink(outcome, 1, 1) == (1, end)
+
+
+def test_a_link_that_never_led_anywhere_has_a_state_and_no_other_end(standin, make, clock):
+    standin.page.links, standin.page.link_down[1] = 2, 2
+    outcome = settled(make(), clock, 8)
+    assert nvlink(outcome, 1, 1) == (0,)
+    assert nvlink(outcome, 1, 0) == (1, ("4.0", "switch", "00000000:C0:00.0"))
 
 
 def test_pcie_counters_that_wrap_lose_nothing(standin, make, clock):
@@ -805,14 +840,107 @@ def test_every_call_of_the_driver_itself_may_fail_with_every_code(standin, make,
 
 
 @pytest.mark.slow
-def test_a_number_that_only_ever_fails_is_dropped_in_the_end(standin, make, clock):
+def test_a_number_that_only_ever_fails_is_asked_less_often_in_the_end(standin, make, clock):
+    standin.page.count, standin.page.links = 2, 0
     standin.fail("PSTATE", 999, gpu=1)
     collector = make()
     assert isinstance(tick(collector, clock), Failed)
-    for _ in range(60):
+    outcomes = [tick(collector, clock) for _ in range(300)]
+    assert standin.calls(1)["PSTATE"] < 20, "a driver with one broken number does not look broken for ever"
+    assert sum(isinstance(outcome, Failed) for outcome in outcomes[60:]) == 0
+    assert ("pacecar_gpu_performance_state",) in of_gpu(outcomes[-1], 0)
+    assert (
+        health(outcomes[-1], 1, "refused_numbers", "probe") == health(outcomes[-1], 0, "refused_numbers", "probe") + 1
+    )
+    standin.fail("PSTATE", 0)
+    until(lambda: ("pacecar_gpu_performance_state",) in of_gpu(tick(collector, clock, 60), 1), "it is read")
+
+
+REFUSED_ONCE = ("UTIL", "PSTATE", "GPM_SUPPORT", "ARCH", "FANS", "MIGMODE", "FIELDS", "ENC", "FABRIC", "GPM_METRICS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", REFUSED_ONCE)
+def test_what_was_refused_when_the_daemon_started_is_read_when_the_driver_answers(standin, make, clock, function):
+    """One refusal at the start cost the number for the daemon's life: a driver refuses while it initializes."""
+    standin.page.count, standin.page.fans = 2, 1
+    standin.fail(function, 3, gpu=1)
+    collector = make()
+    outcome = settled(collector, clock)
+    missing = of_gpu(outcome, 0).keys() - of_gpu(outcome, 1).keys()
+    if function not in ("ARCH", "MIGMODE"):
+        assert {key for key in missing if "process" not in key[0]}
+    standin.fail(function, 0)
+    for _ in range(80):
         outcome = tick(collector, clock)
-    assert isinstance(outcome, Ok)
-    assert ("pacecar_gpu_performance_state",) in of_gpu(outcome, 0)
+    assert of_gpu(outcome, 0).keys() - of_gpu(outcome, 1).keys() == {
+        key for key in of_gpu(outcome, 0) if key[0] in ("pacecar_gpu_info", *PIDS)
+    }
+    info = next(key for key in of_gpu(outcome, 1) if key[0] == "pacecar_gpu_info")
+    assert info[5] == "hopper"
+    assert health(outcome, 1, "refused_numbers", "probe") == health(outcome, 0, "refused_numbers", "probe")
+
+
+PIDS = ("pacecar_gpu_process_memory_bytes", "pacecar_gpu_process_sm_ratio")
+"""Metrics with a label that differs by GPU."""
+
+
+@pytest.mark.slow
+def test_a_number_that_is_refused_for_good_is_not_said_to_be_read_again(standin, make, clock, caplog):
+    caplog.set_level(logging.INFO)
+    standin.page.count, standin.page.links = 4, 0
+    collector = make()
+    settled(collector, clock)
+    standin.fail("POWER", 3, gpu=2)
+    outcomes = [tick(collector, clock) for _ in range(40)]
+    lines = [record.message for record in caplog.records if record.message.startswith("gpu 2")]
+    assert lines == ["gpu 2: not all numbers are read: power: Not Supported (NVML error 3)"]
+    assert health(outcomes[-1], 2, "refused_numbers", "later") == 1
+    assert health(outcomes[-1], 3, "refused_numbers", "later") == 0
+    assert ("pacecar_gpu_power_watts",) not in of_gpu(outcomes[-1], 2)
+    standin.fail("POWER", 0)
+    outcomes = [tick(collector, clock) for _ in range(60)]
+    lines = [record.message for record in caplog.records if record.message.startswith("gpu 2")]
+    assert lines[1:] == ["gpu 2: all numbers are read again"]
+    assert health(outcomes[-1], 2, "refused_numbers", "later") == 0
+    assert health(outcomes[-1], 2, "power_watts") == 652103
+
+
+INFO_OF_3 = ("pacecar_gpu_info", "GPU-3", "Stand-in", "599.77", "00000000:1D:00.0", "hopper", "13.1", "96.00.03", "off")
+
+
+def make_lost(standin):
+    standin.page.lost[3] = 15
+
+
+def make_vanish(standin):
+    standin.page.count, standin.page.lost[3] = 3, 15
+
+
+def make_hang(standin):
+    standin.hold(3)
+
+
+def unload_the_driver(standin):
+    standin.page.driver_life += 1
+    standin.page.driver_missing = 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("take_down", [make_lost, make_vanish, make_hang, unload_the_driver])
+def test_a_gpu_that_is_down_keeps_its_name_uuid_and_address_in_metrics_and_log(standin, make, clock, caplog, take_down):
+    """Who has to reset or replace it finds it by these; they were gone with its readings."""
+    standin.page.count = 4
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    until(lambda: up(tick(collector, clock)) == [0, 1, 2, 3], "all are up")
+    take_down(standin)
+    until(lambda: 3 not in up(tick(collector, clock)), "it is down")
+    for _ in range(REINIT_AFTER_SECONDS + 3):
+        outcome = tick(collector, clock)
+        assert health(outcome, 3, "up") == 0
+        assert of_gpu(outcome, 3)[INFO_OF_3] == 1
+    (line, *_) = [record.message for record in caplog.records if ": down: " in record.message]
+    assert "3 is Stand-in GPU-3 00000000:1D:00.0" in line
 
 
 def test_the_structure_read_byte_by_byte_is_pynvmls_own():

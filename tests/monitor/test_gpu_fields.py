@@ -1,12 +1,14 @@
 """A field whose answer is that of the tick before costs nothing, and is otherwise read like any other."""
 
+from collections import Counter
+
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.gpu.driver import FieldValue, NvmlError, UnsupportedError
 from pacecar.monitor.gpu.queries.field_reader import FieldReader
 from pacecar.monitor.gpu.queries.fields import gpu_fields, link_fields
-from pacecar.monitor.gpu.queries.query_schedule import REFUSALS_MAX
+from pacecar.monitor.gpu.queries.refusals import REFUSALS_MAX, RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX
 
 FAST, SLOW = 82, 29
 """Memory temperature, which is read at every tick, and retired pages."""
@@ -18,9 +20,12 @@ class Answers:
     """An NVML that answers fields from a dict by number, with scope where it is of a link."""
 
     def __init__(self, answers):
-        self.answers = answers
+        self.answers, self.error, self.asked = answers, None, Counter()
 
     def fields(self, handle, ids):
+        self.asked.update(field.number for field in ids)
+        if self.error is not None:
+            raise self.error
         return [self.answers.get(field, self.answers.get(field.number, UnsupportedError("no"))) for field in ids]
 
 
@@ -30,8 +35,12 @@ def nvml():
 
 
 @pytest.fixture
-def read(nvml):
-    clock = FakeClock()
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def read(nvml, clock):
     reader = FieldReader("0", nvml, clock)
 
     def read(*, probe=False, failures=None):
@@ -42,6 +51,7 @@ def read(nvml):
         samples = [*answers.values(), *reader.slow_samples(), *reader.link_totals(answers)]
         return {(sample.metric, *sample.labels): sample.value for sample in samples}
 
+    read.reader = reader
     return read
 
 
@@ -95,3 +105,64 @@ def test_traffic_is_summed_over_links_while_each_of_them_answers(read, nvml):
         assert (found[total, "0"], found[of_link, "0", "1"]) == (21 * 1024, 11 * 1024)
     nvml.answers[138, 1] = NvmlError("once", 999)
     assert (total, "0") not in read()
+
+
+def test_what_was_read_slowly_is_missing_while_the_call_for_all_fields_fails(read, nvml):
+    """It was served on for as long as the call failed: ECC errors, remapped rows and link states of long ago."""
+    nvml.answers[165, 0] = FieldValue(1, 32)
+    before = read(probe=True)
+    assert of(SLOW, "single_bit") in before
+    nvml.error = NvmlError("once", 999)
+    failures = []
+    assert read(failures=failures) == {}
+    assert failures == ["fields: once"]
+    nvml.error = None
+    assert read() == before, "the answers are those of before, and are read anew"
+
+
+@pytest.mark.parametrize("number", [FAST, SLOW])
+@pytest.mark.parametrize("is_refused_at_the_probe", [True, False])
+def test_a_refused_field_is_asked_ever_less_often_and_is_back_when_it_answers(
+    read, nvml, clock, number, is_refused_at_the_probe
+):
+    answer, refusal = nvml.answers[number], UnsupportedError("no", 3)
+    if is_refused_at_the_probe:
+        nvml.answers[number] = refusal
+    whole = {of(FAST): 41, of(SLOW, "single_bit"): 3}
+    read(probe=True)
+    nvml.answers[number] = refusal
+    for _ in range(7300):
+        assert read(failures=None).keys() == {key for key in whole if key[0] != NAMES[number]}
+    asked = nvml.asked[number]
+    assert 10 <= asked <= 14, "in two hours"
+    assert read.reader.refused().answered_before == (0 if is_refused_at_the_probe else 1)
+    nvml.answers[number] = answer
+    for _ in range(RETRY_SECONDS_MAX + 1):
+        read()
+    assert read() == whole
+    assert read.reader.refused().answered_before == 0
+    assert nvml.asked[number] > 1000 if number == FAST else nvml.asked[number] > asked
+
+
+def test_all_fields_may_be_refused_at_the_probe_and_come_back(read, nvml):
+    nvml.error = UnsupportedError("the driver initializes", 13)
+    assert read(probe=True) == {}
+    nvml.error = None
+    for _ in range(RETRY_SECONDS_FIRST + 40):
+        found = read()
+    assert found == {of(FAST): 41, of(SLOW, "single_bit"): 3}
+
+
+def test_a_refused_field_is_not_asked_while_another_gives_its_series(read, nvml):
+    """NVLink 5 counts bytes by other fields than those before; one that answers both would be counted twice."""
+    nvml.answers[138, 0] = FieldValue(10, 64)
+    nvml.answers[202, 0] = UnsupportedError("not yet", 3)
+    series = ("pacecar_gpu_nvlink_link_transmit_bytes_total", "0", "0")
+    assert read(probe=True)[series] == 10 * 1024
+    nvml.answers[202, 0] = FieldValue(77, 64)
+    for _ in range(2 * RETRY_SECONDS_FIRST):
+        assert read()[series] == 10 * 1024
+    nvml.answers[138, 0] = UnsupportedError("no more", 3)
+    for _ in range(RETRY_SECONDS_MAX):
+        found = read()
+    assert found[series] == 77

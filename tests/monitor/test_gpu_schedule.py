@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.monitor.gpu.queries.queries import NEVER, NvmlQuery, Processes, gpu_questions
-from pacecar.monitor.gpu.queries.query_schedule import REFUSALS_MAX, QuerySchedule
+from pacecar.monitor.gpu.queries.query_schedule import QuerySchedule, ScheduledQuery
+from pacecar.monitor.gpu.queries.refusals import FAILURES_MAX, REFUSALS_MAX, RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX
 
 SECOND = 1_000_000_000
 BUDGET = 11
@@ -59,9 +60,53 @@ def test_what_is_asked_of_a_gpu_leaves_two_calls_for_the_longest_overdue():
     assert max(each.calls for each in slow) <= 2
 
 
-def test_a_question_never_answered_is_dropped_at_once_and_an_answered_one_after_some_refusals():
+def waits(note, asked, attempts):
+    """Return after how many seconds the query is due again, for each attempt in a row."""
+    found, now = [], 0
+    for _ in range(attempts):
+        note(asked, now)
+        found.append((asked.due_ns - now) // SECOND)
+        now = asked.due_ns
+    return found
+
+
+def test_a_refused_question_is_asked_for_ever_and_ever_less_often():
     schedule = QuerySchedule([question("a")])
     [asked] = schedule.due(0, BUDGET)
-    assert asked.refused(0)
+    assert waits(ScheduledQuery.refused, asked, 12) == [*(10 << n for n in range(9)), *[RETRY_SECONDS_MAX] * 3]
+    assert schedule.due(asked.due_ns - 1, BUDGET) == []
+    assert schedule.due(asked.due_ns, BUDGET) == [asked]
+
+
+def test_one_that_was_answered_is_asked_at_its_rate_for_some_refusals_and_one_answer_forgives_them():
+    schedule = QuerySchedule([question("a")])
+    [asked] = schedule.due(0, BUDGET)
+    for _ in range(2):
+        asked.answered((), 0)
+        assert schedule.refused() == (0, 0)
+        at_its_rate = [0] * (REFUSALS_MAX - 1)
+        assert waits(ScheduledQuery.refused, asked, REFUSALS_MAX + 1) == [
+            *at_its_rate, RETRY_SECONDS_FIRST, 2 * RETRY_SECONDS_FIRST
+        ]  # fmt: skip
+        assert schedule.refused() == (0, 1)
+
+
+def test_one_that_only_ever_failed_is_asked_less_often_and_one_that_was_answered_is_not():
+    schedule = QuerySchedule([question("a", stale=SECOND)])
+    [asked] = schedule.due(0, BUDGET)
+    assert waits(ScheduledQuery.failed, asked, FAILURES_MAX)[-2:] == [1, RETRY_SECONDS_FIRST]
+    assert schedule.refused() == (1, 0)
     asked.answered((), 0)
-    assert [asked.refused(n) for n in range(REFUSALS_MAX)] == [False] * (REFUSALS_MAX - 1) + [True]
+    assert waits(ScheduledQuery.failed, asked, 2 * FAILURES_MAX)[-1] == 1
+
+
+def test_a_refused_question_of_every_tick_takes_its_turn_among_the_slow_ones():
+    schedule = QuerySchedule([question("a"), question("b"), question("slow", stale=SECOND)])
+    first = schedule.due(0, BUDGET)
+    for asked in first[1:]:
+        asked.answered((), 0)
+    first[0].refused(0)
+    assert schedule.fast_calls() == 1
+    assert names(schedule.due(RETRY_SECONDS_FIRST * SECOND, 2)) == ["b", "slow"]
+    first[2].answered((), RETRY_SECONDS_FIRST * SECOND)
+    assert names(schedule.due(RETRY_SECONDS_FIRST * SECOND, 2)) == ["b", "a"]

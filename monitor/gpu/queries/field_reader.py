@@ -1,7 +1,8 @@
 """Reads a GPU's fields in one call a tick: all that change fast, and a slice of the slow ones.
 
-While probing, all fields are asked for, in parts, and those that the GPU lacks are dropped.  Later each field is
-treated on its own: one that fails is missing until it is read again.
+While probing, all fields are asked for, in parts.  Each field is treated on its own: one that fails is missing until it
+is read again, and one that is refused is asked ever less often (`refusals`), in the same call.  A call that fails as a
+whole is a failure of each field in it.
 
 Left out on purpose: what the fields mean; that is the table in `fields`.
 """
@@ -16,6 +17,7 @@ from pacecar.records import Sample
 from ..driver import (
     DriverMissingError,
     DriverStoppedError,
+    FieldId,
     FieldValue,
     GpuLostError,
     Handle,
@@ -24,7 +26,7 @@ from ..driver import (
     UnsupportedError,
 )
 from .fields import Field, FieldMeanings
-from .query_schedule import FAILURES_MAX, REFUSALS_MAX
+from .refusals import Attempts, RefusedNumbers
 
 __all__ = ["FieldReader", "must_go_on"]
 
@@ -50,23 +52,36 @@ class FieldReader:
     def __init__(self, gpu: str, nvml: Nvml, clock: Clock) -> None:
         self.meanings = FieldMeanings(gpu)
         self.calls = 0
-        self.link_changed = False
+        self.must_probe = False
+        """Whether an answer means that other numbers may be there now: a link came up or went down, or is not asked by
+        its field any more."""
         self._gpu = gpu
         self._nvml = nvml
         self._clock = clock
         self._slow_fields: dict[Field, Sample] = {}
-        self._refusals: dict[Field, int] = {}  # of those that were answered before
-        self._failures: dict[Field, int] = {}
+        self._attempts: dict[Field, Attempts] = {}
+        self._refused: dict[Field, int] = {}  # -> when to ask again
+        self._retry_ns = 0  # when the first of them is due
         self._slow_turn = 0
         self._slow_asked_ns: int | None = None
 
     def begin(self, fields: list[Field]) -> None:
         """Take `fields` as those to probe for."""
         self._slow_fields.clear()
-        self._refusals.clear()
-        self._failures.clear()
-        self.link_changed = False
+        self._attempts.clear()
+        self._refused.clear()
+        self.must_probe = False
         self.meanings.ask(fields)
+
+    def refused(self) -> RefusedNumbers:
+        """Return how many fields are refused."""
+        before = sum(self._attempts[field].was_answered for field in self._refused)
+        return RefusedNumbers(len(self._refused) - before, before)
+
+    def leave_to_query(self, field_id: FieldId) -> None:
+        """Ask no more for a refused field, because a query of its own reads the number."""
+        for field in [field for field in self._refused if field.field == field_id]:
+            del self._refused[field]
 
     def drop_doubles(self) -> None:
         """Drop the fields that repeat an earlier one of the same series."""
@@ -90,11 +105,10 @@ class FieldReader:
                 values = self._nvml.fields(handle, [field.field for field in part])
             except NvmlError as error:
                 must_go_on(error)
-                if isinstance(error, UnsupportedError) and everything:
-                    for field in part:
-                        self.meanings.drop(field)
-                else:
-                    failures.append(f"fields: {error}")
+                failed_one_by_one: list[str] = []
+                for field in part:
+                    self._take_field(field, error, asked_ns, answers, failed_one_by_one)
+                failures += [f"fields: {error}"] if failed_one_by_one else []
                 continue
             kept = self.meanings.kept
             for field, value in zip(part, values, strict=True):
@@ -114,17 +128,27 @@ class FieldReader:
                 self.meanings.look(field, value, asked_ns, self._clock.monotonic_ns())
 
     def _due_fields(self) -> list[Field]:
-        """Return the fast fields and the next slice of the slow ones."""
+        """Return the fast fields, the next slice of the slow ones, and refused ones that are due."""
         now = self._clock.monotonic_ns()
         fast, slow = self.meanings.fast, self.meanings.slow
         if self._slow_asked_ns is not None and now - self._slow_asked_ns < SLOW_FIELDS_NS_MIN:
             return list(fast)
+        again = self._due_again(now) if self._refused and now >= self._retry_ns else []
         if not slow:
-            return list(fast)
+            return fast + again
         self._slow_asked_ns = now
         start = self._slow_turn % len(slow)
         self._slow_turn = start + SLOW_FIELDS_MAX if start + SLOW_FIELDS_MAX < len(slow) else 0
-        return fast + slow[start : start + SLOW_FIELDS_MAX]
+        return fast + slow[start : start + SLOW_FIELDS_MAX] + again
+
+    def _due_again(self, now_ns: int) -> list[Field]:
+        """Return the next refused fields to ask for again; none whose series another field gives."""
+        given = self.meanings.series()
+        due = [field for field, due_ns in self._refused.items() if due_ns <= now_ns and field.series not in given]
+        if len(due) <= SLOW_FIELDS_MAX:
+            later = [due_ns for due_ns in self._refused.values() if due_ns > now_ns]
+            self._retry_ns = min(later, default=now_ns + NS_PER_SECOND)
+        return due[:SLOW_FIELDS_MAX]
 
     def _take_field(
         self,
@@ -134,19 +158,26 @@ class FieldReader:
         answers: dict[Field, Sample],
         failures: list[str],
     ) -> None:
+        attempts = self._attempts.get(field)
+        if attempts is None:
+            attempts = self._attempts[field] = Attempts()
         if isinstance(answer, NvmlError):
             must_go_on(answer)
-            self._slow_fields.pop(field, None)
-            self.meanings.kept.pop(field, None)  # so that the next answer is news
-            if self._is_over(field, answer):
-                self.meanings.drop(field)
+            self._forget(field)
+            wait_ns = attempts.refused() if isinstance(answer, UnsupportedError) else attempts.failed()
+            if attempts.is_backed_off:
+                self._back_off(field, attempts, wait_ns)
             else:
                 failures.append(f"field {field.field.number} ({field.metric}): {answer}")
             return
         if field.counts and answer.value < 0:
+            self._forget(field)
             failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
             return
-        self._refusals[field] = 0
+        if field in self._refused:
+            del self._refused[field]
+            self.meanings.take_back(field)
+        attempts.answered()
         sample = self.meanings.sample(field, answer, asked_ns, self._clock.monotonic_ns())
         if sample is None:
             return
@@ -156,17 +187,20 @@ class FieldReader:
         before = self._slow_fields.get(field)
         self._slow_fields[field] = sample
         if "link_state" in field.metric and before is not None and before.value != sample.value:
-            self.link_changed = True
+            self.must_probe = True
 
-    def _is_over(self, field: Field, error: NvmlError) -> bool:
-        """Note a failure, and return whether to ask no more; the limits are those of the queries."""
-        was_answered = field in self._refusals
-        failures = self._failures[field] = self._failures.get(field, 0) + 1
-        if not isinstance(error, UnsupportedError):
-            return not was_answered and failures >= FAILURES_MAX
-        if was_answered:
-            self._refusals[field] += 1
-        return not was_answered or self._refusals[field] >= REFUSALS_MAX
+    def _forget(self, field: Field) -> None:
+        """Serve no older answer of `field`: what was not read now is missing."""
+        self._slow_fields.pop(field, None)
+        self.meanings.kept.pop(field, None)  # so that the next answer is news
+
+    def _back_off(self, field: Field, attempts: Attempts, wait_ns: int) -> None:
+        due_ns = self._clock.monotonic_ns() + wait_ns
+        if field not in self._refused:
+            self.meanings.drop(field)
+            self.must_probe = self.must_probe or (attempts.was_answered and field.has_query)
+        self._retry_ns = min(due_ns, self._retry_ns) if self._refused else due_ns
+        self._refused[field] = due_ns
 
     def link_totals(self, answers: dict[Field, Sample]) -> list[Sample]:
         """Return the sums over links where the driver gives none, and only when every link answered."""

@@ -25,10 +25,11 @@ from pacecar.records import Sample
 from ..driver import ALL_LINKS, FieldId, FieldValue
 from .derived import ROUND, GpuCounter, LinkCounter
 
-__all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
+__all__ = ["ENERGY", "LINK_COUNT", "LINK_STATE", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
 
 LINK_COUNT = FieldId(91)
 ENERGY = FieldId(83)
+LINK_STATE = FieldId(165)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,13 @@ class Field:
     counts: bool = False
     fast: bool = False
     of_link: bool = False
+    has_query: bool = False
+    """Whether a query reads the same number where the field is refused."""
+
+    @property
+    def series(self) -> tuple[str, tuple[str, ...]]:
+        """What its samples are told apart by, on one GPU."""
+        return self.metric, self.labels
 
 
 def _counter(number: int, metric: str, *labels: str, scope: int = 0, factor: int = 1, fast: bool = False) -> Field:
@@ -59,7 +67,7 @@ def _gauge(number: int, metric: str, *labels: str, scope: int = 0, factor: int =
 CLOCK_EVENTS = "clock_event_seconds_total"
 
 _GPU_FIELDS = (
-    _counter(83, "energy_joules_total", fast=True),
+    replace(_counter(83, "energy_joules_total", fast=True), has_query=True),
     _gauge(82, "memory_temperature_celsius", fast=True),
     replace(_counter(197, "pcie_transmit_bytes_total", fast=True), of_link=True),
     replace(_counter(198, "pcie_receive_bytes_total", fast=True), of_link=True),
@@ -122,7 +130,7 @@ def link_fields(link: int) -> tuple[Field, ...]:
         _counter(204, "nvlink_link_receive_bytes_total", label, scope=link, fast=True),
         _counter(201, "nvlink_link_transmit_packets_total", label, scope=link),
         _counter(203, "nvlink_link_receive_packets_total", label, scope=link),
-        _gauge(165, "nvlink_link_state", label, scope=link),
+        replace(_gauge(165, "nvlink_link_state", label, scope=link), has_query=True),
         _gauge(164, "nvlink_link_bytes_per_second", label, scope=link, factor=1_000_000),
         *(
             _counter(number, "nvlink_link_errors_total", label, kind, scope=link)
@@ -177,6 +185,18 @@ class FieldMeanings:
         if field.metric.endswith(CLOCK_EVENTS):
             self._reasons.discard(field.labels[0])
         self._of_links = None
+
+    def take_back(self, field: Field) -> None:
+        """Ask for `field` again, which was dropped."""
+        self._fields.append(field)
+        (self.fast if field.fast else self.slow).append(field)
+        if field.metric.endswith(CLOCK_EVENTS):
+            self._reasons.add(field.labels[0])
+        self._of_links = None
+
+    def series(self) -> set[tuple[str, tuple[str, ...]]]:
+        """Return the series of the fields that are asked for."""
+        return {field.series for field in self._fields}
 
     def of_links(self) -> list[tuple[str, list[Field]]]:
         """Return metric and summands of what is summed over links, because the driver gives no sum."""
@@ -249,7 +269,6 @@ class FieldMeanings:
         """Yield the fields that repeat an earlier one of the same series."""
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for field in self._fields:
-            series = (field.metric, field.labels)
-            if series in seen:
+            if field.series in seen:
                 yield field
-            seen.add(series)
+            seen.add(field.series)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pacecar.records import Sample
 
 from ..driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
+from .refusals import Attempts, RefusedNumbers
 
 __all__ = ["GPM_CALLS", "GPM_METRICS", "INSTANCE_PARTS", "Gpm", "GpmMetric"]
 
@@ -79,7 +80,9 @@ class Gpm:
         self, nvml: Nvml, metrics: tuple[GpmMetric, ...], labels: tuple[str, ...], gpu_instance: int | None = None
     ) -> None:
         self._nvml = nvml
-        self._metrics = list(metrics)
+        self._metrics = metrics
+        self._attempts = {metric.number: Attempts() for metric in metrics}
+        self._due_ns = dict.fromkeys(self._attempts, 0)
         self._labels = labels
         self._gpu_instance = gpu_instance
         self._pair: list[GpmSample] = []
@@ -101,7 +104,10 @@ class Gpm:
         self._nvml.gpm_read(handle, older, self._gpu_instance)
         self._pair = [newer, older]
         if before is not None:
-            self._samples = self._take(self._nvml.gpm_metrics(newer, older, [m.number for m in self._metrics]))
+            asked = [metric for metric in self._metrics if now_ns >= self._due_ns[metric.number]]
+            if asked:  # else all are refused, and the pair rolls on until one is due again
+                answers = self._nvml.gpm_metrics(newer, older, [metric.number for metric in asked])
+                self._samples = self._take(asked, answers, now_ns)
         self._read_ns = now_ns
         return self._samples
 
@@ -111,17 +117,22 @@ class Gpm:
         for sample in pair:
             self._nvml.gpm_free(sample)
 
-    def _take(self, answers: list[float | NvmlError]) -> list[Sample]:
+    def refused(self) -> RefusedNumbers:
+        """Return how many metrics are refused."""
+        before = [one.was_answered for one in self._attempts.values() if one.is_backed_off]
+        return RefusedNumbers(before.count(False), before.count(True))
+
+    def _take(self, asked: list[GpmMetric], answers: list[float | NvmlError], now_ns: int) -> list[Sample]:
         samples: list[Sample] = []
-        kept: list[GpmMetric] = []
-        for metric, answer in zip(self._metrics, answers, strict=True):
+        for metric, answer in zip(asked, answers, strict=True):
+            attempts = self._attempts[metric.number]
             if isinstance(answer, UnsupportedError):
+                self._due_ns[metric.number] = now_ns + attempts.refused()
                 continue
-            kept.append(metric)
+            if isinstance(answer, NvmlError):
+                continue
+            attempts.answered()
             # A pair across a reset gives numbers that are none (NaN); the next pair is good again.
-            if not isinstance(answer, NvmlError) and math.isfinite(answer) and answer >= 0:
+            if math.isfinite(answer) and answer >= 0:
                 samples.append(Sample(metric.metric, (*self._labels, *metric.labels), answer * metric.factor))
-        if not kept:
-            raise UnsupportedError("the performance monitor has none of the metrics")
-        self._metrics = kept
         return samples

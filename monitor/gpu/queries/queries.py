@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-from ..driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
+from ..driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml, RemoteLink
 
 __all__ = [
     "PROCESSES_MAX",
@@ -129,15 +129,20 @@ def _memory(prefix: str, *labels: str) -> Ask:
     return ask
 
 
-def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[NvmlQuery]:
-    """Return the queries of one NVLink; of its state only where the field for it is not there."""
+def link_questions(
+    gpu: str, link: int, *, ask_state: bool, remember: Callable[[int, RemoteLink], None]
+) -> list[NvmlQuery]:
+    """Return the queries of one NVLink; of its state only where the field for it is not there.
+
+    What is at its other end goes to `remember`, because the driver may not answer for a link that is down.
+    """
 
     def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         yield Sample("pacecar_gpu_nvlink_link_state", (gpu, str(link)), int(nvml.link_active(handle, link)))
 
-    def remote(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        end = nvml.link_remote(handle, link)
-        yield Sample("pacecar_gpu_nvlink_info", (gpu, str(link), end.version, end.device, end.pci_bus_id), 1)
+    def remote(nvml: Nvml, handle: Handle) -> Iterable[Sample]:
+        remember(link, nvml.link_remote(handle, link))
+        return ()
 
     questions = [NvmlQuery(f"nvlink {link} remote end", 3, NEVER, remote)]
     if ask_state:

@@ -3,10 +3,8 @@
 A fixed cadence (every tenth tick, all of it) makes nine cheap ticks and an expensive one, which is late.  Filling each
 tick up to the same bound makes all ticks alike, and what does not fit is only asked a little later.
 
-It also keeps the state of each query: its last answer, which stands until it is asked again, and whether the driver
-ever answered it.  A query that was never answered and is called unsupported is dropped at once; one that was answered
-before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.  One that only
-ever failed is dropped as well in the end, or a driver with one broken number would look broken for ever.
+It also keeps the last answer of each query, which stands until it is asked again.  One that is refused is asked ever
+less often (`refusals`), and then takes its turn among the slow ones, whatever its rate.
 """
 
 from __future__ import annotations
@@ -15,15 +13,10 @@ from collections.abc import Iterable
 
 from pacecar.records import Sample
 
-from .queries import NvmlQuery
+from .queries import MINUTES_5, NvmlQuery
+from .refusals import Attempts, RefusedNumbers
 
-__all__ = ["FAILURES_MAX", "REFUSALS_MAX", "QuerySchedule", "ScheduledQuery"]
-
-REFUSALS_MAX = 3
-"""Refusals in a row after which a query that was answered before is dropped."""
-
-FAILURES_MAX = 10
-"""Failures after which a query that was never answered is dropped, whatever the driver calls them."""
+__all__ = ["QuerySchedule", "ScheduledQuery"]
 
 
 class ScheduledQuery:
@@ -36,27 +29,35 @@ class ScheduledQuery:
         """When the answer is stale (monotonic); at first it is due since the clock's zero."""
         self.is_unasked = True
         """Whether it was never asked."""
-        self._was_answered = False
-        self._refusals = self._failures = 0
+        self._attempts = Attempts()
+
+    @property
+    def is_backed_off(self) -> bool:
+        """Whether it is refused, and therefore asked less often."""
+        return self._attempts.is_backed_off
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the driver ever answered it."""
+        return self._attempts.was_answered
 
     def answered(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Keep the answer."""
-        self.samples = tuple(samples)
-        self._was_answered, self._refusals, self.is_unasked = True, 0, False
+        self.samples, self.is_unasked = tuple(samples), False
+        self._attempts.answered()
         self.due_ns = now_ns + self.question.stale_ns
 
-    def failed(self, now_ns: int) -> bool:
-        """Forget the answer, because what was not read now is missing; return whether to ask no more."""
+    def failed(self, now_ns: int) -> None:
+        """Forget the answer, because what was not read now is missing."""
+        self._forget(now_ns, self._attempts.failed())
+
+    def refused(self, now_ns: int) -> None:
+        """Forget the answer, because the driver calls the query unsupported."""
+        self._forget(now_ns, self._attempts.refused())
+
+    def _forget(self, now_ns: int, wait_ns: int) -> None:
         self.samples, self.is_unasked = (), False
-        self.due_ns = now_ns + self.question.stale_ns
-        self._failures += 1
-        return not self._was_answered and self._failures >= FAILURES_MAX
-
-    def refused(self, now_ns: int) -> bool:
-        """Note that the driver calls it unsupported; return whether to ask no more."""
-        self.failed(now_ns)
-        self._refusals += 1
-        return not self._was_answered or self._refusals >= REFUSALS_MAX
+        self.due_ns = now_ns + max(min(self.question.stale_ns, MINUTES_5), wait_ns)
 
 
 class QuerySchedule:
@@ -71,20 +72,19 @@ class QuerySchedule:
         self._asked.update({question.name: ScheduledQuery(question) for question in questions})
         self._sort()
 
-    def drop(self, name: str) -> None:
-        """Drop the query of that name, and forget its answer."""
-        self._asked.pop(name, None)
-        self._sort()
-
     def _sort(self) -> None:
         self._fast = [asked for asked in self._asked.values() if asked.question.stale_ns == 0]
         self._slow = [asked for asked in self._asked.values() if asked.question.stale_ns]
-        self._fast_calls = sum(asked.question.calls for asked in self._fast)
         self._may_be_unasked = True
 
     def fast_calls(self) -> int:
-        """Return the driver calls of the queries of every tick."""
-        return self._fast_calls
+        """Return the driver calls of the queries that are made at every tick."""
+        return sum(asked.question.calls for asked in self._fast if not asked.is_backed_off)
+
+    def refused(self) -> RefusedNumbers:
+        """Return how many queries are refused."""
+        backed_off = [asked.was_answered for asked in self._asked.values() if asked.is_backed_off]
+        return RefusedNumbers(backed_off.count(False), backed_off.count(True))
 
     def has_unasked(self) -> bool:
         """Return whether a query was never made."""
@@ -103,9 +103,10 @@ class QuerySchedule:
 
     def due(self, now_ns: int, calls: int | None) -> list[ScheduledQuery]:
         """Return what to ask now with at most `calls` driver calls (None: as many as it takes)."""
-        chosen = list(self._fast)
-        left = None if calls is None else calls - self._fast_calls
+        chosen = [asked for asked in self._fast if not asked.is_backed_off]
+        left = None if calls is None else calls - sum(asked.question.calls for asked in chosen)
         slow = [asked for asked in self._slow if asked.due_ns <= now_ns]
+        slow += [asked for asked in self._fast if asked.is_backed_off and asked.due_ns <= now_ns]
         for asked in sorted(slow, key=lambda asked: asked.due_ns):  # among equals in the order of the table
             if left is None or asked.question.calls <= left:
                 chosen.append(asked)

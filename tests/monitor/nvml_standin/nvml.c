@@ -311,9 +311,12 @@ int nvmlDeviceGetGpuFabricInfoV(dev d, fabric *f) {
 int nvmlDeviceGetNvLinkState(dev d, u32 link, u32 *active) {
   ENTER(F_LINK_STATE, d); if (link >= LINKS) return 2; *active = !page->zero; return 0; }
 int nvmlDeviceGetNvLinkVersion(dev d, u32 link, u32 *v) { ENTER(F_LINK_VERSION, d); *v = page->nvlink5 ? 7 : 6; return 0; }
-int nvmlDeviceGetNvLinkRemoteDeviceType(dev d, u32 link, u32 *t) { ENTER(F_LINK_TYPE, d); *t = 2; return 0; }
+#define IS_DOWN(d, link) (page->link_down[(d)->gpu] == (link) + 1)
+int nvmlDeviceGetNvLinkRemoteDeviceType(dev d, u32 link, u32 *t) {
+  ENTER(F_LINK_TYPE, d); *t = IS_DOWN(d, link) ? 255 : 2; return 0; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(dev d, u32 link, pci *p) {
-  ENTER(F_LINK_PCI, d); memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "00000000:C%X:00.0", link % 4); return 0; }
+  ENTER(F_LINK_PCI, d); if (IS_DOWN(d, link)) return 3;
+  memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "00000000:C%X:00.0", link % 4); return 0; }
 
 int nvmlDeviceGetMaxMigDeviceCount(dev d, u32 *c) { ENTER(F_MIG_COUNT, d); *c = d->gpu == MIG_GPU ? 7 : 0; return 0; }
 int nvmlDeviceGetMigDeviceHandleByIndex(dev d, u32 i, dev *out) {
