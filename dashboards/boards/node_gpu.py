@@ -80,6 +80,7 @@ def gpu_health_section() -> Section:
         for metric, words in (
             ("row_remap_pending", "remap waits for a reset"), ("row_remap_failed", "remap failed"),
             ("retired_pages_pending", "pages wait for a reset"),
+            ("sram_ecc_threshold_exceeded", "SRAM has too many errors"),
         )
     ]  # fmt: skip
     return Section("GPU health", [
@@ -113,19 +114,24 @@ def gpu_health_section() -> Section:
             "board's life. Corrected ones cost nothing.",
             [
                 Query(increase("pacecar_gpu_ecc_errors_total"), _of("{{severity}} {{lifetime}}")),
+                Query(increase("pacecar_gpu_sram_ecc_errors_total"), _of("SRAM {{severity}} {{lifetime}}")),
                 Query(select("pacecar_gpu_ecc_uncorrected_errors"), _of("uncorrected since the last reset")),
             ],
             unit="none", empty="No GPU on this node has ECC")),
-        (8, 7, time_series("Waits for a reset", "1 where a row or page waits for a reset to be taken out of use, or "
-            "where it could not be: then the board wants replacing.", waiting, unit="none",
+        (8, 7, time_series("Waits for a reset", "1 where a row or page waits for a reset to be taken out of use; where "
+            "it could not be, or the SRAM has too many errors, the board wants replacing.", waiting, unit="none",
             empty="No GPU on this node repairs its memory", stepped=True, thresholds=[(1.0, BAD)])),
         (8, 7, time_series("Repaired memory", "Rows remapped (Ampere and later) and pages retired (before), so far.", [
                 Query(select("pacecar_gpu_remapped_rows"), _of("rows {{severity}}")),
                 Query(select("pacecar_gpu_retired_pages"), _of("pages {{cause}}")),
             ], unit="none", empty="No GPU on this node repairs its memory", stepped=True)),
-        (8, 7, time_series("Distance to the slowdown", "Degrees below each temperature at which the GPU acts.",
+        (8, 7, time_series("Distance to the slowdown", "Degrees below each temperature at which the GPU acts. "
+            "Newer GPUs tell their margin and no temperatures.",
             [Query(f"{select('pacecar_gpu_temperature_threshold_celsius')} - on ({NODE}, gpu) group_left () "
-                   f"{select('pacecar_gpu_temperature_celsius')}", _of("{{threshold}}"))],
+                   f"{select('pacecar_gpu_temperature_celsius')}", _of("{{threshold}}")),
+             Query(select("pacecar_gpu_temperature_margin_celsius"), _of("margin")),
+             Query(f"{select('pacecar_gpu_temperature_margin_celsius')} - on ({NODE}, gpu) group_right () "
+                   f"{select('pacecar_gpu_temperature_margin_threshold_celsius')}", _of("{{threshold}} by margin"))],
             unit="celsius", empty=NO_GPU, thresholds=[(5.0, WARN)])),
         (8, 7, time_series("Performance state", "0 is the fastest, 15 the slowest; an idle GPU rests at 8.", [
                 Query(select("pacecar_gpu_performance_state"), GPU_NAME),
@@ -147,6 +153,25 @@ def gpu_health_section() -> Section:
                 Query(select("pacecar_gpu_fan_rpm"), _of("fan {{fan}} rpm")),
             ], unit="percentunit", empty="The chassis cools these GPUs: their driver knows of no fan", low=0,
             overrides=[look(".* rpm", regex=True, unit="rotrpm", custom__axisPlacement="right")])),
+        (8, 6, time_series("Spare rows", "Banks of memory that have no or few spare rows left: the next error in them "
+            "is not repaired.", [
+                Query(select("pacecar_gpu_row_remap_banks", {"spare": "none"}), _of("none")),
+                Query(select("pacecar_gpu_row_remap_banks", {"spare": "few"}), _of("few")),
+            ], unit="none", empty="No GPU on this node repairs its memory", stepped=True)),
+        (8, 6, time_series("Power limits", "The limit that is enforced, the board's own, and the bounds of both.", [
+                Query(select("pacecar_gpu_power_limit_watts"), _of("enforced")),
+                Query(select("pacecar_gpu_power_limit_default_watts"), _of("default")),
+                Query(select("pacecar_gpu_power_limit_min_watts"), _of("lowest")),
+                Query(select("pacecar_gpu_power_limit_max_watts"), _of("highest")),
+            ], unit="watt", empty=NO_GPU, stepped=True)),
+        (8, 6, time_series("ECC and MIG modes", "1 where the mode is on; \"next\" is after a reset.", [
+                Query(select("pacecar_gpu_ecc_enabled"), _of("ECC")),
+                Query(select("pacecar_gpu_ecc_enabled_after_reset"), _of("ECC next")),
+                Query(select("pacecar_gpu_mig_enabled_after_reset"), _of("MIG next")),
+            ], unit="none", empty=NO_GPU, stepped=True)),
+        (24, 6, table("Where the boards sit", "Chassis, slot and tray, where the platform says them.",
+            [Query(select("pacecar_gpu_platform_info"), "", instant=True)], empty="No platform tells it",
+            transformations=columns(NODE, "gpu", "chassis_serial", "slot", "tray", "host", "module"))),
     ], collapsed=True)  # fmt: skip
 
 
@@ -154,7 +179,8 @@ def gpu_inside_section() -> Section:
     """Return the row about the activity of the GPU's parts, which newer GPUs report."""
     return Section("Inside the GPUs", [
         (8, 7, time_series("SMs at work", "Share of the multiprocessors that worked: what utilization is taken for.",
-            [Query(select("pacecar_gpu_sm_active_ratio"), GPU_NAME)],
+            [Query(select("pacecar_gpu_sm_active_ratio"), GPU_NAME),
+             Query(select("pacecar_gpu_graphics_active_ratio"), _of("any engine"))],
             unit="percentunit", limit=1.0, empty=NO_HOPPER)),
         (8, 7, time_series("Occupancy", "Warps in flight over the most possible.",
             [Query(select("pacecar_gpu_sm_occupancy_ratio"), GPU_NAME)],
@@ -185,7 +211,10 @@ def gpu_tenants_section() -> Section:
     memory = divide(select("pacecar_gpu_instance_memory_used_bytes"), select("pacecar_gpu_instance_memory_size_bytes"))
     return Section("Who is on the GPUs: processes and MIG instances", [
         (8, 7, time_series("Processes", "Compute processes on each GPU. More than the ranks on it: somebody else is "
-            "there.", [Query(select("pacecar_gpu_processes"), GPU_NAME)], unit="none", empty=NO_GPU, stepped=True)),
+            "there.", [
+                Query(select("pacecar_gpu_processes"), GPU_NAME),
+                Query(select("pacecar_gpu_mps_processes"), _of("MPS")),
+            ], unit="none", empty=NO_GPU, stepped=True)),
         (8, 7, time_series("Memory of processes", "Device memory of the largest processes.",
             [Query(select("pacecar_gpu_process_memory_bytes"), _of("pid {{pid}}"))], unit="bytes",
             empty="No process is on these GPUs")),
@@ -206,8 +235,9 @@ def gpu_tenants_section() -> Section:
                 Query(select("pacecar_gpu_instance_active_ratio"), _of("{{gpu_instance}} {{part}}")),
                 Query(select("pacecar_gpu_instance_processes"), f"{INSTANCE} processes"),
                 Query(select("pacecar_gpu_mig_enabled"), _of("is cut")),
+                Query(select("pacecar_gpu_mig_instances"), _of("instances")),
             ], unit="percentunit", empty=NO_MIG, overrides=[
-                look(".* (processes|is cut)", regex=True, unit="none", custom__axisPlacement="right")])),
+                look(".* (processes|is cut|instances)", regex=True, unit="none", custom__axisPlacement="right")])),
     ], collapsed=True)  # fmt: skip
 
 

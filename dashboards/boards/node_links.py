@@ -83,9 +83,23 @@ def gpu_links_section() -> Section:
         (12, 7, time_series("NVLink fabric", "State of joining the fabric, conditions that hold, and NVML's return "
             "code (0 is success).", [
                 Query(select("pacecar_gpu_fabric_state") + " == 1", f"{GPU_NAME} {{{{state}}}}"),
+                Query(select("pacecar_gpu_fabric_health") + " == 1", f"{GPU_NAME} {{{{health}}}}"),
                 Query(select("pacecar_gpu_fabric_condition"), f"{GPU_NAME} {{{{condition}}}}"),
                 Query(select("pacecar_gpu_fabric_status"), f"{GPU_NAME} return code"),
             ], unit="none", empty=NO_FABRIC, stepped=True)),
+        (12, 7, table("Which fabric", "The cluster and clique of each GPU: GPUs reach each other by NVLink within one "
+            "clique. A problem is in the fabric's configuration.",
+            [Query(select("pacecar_gpu_fabric_info"), "", instant=True)], empty=NO_FABRIC,
+            transformations=columns(NODE, "gpu", "cluster_uuid", "clique", "problem"))),
+        (12, 7, time_series("NVLink-C2C", "Links between GPU and CPU: all, and those that are up; errors in the "
+            "window. On the right their rated speed together.", [
+                Query(select("pacecar_gpu_c2c_links"), f"{GPU_NAME} links"),
+                Query(select("pacecar_gpu_c2c_links_up"), f"{GPU_NAME} up"),
+                Query(select("pacecar_gpu_c2c_enabled"), f"{GPU_NAME} enabled"),
+                Query(increase("pacecar_gpu_c2c_errors_total"), f"{GPU_NAME} {{{{kind}}}}"),
+                Query(select("pacecar_gpu_c2c_bytes_per_second"), f"{GPU_NAME} rated"),
+            ], unit="none", empty="No GPU on this node is joined to its CPU by NVLink-C2C", stepped=True,
+            overrides=[look(".* rated", regex=True, unit="Bps", **_RIGHT)])),
     ], collapsed=True)  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pacecar.records.xids import XIDS_OF_PROGRAMS, XIDS_OF_REPAIR
 
 from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, combine, divide
 from .alerts import BY, Alert, Group
-from .recording import GPU_HELD_DOWN, HELD_BY, MEMORY, PORT_USED, RULES, SENT, SENT_AGAIN, WRITABLE
+from .recording import GPU_HELD_DOWN, HELD_BY, PORT_USED, RULES, SENT, SENT_AGAIN, WRITABLE
 
 __all__ = ["GPU_ALERTS", "HOST_ALERTS", "LINK_ALERTS"]
 

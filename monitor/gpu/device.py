@@ -35,14 +35,16 @@ from .driver import (
 )
 from .queries.derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
 from .queries.field_reader import FieldReader, must_go_on
-from .queries.fields import ENERGY, LINK_COUNT, LINK_STATE, Field, gpu_fields, link_fields
+from .queries.fields import ENERGY, LINK_COUNT, LINK_STATE, Field, fields_of
 from .queries.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
 from .queries.queries import (
     EVERY_TICK,
     SECONDS_5,
     SECONDS_30,
+    C2cLinks,
     NvmlQuery,
     Processes,
+    SramEcc,
     fan_questions,
     gpu_questions,
     instance_questions,
@@ -117,6 +119,7 @@ class Device:
         self._power = MeanPower(label)
         self._energy_counter = GpuCounter()
         self._processes = Processes(label)
+        self._sram = SramEcc(label)
         self._schedule = QuerySchedule()
         self._gpms: list[Gpm] = []
         self.info: Sample | None = None
@@ -129,6 +132,8 @@ class Device:
         self._is_probed = False
         self._is_lost = False
         self._is_mig = False
+        self._driver: str | None = None
+        self._counted_ns: dict[str, int] = {}
         self._read_ns: int | None = None
         self._power_is_next = True
         self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
@@ -145,6 +150,10 @@ class Device:
 
         What was allocated in the old session is gone with it.
         """
+        if self._driver != facts.driver:
+            self._driver = facts.driver
+            self._c2c = C2cLinks(self.label, facts.driver)
+            self._events.restart()
         self._facts = facts
         if handle is not None:
             self._handle, self.uuid = handle, facts.identity.uuid
@@ -174,6 +183,11 @@ class Device:
             answers = self._fields.ask(self._handle, failures, everything=is_probing)
             if is_probing:
                 self._add_energy_and_links()
+            self._counted_ns = {
+                field.labels[0]: int(answers[field].value)
+                for field in self._fields.meanings.counted_reasons()
+                if field in answers
+            }
             samples = self._instances + list(answers.values()) + self._fields.slow_samples()
             samples += self._fields.meanings.health()
             samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
@@ -291,9 +305,12 @@ class Device:
         self.info = self._info_sample(_ARCHITECTURES.get(architecture or 0, ""), "on" if mig == 1 else "off")
         self._is_mig, self._instances = mig == 1, []
         self._links = self._count_links()
-        self._fields.begin([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
+        known = fields_of(self._facts.driver, self._links)
+        self._fields.begin([field for field in known if not self._is_disbelieved(field)])
         self._schedule.add(gpu_questions(self.label))
         self._schedule.add(self._processes.questions())
+        self._schedule.add(self._sram.questions())
+        self._schedule.add(self._c2c.questions())
         self._schedule.add(fan_questions(self.label, self._fact(Number.FANS) or 0))
         self._schedule.add([NvmlQuery("clock events", 1, EVERY_TICK, self._clock_events)])
         if mig is not None:
@@ -424,10 +441,15 @@ class Device:
                 self._add_gpm(gpm, f"mig {instance.gpu_instance} performance monitor", SECONDS_5)
 
     def _mig_mode(self, nvml: Nvml, handle: Handle) -> list[Sample]:
-        mode = nvml.number(handle, Number.MIG_MODE)
+        mode, after_reset = nvml.mig_modes(handle)
         if (mode == 1) != self._is_mig:
             self._is_probed = False
-        return [Sample("pacecar_gpu_mig_enabled", (self.label,), int(mode == 1))]
+        gpu = (self.label,)
+        return [
+            Sample("pacecar_gpu_mig_enabled", gpu, int(mode == 1)),
+            Sample("pacecar_gpu_mig_enabled_after_reset", gpu, int(after_reset == 1)),
+            Sample("pacecar_gpu_mig_instances", gpu, len(self._mig) if mode == 1 else 0),
+        ]
 
     def _mig_slot(self, slot: int) -> Callable[[Nvml, Handle], list[Sample]]:
         def ask(nvml: Nvml, handle: Handle) -> list[Sample]:
@@ -481,7 +503,18 @@ class Device:
     def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
         mask = nvml.number(handle, Number.CLOCK_REASONS)
-        return self._events.update(mask, supported, self._clock.monotonic_ns(), self._fields.meanings.reasons())
+        samples = list(self._events.update(mask, supported, self._clock.monotonic_ns(), self._counted_ns))
+        for field in self._fields.meanings.counted_reasons().copy():
+            if self._is_disbelieved(field):
+                self._fields.meanings.drop(field)
+                _log.warning(
+                    "gpu %s: driver %s counts another time for %s in field %d than samples show: samples are served",
+                    self.label, self._facts.driver, field.labels[0], field.field.number,
+                )  # fmt: skip
+        return samples
+
+    def _is_disbelieved(self, field: Field) -> bool:
+        return field.labels[:1] != () and field.bits_min > 0 and field.labels[0] in self._events.disbelieved
 
     def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
         energy = self._energy_counter.update(nvml.number(handle, Number.ENERGY))

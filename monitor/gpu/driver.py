@@ -48,8 +48,11 @@ __all__ = [
     "Number",
     "Nvml",
     "NvmlError",
+    "Platform",
     "ProcessShare",
     "RemoteLink",
+    "SpareRows",
+    "SramErrors",
     "UnsupportedError",
 ]
 
@@ -125,6 +128,8 @@ class Number(StrEnum):
     PERSISTENCE = "persistence mode"  # 1: the driver keeps the GPU initialized while nobody uses it
     FANS = "fans"  # that the driver steers; a board that the chassis cools has none
     POWER_LIMIT_DEFAULT = "default power limit"  # mW, what the board has after a reset
+    TEMPERATURE_MARGIN = "temperature margin"  # degrees Celsius to the nearest temperature that slows the GPU down
+    C2C_ENABLED = "c2c mode"  # 1: the GPU is joined to its CPU by NVLink-C2C
 
 
 class Identity(NamedTuple):
@@ -185,11 +190,52 @@ class ProcessShare(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join and health mask (None: unknown)."""
+    """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join, health mask and summary.
+
+    None is what the driver is too old to say; `cluster` is a UUID, empty where the GPU is in none.
+    """
 
     state: int
     status: int
-    health_mask: int | None
+    cluster: str
+    clique: int
+    health_mask: int | None = None
+    health_summary: int | None = None
+
+
+class SramErrors(NamedTuple):
+    """ECC errors of the SRAM since the driver was loaded and of the board's life, and whether they are too many.
+
+    Uncorrected errors are found by parity or by SEC-DED, depending on the unit.
+    """
+
+    volatile_corrected: int
+    volatile_parity: int
+    volatile_sec_ded: int
+    aggregate_corrected: int
+    aggregate_parity: int
+    aggregate_sec_ded: int
+    is_over_threshold: bool
+
+
+class Platform(NamedTuple):
+    """Where the board sits: chassis, slot, tray, host in the tray and module, as the maker numbers them."""
+
+    chassis_serial: str
+    slot: int
+    tray: int
+    host: int
+    module: int
+
+
+class SpareRows(NamedTuple):
+    """How many banks of memory have all, most, some, few or none of their spare rows left."""
+
+    all: int
+    most: int
+    some: int
+    few: int
+    none: int
 
 
 class RemoteLink(NamedTuple):
@@ -292,6 +338,30 @@ class Nvml(Protocol):
         """Return the shares sampled after `since_us`; raises NothingNewError when there are none."""
         ...
 
+    def mps_processes(self, handle: Handle) -> list[DriverProcess]:
+        """Return the compute processes that run through the Multi-Process Service."""
+        ...
+
+    def mig_modes(self, handle: Handle) -> tuple[int, int]:
+        """Return the MIG mode now and after the next reset; 1: the GPU is cut into instances."""
+        ...
+
+    def power_limits(self, handle: Handle) -> tuple[int, int]:
+        """Return the lowest and the highest power limit that may be set, in mW."""
+        ...
+
+    def sram_errors(self, handle: Handle) -> SramErrors:
+        """Return the ECC errors of the SRAM."""
+        ...
+
+    def spare_rows(self, handle: Handle) -> SpareRows:
+        """Return how many banks have which share of their spare rows left."""
+        ...
+
+    def platform(self, handle: Handle) -> Platform:
+        """Return where the board sits."""
+        ...
+
     def fabric(self, handle: Handle) -> Fabric:
         """Return the state of the NVLink fabric."""
         ...
@@ -381,5 +451,7 @@ NUMBER_CALLS: dict[Number, tuple[Call, ...]] = {
     Number.PERSISTENCE: (("nvmlDeviceGetPersistenceMode",),),
     Number.FANS: (("nvmlDeviceGetNumFans",),),
     Number.POWER_LIMIT_DEFAULT: (("nvmlDeviceGetPowerManagementDefaultLimit",),),
+    Number.TEMPERATURE_MARGIN: (("nvmlDeviceGetMarginTemperature",),),
+    Number.C2C_ENABLED: (("nvmlDeviceGetC2cModeInfoV",),),
 }
 """Number -> the calls that answer it, the newest name first: where the driver lacks one, the next is tried."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,11 @@ from .driver import (
     NothingNewError,
     Number,
     NvmlError,
+    Platform,
     ProcessShare,
     RemoteLink,
+    SpareRows,
+    SramErrors,
     UnsupportedError,
 )
 
@@ -94,6 +98,7 @@ class PyNvml:
         self._samples: list[object] = []
         self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
         self._requests: dict[tuple[FieldId, ...], bytes] = {}
+        self._fabric = 0  # which of _FABRIC_VERSIONS is the newest that this driver knows
 
     def start(self) -> None:
         """Load libnvidia-ml.so.1 and initialize it."""
@@ -103,6 +108,7 @@ class PyNvml:
         """Free what was allocated and shut the library down; one that is down already is no error."""
         samples, self._samples = self._samples, []
         self._first_version.clear()
+        self._fabric = 0
         events, self._events = self._events, None
         for name, things in (("nvmlGpmSampleFree", samples), ("nvmlEventSetFree", [] if events is None else [events])):
             for thing in things:
@@ -167,7 +173,7 @@ class PyNvml:
                 info = _ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
                 return DriverMemory(int(info.total), int(info.used), int(info.free), int(info.reserved))
             except NvmlError as error:
-                if error.code not in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+                if error.code not in _OLDER_DRIVER:
                     raise
                 self._first_version.add(_address(handle))
         info = _ask("nvmlDeviceGetMemoryInfo", handle)
@@ -223,19 +229,61 @@ class PyNvml:
             raise
         return [ProcessShare(int(p.pid), int(p.timeStamp), int(p.smUtil)) for p in found]
 
+    def mps_processes(self, handle: Handle) -> list[DriverProcess]:
+        """Ask nvmlDeviceGetMPSComputeRunningProcesses, which is two calls as well."""
+        found = _ask("nvmlDeviceGetMPSComputeRunningProcesses", handle)
+        return [DriverProcess(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
+
+    def mig_modes(self, handle: Handle) -> tuple[int, int]:
+        """Ask nvmlDeviceGetMigMode."""
+        now, pending = _ask("nvmlDeviceGetMigMode", handle)
+        return int(now), int(pending)
+
+    def power_limits(self, handle: Handle) -> tuple[int, int]:
+        """Ask nvmlDeviceGetPowerManagementLimitConstraints."""
+        lowest, highest = _ask("nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        return int(lowest), int(highest)
+
+    def sram_errors(self, handle: Handle) -> SramErrors:
+        """Ask nvmlDeviceGetSramEccErrorStatus, which came with driver 535; the counts by unit are left out."""
+        told = _read("nvmlDeviceGetSramEccErrorStatus", handle, _SRAM_ERRORS, version=1)
+        aggregate_parity, aggregate_sec_ded, aggregate, volatile_parity, volatile_sec_ded, volatile, *_, is_over = told
+        return SramErrors(
+            volatile, volatile_parity, volatile_sec_ded, aggregate, aggregate_parity, aggregate_sec_ded, is_over != 0
+        )
+
+    def spare_rows(self, handle: Handle) -> SpareRows:
+        """Ask nvmlDeviceGetRowRemapperHistogram."""
+        told = _ask("nvmlDeviceGetRowRemapperHistogram", handle)
+        return SpareRows(int(told.max), int(told.high), int(told.partial), int(told.low), int(told.none))
+
+    def platform(self, handle: Handle) -> Platform:
+        """Ask nvmlDeviceGetPlatformInfo; its two versions differ in names only."""
+        try:
+            told = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=2)
+        except NvmlError as error:
+            if error.code not in _OLDER_DRIVER:
+                raise
+            told = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=1)
+        _, chassis, slot, tray, host, _, module = told
+        return Platform(_text(chassis.partition(b"\0")[0]), slot, tray, host, module)
+
     def fabric(self, handle: Handle) -> Fabric:
         """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it."""
-        if hasattr(pynvml, "c_nvmlGpuFabricInfo_v2_t"):
-            newer = pynvml.c_nvmlGpuFabricInfo_v2_t()
+        for newer in range(self._fabric, len(_FABRIC_VERSIONS)):
+            version, layout = _FABRIC_VERSIONS[newer]
             try:
-                _ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(newer))
-                return Fabric(int(newer.state), int(newer.status), int(newer.healthMask))
-            except UnsupportedError as error:
-                if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                cluster, status, clique, state, *health = _read("nvmlDeviceGetGpuFabricInfoV", handle, layout, version)
+            except NvmlError as error:
+                if error.code not in _OLDER_DRIVER:
                     raise
+                continue
+            self._fabric = newer
+            return Fabric(state, status, _uuid(cluster), clique, *health)
         info = pynvml.c_nvmlGpuFabricInfo_t()
         _ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
-        return Fabric(int(info.state), int(info.status), None)
+        self._fabric = len(_FABRIC_VERSIONS)
+        return Fabric(int(info.state), int(info.status), _uuid(bytes(info.clusterUuid)), int(info.cliqueId))
 
     def link_active(self, handle: Handle, link: int) -> bool:
         """Ask nvmlDeviceGetNvLinkState."""
@@ -347,6 +395,17 @@ def _call(name: str, *arguments: object) -> None:
         raise _named(error.value, str(error)) from error
 
 
+def _read(name: str, handle: Handle, layout: struct.Struct, version: int) -> tuple[Any, ...]:
+    """Return what a function writes behind the version into the structure of that layout.
+
+    Past pynvml, whose releases know the newer structures or do not; any of them finds the function itself.
+    """
+    buffer = ctypes.create_string_buffer(layout.size)
+    ctypes.c_uint.from_buffer(buffer).value = layout.size | version << 24  # NVML_STRUCT_VERSION
+    _call(name, handle, ctypes.byref(buffer))
+    return layout.unpack(buffer.raw)[1:]
+
+
 def _ask(name: str, *arguments: object) -> Any:  # noqa: ANN401  pynvml has no types
     function = getattr(pynvml, name, None)
     if function is None:
@@ -370,7 +429,16 @@ def _ask_gently(name: str, *arguments: object) -> Any:  # noqa: ANN401
     return _text(answer) if isinstance(answer, bytes) else answer
 
 
+_SRAM_ERRORS = struct.Struct("I4x11QI4x")  # nvmlEccSramErrorStatus_v1_t
+_PLATFORM = struct.Struct("I16s16s5B3x")  # nvmlPlatformInfo_v2_t, and v1 with other names
+_FABRIC_VERSIONS = (
+    (3, struct.Struct("I16s4IB3x")),  # nvmlGpuFabricInfo_v3_t, since driver 580
+    (2, struct.Struct("I16s4I")),
+)
 _VERSION_MISMATCH = 25  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH; pynvml 12.0 has no name for it
+_OLDER_DRIVER = (_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+"""What a driver says to a structure or a function that is newer than itself."""
+
 _KINDS: tuple[tuple[type[NvmlError], tuple[int, ...]], ...] = (
     (DriverMissingError, (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)),
     (
@@ -425,14 +493,20 @@ def _field(number: int, kind: int, code: int, union: bytes) -> FieldValue | Nvml
 
 
 def _number(answer: Any) -> int:  # noqa: ANN401
-    """Return the number in an answer: itself, the first of a list (now, pending) or GPM's yes or no."""
+    """Return the number in an answer: itself, the first of a list (now, pending) or a structure's yes or no."""
     if isinstance(answer, (list, tuple)):
         return int(answer[0])
-    return int(getattr(answer, "isSupportedDevice", answer))
+    for yes_or_no in ("isSupportedDevice", "isC2cEnabled"):
+        answer = getattr(answer, yes_or_no, answer)
+    return int(answer)
 
 
 def _address(handle: object) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value  # type: ignore[arg-type]  # a ctypes pointer that mypy cannot see
+
+
+def _uuid(value: bytes) -> str:
+    return str(uuid.UUID(bytes=value)) if any(value) else ""
 
 
 def _text(value: bytes | str) -> str:

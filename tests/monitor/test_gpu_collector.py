@@ -14,13 +14,15 @@ import pytest
 from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, MetricSubject, by_name
 from pacecar.monitor.collectors.gpu import REINIT_AFTER_SECONDS, REOPEN_SECONDS, GpuCollector
 from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_MIN
-from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX
+from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX, LINKS_MAX
 from pacecar.monitor.gpu.gpu_state import REASONS
 from pacecar.monitor.gpu.nvml import PyNvml
+from pacecar.monitor.gpu.queries.field_numbers import DEFINED
+from pacecar.monitor.gpu.queries.fields import LINK_COUNT, fields_of
 from pacecar.monitor.gpu.xid import KNOWN_XIDS
 from pacecar.records import Absent, Failed, Ok
 from tests.kit.waiting import until
-from tests.monitor.nvml_standin.standin import FUNCTION, GPUS
+from tests.monitor.nvml_standin.standin import BEFORE, FUNCTION, GPUS, NEW, OLD
 
 SECOND = 1_000_000_000
 DEADLINE_SECONDS = 0.4
@@ -86,6 +88,7 @@ def health(outcome, gpu, metric, *labels):
 
 def test_values_of_each_gpu(standin, make, clock, values):
     standin.page.reasons[1] = 0x8
+    standin.page.c2c = 10
     read = values(settled(make(), clock))
     assert (
         read[("gpu_info", "1", "GPU-1", "Stand-in", "599.77", "00000000:1B:00.0", "hopper", "13.1", "96.00.01", "off")]
@@ -108,6 +111,46 @@ def test_values_of_each_gpu(standin, make, clock, values):
         ("gpu_memory_temperature_celsius", "1"): 72,
         ("gpu_temperature_threshold_celsius", "1", "shutdown"): 91,
         ("gpu_temperature_threshold_celsius", "1", "gpu_max"): 121,
+        ("gpu_temperature_margin_celsius", "1"): 24,
+        ("gpu_temperature_margin_celsius", "3"): -3,
+        ("gpu_temperature_margin_threshold_celsius", "1", "shutdown"): -5,
+        ("gpu_temperature_margin_threshold_celsius", "1", "slowdown"): 2,
+        ("gpu_temperature_margin_threshold_celsius", "1", "memory_max"): 3,
+        ("gpu_temperature_margin_threshold_celsius", "1", "gpu_max"): 4,
+        ("gpu_power_limit_min_watts", "1"): 201304,
+        ("gpu_power_limit_max_watts", "1"): 751404,
+        ("gpu_power_limit_default_watts", "1"): 701204,
+        ("gpu_ecc_enabled", "1"): 1,
+        ("gpu_ecc_enabled_after_reset", "1"): 1,
+        ("gpu_sram_ecc_errors_total", "1", "uncorrected_parity", "aggregate"): 1311,
+        ("gpu_sram_ecc_errors_total", "1", "uncorrected_sec_ded", "aggregate"): 1312,
+        ("gpu_sram_ecc_errors_total", "1", "corrected", "aggregate"): 1313,
+        ("gpu_sram_ecc_errors_total", "1", "uncorrected_parity", "volatile"): 1314,
+        ("gpu_sram_ecc_errors_total", "1", "uncorrected_sec_ded", "volatile"): 1315,
+        ("gpu_sram_ecc_errors_total", "1", "corrected", "volatile"): 1316,
+        ("gpu_sram_ecc_threshold_exceeded", "1"): 0,
+        ("gpu_sram_ecc_threshold_exceeded", "2"): 1,
+        ("gpu_row_remap_banks", "1", "all"): 1640,
+        ("gpu_row_remap_banks", "1", "most"): 1639,
+        ("gpu_row_remap_banks", "1", "some"): 1638,
+        ("gpu_row_remap_banks", "1", "few"): 1637,
+        ("gpu_row_remap_banks", "1", "none"): 1636,
+        ("gpu_platform_info", "1", "1821425190001", "9", "4", "1", "2"): 1,
+        ("gpu_c2c_enabled", "1"): 1,
+        ("gpu_c2c_links", "1"): 10,
+        ("gpu_c2c_links_up", "1"): 10,
+        ("gpu_c2c_bytes_per_second", "1"): 447120000000,
+        ("gpu_c2c_errors_total", "1", "interrupt"): sum(5023101000 + link for link in range(10)),
+        ("gpu_c2c_errors_total", "1", "replay_back_to_back"): sum(5023301000 + link for link in range(10)),
+        ("gpu_fabric_info", "1", "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1", "5", "incorrect_system_guid"): 1,
+        ("gpu_fabric_health", "1", "healthy"): 1,
+        ("gpu_fabric_health", "1", "unhealthy"): 0,
+        ("gpu_fabric_condition", "1", "no_partition_assigned"): 1,
+        ("gpu_fabric_condition", "1", "fabric_manager_disconnected"): 1,
+        ("gpu_graphics_active_ratio", "1"): 0.0225,
+        ("gpu_mps_processes", "1"): 2,
+        ("gpu_mig_enabled_after_reset", "1"): 0,
+        ("gpu_mig_instances", "1"): 0,
         ("gpu_clock_hertz", "1", "graphics"): 2101,
         ("gpu_clock_hertz", "1", "sm"): 2111,
         ("gpu_clock_hertz", "1", "memory"): 2121,
@@ -194,6 +237,7 @@ CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
     "pacecar_gpu_driver_calls_total",
     "pacecar_gpu_driver_openings_total",
     "pacecar_gpu_read_interval_seconds",
+    "pacecar_gpu_c2c_links",
 }
 """1 by definition, or never zero once there is a GPU."""
 
@@ -206,7 +250,7 @@ def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tm
     for gpu in range(GPUS):
         standin.page.reasons[gpu] = 0xFF
     standin.xid(3, 48)
-    standin.page.fans = 2
+    standin.page.fans, standin.page.c2c = 2, 2
     standin.fail("POWER", 999, gpu=4, after=1, times=1)
     numbers = {name: set() for name in GPU_METRICS}
     for sample in everything(standin, make, clock, tmp_path):
@@ -226,9 +270,31 @@ def test_zero_is_a_measurement(standin, make, clock):
     standin.page.zero = 1
     outcome = settled(make(), clock)
     after = {key for gpu in range(GPUS) for key in of_gpu(outcome, gpu) if "process_" not in key[0]}
-    assert {key for key in before - after if "fabric_condition" not in key[0]} == set()
+    assert {key for key in before - after if "fabric_" not in key[0]} == set()
     assert health(outcome, 0, "utilization_ratio") == 0
     assert health(outcome, 0, "power_watts") == 0
+
+
+FABRIC = ("pacecar_gpu_fabric_info", "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1", "5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("newest", "problem", "conditions", "healths"),
+    [(0, "incorrect_system_guid", 7, 3), (2, "incorrect_system_guid", 7, 0), (1, "", 0, 0)],
+)
+def test_a_driver_with_older_structures_says_less(standin, make, clock, newest, problem, conditions, healths):
+    standin.page.structures = newest
+    collector = make()
+    read = of_gpu(settled(collector, clock), 1)
+    assert read[(*FABRIC, problem)] == 1
+    assert len([key for key in read if key[0] == "pacecar_gpu_fabric_condition"]) == conditions
+    assert len([key for key in read if key[0] == "pacecar_gpu_fabric_health"]) == healths
+    assert ("pacecar_gpu_platform_info", "1821425190001", "9", "4", "1", "2") in read
+    before = standin.calls(1)["FABRIC"]
+    for _ in range(90):
+        tick(collector, clock)
+    assert standin.calls(1)["FABRIC"] - before <= 2 * 4, "what it does not know is not tried each time"
 
 
 def test_before_hopper_there_is_no_performance_monitor_rather_than_zero(standin, make, clock):
@@ -258,6 +324,7 @@ def test_mig_instances_have_memory_processes_and_their_share_of_the_monitor(stan
     collector = make()
     read = values(settled(collector, clock, 8))
     assert read[("gpu_mig_enabled", "7")] == 1
+    assert read[("gpu_mig_instances", "7")] == 2
     assert read[("gpu_instance_info", "7", "2", "0", "MIG-7-2", "Stand-in MIG 3g.71gb")] == 1
     assert read[("gpu_instance_memory_used_bytes", "7", "1", "0")] == 87540
     assert read[("gpu_instance_processes", "7", "2", "0")] == 2
@@ -405,13 +472,77 @@ def test_fans_are_read_each_and_a_gpu_that_the_chassis_cools_has_none(standin, m
     assert sorted({key[0] for key in read if "fan" in key[0]}) == ["pacecar_gpu_fan_speed_ratio"]
 
 
+# --- fields whose numbers were moved --------------------------------------------------------------
+
+
+HELD = "pacecar_gpu_clock_event_seconds_total"
+HEAT = 0x20 | 0x40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("driver", "numbering", "source"),
+    [
+        (550_163, BEFORE, "sampled"),
+        (570_172, BEFORE, "sampled"),
+        (575_057, OLD, "driver"),
+        (580_065, OLD, "driver"),
+        (580_076, OLD, "sampled"),  # no header is known
+        (580_076, NEW, "sampled"),
+        (580_082, NEW, "driver"),
+        (590_048, NEW, "driver"),
+        (0, NEW, "driver"),
+        (620_010, NEW, "driver"),  # newer than all headers known
+        (620_010, OLD, "sampled"),  # whose answers mean something else
+        (575_057, NEW, "sampled"),
+    ],
+)
+def test_thirty_seconds_of_heat_are_thirty_seconds_with_each_driver(
+    standin, make, clock, caplog, driver, numbering, source
+):
+    """Fields 269 to 271 were asked of every driver: those around 575 give power smoothing there, 30 s became 80 ns."""
+    standin.page.count, standin.page.links = 1, 0
+    standin.page.driver, standin.page.numbering = driver, numbering
+    collector = make()
+    standin.page.reasons[0] = 1
+    before = of_gpu(settled(collector, clock, 20), 0)
+    standin.page.reasons[0] = HEAT
+    for second in range(1, 31):
+        standin.page.held_ns[0] = second * SECOND
+        outcome = tick(collector, clock)
+    read = of_gpu(outcome, 0)
+    for reason in ("sw_thermal_slowdown", "hw_thermal_slowdown"):
+        (served,) = [key for key in read if key[:2] == (HELD, reason)]
+        assert served[2] == source
+        assert (read[served] - before.get(served, 0)) / SECOND == pytest.approx(30, abs=0.5)
+    is_contradicted = source == "sampled" and driver >= 575_057 and driver != 580_076
+    assert ("samples are served" in caplog.text) == is_contradicted
+
+
+def test_every_field_that_is_asked_is_the_newest_headers():
+    """And none is asked of a driver that knows it by another number, or not at all."""
+    import pynvml
+
+    newest = fields_of("", LINKS_MAX)
+    asked = {field.field.number for field in newest} | {LINK_COUNT.number}
+    assert asked <= DEFINED.keys()
+    for number, defined in DEFINED.items():
+        if defined.until is None:
+            assert getattr(pynvml, f"NVML_FI_{defined.name}") == number
+        else:
+            assert getattr(pynvml, f"NVML_FI_{defined.name}") != number
+            assert number not in asked
+    series = [field.series for field in fields_of("580.65.06", 0)]
+    assert len(series) == len(set(series)), "one number for each meaning"
+
+
 # --- what it costs --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mig", [0, 1])
 def test_no_tick_makes_more_than_twelve_calls_a_gpu_glances_included(standin, make, clock, mig):
-    standin.page.mig = mig
+    standin.page.mig, standin.page.c2c = mig, 2
     collector = make()
     outcome = tick(collector, clock)
     most = 0
@@ -874,14 +1005,17 @@ def test_what_was_refused_when_the_daemon_started_is_read_when_the_driver_answer
     for _ in range(80):
         outcome = tick(collector, clock)
     assert of_gpu(outcome, 0).keys() - of_gpu(outcome, 1).keys() == {
-        key for key in of_gpu(outcome, 0) if key[0] in ("pacecar_gpu_info", *PIDS)
+        key for key in of_gpu(outcome, 0) if key[0] in OWN_LABELS
     }
     info = next(key for key in of_gpu(outcome, 1) if key[0] == "pacecar_gpu_info")
     assert info[5] == "hopper"
     assert health(outcome, 1, "refused_numbers", "probe") == health(outcome, 0, "refused_numbers", "probe")
 
 
-PIDS = ("pacecar_gpu_process_memory_bytes", "pacecar_gpu_process_sm_ratio")
+OWN_LABELS = {
+    *(f"pacecar_gpu_{name}" for name in ("info", "fabric_info", "platform_info")),
+    *(f"pacecar_gpu_process_{name}" for name in ("memory_bytes", "sm_ratio")),
+}
 """Metrics with a label that differs by GPU."""
 
 

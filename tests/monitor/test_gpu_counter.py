@@ -69,21 +69,61 @@ def test_steps_below_half_a_round_add_up_over_any_number_of_wraps(start, steps):
 def test_the_time_of_a_reason_is_that_between_samples_that_saw_it():
     events = ClockEvents("3")
 
-    def take(mask, now, counted=()):
-        return {s.labels: s.value for s in events.update(mask, 0x5, now, set(counted))}
+    def take(mask, now, counted=None):
+        return {s.labels: s.value for s in events.update(mask, 0x5, now, counted or {})}
 
     idle, cap = ("3", "gpu_idle", "sampled"), ("3", "sw_power_cap", "sampled")
     assert take(0x5, 0) == {idle: 0, cap: 0}
     assert take(0x1, 2 * SECOND) == {idle: 2 * SECOND, cap: 0}
     assert take(0x4, 3 * SECOND) == {idle: 2 * SECOND, cap: SECOND}
     assert take(0x0, 9 * SECOND) == {idle: 2 * SECOND, cap: SECOND}
-    assert take(0x4, 10 * SECOND, counted=["sw_power_cap"]) == {idle: 2 * SECOND}
+    assert take(0x4, 10 * SECOND, counted={"sw_power_cap": 7}) == {idle: 2 * SECOND}
 
 
 def test_no_sample_stands_for_more_than_a_bounded_time():
     events = ClockEvents("0")
-    list(events.update(0x1, 0x1, 0, set()))
-    assert [s.value for s in events.update(0x1, 0x1, 1000 * SECOND, set())] == [CHARGED_NS_MAX]
+    list(events.update(0x1, 0x1, 0, {}))
+    assert [s.value for s in events.update(0x1, 0x1, 1000 * SECOND, {})] == [CHARGED_NS_MAX]
+
+
+def disbelieved(seconds, is_held, counted, gap=1):
+    """Return after which second the driver's count of heat is not believed; None: it is believed to the end."""
+    events, heat = ClockEvents("0"), 0x20
+    for second in range(0, seconds + 1, gap):
+        mask = heat if is_held(second) else 0
+        list(events.update(mask, heat, second * SECOND, {"sw_thermal_slowdown": int(counted(second) * SECOND)}))
+        if events.disbelieved:
+            return second
+    return None
+
+
+@pytest.mark.parametrize(
+    ("is_held", "counted", "by"),
+    [
+        (lambda second: True, lambda second: second, None),  # as it should be
+        (lambda second: True, lambda second: 0.05 * second, None),  # on and off within milliseconds, met each time
+        (lambda second: True, lambda second: second // 5 * 5, None),  # a counter that moves every five seconds
+        (lambda second: True, lambda second: 80e-9, 10),  # power smoothing
+        (lambda second: second > 20, lambda second: 80e-9, 31),
+        (lambda second: False, lambda second: 0, None),
+        (lambda second: False, lambda second: 0.5 * second, None),  # between samples
+        (lambda second: False, lambda second: second, 10),
+        (lambda second: second % 2 == 0, lambda second: second / 2, None),  # nothing can be told of it
+        (lambda second: True, lambda second: 40 * second, 10),  # faster than time
+    ],
+)
+def test_a_count_that_contradicts_all_samples_of_ten_seconds_is_not_believed(is_held, counted, by):
+    assert disbelieved(120, is_held, counted) == by
+
+
+def test_after_a_gap_nothing_is_concluded_and_a_new_driver_is_believed():
+    assert disbelieved(600, lambda second: True, lambda second: 0, gap=60) is None
+    events = ClockEvents("0")
+    for second in range(20):
+        list(events.update(0x20, 0x20, second * SECOND, {"sw_thermal_slowdown": 0}))
+    assert events.disbelieved == {"sw_thermal_slowdown"}
+    events.restart()
+    assert events.disbelieved == set()
 
 
 def test_mean_power_is_energy_over_time_and_absent_until_there_is_a_window():

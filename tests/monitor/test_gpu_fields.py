@@ -7,7 +7,7 @@ import pytest
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.gpu.driver import FieldValue, NvmlError, UnsupportedError
 from pacecar.monitor.gpu.queries.field_reader import FieldReader
-from pacecar.monitor.gpu.queries.fields import gpu_fields, link_fields
+from pacecar.monitor.gpu.queries.fields import fields_of
 from pacecar.monitor.gpu.queries.refusals import REFUSALS_MAX, RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX
 
 FAST, SLOW = 82, 29
@@ -46,7 +46,7 @@ def read(nvml, clock):
     def read(*, probe=False, failures=None):
         clock.advance(NS_PER_SECOND)
         if probe:
-            reader.begin([*gpu_fields(), *link_fields(0), *link_fields(1)])
+            reader.begin(fields_of("615.71", 2))
         answers = reader.ask(None, failures if failures is not None else [], everything=probe)
         samples = [*answers.values(), *reader.slow_samples(), *reader.link_totals(answers)]
         return {(sample.metric, *sample.labels): sample.value for sample in samples}

@@ -1,8 +1,10 @@
 """Derives what the driver does not report: time by clock event reason, and mean power from the energy counter.
 
 The driver says which reasons hold the clocks down *now*.  A gauge of that is worthless at the scrape interval: what
-counts is for how long.  Newer drivers count that time for some reasons (fields 74, 76, 269 to 271), which is exact; for
-the others the time between two samples is charged to what the later one saw.  The label `source` says which it is.
+counts is for how long.  Newer drivers count that time for some reasons, which is exact; for the others the time between
+two samples is charged to what the later one saw.  The label `source` says which it is.  A driver whose fields are
+numbered otherwise than its version says would hide a slowdown behind a number that means something else, so its count
+is compared with the samples, which go on, and one that contradicts them is not believed.
 
 Power as the driver samples it covers about a quarter of the time on A100 and H100.  The energy counter covers all of
 it, so the mean power of a window is energy over time.
@@ -24,7 +26,8 @@ wraps five times a second.  So where a link can move a whole round in the time t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
@@ -47,6 +50,19 @@ CLOCK_REASONS = {
 CHARGED_NS_MAX = 10 * NS_PER_SECOND
 """The most time charged to one sample: after a longer gap (a hang, a lost GPU) the reasons in between are unknown."""
 
+COMPARED_NS = 10 * NS_PER_SECOND
+"""How long all samples must agree before the driver's count is compared: some counters move every second or two."""
+
+HELD_RATIO_MIN = 0.01
+"""Least share of such a time that a driver counts: power capping goes on and off within milliseconds, and samples may
+meet it each time."""
+
+UNSEEN_RATIO_MAX = 0.9
+"""Largest share that ten samples can miss: one in ten billion such stretches by chance."""
+
+COUNTED_RATIO_MAX = 1.5
+"""No time passes faster than time; the counter is read a little before or after the sample."""
+
 ENERGY_WINDOW_NS_MIN = NS_PER_SECOND // 2
 """The counter moves in steps of 20 to 100 ms; over half a second a step is at most a fifth."""
 
@@ -55,24 +71,61 @@ ROUND = 1 << 32
 """What a counter of 32 bits counts before it wraps."""
 
 
+class _Stretch(NamedTuple):
+    """Since when all samples said the same of a reason, and the driver's count at that time."""
+
+    is_held: bool
+    since_ns: int
+    counted_ns: int
+
+
 class ClockEvents:
-    """Time by reason, added up from samples."""
+    """Time by reason, added up from samples; and the reasons of which the driver's own count is not believed."""
 
     def __init__(self, gpu: str) -> None:
+        self.disbelieved: set[str] = set()
         self._gpu = gpu
         self._ns: dict[int, int] = {}
         self._sampled_ns: int | None = None
+        self._stretches: dict[int, _Stretch] = {}
 
-    def update(self, mask: int, supported: int, now_ns: int, counted_by_driver: set[str]) -> Iterator[Sample]:
-        """Yield the time of each supported reason that the driver does not count, after `mask` was read."""
+    def restart(self) -> None:
+        """Believe a new driver."""
+        self.disbelieved.clear()
+        self._stretches.clear()
+
+    def update(self, mask: int, supported: int, now_ns: int, counted: Mapping[str, int]) -> Iterator[Sample]:
+        """Yield the time of each supported reason that the driver does not count, after `mask` was read.
+
+        `counted` is the time that the driver counted of a reason, in ns, as read just before.
+        """
         elapsed = 0 if self._sampled_ns is None else now_ns - self._sampled_ns
         self._sampled_ns = now_ns
+        if elapsed > CHARGED_NS_MAX:
+            self._stretches.clear()
         for bit, reason in CLOCK_REASONS.items():
-            if not supported & bit or reason in counted_by_driver:
+            if not supported & bit:
                 continue
             charged = min(elapsed, CHARGED_NS_MAX) if mask & bit else 0
             self._ns[bit] = self._ns.get(bit, 0) + charged
-            yield Sample("pacecar_gpu_clock_event_seconds_total", (self._gpu, reason, "sampled"), self._ns[bit])
+            if reason not in counted:
+                yield Sample("pacecar_gpu_clock_event_seconds_total", (self._gpu, reason, "sampled"), self._ns[bit])
+            elif self._contradicts(bit, is_held=mask & bit != 0, now_ns=now_ns, counted_ns=counted[reason]):
+                self.disbelieved.add(reason)
+
+    def _contradicts(self, bit: int, *, is_held: bool, now_ns: int, counted_ns: int) -> bool:
+        """Return whether the driver counted nearly nothing while all samples saw the reason, or the reverse."""
+        stretch = self._stretches.get(bit)
+        if stretch is None or stretch.is_held != is_held:
+            self._stretches[bit] = _Stretch(is_held, now_ns, counted_ns)
+            return False
+        length, gain = now_ns - stretch.since_ns, counted_ns - stretch.counted_ns
+        if length < COMPARED_NS:
+            return False
+        self._stretches[bit] = _Stretch(is_held, now_ns, counted_ns)
+        if is_held and gain < length * HELD_RATIO_MIN:
+            return True
+        return gain > length * (COUNTED_RATIO_MAX if is_held else UNSEEN_RATIO_MAX)
 
 
 class MeanPower:

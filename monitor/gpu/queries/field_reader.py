@@ -161,6 +161,8 @@ class FieldReader:
         attempts = self._attempts.get(field)
         if attempts is None:
             attempts = self._attempts[field] = Attempts()
+        if isinstance(answer, FieldValue) and answer.bits < field.bits_min:
+            answer = UnsupportedError(f"{answer.bits} bits are no count of {field.metric}")
         if isinstance(answer, NvmlError):
             must_go_on(answer)
             self._forget(field)

@@ -5,8 +5,8 @@ What changes in normal use is read at every tick; what changes when hardware bre
 a link) joins the same call slice by slice.
 
 By nvml.h: 138 and 139 count KiB, 197 and 198 bytes, 83 mJ, 164 MB/s, and the clock event counters nanoseconds.  The
-scope of the NVLink fields is a link, all ones for the sum over all links.  201 to 222 came with NVLink 5.  The clock
-event fields 269 to 271 had other numbers in the headers of driver 570, where they are not asked for.
+scope of the NVLink fields is a link, all ones for the sum over all links.  201 to 222 came with NVLink 5.  Which driver
+knows a number by which meaning is in `field_numbers`.
 
 Left out on purpose: the bit error ratios (218, 220, 222), coded as mantissa and exponent, which say nothing between
 two ticks that the error counts beside them do not; field 185, which took milliseconds where it was measured; raw
@@ -18,14 +18,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
 from ..driver import ALL_LINKS, FieldId, FieldValue
 from .derived import ROUND, GpuCounter, LinkCounter
+from .field_numbers import is_defined
 
-__all__ = ["ENERGY", "LINK_COUNT", "LINK_STATE", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
+__all__ = ["ENERGY", "LINK_COUNT", "LINK_STATE", "Field", "FieldMeanings", "fields_of"]
 
 LINK_COUNT = FieldId(91)
 ENERGY = FieldId(83)
@@ -49,6 +51,8 @@ class Field:
     of_link: bool = False
     has_query: bool = False
     """Whether a query reads the same number where the field is refused."""
+    bits_min: int = 0
+    """An answer of fewer bits is that of another field: the driver numbers them otherwise."""
 
     @property
     def series(self) -> tuple[str, tuple[str, ...]]:
@@ -66,6 +70,12 @@ def _gauge(number: int, metric: str, *labels: str, scope: int = 0, factor: int =
 
 CLOCK_EVENTS = "clock_event_seconds_total"
 
+
+def _clock_event(number: int, reason: str) -> Field:
+    """Return the field in which the driver counts the time of a reason; 32 bits of nanoseconds are 4 s."""
+    return replace(_counter(number, CLOCK_EVENTS, reason, "driver", fast=True), bits_min=63)
+
+
 _GPU_FIELDS = (
     replace(_counter(83, "energy_joules_total", fast=True), has_query=True),
     _gauge(82, "memory_temperature_celsius", fast=True),
@@ -73,11 +83,14 @@ _GPU_FIELDS = (
     replace(_counter(198, "pcie_receive_bytes_total", fast=True), of_link=True),
     _counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
     _counter(139, "nvlink_receive_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
-    _counter(74, CLOCK_EVENTS, "sw_power_cap", "driver", fast=True),
-    _counter(76, CLOCK_EVENTS, "sync_boost", "driver", fast=True),
-    _counter(269, CLOCK_EVENTS, "sw_thermal_slowdown", "driver", fast=True),
-    _counter(270, CLOCK_EVENTS, "hw_thermal_slowdown", "driver", fast=True),
-    _counter(271, CLOCK_EVENTS, "hw_power_brake", "driver", fast=True),
+    _clock_event(74, "sw_power_cap"),
+    _clock_event(76, "sync_boost"),
+    _clock_event(251, "sw_thermal_slowdown"),
+    _clock_event(252, "hw_thermal_slowdown"),
+    _clock_event(253, "hw_power_brake"),
+    _clock_event(269, "sw_thermal_slowdown"),
+    _clock_event(270, "hw_thermal_slowdown"),
+    _clock_event(271, "hw_power_brake"),
     _counter(94, "pcie_replays_total"),
     _counter(3, "ecc_errors_total", "corrected", "volatile"),
     _counter(4, "ecc_errors_total", "uncorrected", "volatile"),
@@ -91,6 +104,12 @@ _GPU_FIELDS = (
     _gauge(143, "remapped_rows", "uncorrected"),
     _gauge(144, "row_remap_pending"),
     _gauge(145, "row_remap_failed"),
+    _gauge(1, "ecc_enabled"),
+    _gauge(2, "ecc_enabled_after_reset"),
+    _gauge(193, "temperature_margin_threshold_celsius", "shutdown"),
+    _gauge(194, "temperature_margin_threshold_celsius", "slowdown"),
+    _gauge(195, "temperature_margin_threshold_celsius", "memory_max"),
+    _gauge(196, "temperature_margin_threshold_celsius", "gpu_max"),
 )
 
 LINK_ERRORS = {
@@ -113,13 +132,14 @@ LINK_ERRORS = {
 """Field -> the kind under which its errors are counted: 161 to 163 up to NVLink 4, the others on NVLink 5."""
 
 
-def gpu_fields() -> list[Field]:
-    """Return the fields of the GPU as a whole."""
-    return list(_GPU_FIELDS)
+def fields_of(driver: str, links: int) -> list[Field]:
+    """Return the fields of a GPU with so many NVLinks that a driver of that version knows."""
+    every = chain(_GPU_FIELDS, *(_link_fields(link) for link in range(links)))
+    return [field for field in every if is_defined(field.field.number, driver)]
 
 
 @cache  # bounded by the links that a GPU can have
-def link_fields(link: int) -> tuple[Field, ...]:
+def _link_fields(link: int) -> tuple[Field, ...]:
     """Return the fields of one NVLink."""
     label = str(link)
     return (
@@ -155,7 +175,7 @@ class FieldMeanings:
         """What is asked for at every tick."""
         self.slow: list[Field] = []
         """What is asked for slice by slice."""
-        self._reasons: set[str] = set()
+        self._reasons: list[Field] = []
         self._of_links: list[tuple[str, list[Field]]] | None = None
         self.kept: dict[Field, tuple[FieldValue, Sample]] = {}
         """The latest answer of each field, where an equal one means the same sample, and that sample."""
@@ -166,7 +186,7 @@ class FieldMeanings:
         self._fields = list(fields)
         self.fast = [field for field in self._fields if field.fast]
         self.slow = [field for field in self._fields if not field.fast]
-        self._reasons = {field.labels[0] for field in self._fields if field.metric.endswith(CLOCK_EVENTS)}
+        self._reasons = [field for field in self._fields if field.metric.endswith(CLOCK_EVENTS)]
         self._of_links = None
 
     def restart(self) -> None:
@@ -182,8 +202,8 @@ class FieldMeanings:
         self._fields.remove(field)
         (self.fast if field.fast else self.slow).remove(field)
         self._unreliable.discard(field)
-        if field.metric.endswith(CLOCK_EVENTS):
-            self._reasons.discard(field.labels[0])
+        if field in self._reasons:
+            self._reasons.remove(field)
         self._of_links = None
 
     def take_back(self, field: Field) -> None:
@@ -191,7 +211,7 @@ class FieldMeanings:
         self._fields.append(field)
         (self.fast if field.fast else self.slow).append(field)
         if field.metric.endswith(CLOCK_EVENTS):
-            self._reasons.add(field.labels[0])
+            self._reasons.append(field)
         self._of_links = None
 
     def series(self) -> set[tuple[str, tuple[str, ...]]]:
@@ -217,8 +237,8 @@ class FieldMeanings:
         """Return whether `field` is among those that are asked for."""
         return any(other.field == field for other in self._fields)
 
-    def reasons(self) -> set[str]:
-        """Return the clock event reasons of which the driver counts the time itself."""
+    def counted_reasons(self) -> list[Field]:
+        """Return the fields in which the driver counts the time of a clock event reason itself."""
         return self._reasons
 
     def narrow(self, gap_ns: int) -> tuple[Field, ...]:

@@ -41,6 +41,7 @@ class GpmMetric(NamedTuple):
 
 
 GPM_METRICS = (
+    GpmMetric(1, "pacecar_gpu_graphics_active_ratio", (), _PERCENT),
     GpmMetric(2, "pacecar_gpu_sm_active_ratio", (), _PERCENT),
     GpmMetric(3, "pacecar_gpu_sm_occupancy_ratio", (), _PERCENT),
     GpmMetric(5, "pacecar_gpu_tensor_active_ratio", (), _PERCENT),
@@ -61,6 +62,7 @@ GPM_METRICS = (
 INSTANCE_PARTS = tuple(
     GpmMetric(number, "pacecar_gpu_instance_active_ratio", (part,), _PERCENT)
     for number, part in (
+        (1, "graphics"),
         (2, "sm"),
         (3, "sm_occupancy"),
         (5, "tensor"),

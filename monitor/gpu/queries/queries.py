@@ -11,18 +11,34 @@ raises NvmlError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-from ..driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml, RemoteLink
+from ..driver import (
+    Fabric,
+    FieldId,
+    FieldValue,
+    Handle,
+    Instance,
+    NothingNewError,
+    Number,
+    Nvml,
+    NvmlError,
+    RemoteLink,
+    UnsupportedError,
+)
+from .derived import GpuCounter
+from .field_numbers import is_defined
 
 __all__ = [
     "PROCESSES_MAX",
+    "C2cLinks",
     "NvmlQuery",
     "Processes",
+    "SramEcc",
     "fan_questions",
     "gpu_questions",
     "instance_questions",
@@ -80,6 +96,18 @@ def gpu_questions(gpu: str) -> list[NvmlQuery]:
     def fabric(nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         return fabric_samples(gpu, nvml.fabric(handle))
 
+    def power_limits(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        lowest, highest = nvml.power_limits(handle)
+        yield Sample("pacecar_gpu_power_limit_min_watts", (gpu,), lowest)
+        yield Sample("pacecar_gpu_power_limit_max_watts", (gpu,), highest)
+
+    def spare_rows(nvml: Nvml, handle: Handle) -> Iterable[Sample]:
+        for spare, banks in nvml.spare_rows(handle)._asdict().items():
+            yield Sample("pacecar_gpu_row_remap_banks", (gpu, spare), banks)
+
+    def platform(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        yield Sample("pacecar_gpu_platform_info", (gpu, *map(str, nvml.platform(handle))), 1)
+
     clocks = {"sm": EVERY_TICK, "memory": SECONDS_5, "graphics": SECONDS_15, "video": SECONDS_15}
     thresholds = {
         Number.THRESHOLD_SHUTDOWN: "shutdown",
@@ -106,6 +134,12 @@ def gpu_questions(gpu: str) -> list[NvmlQuery]:
         _number(Number.PCIE_GENERATION_MAX, MINUTES_5, "pacecar_gpu_pcie_generation_max", gpu),
         _number(Number.PCIE_WIDTH_MAX, MINUTES_5, "pacecar_gpu_pcie_width_max", gpu),
         NvmlQuery("fabric", 1, SECONDS_30, fabric),
+        _number(Number.TEMPERATURE_MARGIN, SECONDS_10, "pacecar_gpu_temperature_margin_celsius", gpu),
+        NvmlQuery("power limits", 1, MINUTES_5, power_limits),
+        _number(Number.POWER_LIMIT_DEFAULT, MINUTES_5, "pacecar_gpu_power_limit_default_watts", gpu),
+        NvmlQuery("spare rows", 1, MINUTES_5, spare_rows),
+        NvmlQuery("platform", 1, NEVER, platform),
+        _number(Number.C2C_ENABLED, MINUTES_5, "pacecar_gpu_c2c_enabled", gpu),
         *(
             _number(Number(f"highest {clock} clock"), MINUTES_5, "pacecar_gpu_clock_max_hertz", gpu, clock)
             for clock in clocks
@@ -183,6 +217,81 @@ def instance_questions(gpu: str, instance: Instance) -> list[NvmlQuery]:
     ]
 
 
+class SramEcc:
+    """The ECC errors of one GPU's SRAM; adds them up across restarts of the driver."""
+
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+        self._counters: dict[tuple[str, str], GpuCounter] = {}
+
+    def questions(self) -> list[NvmlQuery]:
+        """Return the query."""
+        return [NvmlQuery("sram errors", 1, SECONDS_30, self._ask)]
+
+    def _ask(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        told = nvml.sram_errors(handle)
+        for series, errors in {
+            ("corrected", "volatile"): told.volatile_corrected,
+            ("uncorrected_parity", "volatile"): told.volatile_parity,
+            ("uncorrected_sec_ded", "volatile"): told.volatile_sec_ded,
+            ("corrected", "aggregate"): told.aggregate_corrected,
+            ("uncorrected_parity", "aggregate"): told.aggregate_parity,
+            ("uncorrected_sec_ded", "aggregate"): told.aggregate_sec_ded,
+        }.items():
+            total = self._counters.setdefault(series, GpuCounter()).update(errors)
+            yield Sample("pacecar_gpu_sram_ecc_errors_total", (self._gpu, *series), total)
+        yield Sample("pacecar_gpu_sram_ecc_threshold_exceeded", (self._gpu,), int(told.is_over_threshold))
+
+
+C2C_LINKS_MAX = 32
+"""Links between a GPU and its CPU that are asked for; Grace Hopper has ten."""
+
+_C2C_COUNT, _C2C_UP, _C2C_SPEED = 170, 171, 172
+_C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
+
+
+class C2cLinks:
+    """The NVLink-C2C links of one GPU to its CPU, all together: ten of them, of which none can be replaced alone."""
+
+    def __init__(self, gpu: str, driver: str) -> None:
+        self._gpu = gpu
+        self._errors = {number: kind for number, kind in _C2C_ERRORS.items() if is_defined(number, driver)}
+        self._is_defined = is_defined(_C2C_COUNT, driver)
+        self._counters: dict[str, GpuCounter] = {}
+
+    def questions(self) -> list[NvmlQuery]:
+        """Return the query: a call for the number of links, and one for all of them."""
+        return [NvmlQuery("c2c links", 2, SECONDS_30, self._ask)] if self._is_defined else []
+
+    def _ask(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        (links,) = nvml.fields(handle, [FieldId(_C2C_COUNT)])
+        if isinstance(links, NvmlError):
+            raise links
+        if links.value <= 0:
+            raise UnsupportedError("the GPU has no NVLink-C2C")
+        numbers = (_C2C_UP, _C2C_SPEED, *self._errors)
+        every = range(min(links.value, C2C_LINKS_MAX))
+        answers = nvml.fields(handle, [FieldId(number, link) for number in numbers for link in every])
+        found = {number: _whole(answers[at * len(every) : (at + 1) * len(every)]) for at, number in enumerate(numbers)}
+        yield Sample("pacecar_gpu_c2c_links", (self._gpu,), links.value)
+        up, speeds = found[_C2C_UP], found[_C2C_SPEED]
+        if up is not None:
+            yield Sample("pacecar_gpu_c2c_links_up", (self._gpu,), sum(state == 1 for state in up))
+        if speeds is not None:
+            yield Sample("pacecar_gpu_c2c_bytes_per_second", (self._gpu,), sum(speeds) * 1_000_000)
+        for number, kind in self._errors.items():
+            errors = found[number]
+            if errors is not None:
+                total = self._counters.setdefault(kind, GpuCounter()).update(sum(errors))
+                yield Sample("pacecar_gpu_c2c_errors_total", (self._gpu, kind), total)
+
+
+def _whole(answers: Sequence[FieldValue | NvmlError]) -> list[int] | None:
+    """Return the numbers in `answers`; None unless each is one, because a sum without some of them is wrong."""
+    numbers = [answer.value for answer in answers if isinstance(answer, FieldValue)]
+    return numbers if len(numbers) == len(answers) else None
+
+
 class Processes:
     """The processes of one GPU and their share of its SMs; remembers the time of the newest share that was read."""
 
@@ -192,11 +301,15 @@ class Processes:
         self._shown: set[int] = set()
 
     def questions(self) -> list[NvmlQuery]:
-        """Return the two queries, of two calls each: how many, and which."""
+        """Return the queries, of two calls each: how many, and which."""
         return [
             NvmlQuery("processes", 2, SECONDS_10, self._memory),
             NvmlQuery("process shares", 2, SECONDS_10, self._shares),
+            NvmlQuery("mps processes", 2, SECONDS_30, self._mps),
         ]
+
+    def _mps(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        yield Sample("pacecar_gpu_mps_processes", (self._gpu,), len(nvml.mps_processes(handle)))
 
     def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         found = nvml.processes(handle)
@@ -226,26 +339,44 @@ class Processes:
 
 
 _FABRIC_STATES = {1: "not_started", 2: "in_progress", 3: "completed"}  # NVML_GPU_FABRIC_STATE_*; 0 is not supported
-_FABRIC_CONDITIONS = {  # condition -> (shift, width) in the health mask, nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*
-    "degraded_bandwidth": (0, 0x3),
-    "route_recovery": (2, 0x3),
-    "route_unhealthy": (4, 0x3),
-    "access_timeout_recovery": (6, 0x3),
-    "incorrect_configuration": (8, 0xF),
+_FABRIC_CONDITIONS = {  # condition -> (shift, width, told when it holds), nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*
+    "degraded_bandwidth": (0, 0x3, 1),
+    "route_recovery": (2, 0x3, 1),
+    "route_unhealthy": (4, 0x3, 1),
+    "access_timeout_recovery": (6, 0x3, 1),
+    "incorrect_configuration": (8, 0xF, None),  # whichever of _FABRIC_PROBLEMS
+    "no_partition_assigned": (12, 0x3, 2),
+    "fabric_manager_disconnected": (14, 0x3, 2),
 }
+_FABRIC_PROBLEMS = {  # NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*
+    1: "none", 2: "incorrect_system_guid", 3: "incorrect_chassis_serial", 4: "no_partition", 5: "insufficient_nvlinks",
+    6: "incompatible_firmware", 7: "invalid_location", 8: "invalid_gpu_state",
+}  # fmt: skip
+_FABRIC_HEALTH = {1: "healthy", 2: "unhealthy", 3: "limited_capacity"}  # NVML_GPU_FABRIC_HEALTH_SUMMARY_*
 
 
 def fabric_samples(gpu: str, fabric: Fabric) -> Iterator[Sample]:
-    """Yield state and conditions; nothing for a GPU without a fabric, nor for a condition that is not reported."""
+    """Yield state, place and conditions; nothing for a GPU without a fabric, nor for what is not reported."""
     if fabric.state not in _FABRIC_STATES:
         return
     for state, name in _FABRIC_STATES.items():
         yield Sample("pacecar_gpu_fabric_state", (gpu, name), int(fabric.state == state))
     yield Sample("pacecar_gpu_fabric_status", (gpu,), fabric.status)
-    if fabric.health_mask is None:
-        return
-    for condition, (shift, width) in _FABRIC_CONDITIONS.items():
-        told = fabric.health_mask >> shift & width
-        if told != 0:
-            is_so = told > 1 if condition == "incorrect_configuration" else told == 1
+    problem = "" if fabric.health_mask is None else _problem(fabric.health_mask)
+    if fabric.cluster or problem:
+        yield Sample("pacecar_gpu_fabric_info", (gpu, fabric.cluster, str(fabric.clique), problem), 1)
+    if fabric.health_summary in _FABRIC_HEALTH:
+        for summary, name in _FABRIC_HEALTH.items():
+            yield Sample("pacecar_gpu_fabric_health", (gpu, name), int(fabric.health_summary == summary))
+    for condition, (shift, width, holds) in _FABRIC_CONDITIONS.items():
+        told = 0 if fabric.health_mask is None else fabric.health_mask >> shift & width
+        if told != 0:  # 0 is not supported
+            is_so = told > 1 if holds is None else told == holds
             yield Sample("pacecar_gpu_fabric_condition", (gpu, condition), int(is_so))
+
+
+def _problem(health_mask: int) -> str:
+    """Return in what the fabric's configuration is wrong; the empty text where the driver does not say."""
+    shift, width, _ = _FABRIC_CONDITIONS["incorrect_configuration"]
+    told = health_mask >> shift & width
+    return _FABRIC_PROBLEMS.get(told, "other") if told else ""

@@ -18,7 +18,7 @@
 #ifndef GPUS
 #define GPUS 8
 #endif
-#define FUNCTIONS 64
+#define FUNCTIONS 96
 #define EVENTS 64
 #define MIG_GPU 7
 #define INSTANCES 2
@@ -58,6 +58,11 @@ typedef struct {
   u32 jitter_percent;              /* up to so much more or less of a delay, at random */
   u32 pcie_generation_max;         /* 0: 5 */
   u32 one_lock;                    /* 1: delayed calls wait for each other, as behind a driver's lock */
+  u32 driver;                      /* version: 1000 * major + minor, 580065 is 580.65.06; 0 is 599.77 */
+  u32 numbering;                   /* of fields: NEW, OLD or BEFORE, whatever the version says */
+  u64 held_ns[GPUS];               /* for which the clocks were held down, in a test's own time; 0: real time by `reasons` */
+  u32 c2c;                         /* links of each GPU to a CPU */
+  u32 structures;                  /* the newest version of structures that have several; 0: all */
 } control;
 
 static control *page;
@@ -88,7 +93,9 @@ enum { F_INIT, F_SHUTDOWN, F_DRIVER, F_CUDA, F_COUNT, F_HANDLE, F_UUID, F_NAME, 
   F_ENC, F_DEC, F_GEN, F_MAXGEN, F_WIDTH, F_MAXWIDTH, F_MIGMODE, F_ARCH, F_GPM_SUPPORT, F_FIELDS, F_PROCS, F_SHARES,
   F_FABRIC, F_LINK_STATE, F_LINK_VERSION, F_LINK_TYPE, F_LINK_PCI, F_MIG_COUNT, F_MIG_HANDLE, F_GI, F_CI, F_GPM_ALLOC,
   F_GPM_FREE, F_GPM_GET, F_GPM_MIG_GET, F_GPM_METRICS, F_EVENT_CREATE, F_EVENT_REGISTER, F_EVENT_WAIT, F_EVENT_FREE,
-  F_PERSISTENCE, F_DEFAULT_LIMIT, F_CAPABILITY, F_PEER, F_FANS, F_FAN_SPEED, F_FAN_RPM };
+  F_PERSISTENCE, F_DEFAULT_LIMIT, F_CAPABILITY, F_PEER, F_FANS, F_FAN_SPEED, F_FAN_RPM, F_MARGIN, F_POWER_LIMITS,
+  F_SRAM, F_SPARE_ROWS, F_PLATFORM, F_MPS, F_C2C };
+enum { NEW, OLD, BEFORE };  /* clock events are fields 269..271 (580.82), 251..253 (575 to 580.65), or are not counted */
 
 static void pause_us(u64 us) {
   struct timespec t = { us / 1000000, us % 1000000 * 1000 };
@@ -191,7 +198,9 @@ int nvmlShutdown(void) {
   return code;
 }
 const char *nvmlErrorString(int code) { return "stand-in error"; }
-int nvmlSystemGetDriverVersion(char *s, u32 m) { ENTER(F_DRIVER, NULL); snprintf(s, m, "599.77"); return 0; }
+int nvmlSystemGetDriverVersion(char *s, u32 m) {
+  ENTER(F_DRIVER, NULL); u32 v = page->driver ? page->driver : 599077;
+  snprintf(s, m, page->driver ? "%u.%02u.06" : "%u.%02u", v / 1000, v % 1000); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { ENTER(F_CUDA, NULL); *v = 13010; return 0; }
 int nvmlDeviceGetCount_v2(u32 *out) { ENTER(F_COUNT, NULL); *out = page->count; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *out) {
@@ -249,6 +258,27 @@ int nvmlDeviceGetMigMode(dev d, u32 *now, u32 *pending) {
 NUMBER(nvmlDeviceGetArchitecture, F_ARCH, 9)
 NUMBER(nvmlDeviceGetPersistenceMode, F_PERSISTENCE, d->gpu % 2)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, F_DEFAULT_LIMIT, n(d, 700204))
+int nvmlDeviceGetPowerManagementLimitConstraints(dev d, u32 *low, u32 *high) {
+  ENTER(F_POWER_LIMITS, d); *low = (u32)n(d, 200304); *high = (u32)n(d, 750404); return 0; }
+typedef struct { u32 version; int margin; } margin;
+int nvmlDeviceGetMarginTemperature(dev d, margin *m) {
+  ENTER(F_MARGIN, d); if (m->version != 0x1000008) return 25; m->margin = page->zero ? 0 : d->gpu == 3 ? -3 : 23 + d->gpu; return 0; }
+typedef struct { u32 version; u64 agg_parity, agg_sec_ded, agg, vol_parity, vol_sec_ded, vol, units[5]; u32 over; } sram;
+int nvmlDeviceGetSramEccErrorStatus(dev d, sram *s) {
+  ENTER(F_SRAM, d); if (s->version != 0x1000068) return 25;
+  *s = (sram){ s->version, n(d, 311), n(d, 312), n(d, 313), n(d, 314), n(d, 315), n(d, 316), { 1, 2, 3, 4, 5 }, !page->zero && d->gpu == 2 };
+  return 0; }
+int nvmlDeviceGetRowRemapperHistogram(dev d, u32 *h) {
+  ENTER(F_SPARE_ROWS, d); for (u32 i = 0; i < 5; i++) h[i] = (u32)n(d, 640 - i); return 0; }
+typedef struct { u32 version; unsigned char ib[16], chassis[16], slot, tray, host, peer, module; } platform;
+int nvmlDeviceGetPlatformInfo(dev d, platform *p) {
+  ENTER(F_PLATFORM, d); u32 newest = page->structures == 1 ? 1 : 2;
+  if (p->version != 0x100002c && p->version != 0x200002c) return 25;
+  if (p->version >> 24 > newest) return 25;
+  memset(p->chassis, 0, 16); memcpy(p->chassis, "1821425190001", 13);
+  p->slot = 9; p->tray = 4; p->host = 1; p->peer = 2; p->module = 1 + d->gpu; return 0; }
+int nvmlDeviceGetC2cModeInfoV(dev d, u32 *on) {
+  ENTER(F_C2C, d); if (!page->c2c) return 3; *on = !page->zero; return 0; }
 int nvmlDeviceGetCudaComputeCapability(dev d, int *major, int *minor) {
   ENTER(F_CAPABILITY, d); *major = 9; *minor = d->gpu; return 0; }
 int nvmlDeviceGetP2PStatus(dev d, dev other, int index, int *status) {
@@ -256,6 +286,19 @@ int nvmlDeviceGetP2PStatus(dev d, dev other, int index, int *status) {
 
 typedef struct { uint32_t field, scope; int64_t stamp, latency; u32 type, ret; union { u64 ull; u32 ui; } v; } fv;
 static u64 now_ns(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000ULL + t.tv_nsec; }
+/* Return for how long a reason held the clocks of a GPU down: as its bit in `reasons` was set, and as the test says. */
+static u64 held(dev d, int which) {
+  static const u32 bits[] = { 0x4, 0x10, 0x20, 0x40, 0x80 };  /* in the order of the fields */
+  static u64 total[GPUS][5], last[GPUS][5];
+  u64 now = now_ns();
+  pthread_mutex_lock(&lock);
+  if (last[d->gpu][which] && !page->held_ns[d->gpu] && page->reasons[d->gpu] & bits[which])
+    total[d->gpu][which] += now - last[d->gpu][which];
+  last[d->gpu][which] = now;
+  u64 sum = total[d->gpu][which] + (page->reasons[d->gpu] & bits[which] ? page->held_ns[d->gpu] : 0);
+  pthread_mutex_unlock(&lock);
+  return page->zero ? 0 : sum;
+}
 int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
   ENTER(F_FIELDS, d);
   for (int i = 0; i < count; i++) {
@@ -278,8 +321,24 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
         break;
       case 29: case 30: case 31: case 142: case 143: case 144: case 145: f[i].type = 1; f[i].v.ull = page->zero ? 0 : id; break;
       case 4: case 6: f[i].v.ull += page->ecc[d->gpu]; break;
-      case 3: case 5: case 74: case 76: case 94: case 269: case 270: break;
-      case 271: f[i].ret = 3; break;
+      case 3: case 5: case 94: break;
+      case 74: f[i].v.ull += held(d, 0); break;
+      case 76: f[i].v.ull += held(d, 1); break;
+      case 251: case 252: case 253:
+        if (page->numbering == OLD) f[i].v.ull += held(d, 2 + id - 251); else f[i].v.ull = 80;  /* power smoothing */
+        break;
+      case 269: case 270: case 271:
+        if (page->numbering == NEW) f[i].v.ull += held(d, 2 + id - 269);
+        else if (page->numbering == OLD) f[i].v.ull = 80; else f[i].ret = 3;
+        if (page->numbering == NEW && id == 271) f[i].ret = 3;
+        break;
+      case 1: case 2: f[i].type = 1; f[i].v.ull = !page->zero; break;
+      case 193: case 194: case 195: case 196: f[i].type = 5; f[i].v.ui = page->zero ? 0 : (u32)(id == 193 ? -5 : (int)id - 192); break;
+      case 170: f[i].type = 1; f[i].v.ull = page->c2c; break;
+      case 171: case 172: case 231: case 232: case 233:
+        if (scope >= page->c2c) { f[i].ret = 2; break; }
+        if (id == 171) f[i].v.ull = !page->zero; else if (id == 172) f[i].v.ull = page->zero ? 0 : 44712;
+        break;
       case 218: case 220: case 222: f[i].type = 0; break;
       default: if (id < 201 || id > 221 || !page->nvlink5 || !link) f[i].ret = 3;
     }
@@ -305,9 +364,27 @@ int nvmlDeviceGetProcessUtilization(dev d, share *s, u32 *count, u64 since) {
   for (u32 i = 0; i < have; i++) s[i] = (share){ 4000 + 10 * d->gpu + i, since + 1 + i, percent(d, 11 + 20 * i), 1, 0, 0 };
   return 0;
 }
-typedef struct { u32 version; unsigned char uuid[16]; int status; u32 clique, state, mask; } fabric;
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
+  ENTER(F_MPS, d);
+  u32 have = page->zero ? 0 : 1 + d->gpu, room = *count;
+  *count = have;
+  if (room < have) return 7;
+  for (u32 i = 0; i < have; i++) p[i] = (proc){ 6000 + 10 * d->gpu + i, n(d, 300 + i), ~0u, ~0u };
+  return 0;
+}
+typedef struct { u32 version; unsigned char uuid[16]; int status; u32 clique, state, mask; unsigned char health; } fabric;
 int nvmlDeviceGetGpuFabricInfoV(dev d, fabric *f) {
-  ENTER(F_FABRIC, d); f->status = page->zero ? 0 : 21; f->clique = 5; f->state = page->zero ? 1 : 3; f->mask = page->zero ? 0x1aa : 0x255; return 0; }
+  ENTER(F_FABRIC, d); u32 newest = page->structures ? page->structures : 3;
+  if (newest == 1) return 13;
+  if (f->version != 0x2000024 && f->version != 0x3000028) return 25;
+  if (f->version >> 24 > newest) return 25;
+  memset(f->uuid, 0xa0 + d->gpu, 16);
+  f->status = page->zero ? 0 : 21; f->clique = 5; f->state = page->zero ? 1 : 3; f->mask = page->zero ? 0x51aa : 0xa255;
+  if (f->version >> 24 == 3) f->health = page->zero ? 2 : 1;
+  return 0; }
+int nvmlDeviceGetGpuFabricInfo(dev d, fabric *f) {  /* without a version in front */
+  ENTER(F_FABRIC, d); memset((char *)f, 0xa0 + d->gpu, 16); u32 *rest = (u32 *)((char *)f + 16);
+  rest[0] = 21; rest[1] = 5; rest[2] = 3; return 0; }
 int nvmlDeviceGetNvLinkState(dev d, u32 link, u32 *active) {
   ENTER(F_LINK_STATE, d); if (link >= LINKS) return 2; *active = !page->zero; return 0; }
 int nvmlDeviceGetNvLinkVersion(dev d, u32 link, u32 *v) { ENTER(F_LINK_VERSION, d); *v = page->nvlink5 ? 7 : 6; return 0; }

@@ -16,7 +16,9 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "nvml.c"
-GPUS, FUNCTIONS, EVENTS = 8, 64, 64
+GPUS, FUNCTIONS, EVENTS = 8, 96, 64
+NEW, OLD, BEFORE = range(3)
+"""How the driver numbers its fields for clock events."""
 ALWAYS = 0xFFFFFFFF
 HELD_MS = 600_000
 """Longer than any test: a call that is held returns when the test says so, and not when time has passed."""
@@ -64,6 +66,11 @@ def page_type(gpus):
             ("jitter_percent", u32),
             ("pcie_generation_max", u32),
             ("one_lock", u32),
+            ("driver", u32),
+            ("numbering", u32),
+            ("held_ns", u64 * gpus),
+            ("c2c", u32),
+            ("structures", u32),
         ]  # fmt: skip
 
     return Page
