@@ -117,5 +117,5 @@ def test_a_job_of_unknown_length_is_expected_to_be_long() -> None:
     assert not length.is_short(3, 100 * MS)
     loop(DataLoader(Stream(), batch_size=None), length, batches=3)
     assert not length.is_short(3, 100 * MS)
-    loop(zip(range(9)), length := JobLength(), batches=3)  # noqa: B905  one iterable
+    loop(zip(range(9)), length := JobLength(), batches=3)
     assert not length.is_short(3, 100 * MS)
