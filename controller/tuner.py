@@ -445,7 +445,7 @@ class Tuner:
                 self._rehearse()
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
-            self._gradients.prepare(self._compare)
+            self._gradients.prepare(self._tell_gradients)
         switch = self._switcher.carry_out(proposal)
         self._turned_at = self._boundary
         if proposal.kind is ProposalKind.REHEARSAL:
@@ -496,15 +496,19 @@ class Tuner:
         self._proven = None
 
     def _check_gradients(self) -> None:
-        """Compare gradients; every rank finds the same, so all freeze and go back at this very boundary."""
+        """Compare gradients; every rank gets the same answer, so all freeze and go back, mostly at this very boundary.
+
+        If a rank's answers are late, the ranks do not meet for that: all go back with the vote that freezes them.
+        """
         gradients = self._gradients
         if gradients is None:
             return
-        difference = gradients.look(lambda norms: self._agreement.tell(VoteSubject.GRADIENTS, norms))
+        difference = gradients.look(self._tell_gradients)
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
-            self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
+            if not self._switch(Proposal(serial=0, decision=self._decision, values=self._before)):
+                self._proven = self._before
 
     def _learn_price(self, is_checking: bool) -> None:
         """Note what this boundary cost, to price the switches to come."""
@@ -516,8 +520,8 @@ class Tuner:
         else:
             self._price.voted(cost_ns)
 
-    def _compare(self, numbers: Sequence[float]) -> list[list[float]] | None:
-        return self._agreement.ask(VoteSubject.GRADIENTS, numbers)
+    def _tell_gradients(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+        return self._agreement.tell(VoteSubject.GRADIENTS, numbers)
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:

@@ -199,9 +199,11 @@ class TunedPeers(TrialPeers):
         self._node = node
 
     def any_rank(self, is_so: bool) -> bool:
-        """Ask all ranks; without an answer it is this rank's."""
+        """Ask all ranks.  True if an answer came too late for any rank; where ranks have left, this rank's answer."""
         answers = self._agreement.ask(VoteSubject.MEMORY, [float(is_so)])
-        return is_so if answers is None else any(answer[0] for answer in answers)
+        if answers is None:
+            return is_so or not self._agreement.has_left
+        return any(answer[0] for answer in answers)
 
     def reverted(self, reason: str) -> None:
         """Tell the tuner."""

@@ -79,14 +79,14 @@ class LeftError(Exception):
     """Another rank takes no further part, or is at another point; the message says which, and every rank reads it."""
 
 
-class LateError(Exception):
-    """Not all ranks have sent this frame in the time that it was waited for; it is still out."""
+class LateError(TimeoutError):
+    """Not all ranks have sent this frame in the time that it was waited for; it is still out and can be read later."""
 
 
 class Frame:
     """One frame that was sent; `work` is the gather's dist.Work."""
 
-    __slots__ = ("gathered", "is_checked", "number", "subject", "work")
+    __slots__ = ("gathered", "is_checked", "number", "sent_at", "subject", "work")
 
     def __init__(self, number: int, subject: VoteSubject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401
         self.number = number
@@ -94,6 +94,7 @@ class Frame:
         self.gathered = gathered
         self.work = work
         self.is_checked = False
+        self.sent_at = time.monotonic()
 
 
 class VoteChannel:
@@ -131,21 +132,21 @@ class VoteChannel:
         self._latest.append(frame)
         return frame
 
-    def receive(self, frame: Frame, seconds: float | None = None) -> list[list[int]]:
-        """Return the words of every rank, in order of rank; waits for them, at most `seconds`.
+    def receive(self, frame: Frame, seconds: float) -> list[list[int]]:
+        """Return the words of every rank, in order of rank; waits for them, at most `seconds`; 0: does not wait.
 
         Raises:
             LateError: they are not all there.
             LeftError: a rank sent something else at this place.
             RuntimeError: the gather failed: a rank died.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         pause = POLL_SECONDS
         while not frame.work.is_completed():
             if self._left_in is not None and frame.number > self._left_in:
                 raise LeftError("a rank takes no further part")  # it never joins this frame
             self._check_earlier(frame)
-            if deadline is not None and time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise LateError(f"not all ranks came to the same point within {seconds:g} s")
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS_MAX)
@@ -182,6 +183,10 @@ class VoteChannel:
         key = f"pacecar/{life(self._world_size)}/{self._name}/switch{frame.number}"
         verdict: bytes = self._store.compare_set(key, "", "go" if is_complete else "no")
         return verdict == b"go"
+
+    def age_seconds(self, frame: Frame) -> float:
+        """Return how long ago this rank sent `frame`."""
+        return time.monotonic() - frame.sent_at
 
     def is_settled(self) -> bool:
         """Whether every frame of this rank has been joined by all; does not wait."""

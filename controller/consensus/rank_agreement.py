@@ -1,6 +1,10 @@
 """Lets several ranks turn a knob at the same step: runs `protocol` on gloo groups of pacecar's own.
 
-All ranks launch votes at fixed boundaries and read each one boundary later.  A rank may leave at any moment.  The last
+All ranks launch votes at fixed boundaries and read each one boundary later.  A vote that is not there then, but for a
+moment's wait, is looked for at each later boundary while the training goes on.  A rank that reads one late refuses the
+switch that the vote may have decided, so that none carries it out.
+
+A rank may leave at any moment.  The last
 frame that it sends says so; the others read it when they send their own next frame.  From then on nothing is turned, on
 any rank, and what is in force stays, on all alike.
 
@@ -39,24 +43,35 @@ from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Proposal, Pr
 
 __all__ = ["VOTE_WORDS", "RankAgreement"]
 
-CLOSE_SECONDS = 0.5
+CLOSE_SECONDS = 0.2
 """Longest wait for what was sent when the job ends: it has had a step to complete, and to abandon it harms no rank."""
 
 CLOSE_POLL_SECONDS = 0.001
 
-VOTE_SECONDS = 10.0
-"""Longest wait for a vote.  Ranks that are in step launched it a step before; one that is later is at another point."""
+PATIENCE_STEPS = 2
+"""Other ranks are waited for as long as this many steps take, within the bounds below: more is not worth its cost."""
 
-ASK_SECONDS = {
-    VoteSubject.GRADIENTS: VOTE_SECONDS,
-    VoteSubject.NOISE: 60.0,
-    VoteSubject.MEMORY: 60.0,
-    VoteSubject.DONE: None,
-}
-"""Longest waits for answers: within a step a rank may be later than another, and a switch may take any time."""
+VOTE_SECONDS = (0.05, 0.25)
+"""Least and longest wait for a vote.  Ranks that are in step launched it a step before; gloo's thread may need its turn
+on a busy machine.  A vote that is later is read at a later boundary, for which nobody waits."""
 
-SWITCH_SECONDS = 2.0
-"""Longest wait for all ranks to come to a switch at the same boundary; else it is left out on all of them."""
+SWITCH_SECONDS = (0.25, 1.0)
+"""Least and longest wait for all ranks to come to a switch, or to close, at the same boundary; else none switches.
+
+The same for answers that are needed now: a gradient's norms, the noise scale.
+"""
+
+MEMORY_SECONDS = 1.0
+"""Least wait for whether a larger micro-batch fits: other ranks still run it, which may take a step or two."""
+
+DONE_SECONDS = 1.0
+"""Longest wait for the others' word that they have switched, beyond DONE_RATIO times what this rank's own took."""
+
+DONE_RATIO = 4
+
+OVERDUE_STEPS = 32
+OVERDUE_SECONDS = 10.0
+"""A vote that is not there after so many steps, and so much time, never comes: this rank leaves."""
 
 MISSED_MAX = 4
 """After so many switches left out in a row, or votes of ranks that had made different numbers of collectives, the ranks
@@ -66,6 +81,9 @@ _VOTE_NUMBERS = 5
 
 VOTE_WORDS = _VOTE_NUMBERS + 1
 """The five numbers of a vote, and how many collectives the job's group has had."""
+
+_NO_PLACE = -1
+"""Instead of that number, in a vote that a rank launches later than the others."""
 
 _meetings = itertools.count()
 """Attachments of this process so far.  Ranks that attached equally often meet; others do not meet and are refused."""
@@ -94,6 +112,9 @@ class RankAgreement:
         self._votes = votes
         self._collectives = collectives
         self._vote: Frame | None = None
+        self._is_late = False
+        self._has_refused = False
+        self._switch_began = 0.0
         self._missed = 0
         self._boundary = 0
         self._vote_due = PERIOD
@@ -188,9 +209,15 @@ class RankAgreement:
         if not self._has_offered:
             return
         self._range.append((step, pace_ns, profiled))
-        if self._boundary == self._vote_due and self._range:
-            last = self._range[-CALM_PERIOD:]
-            self._range.clear()
+        if self._boundary == self._vote_due:
+            self._close_range()
+
+    def _close_range(self) -> None:
+        """Queue the paces up to the boundary at which the vote is due, which is this one or an earlier one."""
+        end = len(self._range) - (self._boundary - self._vote_due)
+        last = self._range[max(0, end - CALM_PERIOD) : max(0, end)]
+        del self._range[: max(0, end)]
+        if last:
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
     def listen(self) -> AgreementUpdate:
@@ -227,51 +254,70 @@ class RankAgreement:
         self._member.withdraw()
 
     def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
-        """Launch a vote one boundary before it is due and read it when it is; the result says when the next is due."""
-        member = self._member
-        votes = self._votes and not member.has_retired
-        if self._boundary == self._vote_due - 1:
-            if votes:
-                self._launch(can_apply)
-            return None
-        if self._boundary != self._vote_due:
-            return None
-        try:
-            return self._read() if votes and self._vote is not None else None
-        finally:
-            self._vote_due += member.period
+        """Launch a vote one boundary before it is due and read it when it is; the result says when the next is due.
+
+        A vote that is not there when it is due is looked for at each later boundary.  The other ranks may have launched
+        the next one by the time that it comes: this rank then launches that one late, and for no proposal.
+        """
+        proposal: Proposal | None = None
+        if self._boundary >= self._vote_due:
+            if self._vote is not None:
+                proposal = self._read(self._vote)
+                if self._vote is not None:
+                    return None
+            self._vote_due += self._member.period
+            if self._boundary >= self._vote_due and self._has_offered:
+                self._close_range()
+        is_due = self._boundary >= self._vote_due - 1 and self._vote is None
+        if is_due and self._votes and not self._member.has_retired:
+            self._launch(can_apply)
+        return proposal
 
     def _launch(self, can_apply: Callable[[Proposal], bool]) -> None:
-        place = self._collectives() or 0
-        ballot = self._member.ballot(can_apply=self._can_apply(can_apply), place=place)
+        is_late = self._boundary >= self._vote_due
+        place = _NO_PLACE if is_late else self._collectives() or 0
+        ballot = self._member.ballot(can_apply=not is_late and self._can_apply(can_apply), place=place)
         try:
             self._vote = self._main.post(VoteSubject.VOTE, [*ballot, place])
         except Exception as error:  # noqa: BLE001  whatever gloo raises
             self._gone(failure(error))
 
-    def _read(self) -> Proposal | None:
-        assert self._vote is not None, "launched"
-        rows = self._take(self._vote, VOTE_SECONDS)
-        if rows is None:
+    def _read(self, vote: Frame) -> Proposal | None:
+        overdue = self._boundary - self._vote_due
+        try:
+            rows = self._main.receive(vote, 0.0 if overdue else self._patience(*VOTE_SECONDS))
+        except LateError:
+            if overdue >= OVERDUE_STEPS and self._main.age_seconds(vote) >= OVERDUE_SECONDS:
+                self._gone(f"a vote has not come back from all ranks in {OVERDUE_STEPS} steps")
             return None
-        self._vote = None
-        *lowest, place = [min(words) for words in zip(*rows, strict=True)][: _VOTE_NUMBERS + 1]
-        proposal = self._member.tally(lowest)
-        if any(row[_VOTE_NUMBERS] != place for row in rows):
+        except LeftError as error:
+            self._gone(str(error), is_known=True)
+            return None
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._gone(failure(error))
+            return None
+        self._vote, self._is_late = None, overdue > 0
+        proposal = self._member.tally([min(words) for words in zip(*rows, strict=True)][:_VOTE_NUMBERS])
+        places = {row[_VOTE_NUMBERS] for row in rows} - {_NO_PLACE}
+        if len(places) > 1:
             self._count_missed("ranks have made different numbers of collectives")
         elif proposal is None and self._member.held is None:
             self._missed = 0
+        if proposal is not None and self._is_late:
+            self._refuse()
         return proposal
 
-    def _take(self, frame: Frame, seconds: float | None) -> list[list[int]] | None:
-        """Return what all ranks sent; where that cannot be had any more this rank leaves, and None is returned."""
+    def _refuse(self) -> None:
+        """Take this rank's place in the switch that others may be waiting at, and say that it does not switch."""
+        self._has_refused = True
         try:
-            return self._main.receive(frame, seconds)
-        except LeftError as error:
-            self._gone(str(error), is_known=True)
-        except Exception as error:  # noqa: BLE001  late, or whatever gloo raises
+            self._main.post(VoteSubject.SWITCH, [])
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
             self._gone(failure(error))
-        return None
+
+    def _patience(self, least: float, longest: float) -> float:
+        """Return how many seconds other ranks are waited for."""
+        return min(max(PATIENCE_STEPS * self._member.step_ns / 1e9, least), longest)
 
     def _gone(self, reason: str | None, *, is_known: bool = False) -> None:
         """Leave: no frame can be had of all ranks any more; tell the ranks that still send frames.
@@ -308,13 +354,18 @@ class RankAgreement:
         """
         if self.has_left:
             return False
-        place = self._boundary if closes else 0
-        mine = [self._collectives() or 0, self._member.epoch, proposal.digest(self._member.epoch, 0, place)]
+        if self._is_late and not closes:  # the others were here some steps ago
+            if not self._has_refused:
+                self._refuse()
+            self._has_refused = False
+            self._left_out(proposal)
+            return False
+        mine = [self._collectives() or 0, self._member.epoch, proposal.digest(self._member.epoch, 0, self._boundary)]
         frame: Frame | None = None
         rows: list[list[int]] | None = None
         try:
             frame = self._main.post(VoteSubject.CLOSE if closes else VoteSubject.SWITCH, mine)
-            rows = self._main.receive(frame, SWITCH_SECONDS)
+            rows = self._main.receive(frame, self._patience(*SWITCH_SECONDS))
         except LeftError as error:  # all ranks read it in this frame
             self._gone(None if closes else str(error), is_known=True)
             return False
@@ -330,37 +381,60 @@ class RankAgreement:
             return False
         if is_on:
             self._missed = 0
+            self._switch_began = time.monotonic()
         elif closes:  # the others read that in this frame
             self._gone(None, is_known=True)
         else:
-            self._member.failed(proposal)
-            self._count_missed("the ranks did not come to a switch together")
+            self._left_out(proposal)
         return is_on
 
+    def _left_out(self, proposal: Proposal) -> None:
+        self._member.failed(proposal)
+        self._count_missed("the ranks did not come to a switch together")
+
     def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
-        """Ask all ranks; where one failed, undo on all and ask again whether that worked."""
+        """Ask all ranks; where one failed, or does not answer, undo on all."""
         if self._confirm(is_done=is_done):
             self._member.applied(proposal)
             return True
-        if not self._confirm(is_done=undo()):
-            self._member.freeze("the values before a failed switch could not be restored on all ranks")
+        if not undo():
+            self._member.freeze("the values before a failed switch could not be restored")
         self._member.failed(proposal)
         return False
 
     def _confirm(self, *, is_done: bool) -> bool:
-        """Return whether every rank says `is_done`; where one died meanwhile, what this one says."""
-        answers = self.ask(VoteSubject.DONE, [float(is_done)])
-        return is_done if answers is None else all(answer[0] == 1.0 for answer in answers)
+        """Return whether every rank says `is_done`: the same answer on all ranks.
+
+        A rank that does not answer in time may have failed.  So this one says in the job's store that all must undo,
+        unless another rank has read there already that all are done.
+        """
+        seconds = DONE_SECONDS + DONE_RATIO * (time.monotonic() - self._switch_began)
+        frame: Frame | None = None
+        rows: list[list[int]] | None = None
+        try:
+            frame = self._main.post(VoteSubject.DONE, [int(is_done)])
+            rows = self._main.receive(frame, seconds)
+        except LeftError as error:
+            self._gone(str(error), is_known=True)
+        except Exception as error:  # noqa: BLE001  late, or whatever gloo raises
+            self._gone(failure(error))
+        are_done = rows is not None and all(row[0] == 1 for row in rows)
+        try:
+            return frame is not None and self._main.verdict(frame, is_complete=are_done)
+        except Exception as error:  # noqa: BLE001  the store is gone, and the job with it
+            self._gone(failure(error))
+            return are_done
 
     def ask(self, subject: VoteSubject, numbers: Sequence[float]) -> list[list[float]] | None:
         """Send as many frames as it takes, and wait for them."""
         return self.tell(subject, numbers)()
 
     def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Send as many frames as it takes; what is returned waits for them, ASK_SECONDS at most for each.
+        """Send as many frames as it takes; what is returned waits for them, the first time SWITCH_SECONDS at most.
 
-        What all ranks sent before one of them left is read by all, also by those that know it by then: else they would
-        go on from different answers.
+        Of gradients that are not there yet it raises LateError, and may be called again.  What else is not there yet is
+        given up, by all ranks: they would go on from different answers.  For the same reason, what all ranks sent
+        before one of them left is read by all, also by those that know it by then.
         """
         said = [float(self._collectives() or 0), *numbers]
         frames: list[Frame] = []
@@ -369,20 +443,47 @@ class RankAgreement:
             frames.extend(self._main.post(subject, _packed(said[i : i + BODY_WORDS])) for i in starts)
         except Exception as error:  # noqa: BLE001  whatever gloo raises
             self._gone(failure(error))
+        least, longest = SWITCH_SECONDS
+        if subject is VoteSubject.MEMORY:
+            least, longest = MEMORY_SECONDS, float("inf")
+        seconds = [self._patience(least, longest)]
 
         def heard() -> list[list[float]] | None:
             answers: list[list[float]] = [[] for _ in range(self._member.world_size)]
-            for frame in frames:
-                rows = self._take(frame, ASK_SECONDS[subject])
-                if rows is None:
-                    return None
-                for answer, row in zip(answers, rows, strict=True):
-                    answer.extend(_unpacked(row))
+            deadline = time.monotonic() + (seconds.pop() if seconds else 0.0)
+            is_complete = True
+            try:
+                for frame in frames:
+                    rows = self._main.receive(frame, max(0.0, deadline - time.monotonic()))
+                    for answer, row in zip(answers, rows, strict=True):
+                        answer.extend(_unpacked(row))
+            except LateError:
+                if subject is VoteSubject.GRADIENTS:
+                    raise
+                is_complete = False
+            except LeftError as error:
+                self._gone(str(error), is_known=True)
+                return None
+            except Exception as error:  # noqa: BLE001  whatever gloo raises
+                self._gone(failure(error))
+                return None
+            if subject is not VoteSubject.GRADIENTS and frames and not self._is_valid(frames[-1], is_complete):
+                return None
             if len({tuple(answer[:1]) for answer in answers}) > 1 or len(answers[0]) < len(said):
                 return None  # ranks at different places; or this one could not send
             return [answer[1 : len(said)] for answer in answers]
 
         return heard
+
+    def _is_valid(self, frame: Frame, is_complete: bool) -> bool:
+        """Return whether all ranks use the answers that ended with `frame`: none does if one came too late for one."""
+        if self.has_left:
+            return is_complete
+        try:
+            return self._main.verdict(frame, is_complete=is_complete)
+        except Exception as error:  # noqa: BLE001  the store is gone, and the job with it
+            self._gone(failure(error))
+            return False
 
     def freeze(self, reason: str) -> None:
         """Vote "frozen" from now on, until every rank has seen it and all stop voting."""

@@ -101,8 +101,7 @@ def make_group(
     for `consult`.
 
     Raises:
-        RendezvousError: the gather failed; on all ranks.
-        RuntimeError: the group could not be made on this rank.
+        RendezvousError: a rank could not make the group, or the gather failed; all ranks raise the same.
     """
     places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
     kind: Any = need("torch.distributed.ProcessGroupGloo")

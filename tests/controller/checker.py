@@ -12,9 +12,10 @@ state every event that can come next is tried.  States that were seen are not lo
                                          (its step raised), or it waits no longer for the others
     a rank closes as others may ("finish")   it asks all that do so to go back to value 0, waits, or waits no longer
 
-A frame is read when all ranks have sent it and not before.  That a rank waits for one that never comes is a violation,
-unless a rank was lost (then the training has ended too), or left out a boundary: then the one that waits gives up,
-which takes seconds in a job, and if that does not set it free, it is one.  In every step that two ranks make, as their
+A frame is read when all ranks have sent it and not before; a rank that waits no longer looks for it again at each later
+boundary.  That a rank waits for one that never comes is a violation, unless a rank was lost (then the training has
+ended too), left out a boundary or was late: then the one that waits gives up, and if that does not set it free, it is
+one.  In every step that two ranks make, as their
 common collectives count them, both must have the same values in force.  Boundaries at which an agreement has nothing to
 do are passed in one go: no other rank can tell.
 
@@ -126,11 +127,16 @@ class Main:
         self.has_said_farewell = subject in (VoteSubject.LEAVE, VoteSubject.CLOSE)
         return frame
 
-    def receive(self, frame: int, seconds: float | None) -> list[list[int]]:
+    def age_seconds(self, frame: int) -> float:
+        return 0.0
+
+    def receive(self, frame: int, seconds: float) -> list[list[int]]:
         rows = self.world.frames[frame]
         if self.gives_up:
             self.gives_up = False
             raise LateError("planted")
+        if None in rows and seconds == 0:
+            raise LateError("nobody waits")
         if None in rows:
             raise BlockedError
         subjects = {row[0] for row in rows}
@@ -162,7 +168,7 @@ class Rank:
         self.settle = settle
         self.value, self.at, self.next, self.phase = 0, 0, 1, "step"
         self.skipped, self.steps = 0, 0
-        self.is_lost = self.is_off = self.is_closed = self.is_closing = self.was_frozen = False
+        self.is_lost = self.is_off = self.is_closed = self.is_closing = self.was_frozen = self.was_late = False
         self.proposal: Proposal | None = None
         self.is_done = True
 
@@ -196,7 +202,7 @@ class Rank:
 
     def key(self) -> tuple[Any, ...]:
         parts: list[Any] = [self.value, self.at, self.phase, self.skipped, self.steps, self.is_off, self.is_closed]
-        parts += [self.is_lost, self.is_closing, self.was_frozen, self.proposal, self.is_done]
+        parts += [self.is_lost, self.is_closing, self.was_frozen, self.was_late, self.proposal, self.is_done]
         for thing in (self.agreement, self.agreement._member, self.agreement._side, self.agreement._main):
             for name, value in vars(thing).items():
                 if name not in (
@@ -208,6 +214,7 @@ class Rank:
                     "spaces",
                     "_collectives",
                     "_confirm",
+                    "_switch_began",
                 ):
                     parts.append(frozen(value))
         return tuple(parts)
@@ -337,9 +344,9 @@ def check(
 
 
 def _followers(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
-    """Yield what can come next; where nothing can, and a rank left out a boundary, one that waits gives up."""
+    """Yield what can come next; if nothing can, and a rank left out a boundary or was late, one that waits gives up."""
     found = list(_events(world, bounds, census))
-    if found or not any(rank.skipped for rank in world.ranks):
+    if found or not any(rank.skipped or rank.was_late for rank in world.ranks):
         yield from found
     else:
         yield from _give_up(world, bounds, census)
@@ -555,11 +562,12 @@ def _decide(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[Wo
         except BlockedError:
             continue
         decided.faults -= refuses
-        if agreement._vote is not None and number is None:
-            rank.was_frozen = agreement.frozen is not None
+        rank.was_late = rank.was_late or (number is not None and agreement._vote == number)
         rank.rest()
-        if number is not None and agreement._vote is None and not agreement.has_left:
+        if number is not None and agreement._vote != number and not agreement.has_left:
             _compare(decided, i, number, proposal)
+        if agreement._vote is not None and agreement._vote != number:
+            rank.was_frozen = agreement.frozen is not None
         if proposal is not None:
             rank.proposal, rank.phase = proposal, "gather"
         yield decided

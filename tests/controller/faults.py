@@ -297,7 +297,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
             fault({VoteSubject.VOTE: "vote", VoteSubject.DONE: "confirm"}.get(subject, "elsewhere"))
             return super().post(subject, words)
 
-        def receive(self, frame: Any, seconds: float | None = None) -> list[list[int]]:
+        def receive(self, frame: Any, seconds: float) -> list[list[int]]:
             if frame.subject is VoteSubject.VOTE:
                 fault("read")
             return super().receive(frame, seconds)

@@ -40,12 +40,18 @@ def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
 def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_measure_at_any_moment(kind: str) -> None:
     census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, kinds=(kind,)))
     assert census.switches > 0
-    assert (census.left > 0) == (kind in ("close", "late")), (
-        "every rank takes no further part, and the training goes on"
-    )
+    assert (census.left > 0) == (kind == "close"), "every rank takes no further part, and the training goes on"
     assert (census.left_out > 0) == (kind in ("close", "skip", "late")), (
         "a switch that was voted for is left out by all"
     )
+
+
+@pytest.mark.slow
+def test_ranks_that_read_votes_late_never_part_and_go_on_tuning() -> None:
+    census = check(Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1, lag=2, kinds=("late",)))
+    assert census.switches > 0
+    assert census.left_out > 0
+    assert census.left == 0
 
 
 @pytest.mark.slow
@@ -214,6 +220,13 @@ class KeepsItsOwnVerdict(RankAgreement):
             main.verdict = verdict
 
 
+class SwitchesThoughLate(RankAgreement):
+    """Carries out what a vote decided though it reads that later than the others."""
+
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        return self._is_late or super().gather_for(proposal, closes=closes)
+
+
 class ClosesAnywhere(RankAgreement):
     """Takes any two closes for closes after the same step."""
 
@@ -256,6 +269,7 @@ class CountsNoCollectives(RankAgreement):
             "all ranks wait",
             marks=pytest.mark.full,
         ),
+        ({"agreement": SwitchesThoughLate}, Bounds(wishes=1, faults=1, delay=1, kinds=("late",)), "all ranks wait"),
         ({"agreement": ClosesAnywhere}, Bounds(wishes=1, faults=2, delay=1, lag=3, kinds=("finish",)), "in step"),
         ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, lag=3, delay=1, kinds=("skip",)), "in step"),
         ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),

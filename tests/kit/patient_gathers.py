@@ -2,13 +2,14 @@
 
 Steps of tests take milliseconds: on a busy machine a dozen are over before gloo's thread gets its turn.  What is stated
 in steps (a switch, a compression taken back) then takes more of them, which says nothing of a job whose steps are
-longer than a gather.
+longer than a gather.  For the same reason votes and switches are waited for somewhat longer than the product does.
 """
 
 from __future__ import annotations
 
 import time
 
+from pacecar.controller.consensus import rank_agreement
 from pacecar.controller.consensus.agreement import AgreementUpdate
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
@@ -16,6 +17,8 @@ __all__ = ["wait_for_gathers"]
 
 MOMENT_SECONDS = 0.5
 """At most: the other rank may be waiting for this one."""
+
+SWITCH_SECONDS = 2.0
 
 
 def wait_for_gathers() -> None:
@@ -30,3 +33,5 @@ def wait_for_gathers() -> None:
         return listen(agreement)
 
     RankAgreement.listen = patient  # type: ignore[method-assign]
+    rank_agreement.VOTE_SECONDS = (MOMENT_SECONDS, MOMENT_SECONDS)
+    rank_agreement.SWITCH_SECONDS = (SWITCH_SECONDS, SWITCH_SECONDS)

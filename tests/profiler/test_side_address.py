@@ -114,6 +114,15 @@ def test_a_name_that_resolves_to_nothing_has_no_route() -> None:
     assert route_to("no.such.host.invalid", 29500) is None
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("old", ["eager", "no options"])
+def test_a_torch_whose_groups_connect_at_once_or_take_no_address_makes_a_group_too(old: str) -> None:
+    ended = finish(start_ranks([JOB], 3, environ={"OLD_TORCH": old, "GLOO_SOCKET_IFNAME": "lo"}), 120)
+    assert [rank.code for rank in ended] == [0] * 3, [rank.err[-2000:] for rank in ended]
+    assert [json.loads(rank.out).get("heard") for rank in ended] == [[[0], [1], [2]]] * 3
+
+
 # --- real hosts -----------------------------------------------------------------------------------------------------
 
 

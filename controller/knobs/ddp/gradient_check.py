@@ -12,6 +12,9 @@ Norms are sent at the boundary after their step and compared at the next one.  B
 brought all ranks past the first, so no rank waits for another.  To compare them at once would make every rank wait for
 the slowest, which on a busy machine was most of what a trial cost.
 
+A rank whose answers come late goes on training, and looks for them after each step until they are there.  Ranks may so
+find a difference after different steps.
+
 A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a check before the
 first switch, while nothing was changed yet, has to find them equal.
 
@@ -35,8 +38,8 @@ __all__ = ["CHECKS", "GradientCheck", "concerns_gradients"]
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[Sequence[float]], list[list[float]] | None]
-Tell = Callable[[Sequence[float]], Callable[[], list[list[float]] | None]]
+Hear = Callable[[], list[list[float]] | None]
+Tell = Callable[[Sequence[float]], Hear]
 
 CHECKS = 2
 
@@ -59,56 +62,76 @@ def concerns_gradients(knobs: Iterable[str]) -> bool:
 class GradientCheck:
     """One rank's part, for a `model` whose gradients are reduced over all ranks of the job.
 
-    `ask` returns the numbers of every rank, or None where the ranks cannot be asked any more; `tell` sends this rank's
-    and returns what gives those of all.
+    `tell` sends numbers to all ranks and returns a function.  That returns the numbers of every rank, or None if the
+    ranks cannot be asked any more, and raises TimeoutError if they are not there yet.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._due = 0
-        self._heard: Callable[[], list[list[float]] | None] | None = None
+        self._before: Hear | None = None  # what was sent before the first switch
+        self._sent: list[Hear] = []
         self._is_meaningful: bool | None = None
 
     @property
     def is_armed(self) -> bool:
-        """Whether gradients are to be sent or compared at this boundary; the same on all ranks."""
-        return self._due > 0 or self._heard is not None
+        """Whether gradients are to be sent or compared now: on all ranks alike, unless answers are late."""
+        return self._due > 0 or bool(self._sent)
 
-    def prepare(self, ask: Ask) -> None:
+    def prepare(self, tell: Tell) -> None:
         """Compare once while nothing was changed yet, on all ranks at the same boundary."""
-        if self._is_meaningful is None:
-            difference = self._difference(ask(self._mine()))
-            self._is_meaningful = difference is None
-            if difference is not None:
-                logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
+        if self._is_meaningful is None and self._before is None:
+            self._before = tell(self._own())
+            self._judge_before()
+
+    def _judge_before(self) -> None:
+        try:
+            difference = None if self._before is None else self._difference(self._before)
+        except TimeoutError:
+            return  # all of it is there when all ranks come to the next switch
+        self._before, self._is_meaningful = None, difference is None
+        if difference is not None:
+            logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
 
     def arm(self, *, is_on: bool = True) -> None:
         """Compare in the next CHECKS steps, after a switch on all ranks; `is_on` False: compare no more."""
+        if self._before is not None:
+            self._judge_before()
         self._due = CHECKS if self._is_meaningful and is_on else 0
+        self._sent.clear()
 
     def look(self, tell: Tell) -> str | None:
-        """Compare what was sent at the last boundary, then send the gradients of the step that ended, if they are due.
+        """Send the gradients of the step that ended, if they are due, and compare those of earlier steps.
 
-        Called on all ranks.  Returns how the gradients differ, or None; the same on every rank.  Then nothing is sent.
+        All ranks call it after the same steps, and send before they compare: a rank that finds a difference late sends
+        as often as the others.  Return how the gradients differ, or None.
         """
-        heard, self._heard = self._heard, None
-        difference = None if heard is None else self._difference(heard())
-        if difference is None and self._due > 0:
+        earlier = len(self._sent)
+        if self._due > 0:
             self._due -= 1
-            self._heard = tell(self._mine())
-        return difference
+            self._sent.append(tell(self._own()))
+        for _ in range(earlier):
+            try:
+                difference = self._difference(self._sent[0])
+            except TimeoutError:
+                return None
+            del self._sent[0]
+            if difference is not None:
+                self._sent.clear()
+                return difference
+        return None
 
-    def _mine(self) -> list[float]:
+    def _own(self) -> list[float]:
         try:
             norms: list[float] = self._norms().tolist()
         except Exception:  # the others wait for an answer whatever happened
             logger.exception("pacecar: gradients could not be looked at")
-            norms = [-1.0] * len(self._parameters)
+            return [-1.0] * len(self._parameters)
         return norms
 
-    def _difference(self, answers: list[list[float]] | None) -> str | None:
-        for name, norms in zip(self._names, zip(*answers or (), strict=True), strict=False):
+    def _difference(self, hear: Hear) -> str | None:
+        for name, norms in zip(self._names, zip(*hear() or (), strict=True), strict=False):
             least, most = min(norms), max(norms)
             if least < 0:
                 return "a rank cannot read its gradients"
