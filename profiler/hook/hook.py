@@ -352,15 +352,16 @@ class Hook:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Follow `optimizer` if its step, which begins, is the job's; it is called with each step of the process."""
-        if optimizer is self._optimizer() or not self._guard.is_alive:
+        present = self._optimizer()
+        if optimizer is present or not self._guard.is_alive:
             return
         begun = self._now_ns()
         try:
             # A closure runs the model inside the step.
             has_closure = len(args) > 1 or bool(kwargs)
             is_update = has_closure or self._phases.may_have_run or self._boundary.usual.inputs == []
-            is_update = is_update and self._phases.optimizer_start_ns is None
-            if self._succession.takes_over(optimizer, self._boundary.step, is_update=is_update):
+            is_inside = present is not None and self._phases.optimizer_start_ns is not None
+            if self._succession.takes_over(optimizer, self._boundary.step, is_update=is_update and not is_inside):
                 self._follow(optimizer)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._before_step)

@@ -41,14 +41,14 @@ class _AnyStep:
         self._register = register
         self._entry = entry
         self._entered: RemovableHandle | None = None
-        self._hooks: tuple[StepHook, ...] = ()
+        self.hooks: tuple[StepHook, ...] = ()
         self.in_graphs: tuple[StepHook, ...] = ()
         """Those that are called for compiled steps, too."""
-        self._calls = 0
+        self.calls = 0
         """How many calls of `entry` are under way: torch iterates over its table then."""
 
     def add(self, hook: StepHook, *, in_graphs: bool = False) -> AnyStepHandle:
-        self._hooks += (hook,)
+        self.hooks += (hook,)
         if in_graphs:
             self.in_graphs += (hook,)
         keep_out(self._entry)
@@ -57,19 +57,11 @@ class _AnyStep:
         return AnyStepHandle(self, hook)
 
     def remove(self, hook: StepHook) -> None:
-        self._hooks = tuple(other for other in self._hooks if other is not hook)
+        self.hooks = tuple(other for other in self.hooks if other is not hook)
         self.in_graphs = tuple(other for other in self.in_graphs if other is not hook)
-        if not self._hooks and not self._calls and self._entered is not None:
+        if not self.hooks and not self.calls and self._entered is not None:
             self._entered.remove()
             self._entered = None
-
-    def call(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._calls += 1
-        try:
-            for hook in self._hooks:
-                hook(optimizer, args, kwargs)
-        finally:
-            self._calls -= 1
 
 
 class AnyStepHandle:
@@ -84,17 +76,29 @@ class AnyStepHandle:
         self._table.remove(self._hook)
 
 
+# The two loops are not one function: its call would be half of what they cost.
 def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if is_tracing():
         if _wants_compiled_steps():
             torch._dynamo.graph_break()  # spelt out, as in `step_out_of_graph`
         return
-    _befores.call(optimizer, args, kwargs)
+    _befores.calls += 1
+    try:
+        for hook in _befores.hooks:
+            hook(optimizer, args, kwargs)
+    finally:
+        _befores.calls -= 1
 
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not is_tracing():
-        _afters.call(optimizer, args, kwargs)
+    if is_tracing():
+        return
+    _afters.calls += 1
+    try:
+        for hook in _afters.hooks:
+            hook(optimizer, args, kwargs)
+    finally:
+        _afters.calls -= 1
 
 
 _befores = _AnyStep(register_optimizer_step_pre_hook, _before)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pacecar.torch_internals import find
 
@@ -83,6 +84,15 @@ class _Still(torch.optim.Optimizer):
         """Do nothing."""
 
 
+def _look(*_: object) -> None:
+    """Cost what the hook before every optimizer's step does (`step_hooks`), which calls another."""
+    _nothing()
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
 class _Bench:
     """A step of the tiny model, with and without empty hooks."""
 
@@ -98,7 +108,7 @@ class _Bench:
         )
 
     def hook_end(self) -> list[Any]:
-        return [self._optimizer.register_step_post_hook(lambda *_: None)]
+        return [self._optimizer.register_step_post_hook(lambda *_: None), register_optimizer_step_pre_hook(_look)]
 
     def hook(self) -> list[Any]:
         now, queue = time.perf_counter_ns, self._queue
@@ -127,6 +137,7 @@ class _Bench:
             *([] if observer is None else [observer]),
             self._optimizer.register_step_pre_hook(nothing),
             self._optimizer.register_step_post_hook(nothing),
+            register_optimizer_step_pre_hook(_look),
         ]
 
     def _forward(self) -> None:

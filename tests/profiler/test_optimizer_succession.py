@@ -251,8 +251,8 @@ def test_closing_leaves_none_of_the_hooks(job, hook):
     assert not new._optimizer_step_pre_hooks
     assert not new._optimizer_step_post_hooks
     assert not job.optimizer._optimizer_step_post_hooks
-    assert not _befores._hooks
-    assert not _afters._hooks
+    assert not _befores.hooks
+    assert not _afters.hooks
 
 
 def test_the_decision_does_not_depend_on_when_the_old_one_is_collected(job):
