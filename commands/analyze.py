@@ -23,6 +23,7 @@ from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options
 from pacecar.profiler.analysis.reading.trace_paths import find_traces, printable
 from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.trace.columns import TraceWarning
+from pacecar.safe_files import is_stdout
 
 from .shared_options import complain
 
@@ -73,7 +74,7 @@ def run_analyze(options: AnalyzeOptions) -> int:
     if options.as_json:
         sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
         sys.stdout.buffer.flush()
-    else:
+    elif not any(map(is_stdout, (options.perfetto, options.picture, options.html))):
         _print(document, options)
     return 0
 
@@ -112,6 +113,8 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
     for path, write in outputs:
         try:
             write(path)
+        except BrokenPipeError:
+            raise  # click knows what to do when the reader went away
         except OSError as error:
             complain(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}")
             return None

@@ -19,6 +19,7 @@ import click
 
 from pacecar import __version__
 from pacecar.formatting.plain_text import PlainFormatter, clean
+from pacecar.safe_files import is_stdout
 
 from .bench.command import bench
 from .dashboards import dashboards
@@ -26,6 +27,7 @@ from .deploy import deploy
 from .doctor.command import doctor
 from .dump import dump
 from .health import health
+from .help_text import restore_help
 from .knobs import knobs
 from .report.command import report
 from .run import run
@@ -174,6 +176,11 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     """Say where the time of profiled steps went: traces of torch.profiler, files or folders of them."""
     if (not traces) == (options["compare"] is None):
         raise click.UsageError("give traces, or --compare A B")
+    outputs = [options[name] for name in ("picture", "perfetto", "html")]
+    if is_stdout(options["csv"]):
+        raise click.UsageError("--csv writes a folder of files: - is not one")
+    if sum(map(is_stdout, outputs)) + options["as_json"] > 1 and any(map(is_stdout, outputs)):
+        raise click.UsageError("standard output takes one of --json, --perfetto -, --picture - and --html -")
     if options["compare"] is not None and (options["picture"] or options["perfetto"] or options["html"]):
         raise click.UsageError("--compare draws and writes nothing: no --picture, no --html and no --perfetto")
     if options["step"] is not None and not (options["picture"] or options["html"]):
@@ -304,6 +311,8 @@ cli.add_command(report)
 cli.add_command(run)
 cli.add_command(top)
 cli.add_command(tune)
+if sys.flags.optimize >= 2:  # python -OO drops docstrings
+    restore_help(cli)
 
 
 def main() -> NoReturn:
@@ -314,6 +323,9 @@ def main() -> NoReturn:
         sys.exit(130)
     except click.ClickException as error:
         error.show()
+        context = error.ctx if isinstance(error, click.NoSuchOption) else None
+        if context is not None and any(isinstance(one, click.Argument) for one in context.command.params):
+            click.echo(f"A name that begins with a dash goes behind --: {context.command_path} -- -NAME", err=True)
         sys.exit(error.exit_code)
     # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,6 +12,7 @@ range.  Each section is a typed record that holds its bounds and defaults.
 
 from __future__ import annotations
 
+import codecs
 import os
 import tomllib
 from collections.abc import Mapping
@@ -275,8 +276,10 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > CONFIG_BYTES_MAX:
         raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, not a configuration file")
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: not valid TOML: it is UTF-16, and TOML is UTF-8: save it as UTF-8")
     try:
-        return tomllib.loads(raw.decode("utf-8"))
+        return tomllib.loads(raw.decode("utf-8-sig"))  # editors on Windows put a byte order mark in front
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 

@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train a small language model with pacecar attached.")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="stop after so many steps")
     length.add_argument("--seconds", type=float, default=150.0, help="stop when so much time is over (default 150)")

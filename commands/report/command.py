@@ -33,7 +33,9 @@ class _Price(click.FloatRange):
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare two or more runs with the first of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the document as JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print tables as markdown.")
-@click.option("--output", type=_RUN, metavar="FILE", help="Write there.  [default: report.html in the run folder]")
+@click.option(
+    "--output", type=_RUN, metavar="FILE", help="Write there, - to stdout.  [default: report.html in the run folder]"
+)
 @click.option("--job", metavar="NAME", help="Which job, where a folder or recording holds several.")
 @click.option("--recording", "recordings", multiple=True, type=_RUN, metavar="FILE",
               help="What a daemon recorded meanwhile: GPUs, links, hosts, energy; may be repeated.")  # fmt: skip

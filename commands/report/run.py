@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from pacecar.formatting.plain_text import clean
-from pacecar.safe_files import output
+from pacecar.safe_files import is_stdout, output
 
 from .build import BuildOptions, Built, build_report
 from .comparison import compare
@@ -95,6 +95,8 @@ def _deliver(text: str, options: ReportOptions, default: Path) -> None:
     path = options.output or default
     with output(path) as stream:
         stream.write(text.encode())
+    if is_stdout(path):
+        return
     sys.stdout.write(f"{clean(path)}\n")
 
 

@@ -64,6 +64,22 @@ def test_wrong_usage_exits_2_and_names_what_is_wrong(
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "command", [["tune", "status"], ["tune", "freeze"], ["tune", "set", "micro_batch", "4"], ["trace"]]
+)
+def test_a_job_whose_name_begins_with_a_dash_is_asked_for_behind_two(command: list[str], tmp_path: Path) -> None:
+    options = ["--socket", str(tmp_path / "none")]
+    wrong = pacecar(*command, *options, "-c-1234")
+    assert wrong.returncode == 2
+    assert (
+        f"A name that begins with a dash goes behind --: pacecar {' '.join(command[:2])[:5]}"
+        in wrong.stderr.replace("python -m ", "")
+    )
+    done = pacecar(*command, *options, "--", "-c-1234")
+    assert done.returncode == 1
+    assert "none" in done.stderr, "it asks for the daemon"
+
+
 def test_sample_prints_a_snapshot_that_a_program_can_read() -> None:
     done = pacecar("sample", "--json")
     assert done.returncode == 0

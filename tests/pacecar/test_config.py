@@ -25,6 +25,19 @@ def test_the_file_gives_way_to_the_environment_and_that_to_flags(tmp_path: Path)
     assert config.tune == Config().tune
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file_and_utf_16_is_named(tmp_path: Path) -> None:
+    text = '[daemon]\nport = 7\nhost = "ä"\n'
+    file = tmp_path / "pacecar.toml"
+    file.write_text(text, encoding="utf-8-sig")
+    assert load_config(file, environ={}).daemon.port == 7
+    file.write_bytes(b"\xef\xbb\xbf")
+    assert load_config(file, environ={}) == load_config(environ={"PACECAR_CONFIG": ""})
+    for encoding in ("utf-16", "utf-16-be"):
+        file.write_bytes((b"\xfe\xff" if encoding == "utf-16-be" else b"") + text.encode(encoding))
+        with pytest.raises(ConfigError, match=r"pacecar\.toml: not valid TOML: it is UTF-16"):
+            load_config(file, environ={})
+
+
 def test_the_environment_can_name_the_file_and_an_argument_goes_before_it(tmp_path: Path) -> None:
     file = written(tmp_path, "[hook]\nwindow_interval_steps = 7\n")
     assert load_config(environ={"PACECAR_CONFIG": str(file)}).hook.window_interval_steps == 7

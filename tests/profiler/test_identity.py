@@ -1,9 +1,11 @@
 """Who a process is, from the environment, torch.distributed or neither."""
 
 import os
+import re
 import sys
 import uuid
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,6 +43,21 @@ def test_a_run_id_that_torchrun_drew_gives_way_to_the_scripts_name(monkeypatch):
         assert job_id({**drawn, "SLURM_JOB_ID": "9"}) == f"slurm-9-{name}"
     assert job_id({**drawn, "PACECAR_JOB": "mine"}) == "mine"
     assert job_id({"TORCHELASTIC_RUN_ID": "0123abcd"}) == "0123abcd", "somebody's own"
+
+
+@pytest.mark.parametrize("first", ["-c", "-", "-m", "", "-x.py", "/a/--.py", "./-", "/-/__main__.py"])
+def test_a_name_that_is_derived_never_begins_with_a_dash(first, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [first])
+    environs = [{}, {"TORCHELASTIC_RUN_ID": "-7"}, {"TORCHELASTIC_RUN_ID": str(uuid.uuid4())}, {"MASTER_PORT": "1"}]
+    for environ in environs:
+        assert re.match(r"\w", job_id(environ)), (first, environ)
+    assert job_id({"PACECAR_JOB": "-mine"}) == "-mine", "its user chose it"
+
+
+def test_python_without_a_script_is_called_python(monkeypatch):
+    for first in ("-c", "-", ""):
+        monkeypatch.setattr(sys, "argv", [first])
+        assert job_id({}) == f"python-{os.getpid()}"
 
 
 def test_a_job_id_can_be_a_label_and_a_file_name():

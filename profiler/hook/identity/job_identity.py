@@ -52,6 +52,13 @@ SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBI
 DRAWN_RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """The run id that `torchrun --standalone` draws for each start: a UUID."""
 
+PYTHON = "python"
+"""The name of a job that runs no script."""
+
+NO_SCRIPT = ("", "-", "-c", "-m")
+"""What `sys.argv[0]` is where python has no script: at its prompt, from standard input, of `-c`, and before `-m` has
+found its module (docs.python.org/3/library/sys.html#sys.argv)."""
+
 NAME_LENGTH_MAX = 253
 """The longest name of a pod: a DNS subdomain (RFC 1123,
 kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
@@ -119,12 +126,15 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
         parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
         port = environ.get("MASTER_PORT")  # or the ranks were started one by one
         name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
+    if not environ.get("PACECAR_JOB"):
+        name = name.lstrip("-") or PYTHON  # commands would take it for an option
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
 
 
 def _script() -> str:
     """Return the name of the script, of a package that is run as a module that of its folder."""
-    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    first = sys.argv[0] if sys.argv else ""
+    path = Path(PYTHON if first in NO_SCRIPT else first)
     return path.parent.name if path.stem == "__main__" and path.parent.name else path.stem
 
 

@@ -58,6 +58,17 @@ def test_output_is_written_where_it_was_asked_for(folder: Path, tmp_path: Path) 
         assert (tmp_path / name).stat().st_size > 500
 
 
+@pytest.mark.parametrize("flags", [["--markdown"], ["--json"], []])
+def test_a_dash_is_standard_output_for_every_form(folder: Path, tmp_path: Path, flags: list[str]) -> None:
+    before = sorted(folder.iterdir())
+    done = run(folder, "--output", "-", *flags, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    run(folder, "--output", tmp_path / "same", *flags)
+    assert done.stdout == (tmp_path / "same").read_text(), "it has the document and nothing else"
+    assert not (tmp_path / "-").exists()
+    assert sorted(folder.iterdir()) == before
+
+
 def test_a_damaged_run_is_reported_with_a_code_that_says_so(folder: Path) -> None:
     (folder / "rank1.jsonl").unlink()
     done = run(folder)

@@ -100,6 +100,28 @@ def test_a_table_says_what_the_trace_is_where_time_went_and_what_it_would_be_wor
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "begins"), [("--html", "<!doctype html>"), ("--picture", "<svg"), ("--perfetto", "{")]
+)
+def test_a_dash_writes_to_standard_output_which_has_nothing_else(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, begins: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = pacecar(trace, option, "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    pacecar(trace, option, tmp_path / "same")
+    assert done.stdout == (tmp_path / "same").read_text()
+    assert done.stdout.startswith(begins)
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("options", [["--html", "-", "--picture", "-"], ["--json", "--perfetto", "-"], ["--csv", "-"]])
+def test_standard_output_takes_one_document_and_no_folder(trace: Path, options: list[str]) -> None:
+    done = pacecar(trace, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "- is not one" in done.stderr or "standard output takes one" in done.stderr
+
+
 def test_no_color_is_respected_even_where_colour_is_forced(trace: Path) -> None:
     assert "\x1b[38" in pacecar(trace, FORCE_COLOR="1", TERM="xterm-256color").stdout
     plain = pacecar(trace, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
