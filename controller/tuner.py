@@ -37,7 +37,7 @@ from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
 from .observation import JobFacts, Policy, TuningTurn
 from .status_reporter import State, StatusReporter
 
-__all__ = ["OFFER_BOUNDARY", "TunedJob", "Tuner", "choose_agreement"]
+__all__ = ["FIRST_WINDOW_BOUNDARIES_MAX", "OFFER_BOUNDARY", "TunedJob", "Tuner", "choose_agreement"]
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
+from pacecar.controller.experiment.switch_price import RESERVED_SWITCHES
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
 from pacecar.controller.observation import JobFacts, Observation, Policy, TuningTurn
 from pacecar.controller.status_reporter import StatusReporter
-from pacecar.controller.tuner import OFFER_BOUNDARY, TunedJob, Tuner
+from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY, TunedJob, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.transport.store_rendezvous import RendezvousError, meet
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
@@ -523,3 +524,58 @@ def test_ranks_that_want_different_things_do_not_start() -> None:
         come(dist.HashStore(), ["mode exact", "mode advise"], 20)
         == ["rank 1 has mode advise, rank 0 has mode exact"] * 2
     )
+
+
+class Unprofiled(Bench):
+    """Its first window comes at step WINDOW, its budget pays for `paid` switches."""
+
+    WINDOW = 30
+
+    def __init__(self, *, paid: int | None) -> None:
+        super().__init__()
+        self.headroom = paid
+        self.reserved: list[int] = []
+
+    def awaits_first_window(self) -> bool:
+        return self.step < self.WINDOW
+
+    def spent_ns(self) -> int:
+        return 1_000_000
+
+    def headroom_ns(self) -> int | None:
+        return None if self.headroom is None else self.headroom * self.tuner._price.price_ns
+
+    def reserve(self, cost_ns: int) -> None:
+        self.reserved.append(cost_ns)
+
+
+def test_the_policy_is_told_what_switches_can_be_paid_for_and_none_before_the_first_window() -> None:
+    for paid in (None, 7):
+        b = Unprofiled(paid=paid)
+        b.tuner.start()
+        b.run(40)
+        told = {step.step: step.switches for step in b.policy.seen}
+        assert {switches for step, switches in told.items() if step < b.WINDOW} == {0}
+        assert {switches for step, switches in told.items() if step >= b.WINDOW} == {paid}
+        assert b.tuner.state == "warming"
+
+
+def test_the_first_window_is_waited_for_so_long_and_no_longer() -> None:
+    b = Unprofiled(paid=None)
+    b.WINDOW = 10**6
+    b.tuner.start()
+    b.run(FIRST_WINDOW_BOUNDARIES_MAX + 5)
+    assert [step.switches for step in b.policy.seen][-6:] == [0, None, None, None, None, None]
+
+
+def test_windows_leave_what_a_trial_needs_to_end_while_it_is_open() -> None:
+    b = Unprofiled(paid=7)
+    b.tuner.start()
+    b.run(OFFER_BOUNDARY + 2)
+    assert set(b.reserved) == {0}
+    b.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    b.run(4)
+    assert b.reserved[-1] == RESERVED_SWITCHES * b.tuner._price.price_ns > 0
+    b.policy.turn = TuningTurn(1, {"micro_batch": 4})
+    b.run(4)
+    assert b.reserved[-1] == 0

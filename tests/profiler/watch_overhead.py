@@ -2,8 +2,9 @@
 
     watch_overhead.py FOLDER SCRIPT ARGUMENT...
 
-Writes FOLDER/bound<rank>.json when python ends: the highest ratio of cost to bound and where it was, and the last
-figures.  Trials are made where the model expects too little of them, too: their cost is what is looked at.
+Writes FOLDER/bound<rank>.json every WRITE_STEPS steps and when python ends: the highest ratio of cost to bound, where
+it was, and the last figures.  Candidates of which the model expects too little are tried as well, because it is the
+cost of trials that is looked at.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pacecar.controller.consensus.knob_switch import KnobSwitcher
 from pacecar.controller.policy.candidate_selection import CandidateSelection
 from pacecar.profiler.timing.overhead_budget import CREDIT_NS, OverheadBudget
 
+WRITE_STEPS = 16
+FOLDER = sys.argv[1]
+
 torch.set_num_threads(1)
 seen: dict[str, Any] = {"worst": 0.0, "steps": 0, "switches": 0}
 
@@ -38,6 +42,12 @@ def look(budget: OverheadBudget) -> None:
         windows=budget.windows,
         total_ms=budget.cost_ns / 1e6,
     )
+    if seen["steps"] % WRITE_STEPS == 0:
+        write()
+
+
+def write() -> None:
+    Path(FOLDER, f"bound{os.environ['RANK']}.json").write_text(json.dumps(seen))
 
 
 def looked_at(name: str) -> None:
@@ -60,12 +70,12 @@ def counted(self: KnobSwitcher, proposal: Any) -> Any:
 
 
 def main() -> None:
-    folder, script, *arguments = sys.argv[1:]
+    script, *arguments = sys.argv[2:]
     looked_at("step")
     looked_at("passed")
     KnobSwitcher.carry_out = counted  # type: ignore[method-assign]
     CandidateSelection._is_worth = lambda *_: True  # type: ignore[method-assign]
-    atexit.register(lambda: Path(folder, f"bound{os.environ['RANK']}.json").write_text(json.dumps(seen)))
+    atexit.register(write)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
 
