@@ -182,6 +182,7 @@ class Hook:
         """A listener that is about to take long calls `begin`."""
         parts = (self._meter, self._budget, self._step_records, self._timer, self._phases)
         self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, job_length, on_device=is_cuda)
+        self._step_delay = Preemption()
         self._listener_ns = self._told_ns = self._waited_ns = 0
         self._boundary.full_boundary_step = self._budget.next_look(0)
         self._boundary_handle: RemovableHandle | AnyStepHandle | None = None
@@ -331,6 +332,7 @@ class Hook:
         for sink in self._sinks:
             sink.put(goodbye)
         self._preemption.close()
+        self._step_delay.close()
         self._stops.close()
         single_instance.free(self)
 
@@ -439,6 +441,7 @@ class Hook:
     def _counted(self, now_ns: int) -> CountedStep | None:
         """Count the step that is over; return it where there is a listener."""
         boundary, start_ns = self._boundary, self._timer.start_ns
+        self._step_delay.lap()
         boundary.count_step(now_ns).cost_ns += self._waited_ns
         self._waited_ns = 0
         if self._listener is None or start_ns is None:
@@ -473,6 +476,7 @@ class Hook:
             schedule.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
+        finished.delay_ns = self._step_delay.lap()
         finished.waited_ns, self._waited_ns = self._waited_ns, 0
         if boundary.passed is not None:
             finished.passed, boundary.passed = boundary.passed, None

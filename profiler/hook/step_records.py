@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -42,7 +44,7 @@ from ..ledger.estimate import Calibrations, capped, estimate_step
 from ..timing.cuda_timer import STEPS_MAX
 from ..timing.failure_guard import FailureGuard
 from ..timing.hook_cost import HookCost, call_price
-from ..timing.overhead_budget import OverheadBudget, ThreadTime
+from ..timing.overhead_budget import RECENT_STEPS, OverheadBudget, ThreadTime
 from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
 from ..timing.step_sampling import StepSampling
@@ -83,7 +85,7 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.  `waited_ns` is how long it waited for other
-    ranks in this step, which is in neither.
+    ranks in this step, which is in neither.  `delay_ns` is the thread's run delay since the last full boundary.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
     `thread_time` is the training thread's processor time in a profiled step, None where that is no guide, and
     `slowed_max_ns` by how much the profiler can have slowed the step at most.
@@ -105,6 +107,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     listener_ns: int = 0
     told_ns: int = 0
     waited_ns: int = 0
+    delay_ns: int = 0
     was_profiled: bool = False
     timed: TimedStep | None = None
     measurement: Measurement | None = None
@@ -203,6 +206,7 @@ class StepRecords:
         self._lock = threading.Lock()
         self._looked = 0.0
         self._window_price_ns = 0
+        self._hooks_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         self.held_from: int | None = None
         """The step whose window is not read yet: its record and those after it wait; None: none waits."""
         self.call_price = HookCost()
@@ -382,7 +386,8 @@ class StepRecords:
         self._totals.sees_data |= "data_wait" in timed.phases
         price = self.call_price
         ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
-        own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
+        hooks_ns = self._without_delay(step, timed.overhead_ns)
+        own_ns = min(hooks_ns + price.measured_ns(timed.micro_batches), ran_ns)
         like = self._counted.last = Like(step.wall_ns, timed.phases, step.samples, step.knobs)
         passed, every = step.passed, self._sampling.every
         if passed is not None and passed.steps:
@@ -414,6 +419,19 @@ class StepRecords:
         if self._sampling.every != every or self._utilization.is_due:
             self._boundary.is_plain = False
         self._tell(record, step.check, step.collectives, *self._told_stops(step))
+
+    def _without_delay(self, step: FinishedStep, own_ns: int) -> int:
+        """Return `own_ns` of pacecar's time in `step` without the run delay that fell into the hooks.
+
+        How much of a step's run delay did nobody knows.  It is taken to be what the hooks took longer than they usually
+        do, so far as there was any.  A step with a window or a trace is left as it is: its hooks do more.
+        """
+        if step.disturbed:
+            return own_ns
+        hooks_ns = max(0, own_ns - step.listener_ns)
+        usual_ns = int(median(self._hooks_ns)) if self._hooks_ns else hooks_ns
+        self._hooks_ns.append(hooks_ns)
+        return own_ns - min(step.delay_ns, max(0, hooks_ns - usual_ns))
 
     def _tell(self, *records: JobRecord | None) -> None:
         for sink in self._sinks:

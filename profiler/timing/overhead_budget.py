@@ -81,6 +81,7 @@ __all__ = [
     "AFTERMATH_STEPS",
     "EARLY_NS",
     "PRICE_MARGIN",
+    "RECENT_STEPS",
     "TURNS_MAX",
     "OverheadBudget",
     "ThreadTime",

@@ -10,9 +10,11 @@ leaves out what the job really waits for.  The kernel counts just that interval,
     wall clock      |---- ours ----|- in line -|-- ours --|- waits for a lock -|- ours -|
     charged         |---- ours ----|           |-- ours --|- waits for a lock -|- ours -|
 
-Reading it costs microseconds, so it is not read in the callbacks of each micro-batch and at a plain boundary: their
-share of the run delay is small, as their share of the processor is, and it is charged to pacecar.  Whoever is about to
-do more (a window, the tuner's exchange with other ranks) calls `begin`; the next step boundary calls `end`.
+Reading it costs microseconds, so it is not read in the callbacks of each micro-batch and at a plain boundary.  Whoever
+is about to do more (a window, the tuner's exchange with other ranks) calls `begin`; the next step boundary calls `end`.
+For the callbacks there is only the run delay of the whole step (`lap`), read at full boundaries: `step_records` takes
+as much of it off as they took longer than usual.  At plain boundaries it is charged to pacecar: its share is small, as
+their share of the processor is.
 
 Left out: time that the host of a virtual machine takes.  Where the kernel gives no run delay, all of the wall time is
 charged.
@@ -50,6 +52,11 @@ class Preemption:
     def begin(self) -> None:
         """Measure from here on."""
         self._begun_ns, self.is_begun, self._left_out_ns = self._read(), True, 0
+
+    def lap(self) -> int:
+        """Return the run delay since the last `lap` or `begin`, 0 at the first, and measure from here on."""
+        begun_ns, self._begun_ns = self._begun_ns, self._read()
+        return 0 if begun_ns is None or self._begun_ns is None else max(0, self._begun_ns - begun_ns)
 
     def leave_out(self, duration_ns: int) -> None:
         """Count `duration_ns` of the time since `begin` like run delay: it is not charged here."""

@@ -120,3 +120,27 @@ def test_a_boundary_at_which_a_listener_began_is_charged_without_what_others_had
     costs = {record.step: record.overhead_ns for record in sink.records if isinstance(record, StepRecord)}
     assert costs[6] < 300 * MS
     assert costs[9] >= 300 * MS, "what nobody said `begin` of is ours, as is what the job waits for"
+
+
+def test_each_lap_gives_the_delay_since_the_last(stat):
+    preemption = Preemption(stat)
+    delayed(stat, 5 * MS)
+    assert preemption.lap() == 0
+    delayed(stat, 12 * MS)
+    assert preemption.lap() == 7 * MS
+    assert preemption.lap() == 0
+    preemption.close()
+
+
+def test_what_is_left_out_counts_like_delay_where_the_kernel_tells_nothing_too(stat, tmp_path):
+    for path, delay_ms in ((stat, 4), (tmp_path / "missing", 0)):
+        preemption = Preemption(path)
+        preemption.begin()
+        preemption.leave_out(3 * MS)
+        delayed(stat, delay_ms * MS)
+        assert preemption.so_far() == preemption.end() == (3 + delay_ms) * MS
+        assert preemption.own_ns(10 * MS) == (7 - delay_ms) * MS
+        preemption.begin()
+        assert preemption.end() == 0
+        preemption.close()
+        delayed(stat, 0)
