@@ -404,6 +404,7 @@ class StepRecords:
             micro_batches=timed.micro_batches,
             slowed_max_ns=step.slowed_max_ns,
             waited_ns=step.waited_ns,
+            delay_ns=step.delay_ns,
         )
         if step.was_counted:
             self._utilization.count_cost(overhead_ns - own_ns)

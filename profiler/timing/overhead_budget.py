@@ -185,6 +185,7 @@ class OverheadBudget:
         self._charged_ns = 0
         self._charging = threading.Lock()
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._recent_run: deque[int] = deque(maxlen=RECENT_STEPS)  # the same less the run delay
         self._prices: deque[tuple[int, int]] = deque(maxlen=PRICES_MAX)
         self._micro_batches = 0
         self._windows_ns = self._start_ns = 0
@@ -232,20 +233,22 @@ class OverheadBudget:
         micro_batches: int = 0,
         slowed_max_ns: int | None = None,
         waited_ns: int = 0,
+        delay_ns: int = 0,
     ) -> int:
         """Add a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
 
         The slow-down is taken from `thread_time` where it is known, because on a busy machine wall time misleads.
         `micro_batches` of 0 means unknown.  `slowed_max_ns` is the most that pacecar can have slowed the step by: the
         rest is the job's own, such as an evaluation in that step; None: unknown.  Of `waited_ns` (module docstring) is
-        charged what made the step longer than usual.
+        charged what made the step longer than usual.  `delay_ns` is the training thread's run delay in the step, which
+        neither comparison counts, here or in usual steps.
         """
         self._wall_ns += wall_ns
         self._micro_batches = micro_batches
         if profiled:
             own = wall_ns - overhead_ns
             usual = int(median(self._recent)) if self._recent else own
-            slowed = own - usual
+            slowed = own - delay_ns - (int(median(self._recent_run)) if self._recent_run else own - delay_ns)
             if thread_time is not None:  # no step takes more of the processor than it takes time
                 slowed = thread_time.spent_ns - min(thread_time.usual_ns, usual)
             if slowed_max_ns is not None:
@@ -254,10 +257,11 @@ class OverheadBudget:
         else:
             own = max(0, wall_ns - overhead_ns)
             if waited_ns:
-                usual = int(median(self._recent)) if self._recent else 0
-                waited_ns = min(waited_ns, max(0, own - usual))
+                usual = int(median(self._recent_run)) if self._recent_run else 0
+                waited_ns = min(waited_ns, max(0, own - delay_ns - usual))
                 overhead_ns, own = overhead_ns + waited_ns, own - waited_ns
             self._recent.append(own)
+            self._recent_run.append(max(0, own - delay_ns))
             if self._aftermath is not None:
                 aftermath_ns = self._aftermath.step(own)
                 self._cost_ns += aftermath_ns

@@ -263,3 +263,22 @@ def test_the_attach_is_charged_and_is_nothing_that_goes_on():
         budget.step(50 * MS, 0, profiled=False)
     assert budget.cost_ns == 30 * MS
     assert budget._spare_ratio() == 0.01
+
+
+def test_of_a_wait_for_other_ranks_is_charged_what_made_the_step_longer():
+    """The job's next collective would have waited for the same rank, so most of a wait costs the job nothing."""
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=50)
+    for _ in range(9):
+        budget.step(100 * MS, 0, profiled=False)
+    assert budget.step(100 * MS, 0, profiled=False, waited_ns=40 * MS) == 0
+    assert budget.step(115 * MS, 0, profiled=False, waited_ns=40 * MS) == 15 * MS
+    assert budget.step(300 * MS, 2 * MS, profiled=False, waited_ns=40 * MS) == 42 * MS
+
+
+def test_what_other_programs_had_makes_no_step_longer_than_usual():
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=50)
+    for _ in range(9):
+        budget.step(100 * MS, 0, profiled=False, delay_ns=60 * MS)
+    assert budget.step(250 * MS, 0, profiled=True, delay_ns=210 * MS) == 0
+    assert budget.step(250 * MS, 0, profiled=True, delay_ns=180 * MS) == 30 * MS
+    assert budget.step(200 * MS, 0, profiled=False, waited_ns=50 * MS, delay_ns=130 * MS) == 30 * MS
