@@ -58,6 +58,7 @@ class HealthReason(StrEnum):
 
     DOWN = "down"
     ROW_REMAP_FAILED = "row_remap_failed"
+    SRAM_ECC_THRESHOLD = "sram_ecc_threshold"
     ECC_UNCORRECTED = "ecc_uncorrected"
     XID = "xid"
     FABRIC_FAILED = "fabric_failed"
@@ -86,6 +87,9 @@ REASONS: Mapping[HealthReason, ReasonMeaning] = {
     HealthReason.ROW_REMAP_FAILED: ReasonMeaning(
         _FAILED, "memory", "take it out of use and have the board replaced"
     ),
+    HealthReason.SRAM_ECC_THRESHOLD: ReasonMeaning(
+        _FAILED, "SRAM", "take it out of use and have the board replaced"
+    ),
     HealthReason.ECC_UNCORRECTED: ReasonMeaning(
         _FAILED, "uncorrected ECC errors", "restart its jobs from a checkpoint and reset it"
     ),
@@ -112,10 +116,11 @@ REASONS: Mapping[HealthReason, ReasonMeaning] = {
 }  # fmt: skip
 """Every reason; `failed` is what stops or corrupts work, as for the severities of alerts and of the doctor."""
 
-FABRIC_RECOVERIES = ("route_recovery", "access_timeout_recovery")
-FABRIC_DEGRADATIONS = ("degraded_bandwidth", "route_unhealthy", *FABRIC_RECOVERIES)
 FABRIC_MISCONFIGURATION = "incorrect_configuration"
-"""Conditions of `pacecar_gpu_fabric_condition`."""
+"""The condition of `pacecar_gpu_fabric_condition` that is not a degradation."""
+
+FABRIC_HEALTHY, NO_FABRIC_PROBLEM = "healthy", "none"
+"""What `pacecar_gpu_fabric_health` and `pacecar_gpu_fabric_info` say of a fabric that is as it should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ class GpuReadings:
     since the driver was loaded or the GPU was reset.  `xids` are the codes of the Xid errors of the last minutes.
     `fabric_waits_ns` is for how long the fabric has been neither joined nor given up.  `links_wired` are links that are
     known to lead somewhere, up or down; `chip_links` those of NVLink-C2C, to the processor beside it (Grace).
+    `fabric_health` is the driver's own summary, `fabric_problem` in what the configuration is wrong.
     """
 
     name: str = ""
@@ -134,6 +140,7 @@ class GpuReadings:
     row_remap_failed: bool | None = None
     row_remap_pending: bool | None = None
     retired_pages_pending: bool | None = None
+    sram_threshold_exceeded: bool | None = None
     uncorrected_errors: int | None = None
     xids: frozenset[int] | None = None
     pcie_width: int | None = None
@@ -148,6 +155,8 @@ class GpuReadings:
     fabric_status: int | None = None
     fabric_waits_ns: int | None = None
     fabric_conditions: Mapping[str, bool] = field(default_factory=dict)
+    fabric_health: str | None = None
+    fabric_problem: str | None = None
 
 
 class HealthFinding(NamedTuple):
@@ -200,6 +209,9 @@ def _checks(gpu: GpuReadings, node: Sequence[GpuReadings]) -> Iterator[tuple[Hea
     if gpu.row_remap_failed is not None:
         figure = "row remapping failed: no spare row is left"
         yield HealthReason.ROW_REMAP_FAILED, figure if gpu.row_remap_failed else None
+    if gpu.sram_threshold_exceeded is not None:
+        figure = "more uncorrected errors than the maker allows"
+        yield HealthReason.SRAM_ECC_THRESHOLD, figure if gpu.sram_threshold_exceeded else None
     if gpu.uncorrected_errors is not None:
         errors = gpu.uncorrected_errors
         yield HealthReason.ECC_UNCORRECTED, f"{errors} since the last reset" if errors > 0 else None
@@ -231,20 +243,26 @@ def _fabric(gpu: GpuReadings) -> Iterator[tuple[HealthReason, str | None]]:
         if not waits:
             yield HealthReason.FABRIC_NOT_JOINED, None
         elif waits_ns is not None:
-            words = f"{state.replace('_', ' ')} for {waits_ns // NS_PER_SECOND // 60} minutes"
+            words = f"{_spoken(state)} for {waits_ns // NS_PER_SECOND // 60} minutes"
             is_late = waits_ns >= FABRIC_JOIN_SECONDS * NS_PER_SECOND
             yield HealthReason.FABRIC_NOT_JOINED, words if is_late else None
         if not waits and gpu.fabric_status is not None:
             status = gpu.fabric_status
             yield HealthReason.FABRIC_FAILED, f"completed with error {status}" if status != 0 else None
-    conditions = gpu.fabric_conditions
-    if FABRIC_MISCONFIGURATION in conditions:
-        holds = conditions[FABRIC_MISCONFIGURATION]
-        yield HealthReason.FABRIC_MISCONFIGURED, "incorrect configuration" if holds else None
-    told = [name for name in FABRIC_DEGRADATIONS if name in conditions]
-    if told:
-        held = ", ".join(name.replace("_", " ") for name in told if conditions[name])
-        yield HealthReason.FABRIC_DEGRADED, held or None
+    if FABRIC_MISCONFIGURATION in gpu.fabric_conditions:
+        kind = "" if gpu.fabric_problem in (None, "", NO_FABRIC_PROBLEM) else f" ({_spoken(str(gpu.fabric_problem))})"
+        holds = gpu.fabric_conditions[FABRIC_MISCONFIGURATION]
+        yield HealthReason.FABRIC_MISCONFIGURED, f"incorrect configuration{kind}" if holds else None
+    conditions = {name: holds for name, holds in gpu.fabric_conditions.items() if name != FABRIC_MISCONFIGURATION}
+    if conditions or gpu.fabric_health is not None:
+        held = [name for name, holds in conditions.items() if holds]
+        if not held and gpu.fabric_health not in (None, FABRIC_HEALTHY):
+            held = [str(gpu.fabric_health)]
+        yield HealthReason.FABRIC_DEGRADED, ", ".join(map(_spoken, held)) or None
+
+
+def _spoken(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _links(gpu: GpuReadings, node: Sequence[GpuReadings]) -> str | None:

@@ -25,12 +25,14 @@ _FLAGS = {
     "pacecar_gpu_row_remap_failed": "row_remap_failed",
     "pacecar_gpu_row_remap_pending": "row_remap_pending",
     "pacecar_gpu_retired_pages_pending": "retired_pages_pending",
+    "pacecar_gpu_sram_ecc_threshold_exceeded": "sram_threshold_exceeded",
 }
 _NUMBERS = {
     "pacecar_gpu_pcie_width": "pcie_width",
     "pacecar_gpu_pcie_width_max": "pcie_width_max",
     "pacecar_gpu_fabric_status": "fabric_status",
     "pacecar_gpu_ecc_uncorrected_errors": "uncorrected_errors",
+    "pacecar_gpu_c2c_links": "chip_links",
 }
 _LINK_DOWN = 0
 """Of `pacecar_gpu_nvlink_link_state`; 2, asleep, and 3, up without traffic, are healthy."""
@@ -103,6 +105,11 @@ class GpuHealthSource:
                 since_ns[gpu] = self._fabric_since_ns.get(gpu, now_ns)
                 found[gpu]["fabric_waits_ns"] = now_ns - since_ns[gpu]
         self._fabric_since_ns = since_ns
+        for sample in snapshot.of("pacecar_gpu_fabric_health"):
+            if sample.value:
+                found[sample.labels[0]]["fabric_health"] = sample.labels[1]
+        for sample in snapshot.of("pacecar_gpu_fabric_info"):
+            found[sample.labels[0]]["fabric_problem"] = sample.labels[-1]
         for sample in snapshot.of("pacecar_gpu_fabric_condition"):
             gpu, condition = sample.labels
             found[gpu].setdefault("fabric_conditions", {})[condition] = sample.value != 0

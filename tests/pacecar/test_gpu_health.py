@@ -25,9 +25,10 @@ LINKS = frozenset(range(18))
 
 WELL = GpuReadings(
     name="NVIDIA H100 80GB HBM3", is_up=True, row_remap_failed=False, row_remap_pending=False,
-    retired_pages_pending=False, uncorrected_errors=0, xids=frozenset(), pcie_width=16, pcie_width_max=16,
-    chip_links=0, has_mig=False, links_up=LINKS, links_wired=LINKS, has_switch=True, fabric_state="completed",
-    fabric_status=0, fabric_conditions={"degraded_bandwidth": False, "incorrect_configuration": False},
+    retired_pages_pending=False, sram_threshold_exceeded=False, uncorrected_errors=0, xids=frozenset(), pcie_width=16,
+    pcie_width_max=16, chip_links=0, has_mig=False, links_up=LINKS, links_wired=LINKS, has_switch=True,
+    fabric_state="completed", fabric_status=0, fabric_health="healthy", fabric_problem="none",
+    fabric_conditions={"degraded_bandwidth": False, "incorrect_configuration": False},
 )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def with_(**changes: object) -> GpuReadings:
 FAULTS = {
     "lost": (with_(is_up=False, down_reason="lost"), HealthReason.DOWN, "lost"),
     "row remap failed": (with_(row_remap_failed=True), HealthReason.ROW_REMAP_FAILED, "no spare row"),
+    "SRAM": (with_(sram_threshold_exceeded=True), HealthReason.SRAM_ECC_THRESHOLD, "than the maker allows"),
     "uncorrected ECC": (with_(uncorrected_errors=2), HealthReason.ECC_UNCORRECTED, "2 since the last reset"),
     "Xid 79": (with_(xids=frozenset({31, 79})), HealthReason.XID, "79 in the last minutes"),
     "fabric error": (with_(fabric_status=21), HealthReason.FABRIC_FAILED, "completed with error 21"),
@@ -47,9 +49,12 @@ FAULTS = {
         "in progress for 5 minutes",
     ),
     "misconfigured": (
-        with_(fabric_conditions={"incorrect_configuration": True}),
+        with_(
+            fabric_conditions={"incorrect_configuration": True, "degraded_bandwidth": False},
+            fabric_problem="no_partition",
+        ),
         HealthReason.FABRIC_MISCONFIGURED,
-        "incorrect configuration",
+        "incorrect configuration (no partition)",
     ),
     "a link of a switched board": (
         with_(links_up=LINKS - {3, 7}, links_down=frozenset({3, 7})),
@@ -60,6 +65,11 @@ FAULTS = {
         with_(fabric_conditions={"degraded_bandwidth": True, "route_unhealthy": False}),
         HealthReason.FABRIC_DEGRADED,
         "degraded bandwidth",
+    ),
+    "the driver calls the fabric unhealthy": (
+        with_(fabric_health="limited_capacity"),
+        HealthReason.FABRIC_DEGRADED,
+        "limited capacity",
     ),
     "row remap pending": (
         with_(row_remap_pending=True),
