@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.formatting.quantities import plural
 from pacecar.metrics.catalog import by_name
-from pacecar.records import Absent, Ok, Outcome, Sample, Snapshot
+from pacecar.records import Absent, Outcome, Sample, Snapshot
 
 __all__ = ["document", "lines"]
 
@@ -23,7 +24,8 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "collectors": {
             name: {
                 "outcome": outcome.__struct_config__.tag,
-                "reason": None if isinstance(outcome, Ok) else outcome.reason,
+                "reason": outcome.reason or None,
+                "read_failures": _read_failures(outcome),
                 "duration_seconds": snapshot.durations_ns[name] / NS_PER_SECOND,
                 "samples": [
                     {"metric": sample.metric, "labels": _labels(sample), "value": _outside(sample)}
@@ -38,12 +40,21 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 def lines(snapshot: Snapshot) -> Iterator[str]:
     """Yield `snapshot` as lines for people, a collector's samples under its outcome."""
     for name, outcome in snapshot.outcomes.items():
-        yield f"{name}: {outcome.__struct_config__.tag}" + ("" if isinstance(outcome, Ok) else f": {outcome.reason}")
+        unread = _read_failures(outcome)
+        yield (
+            f"{name}: {outcome.__struct_config__.tag}"
+            + (f", {plural(unread, 'read failure')}" if unread else "")
+            + (f": {outcome.reason}" if outcome.reason else "")
+        )
         for sample in _samples(outcome):
             pairs = ",".join(f'{label}="{value}"' for label, value in _labels(sample).items())
             yield (
                 f"  {sample.metric}{{{pairs}}} {_outside(sample)}" if pairs else f"  {sample.metric} {_outside(sample)}"
             )
+
+
+def _read_failures(outcome: Outcome) -> int:
+    return 0 if isinstance(outcome, Absent) else outcome.read_failures
 
 
 def _samples(outcome: Outcome) -> tuple[Sample, ...]:

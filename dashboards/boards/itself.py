@@ -142,10 +142,13 @@ def _collectors() -> Section:
             "healthy: there is nothing of that kind on the node.",
             [Query(select("pacecar_collector_outcome", {"outcome": "!=ok"}) + " == 1", "", instant=True)],
             empty="Every collector reads its source", transformations=columns(NODE, "collector", "outcome"))),
-        (8, 7, time_series("Failures of collectors", "Ticks and glances in which a collector failed.", [
+        (8, 7, time_series("Failures of collectors", "Ticks and glances in which a collector failed, and single "
+            "rows and numbers that it left out; the log names them.", [
                 Query(combine("sum", increase("pacecar_collector_failures_total"), "collector"), "{{collector}}"),
                 Query(combine("sum", increase("pacecar_collector_glance_failures_total"), "collector"),
                       "{{collector}} glances"),
+                Query(combine("sum", increase("pacecar_collector_read_failures_total"), "collector"),
+                      "{{collector}} numbers"),
             ], unit="none", empty="No collector has failed")),
         (12, 6, time_series("Looks between ticks", "Readings of windowed metrics between ticks, per second.",
             [Query(combine("sum", rate("pacecar_collector_glances_total"), "collector"), "{{collector}}")],

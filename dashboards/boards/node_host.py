@@ -146,11 +146,12 @@ def disk_section() -> Section:
         (8, 7, time_series("File systems", "Share of each file system that can still be written; checkpoints fail at "
             "zero.", [Query(free, _where("{{mountpoint}}"))], unit="percentunit", limit=1.0, empty=NO_NODE)),
         (8, 7, time_series("Files left", "Share of the files (inodes) that can still be made; 1 where the file system "
-            "is mounted read-only, as after an error.", [
+            "is mounted read-only, as after an error, or cannot be asked.", [
                 Query(files, _where("{{mountpoint}}")),
                 Query(select("pacecar_host_filesystem_read_only"), _where("{{mountpoint}} read-only")),
+                Query(select("pacecar_host_filesystem_error"), _where("{{mountpoint}} not readable")),
             ], unit="percentunit", limit=1.0, empty=NO_NODE,
-            overrides=[look(".* read-only", regex=True, unit="none")])),
+            overrides=[look(".* (read-only|not readable)", regex=True, unit="none")])),
         (8, 7, time_series("Disk", "Bytes per second by device.", [
                 Query(rate("pacecar_host_disk_read_bytes_total"), _where("{{device}} read")),
                 Query(rate("pacecar_host_disk_written_bytes_total"), _where("{{device}} written")),

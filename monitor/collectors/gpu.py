@@ -36,7 +36,9 @@ from ..gpu.driver_thread import DriverThread
 from ..gpu.gpu_state import GpuState
 from ..gpu.xid_news import GpuChangeLog
 from ..gpu.xid_sources import XidReports, XidSources
+from ..sampling.sample_screen import Refusal
 from ..worker_pool import WorkerPool
+from .source_reader import bounded
 
 __all__ = ["GpuCollector"]
 
@@ -57,9 +59,6 @@ REOPEN_STOPPED_SECONDS = 1
 
 REINIT_AFTER_SECONDS = 10
 REINIT_SECONDS_MAX = 300
-
-REASONS_MAX = 8
-"""Reasons spelt out in one outcome; the rest are counted."""
 
 STOP_SECONDS = 0.3
 
@@ -121,6 +120,11 @@ class GpuCollector:
             return ()
         self._wait_for_glances(GLANCE_SECONDS)
         return [sample for unit in asked for sample in unit.gather_glance()]
+
+    def note_refused(self, refusals: Sequence[Refusal]) -> None:
+        """Count what of the last collect cannot be true, GPU by GPU; the next one says so."""
+        for unit in self._gpus.values():
+            unit.refused = [one.reason for one in refusals if one.sample.labels[:1] == (unit.label,)]
 
     def close(self) -> None:
         """Release the driver, unless a call hangs in it: then the end of the process releases it."""
@@ -307,12 +311,13 @@ class GpuCollector:
     def _gather(self) -> Outcome:
         samples: list[Sample] = []
         failures: list[str] = []
+        unread: list[str] = []
         has_stopped = False
         for unit in self._gpus.values():
             if self._is_open:
                 read, failed, stopped = unit.gather()
                 samples += read
-                failures += failed
+                (failures if unit.reason is not None else unread).extend(failed)
                 has_stopped |= stopped
             elif self._opener.busy_since_ns is not None:
                 unit.await_driver()
@@ -329,9 +334,10 @@ class GpuCollector:
         if has_stopped:
             self._is_open = False
             self._look_again_ns = self._opened_ns + REOPEN_STOPPED_SECONDS * NS_PER_SECOND
-        return self._outcome(samples, failures)
+        return self._outcome(samples, failures, unread)
 
-    def _outcome(self, samples: list[Sample], failures: list[str]) -> Outcome:
+    def _outcome(self, samples: list[Sample], failures: list[str], unread: list[str]) -> Outcome:
+        """Return failed when a GPU or the driver is; single numbers that were `unread` cost only themselves."""
         if self._left_out:
             failures.append(f"{self._left_out} GPUs beyond the first ones left out")
         if not self._is_open and not failures:
@@ -339,6 +345,5 @@ class GpuCollector:
                 return self._closed
             return Failed(self._closed.reason, tuple(samples))
         if not failures:
-            return Ok(tuple(samples))
-        more = len(failures) - REASONS_MAX
-        return Failed("; ".join(failures[:REASONS_MAX]) + (f"; and {more} more" if more > 0 else ""), tuple(samples))
+            return Ok(tuple(samples), len(unread), bounded(unread))
+        return Failed(bounded(failures + unread), tuple(samples), len(unread))

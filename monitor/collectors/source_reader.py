@@ -2,23 +2,24 @@
 
 The obvious collector is one `try` around everything: then the first odd line loses the whole machine.  Here each line
 and each file stands alone: what can be read becomes a sample, what does not exist is noted as missing (healthy), and
-what exists but cannot be understood is a failure that names the file and the line.
+what exists but cannot be understood is a failure that names the file and the line, and costs nothing else: a collector
+that read anything is ok, and says how much it did not.
 
 Left out on purpose: what the numbers mean.  Each collector knows that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, lines_of
+from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, lines_of, whole
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
 from ..catalog_sample import sample
 
-__all__ = ["Collector", "Glancer", "ParsedLines", "Seldom", "SourceReading"]
+__all__ = ["FAILURES_MAX", "Collector", "Glancer", "ParsedLines", "Seldom", "SourceReading", "bounded"]
 
 FAILURES_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
@@ -58,8 +59,9 @@ class Glancer(Collector, Protocol):
 class Seldom(Generic[T]):
     """What hardly changes and costs a file or more to read: read at the first of every `ticks` collects, kept between.
 
-    A reading that met a failure is not kept, so that what was unreadable once is back at the next tick.  What was
-    missing is noted at each tick, so that the reason of an absent source stays the same.
+    After a reading that met a failure comes another at the next tick, so that what was unreadable once is back then.
+    One that fails again is kept like any other: a file that never answers does not make the others dear.  What was
+    missing or failed is noted at each tick, so that the outcome stays the same.
     """
 
     def __init__(self, ticks: int) -> None:
@@ -67,6 +69,7 @@ class Seldom(Generic[T]):
         self._left = 0
         self._kept: T | None = None
         self._missing: tuple[str, ...] = ()
+        self._failed: tuple[int, tuple[str, ...]] = (0, ())
 
     def get(self, reading: SourceReading, read: Callable[[], T]) -> T:
         """Return what `read` gave lately; `read` notes its failures in `reading`."""
@@ -74,12 +77,15 @@ class Seldom(Generic[T]):
             self._left -= 1
             for reason in self._missing:
                 reading.lack(reason)
+            reading.fail_again(*self._failed)
             return self._kept
-        failures, missing = reading.failures, len(reading.missing)
-        value = read()
+        failures, reasons, missing = reading.failures, len(reading.reasons), len(reading.missing)
+        failed_before, _ = self._failed
+        self._kept = read()
         self._missing = reading.missing[missing:]
-        self._kept, self._left = (value, self._ticks - 1) if reading.failures == failures else (None, 0)
-        return value
+        self._failed = (reading.failures - failures, reading.reasons[reasons:])
+        self._left = 0 if reading.failures != failures and not failed_before else self._ticks - 1
+        return self._kept
 
 
 class ParsedLines(Generic[T]):
@@ -111,6 +117,11 @@ class SourceReading:
         return self._failed
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """The failures so far in words, of the first FAILURES_MAX."""
+        return tuple(self._failures)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """What was not there so far, in words."""
         return tuple(self._missing)
@@ -118,6 +129,24 @@ class SourceReading:
     def add(self, metric: str, value: int | float, *labels: str) -> None:
         """Add what was read."""
         self._samples.append(sample(metric, value, *labels))
+
+    def number(self, where: str, text: str, metric: str, *labels: str, factor: int = 1) -> Sample | None:
+        """Return the number in `text`, times `factor`, as a sample; None, and a failure at `where`, when it is none."""
+        try:
+            return sample(metric, whole(text) * factor, *labels)
+        except ValueError as error:
+            self.fail(f"{where}: {metric}: {error}")
+            return None
+
+    def add_number(self, where: str, text: str, metric: str, *labels: str, factor: int = 1) -> None:
+        """Add what `number` returns: one that cannot be read costs the others of its row nothing."""
+        read = self.number(where, text, metric, *labels, factor=factor)
+        if read is not None:
+            self._samples.append(read)
+
+    def add_all(self, samples: Iterable[Sample]) -> None:
+        """Add samples of an earlier reading, as they are: who gets them knows them again."""
+        self._samples += samples
 
     def add_seldom(self, kept: Seldom[list[Sample]], read: Callable[[], list[Sample]]) -> None:
         """Add the samples that `kept` has, or what `read` gives when they are due."""
@@ -129,16 +158,21 @@ class SourceReading:
         if len(self._failures) < FAILURES_MAX:
             self._failures.append(reason)
 
+    def fail_again(self, count: int, reasons: Sequence[str]) -> None:
+        """Note `count` failures of an earlier reading that stand, with the `reasons` of the first of them."""
+        self._failed += count
+        self._failures += reasons[: FAILURES_MAX - len(self._failures)]
+
     def lack(self, reason: str) -> None:
         """Note something that is not there, which is healthy."""
         self._missing.append(reason)
 
-    def text(self, path: Path) -> str | None:
+    def text(self, path: Path, has_none: Collection[int] = NOT_THERE) -> str | None:
         """Return the text of `path`; None, and a note, when it is missing or cannot be read."""
         try:
             return self._files.read(path)
         except OSError as error:
-            self._note(path, error)
+            self.note_error(path, error, has_none)
             return None
 
     def names(self, path: Path) -> list[str] | None:
@@ -146,7 +180,7 @@ class SourceReading:
         try:
             return self._files.names(path)
         except OSError as error:
-            self._note(path, error)
+            self.note_error(path, error)
             return None
 
     def lines(
@@ -157,13 +191,14 @@ class SourceReading:
         skip: int = 0,
         only: tuple[str, ...] = ("",),
         before: ParsedLines[T] | None = None,
+        has_none: Collection[int] = NOT_THERE,
     ) -> list[T]:
         """Return what `parse` makes of each line after the first `skip` that begins as one of `only`; None is left out.
 
         A line for which `parse` raises ValueError or IndexError is a failure that names it; the others still count.
         With `before` the same text is parsed once; what is returned then belongs to it.
         """
-        text = self.text(path)
+        text = self.text(path, has_none)
         if text is None:
             return []
         if before is not None and before.text == text:
@@ -184,9 +219,19 @@ class SourceReading:
             before.text, before.values = text, values
         return values
 
-    def parsed(self, path: Path, parse: Callable[[str], T | None]) -> T | None:
-        """Return what `parse` makes of the only line of `path`; None, and a note, when there is no sound one."""
-        values = self.lines(path, parse)
+    def numbered(self, path: Path, *, skip: int = 0) -> Iterator[tuple[str, str]]:
+        """Yield each line of `path` after the first `skip`, behind where it stands: for rows of many numbers."""
+        for number, line in enumerate(lines_of(self.text(path) or "")[skip:], start=skip + 1):
+            yield f"{path}:{number}", line
+
+    def parsed(
+        self, path: Path, parse: Callable[[str], T | None], *, has_none: Collection[int] = NOT_THERE
+    ) -> T | None:
+        """Return what `parse` makes of the only line of `path`; None, and a note, when there is no sound one.
+
+        `has_none` are the errors by which this source says that it has no such thing.
+        """
+        values = self.lines(path, parse, has_none=has_none)
         return values[0] if values else None
 
     def first(self, items: Sequence[T], most: int, what: str) -> Sequence[T]:
@@ -196,18 +241,24 @@ class SourceReading:
         return items[:most]
 
     def outcome(self) -> Outcome:
-        """Return failed when anything failed, absent when there was nothing at all, else ok."""
+        """Return ok when anything was read, with what was not; else failed, or absent when there was nothing at all."""
+        reason = bounded(self._failures, self._failed)
+        if self._samples:
+            return Ok(tuple(self._samples), self._failed, reason)
         if self._failed:
-            more = self._failed - len(self._failures)
-            tail = f"; and {more} more" if more > 0 else ""
-            return Failed("; ".join(self._failures) + tail, tuple(self._samples))
-        if not self._samples:
-            return Absent("; ".join(self._missing[:FAILURES_MAX]) or "the source is empty")
-        return Ok(tuple(self._samples))
+            return Failed(reason)
+        return Absent("; ".join(self._missing[:FAILURES_MAX]) or "the source is empty")
 
-    def _note(self, path: Path, error: OSError) -> None:
+    def note_error(self, path: Path | str, error: OSError, has_none: Collection[int] = NOT_THERE) -> None:
+        """Note that `path` is missing, when the error is one of `has_none`, or could not be read."""
         reason = f"{path}: {error.strerror or error}"
-        if error.errno in NOT_THERE:
+        if error.errno in has_none:
             self.lack(reason)
         else:
             self.fail(reason)
+
+
+def bounded(reasons: Sequence[str], count: int | None = None) -> str:
+    """Return `reasons` as one line: the first FAILURES_MAX, and how many more there are of the `count` in all."""
+    more = (len(reasons) if count is None else count) - min(len(reasons), FAILURES_MAX)
+    return "; ".join(reasons[:FAILURES_MAX]) + (f"; and {more} more" if more > 0 else "")

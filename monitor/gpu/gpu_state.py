@@ -86,6 +86,8 @@ class GpuState:
         self._in_a_row = 0
         self._failures: Counter[str] = Counter()
         self._read_failures = 0
+        self.refused: list[str] = []
+        """What of the last reading cannot be true, in words."""
         self._is_failing = False
 
     @property
@@ -158,7 +160,7 @@ class GpuState:
         if isinstance(result, DeviceReading):
             self._come_up()
             self._held = (result, self._clock.monotonic_ns())
-            self._note_failures(result.failures, result.withdrawn)
+            self._note_failures(result.failures + self.refused, result.withdrawn)
             return result.samples, [f"gpu {self.label}: {failure}" for failure in result.failures], False
         if isinstance(result, Exception):
             reason, words = _named(result)

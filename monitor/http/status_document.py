@@ -19,7 +19,7 @@ import msgspec
 from pacecar.clock import NS_PER_SECOND
 from pacecar.gpu_health import REASONS, GpuHealth
 from pacecar.metrics.catalog import CATALOG, by_name
-from pacecar.records import JobHello, Ok, Sample, Snapshot, Throttling
+from pacecar.records import Absent, JobHello, Sample, Snapshot, Throttling
 from pacecar.records.job_identity import JobKey, titles
 from pacecar.records.status_document import (
     VERSION,
@@ -230,7 +230,8 @@ class StatusDocumentBuilder:
             CollectorStatus(
                 name=name,
                 outcome=str(outcome.__struct_config__.tag),
-                reason=None if isinstance(outcome, Ok) else outcome.reason,
+                reason=outcome.reason or None,
+                read_failures=0 if isinstance(outcome, Absent) else outcome.read_failures,
                 duration_seconds=_seconds(snapshot.durations_ns.get(name)),
             )
             for name, outcome in snapshot.outcomes.items()

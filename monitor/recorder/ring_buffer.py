@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.records import Ok, Sample, Snapshot
+from pacecar.records import Sample, Snapshot
 from pacecar.records.recording import Chunk, GlanceRow, RecordingEvent, RecordRow, Series, TickRow, pack
 
 __all__ = ["CHUNK_OPEN_BYTES", "CHUNK_SECONDS", "RingBuffer"]
@@ -81,8 +81,7 @@ class RingBuffer:
         self.wall_offset_ns = snapshot.wall_ns - at_ns
         changed = self._changes(snapshot.samples())
         outcomes = {
-            name: (str(outcome.__struct_config__.tag), "" if isinstance(outcome, Ok) else outcome.reason)
-            for name, outcome in snapshot.outcomes.items()
+            name: (str(outcome.__struct_config__.tag), outcome.reason) for name, outcome in snapshot.outcomes.items()
         }
         news = {name: outcome for name, outcome in outcomes.items() if self._outcomes.get(name) != outcome}
         self._outcomes |= news

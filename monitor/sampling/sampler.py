@@ -6,6 +6,8 @@ gives all to a pool (`worker_pool`), which reads one after the other on one thre
 collector takes long; it waits until its deadline, and takes what has come.  A collector that is still busy is
 Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
 
+What was read goes through the reader's screen (`sample_screen`): a value that cannot be true is left out and named.
+
 Between two ticks the thread that waits for the next one *glances*: of each collector that offers `glance` it reads the
 windowed metrics, of all in one wake-up, at the rate that `GlanceRate` gives.  The tick adds lowest, mean and highest
 of the window to what it read.  No collector is called by two threads at a time.
@@ -28,11 +30,14 @@ from functools import partial
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.formatting.quantities import plural
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample, Snapshot
 
 from ..catalog_sample import sample
-from ..collectors.source_reader import Collector
+from ..collectors.source_reader import FAILURES_MAX, Collector, bounded
+from ..ingest.log_limiter import LogLimiter
 from ..worker_pool import LONG_SECONDS, STAGGER_SECONDS, Between, WorkerPool
+from .sample_screen import Refusal, SampleScreen, in_range
 from .ticker import SamplingTick
 from .window_stats import WindowStats
 
@@ -49,6 +54,9 @@ LATE_SECONDS = 0.5
 
 CLOSE_SECONDS = 1.0
 """How long stopping waits for the collectors to close; one that hangs is left behind."""
+
+LINES_PER_MINUTE = 10
+"""Lines in the log about one collector: a source that is read at one tick and not at the next has two a tick to say."""
 
 STAGGERS_MIN = 8
 """A collector that hangs delays those behind it by so small a part of the deadline at most, however short that is."""
@@ -81,6 +89,11 @@ class _Reader:
         self.is_closed = False
         self.glances = self.glance_failures = 0
         self.glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
+        self.read_failures = 0
+        self._note_refused: Callable[[Sequence[Refusal]], None] | None = getattr(collector, "note_refused", None)
+        self._screen = SampleScreen()
+        self._glanced: list[Refusal] = []
+        """What glances read since the tick before and left out; the tick names it."""
         self._window = WindowStats(window_ns)
 
     def is_hung(self, now_ns: int) -> bool:
@@ -96,15 +109,37 @@ class _Reader:
 
     def collect(self, now_ns: int) -> Outcome:
         try:
-            return _over_window(self.collector.collect(), self._window, now_ns)
+            outcome = self._screened(self.collector.collect())
+            if not isinstance(outcome, Absent):
+                self.read_failures += outcome.read_failures
+            return _over_window(outcome, self._window, now_ns)
         except BaseException as error:  # noqa: BLE001  the outer boundary: it must not stop the others
             _log.debug("collector %s raised", self.collector.name, exc_info=True)
             return Failed(f"{type(error).__name__}: {error}")
 
+    def _screened(self, outcome: Outcome) -> Outcome:
+        """Return `outcome` without the samples that cannot be true, which are read failures."""
+        if isinstance(outcome, Absent):
+            return outcome
+        samples, refusals = self._screen.screen(outcome.samples)
+        if self._note_refused is not None:
+            self._note_refused(refusals)
+        refusals, self._glanced = refusals + self._glanced, []
+        if not refusals and samples is outcome.samples:
+            return outcome
+        reasons = ([outcome.reason] if outcome.reason else []) + [refusal.reason for refusal in refusals]
+        return msgspec.structs.replace(
+            outcome,
+            samples=samples,
+            read_failures=outcome.read_failures + len(refusals),
+            reason=bounded(reasons),
+        )
+
     def look(self, glance: Callable[[], Sequence[Sample]]) -> Sequence[Sample]:
         self.glances += 1
         try:
-            samples = glance()
+            samples, refusals = in_range(glance())
+            self._glanced = (self._glanced + refusals)[:FAILURES_MAX]
             self._window.add(samples)
             return samples
         except BaseException as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
@@ -156,7 +191,8 @@ class Sampler:
         self._glance_cpu_ns = 0
         self._closing = False
         self._failures: Counter[str] = Counter()
-        self._states: dict[str, str] = {}
+        self._states: dict[str, tuple[str, int]] = {}
+        self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
         self._tick: SamplingTick | None = None
 
     def start(self) -> None:
@@ -190,6 +226,7 @@ class Sampler:
         for reader in self._readers:
             name = reader.collector.name
             yield sample("pacecar_collector_failures_total", self._failures[name], name)
+            yield sample("pacecar_collector_read_failures_total", reader.read_failures, name)
             if reader.glance is not None:
                 yield sample("pacecar_collector_glances_total", reader.glances, name)
                 yield sample("pacecar_collector_glance_failures_total", reader.glance_failures, name)
@@ -308,14 +345,16 @@ class Sampler:
         if isinstance(outcome, Failed):
             self._failures[name] += 1
         kind = {Ok: "ok", Absent: "absent", Failed: "failed"}[type(outcome)]
-        before = self._states.get(name)
-        if kind == before:
+        unread = outcome.read_failures if isinstance(outcome, Ok) else 0
+        before, unread_before = self._states.get(name, (None, 0))
+        if kind == before and (unread_before >= unread > 0 or unread == unread_before):
             return
-        reason = "" if isinstance(outcome, Ok) else outcome.reason
-        self._states[name] = kind
+        self._states[name] = (kind, unread)
         if kind == "failed":
-            _log.warning("collector %s: failed: %s", name, reason)
+            self._notices.warn(name, "collector %s: failed: %s", name, outcome.reason)
         elif kind == "absent":
-            _log.info("collector %s: absent: %s", name, reason)
+            self._notices.tell(logging.INFO, name, "collector %s: absent: %s", name, outcome.reason)
+        elif unread:
+            self._notices.warn(name, "collector %s: %s: %s", name, plural(unread, "read failure"), outcome.reason)
         elif before is not None:
-            _log.info("collector %s: ok", name)
+            self._notices.tell(logging.INFO, name, "collector %s: ok", name)

@@ -1,9 +1,12 @@
-"""Defines the range of every field that crosses the socket or stands in a run folder, as types that decoders check.
+"""Defines ranges as types: of each field that crosses the socket or is in a run folder, and of host and GPU metrics.
 
 A number that is well formed can still be impossible: a peak of zero, a negative count, NaN, an infinite
 gain.  One check for each record, written by hand, is forgotten with the next field.  So the range is part of the
 field's type, and msgspec checks it while it decodes: NaN and infinities fail a lower and an upper bound, and both are
 always given.  A test walks all records and fails on a field without a range.
+
+Decoders check the fields.  What the kernel and the driver report is checked at each tick against the same types
+(`pacecar.metrics.value_ranges`); `bounds_of` gives their limits.
 
 msgspec does not check whoever builds a record.  `pacecar.profiler.transport.field_filter` does that on the job's side,
 off the step path.
@@ -15,15 +18,17 @@ overflows a float.
 
 from __future__ import annotations
 
-from typing import Annotated, Union
+from typing import Annotated, Union, get_args
 
 from msgspec import Meta
 
 __all__ = [
-    "COUNT_MAX", "ENTRIES_MAX", "INT64_MAX", "LABEL_CHARACTERS_MAX", "TEXTS_MAX", "TEXT_CHARACTERS_MAX", "Arguments",
-    "Bytes", "Count", "Domains", "EValue", "Flops", "Gain", "KnobInteger", "KnobIntegers", "KnobValue", "KnobValues",
-    "Label", "Nanoseconds", "Pid", "PositiveCount", "PositiveFlops", "Rank", "Ranks", "Rate", "Ratio",
-    "SignedNanoseconds", "Text", "Texts", "Uid", "WorldSize",
+    "COUNT_MAX", "ENTRIES_MAX", "INT64_MAX", "LABEL_CHARACTERS_MAX", "TEXTS_MAX", "TEXT_CHARACTERS_MAX",
+    "Arguments", "BoardMilliwatts", "Bytes", "Celsius", "ChipMilliwatts", "Count", "Cpus", "Domains", "EValue",
+    "FewLanes", "FewParts", "Flag", "Flops", "Gain", "Kilohertz", "KnobInteger", "KnobIntegers", "KnobValue",
+    "KnobValues", "Label", "LinkRate", "LinkShare", "Load", "MeasuredRatio", "Megahertz", "Millicelsius",
+    "Nanoseconds", "NvmlCode", "PerformanceState", "Pid", "PositiveCount", "PositiveFlops", "Rank", "Ranks", "Rate",
+    "Ratio", "Revolutions", "SignedNanoseconds", "Tasks", "Text", "Texts", "Uid", "WorldSize", "bounds_of",
 ]  # fmt: skip
 
 INT64_MAX = 2**63 - 1
@@ -68,6 +73,60 @@ Uid = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
+# --- what hardware and kernels can measure: wide enough for years, and without the numbers that stand for "unknown" ---
+
+Flag = Annotated[int, Meta(ge=0, le=1)]
+
+MeasuredRatio = Annotated[float, Meta(ge=0.0, le=2.0)]
+"""A share whose two parts are not measured at the same instant, or of a rated speed: it may pass 1, as nvml.h says of
+fans."""
+
+LinkShare = Annotated[float, Meta(ge=0.0, le=32.0)]
+"""A share of a link's rated speed between two readings.  Of a card that updates its counters once a second, a second's
+bytes show between two glances 50 ms apart."""
+
+LinkRate = Annotated[float, Meta(ge=0.0, le=1e13)]
+"""Bytes a second of one link or of all of a GPU: 80 Tbit/s."""
+
+Cpus = Annotated[float, Meta(ge=0.0, le=1e6)]
+"""Processors, or a limit in processors' worth of time; a kernel can be built for 8192."""
+
+Tasks = Annotated[int, Meta(ge=0, le=10_000_000)]
+"""Tasks, sockets or requests that exist at once; PID_MAX_LIMIT is 4 194 304.  Counters that fell below zero show as
+4 294 967 295 and the like."""
+
+Load = Annotated[float, Meta(ge=0.0, le=1e7)]
+
+Kilohertz = Annotated[float, Meta(ge=0.0, le=2e7)]
+Megahertz = Annotated[int, Meta(ge=0, le=50_000)]
+"""Up to 50 GHz: memory clocks count transfers."""
+
+Celsius = Annotated[int, Meta(ge=-100, le=250)]
+"""No chip works beyond; 255 is what a bus without an answer reads as."""
+
+Millicelsius = Annotated[int, Meta(ge=-100_000, le=250_000)]
+
+ChipMilliwatts = Annotated[float, Meta(ge=0.0, le=1e7)]
+"""Of one GPU: 10 kW, several times what a board is built for."""
+
+BoardMilliwatts = Annotated[float, Meta(ge=0.0, le=1e8)]
+"""Of a machine or a part of it: 100 kW, which is a rack."""
+
+Revolutions = Annotated[int, Meta(ge=0, le=200_000)]
+"""Of a fan, a minute."""
+
+FewLanes = Annotated[int, Meta(ge=0, le=64)]
+"""PCIe generation and lanes, states of a link."""
+
+FewParts = Annotated[int, Meta(ge=0, le=1_000_000)]
+"""Retired pages and remapped rows of one GPU: a board has spares for some hundred."""
+
+PerformanceState = Annotated[int, Meta(ge=0, le=15)]
+"""nvml.h, nvmlPstates_t; 32 is NVML_PSTATE_UNKNOWN."""
+
+NvmlCode = Annotated[int, Meta(ge=0, le=999)]
+"""nvml.h, nvmlReturn_t; 999 is the last."""
+
 Gain = Annotated[float, Meta(ge=-1e9, le=1.0)]
 """The fraction of step time that is saved; negative where steps take longer."""
 
@@ -95,3 +154,9 @@ Arguments = Annotated[
     dict[Label, Union[KnobInteger, Text]], Meta(max_length=ENTRIES_MAX)  # noqa: UP007  as above
 ]
 """What a request says; longer text than a knob's value, for paths."""
+
+
+def bounds_of(range_type: object) -> tuple[float, float]:
+    """Return the lowest and the highest number of a range above."""
+    limits = get_args(range_type)[1]
+    return limits.ge, limits.le

@@ -115,9 +115,15 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ok(msgspec.Struct, frozen=True, tag="ok"):
-    """The collector read its source; `samples` may still lack what the source did not offer."""
+    """The collector read its source; `samples` may still lack what the source did not offer.
+
+    `read_failures` rows or numbers are there and could not be read, or cannot be true, and cost only themselves;
+    `reason` names them, and is empty without any.
+    """
 
     samples: tuple[Sample, ...]
+    read_failures: int = 0
+    reason: str = ""
 
 
 class Absent(msgspec.Struct, frozen=True, tag="absent"):
@@ -127,10 +133,14 @@ class Absent(msgspec.Struct, frozen=True, tag="absent"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The source is there and could not be read.  `samples` are those that were read all the same."""
+    """The source is there and could not be read, or a GPU is down.  `samples` are those that were read all the same.
+
+    `read_failures` counts single numbers beside that, as in `Ok`.
+    """
 
     reason: str
     samples: tuple[Sample, ...] = ()
+    read_failures: int = 0
 
 
 Outcome = Ok | Absent | Failed

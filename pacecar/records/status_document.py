@@ -291,12 +291,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one collector's last tick went."""
+    """How one collector's last tick went; `reason` also names the rows and numbers that an `ok` one could not read."""
 
     name: str
     outcome: str
     reason: str | None
     duration_seconds: float | None
+    read_failures: int = 0
 
 
 class RecorderStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,6 +183,7 @@ class LivelyNode:
             add("host_filesystem_files", steady(5e7), mount)
             add("host_filesystem_files_free", steady(4.6e7), mount)
             add("host_filesystem_read_only", steady(0), mount)
+            add("host_filesystem_error", steady(0), mount)
 
     def _network(self) -> None:
         add = self._add

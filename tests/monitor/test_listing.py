@@ -12,7 +12,7 @@ SNAPSHOT = Snapshot(
         "cpu": Ok((Sample("pacecar_host_cpu_seconds_total", ("user",), 3_620_220_000_000),)),
         "gpu": Absent("no NVIDIA driver"),
         "disk": Failed("diskstats:3: bad", (Sample("pacecar_host_disk_read_bytes_total", ("sda",), 0),)),
-        "clocks": Ok((Sample("pacecar_gpu_clock_hertz", ("0", "sm"), 1410),)),
+        "clocks": Ok((Sample("pacecar_gpu_clock_hertz", ("0", "sm"), 1410),), 2, "gpu 0: power: odd"),
     },
     durations_ns={"cpu": 2_000_000, "gpu": 1, "disk": 3, "clocks": 4},
 )
@@ -27,10 +27,13 @@ def test_a_document_has_base_units_named_labels_and_every_outcome() -> None:
     assert collectors["gpu"] == {
         "outcome": "absent",
         "reason": "no NVIDIA driver",
+        "read_failures": 0,
         "duration_seconds": 1e-9,
         "samples": [],
     }
     assert collectors["disk"]["outcome"] == "failed"
+    assert (collectors["clocks"]["outcome"], collectors["clocks"]["read_failures"]) == ("ok", 2)
+    assert (collectors["cpu"]["reason"], collectors["clocks"]["reason"]) == (None, "gpu 0: power: odd")
     assert collectors["clocks"]["samples"][0]["value"] == 1.41e9
 
 
@@ -45,6 +48,6 @@ def test_lines_are_for_people() -> None:
         "gpu: absent: no NVIDIA driver",
         "disk: failed: diskstats:3: bad",
         '  pacecar_host_disk_read_bytes_total{device="sda"} 0',
-        "clocks: ok",
+        "clocks: ok, 2 read failures: gpu 0: power: odd",
         '  pacecar_gpu_clock_hertz{gpu="0",clock="sm"} 1410000000.0',
     ]
