@@ -44,6 +44,9 @@ from .source_reader import ParsedLines, SourceReading
 
 __all__ = ["CgroupCollector", "CgroupMember"]
 
+CONTROLLERS = ("cpu", "cpuacct", "memory")
+"""Those of v1 that are read.  Two groups may share one by which both are named, and not the others."""
+
 GROUPS_MAX = 64
 """Groups that are read; each is some ten files.  A node has as many as it has containers with ranks in them."""
 
@@ -111,7 +114,9 @@ class CgroupCollector:
             if name not in groups and len(groups) >= GROUPS_MAX:
                 reading.fail(f"groups beyond the first {GROUPS_MAX} left out, the first of them {name}")
                 break
-            groups[name] = paths
+            if any(groups.setdefault(name, paths).get(one) != paths.get(one) for one in CONTROLLERS):
+                reading.fail(f"/proc/{member.pid}/cgroup: another group is called {name!r}, so this one is left out")
+                continue
             labels = (member.kind, member.training_job, member.launch, member.rank)
             reading.add("pacecar_cgroup_member_info", 1, name, *labels)
         for name, paths in groups.items():

@@ -9,20 +9,24 @@ while the other idles, so processors are added up by node.  For the same reason 
 
 /proc and /sys are read here and not through psutil, which knows no other root for /sys and no NUMA nodes.
 
+The counters of a processor that went off line stay what they were: a node's sum without them would fall, and Prometheus
+would take that for a restart.  A row that cannot be read costs its own node one reading.
+
 Source: proc(5), "/proc/stat" and "/proc/loadavg"; Documentation/admin-guide/pm/cpufreq.rst (frequencies in kHz);
 Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from pathlib import Path
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.kernel_files.processors import CPUS_MAX, numa_nodes, parse_cpu_list
-from pacecar.kernel_files.reader import KernelFiles, OpenFile, whole
+from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, OpenFile, whole
 from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
@@ -46,6 +50,9 @@ HEAD_BYTES = 512
 
 NODES_MAX = 256
 
+TICKS_MAX = 1 << 56
+"""A mode beyond fell below zero (steal on Xen); as part of all time it would be all of it."""
+
 COUNTS = {
     "ctxt": "pacecar_host_context_switches_total",
     "intr": "pacecar_host_interrupts_total",
@@ -59,14 +66,16 @@ COUNTS = {
 INSIDE = {"btime": NS_PER_SECOND}
 """Inside units in one of the kernel's, where that is not 1."""
 
+CORRECTION_NS = 3 * NS_PER_SECOND
+"""By so much idle and iowait may go back, as proc(5) says; more is another machine's /proc, or a restart."""
+
+FREQUENCY_UNKNOWN = "<unknown>"
+"""What cpufreq writes where its driver gives no frequency (drivers/cpufreq/cpufreq.c)."""
+
+POLICY_HAS_NONE = NOT_THERE | {errno.EBUSY, errno.EINVAL, errno.ENXIO, errno.EAGAIN}
+"""Errors by which cpufreq says that it has no frequency now; EBUSY: all processors of the policy are off line."""
+
 Modes = dict[str, int]
-
-
-class Load(NamedTuple):
-    """What /proc/loadavg says: runnable and uninterruptible tasks over each of WINDOWS, and threads that exist."""
-
-    averages: tuple[float, float, float]
-    threads: int
 
 
 class CpuCollector:
@@ -80,6 +89,9 @@ class CpuCollector:
         self._stat_file = OpenFile(self._stat_path)
         self._tick_ns = 1_000_000_000 // (ticks_per_second or os.sysconf("SC_CLK_TCK"))
         self._before: dict[str, Modes] = {}
+        self._rows: dict[str, Modes] = {}
+        """The last row of each processor, also of one that is off line."""
+        self._node_of: dict[str, str] = {}
         self._nodes: Seldom[dict[str, frozenset[str]]] = Seldom(SELDOM_TICKS)
         self._frequencies: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
 
@@ -87,11 +99,8 @@ class CpuCollector:
         """Read /proc/stat and /proc/loadavg once, and now and then the frequencies."""
         reading = SourceReading(self._files)
         self._stat(reading)
-        load = reading.parsed(self._files.proc / "loadavg", parse_loadavg)
-        if load is not None:
-            for window, average in zip(WINDOWS, load.averages, strict=True):
-                reading.add("pacecar_host_load_average", average, window)
-            reading.add("pacecar_host_threads", load.threads)
+        for where, line in reading.numbered(self._files.proc / "loadavg"):
+            self._load(reading, where, line)
         reading.add_seldom(self._frequencies, lambda: self._read_frequencies(reading))
         return reading.outcome()
 
@@ -109,28 +118,62 @@ class CpuCollector:
         self._stat_file.close()
 
     def _stat(self, reading: SourceReading) -> None:
-        failures = reading.failures
-        rows = reading.lines(self._stat_path, parse_stat_line)
-        by_cpu = {key: row for key, row in rows if isinstance(row, dict)}
-        for key, row in rows:
-            if isinstance(row, int):
-                reading.add(COUNTS[key], row * INSIDE.get(key, 1))
-        total = by_cpu.pop("cpu", None)
+        rows: dict[str, Modes] = {}
+        unread: set[str] = set()
+        for where, line in reading.numbered(self._stat_path):
+            key, _, rest = line.partition(" ")
+            try:
+                if key in COUNTS:  # the row of interrupts goes on with one number for each of thousands of lines
+                    reading.add(COUNTS[key], whole(rest.split(None, 1)[0]) * INSIDE.get(key, 1))
+                elif key.startswith("cpu"):
+                    rows[key] = self._settled(self._rows.get(key), parse_modes(rest))
+            except (ValueError, IndexError) as error:
+                reading.fail(f"{where}: {error} in {line[:120]!r}")
+                unread.add(key)
+        self._rows |= rows
+        total = rows.pop("cpu", None)
         if total is not None:
             for mode, ticks in total.items():
                 reading.add("pacecar_host_cpu_seconds_total", ticks * self._tick_ns, mode)
             ratio = self._utilization("cpu", total)
             if ratio is not None:
                 reading.add("pacecar_host_cpu_utilization_ratio", ratio)
-        if (
-            by_cpu and reading.failures == failures
-        ):  # a sum over some of the processors would look like a smaller machine
-            reading.add("pacecar_host_cpus_online", len(by_cpu))
-            self._numa(reading, by_cpu)
+        if rows:
+            reading.add("pacecar_host_cpus_online", len(rows) + len(unread - COUNTS.keys() - {"cpu"}))
+            self._numa(reading, unread)
 
-    def _numa(self, reading: SourceReading, by_cpu: dict[str, Modes]) -> None:
+    def _settled(self, before: Modes | None, now: Modes) -> Modes:
+        """Return `now`, with what idle and iowait went back by taken for no progress."""
+        if before is not None:
+            for mode in _IDLE & now.keys() & before.keys():
+                back = before[mode] - now[mode]
+                if 0 < back * self._tick_ns <= CORRECTION_NS:
+                    now[mode] = before[mode]
+        return now
+
+    def _load(self, reading: SourceReading, where: str, line: str) -> None:
+        fields = line.split()
+        if len(fields) < len(WINDOWS) + 1:
+            reading.fail(f"{where}: {len(fields)} fields where at least {len(WINDOWS) + 1} are due")
+            return
+        for window, average in zip(WINDOWS, fields, strict=False):
+            try:
+                reading.add("pacecar_host_load_average", float(average), window)
+            except ValueError as error:
+                reading.fail(f"{where}: {error}")
+        reading.add_number(where, fields[len(WINDOWS)].partition("/")[2], "pacecar_host_threads")
+
+    def _numa(self, reading: SourceReading, unread: set[str]) -> None:
         for node, cpus in self._nodes.get(reading, lambda: self._read_nodes(reading)).items():
-            modes = added_up(row for cpu, row in by_cpu.items() if cpu in cpus)
+            self._node_of |= dict.fromkeys(cpus, node)
+        by_node: dict[str, list[Modes]] = {}
+        for cpu, node in self._node_of.items():
+            if cpu in self._rows:
+                by_node.setdefault(node, []).append(self._rows[cpu])
+        for node in {self._node_of[cpu] for cpu in unread & self._node_of.keys()}:
+            by_node.pop(node, None)  # a sum over some of the processors would look like a smaller machine
+        for node, rows in by_node.items():
+            modes = added_up(rows)
             for mode, ticks in modes.items():
                 reading.add("pacecar_host_numa_cpu_seconds_total", ticks * self._tick_ns, node, mode)
             ratio = self._utilization(f"node{node}", modes)
@@ -153,18 +196,13 @@ class CpuCollector:
 
     def _read_frequencies(self, reading: SourceReading) -> list[Sample]:
         folder = self._files.sys / "devices" / "system" / "cpu" / "cpufreq"
-        policies = [n for n in reading.names(folder) or [] if re.fullmatch(r"policy\d+", n)]
-        now: list[int] = []
-        limits: list[int] = []
-        failures = reading.failures
-        for policy in reading.first(policies, CPUS_MAX, "processors"):
-            for name, found in (("scaling_cur_freq", now), ("scaling_max_freq", limits)):
-                value = reading.parsed(folder / policy / name, whole)
-                if value is not None:
-                    found.append(value)
+        names = [name for name in reading.names(folder) or [] if re.fullmatch(r"policy\d+", name)]
+        policies = [folder / name for name in reading.first(names, CPUS_MAX, "processors")]
+        now, limits = (
+            self._each(reading, policies, "scaling_cur_freq"),
+            self._each(reading, policies, "scaling_max_freq"),
+        )
         samples: list[Sample] = []
-        if reading.failures != failures:  # the mean of some is not the mean
-            return samples
         if now:
             samples.append(sample("pacecar_host_cpu_frequency_min_hertz", min(now)))
             samples.append(sample("pacecar_host_cpu_frequency_mean_hertz", sum(now) / len(now)))
@@ -172,25 +210,28 @@ class CpuCollector:
             samples.append(sample("pacecar_host_cpu_frequency_limit_hertz", min(limits)))
         return samples
 
+    def _each(self, reading: SourceReading, policies: Sequence[Path], name: str) -> list[int]:
+        """Return the frequency of each policy that has one; none when one cannot be read: the rest is not all."""
+        found: list[int] = []
+        failures = reading.failures
+        for policy in policies:
+            value = reading.parsed(policy / name, parse_frequency, has_none=POLICY_HAS_NONE)
+            if value is not None:
+                found.append(value)
+        return found if reading.failures == failures else []
 
-def parse_stat_line(line: str) -> tuple[str, Modes | int] | None:
-    """Return (key, ticks by mode) of a cpu line, (key, count) of a row in COUNTS, None for others; else ValueError."""
-    key, _, rest = line.partition(" ")
-    if key in COUNTS:  # the row of interrupts goes on with one number for each of thousands of lines
-        return key, whole(rest.split(None, 1)[0])
-    if not key.startswith("cpu"):
-        return None
-    fields = rest.split()
+
+def parse_modes(text: str) -> Modes:
+    """Return ticks by mode of what stands behind the key of a cpu line; raises ValueError."""
+    fields = text.split()
     if len(fields) < MODES_MIN:
         raise ValueError(f"{len(fields)} fields where at least {MODES_MIN} are due")
-    return key, {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
+    return {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
 
 
-def parse_loadavg(line: str) -> Load:
-    """Return the averages and the number of threads; raises ValueError or IndexError."""
-    fields = line.split()
-    averages = (float(fields[0]), float(fields[1]), float(fields[2]))
-    return Load(averages, whole(fields[3].partition("/")[2]))
+def parse_frequency(line: str) -> int | None:
+    """Return kHz, None where the driver gives none; raises ValueError."""
+    return None if line == FREQUENCY_UNKNOWN else whole(line)
 
 
 def added_up(rows: Iterable[Modes]) -> Modes:
@@ -209,7 +250,7 @@ def utilization(before: Modes | None, now: Modes) -> float | None:
     """
     if before is None:
         return None
-    spent = {mode: max(0, ticks - before.get(mode, ticks)) for mode, ticks in now.items()}
+    spent = {mode: max(0, ticks - before.get(mode, ticks)) for mode, ticks in now.items() if ticks <= TICKS_MAX}
     total = sum(spent.values())
     if total == 0:
         return None

@@ -6,6 +6,9 @@ reading of the local disks would hang.  Those that matter are named in [daemon] 
 (and so a thread and a deadline) of its own.  /dev/shm is kept although it is memory, because data loaders die when
 it is full.
 
+A file system that the daemon may not reach (the kubelet's folders are root's) is healthy and has one series, which says
+that nothing else is known of it.
+
 /proc is read here and not through psutil: disk_partitions() gives no device numbers, without which a bind mount is
 counted twice, and disk_usage() is statvfs without the inodes.
 
@@ -14,41 +17,50 @@ Source: Documentation/admin-guide/iostats.rst; a sector is 512 bytes there whate
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from pacecar.kernel_files.reader import KernelFiles, whole
-from pacecar.records import Outcome
+from pacecar.kernel_files.reader import KernelFiles
+from pacecar.records import Failed, Ok, Outcome
 
 from .source_reader import ParsedLines, SourceReading
 
 __all__ = ["DiskCollector", "MountCollector"]
 
 SECTOR_BYTES = 512
+NS_PER_MS = 1_000_000
 DEVICES_MAX = 256
 FILESYSTEMS_MAX = 64
+
+_COLUMNS = (
+    (3, "pacecar_host_disk_reads_total", 1),
+    (5, "pacecar_host_disk_read_bytes_total", SECTOR_BYTES),
+    (7, "pacecar_host_disk_writes_total", 1),
+    (9, "pacecar_host_disk_written_bytes_total", SECTOR_BYTES),
+    (12, "pacecar_host_disk_busy_seconds_total", NS_PER_MS),
+    (6, "pacecar_host_disk_read_seconds_total", NS_PER_MS),
+    (10, "pacecar_host_disk_write_seconds_total", NS_PER_MS),
+    (13, "pacecar_host_disk_queue_seconds_total", NS_PER_MS),
+    (11, "pacecar_host_disk_requests_in_flight", 1),
+)
+"""Column of diskstats, its metric, and the inside unit in one of the kernel's."""
+
+_COLUMNS_MIN = 14
+"""Up to the queue; newer kernels appended discards and flushes."""
+
+INODES_UNKNOWN = 2**64 - 1
+"""What file systems without a fixed number of inodes say that do not say 0 (CephFS: how many are free)."""
+
+REFUSED = frozenset({errno.EACCES, errno.EPERM})
+"""Errors by which a folder on the way to a mount keeps the daemon out: the node is as it should be."""
 
 _MEMORY_DISK = re.compile(r"(loop|ram|zram|fd|sr)\d+")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 Statvfs = Callable[[str], os.statvfs_result]
-
-
-class DiskStat(NamedTuple):
-    """One line of diskstats."""
-
-    device: str
-    reads: int
-    read_bytes: int
-    read_ns: int
-    writes: int
-    written_bytes: int
-    write_ns: int
-    in_flight: int
-    busy_ns: int
-    queue_ns: int
 
 
 class Mount(NamedTuple):
@@ -83,23 +95,22 @@ class DiskCollector:
         """Nothing is held open."""
 
     def _disks(self, reading: SourceReading) -> None:
-        stats = reading.lines(self._files.proc / "diskstats", parse_diskstats_line)
-        if not stats:
+        rows: dict[str, tuple[str, list[str]]] = {}
+        for where, line in reading.numbered(self._files.proc / "diskstats"):
+            fields = line.split()
+            if len(fields) < _COLUMNS_MIN:
+                reading.fail(f"{where}: {len(fields)} fields where at least {_COLUMNS_MIN} are due in {line[:120]!r}")
+            elif not _MEMORY_DISK.fullmatch(fields[2]) and rows.setdefault(fields[2], (where, fields))[1] is not fields:
+                reading.fail(f"{where}: a second row of {fields[2]!r}")
+        if not rows:
             return
         whole_disks = reading.names(self._files.sys / "block")
         if whole_disks is not None:  # in sysfs a slash in a device name is written "!"
             known = {name.replace("!", "/") for name in whole_disks}
-            stats = [stat for stat in stats if stat.device in known]
-        for stat in reading.first(stats, DEVICES_MAX, "disks"):
-            reading.add("pacecar_host_disk_reads_total", stat.reads, stat.device)
-            reading.add("pacecar_host_disk_read_bytes_total", stat.read_bytes, stat.device)
-            reading.add("pacecar_host_disk_writes_total", stat.writes, stat.device)
-            reading.add("pacecar_host_disk_written_bytes_total", stat.written_bytes, stat.device)
-            reading.add("pacecar_host_disk_busy_seconds_total", stat.busy_ns, stat.device)
-            reading.add("pacecar_host_disk_read_seconds_total", stat.read_ns, stat.device)
-            reading.add("pacecar_host_disk_write_seconds_total", stat.write_ns, stat.device)
-            reading.add("pacecar_host_disk_queue_seconds_total", stat.queue_ns, stat.device)
-            reading.add("pacecar_host_disk_requests_in_flight", stat.in_flight, stat.device)
+            rows = {device: row for device, row in rows.items() if device in known}
+        for device, (where, fields) in reading.first(list(rows.items()), DEVICES_MAX, "disks"):
+            for column, metric, factor in _COLUMNS:
+                reading.add_number(where, fields[column], metric, device, factor=factor)
 
     def _filesystems(self, reading: SourceReading) -> None:
         mountinfo = self._files.proc / "self" / "mountinfo"
@@ -122,49 +133,34 @@ class MountCollector:
         """Ask the file system for its free space; hangs as long as its server does."""
         reading = SourceReading(self._files)
         add_room(reading, self._mountpoint, self._statvfs)
-        return reading.outcome()
+        outcome = reading.outcome()
+        if isinstance(outcome, Ok) and reading.failures:  # that there is an error is all that was read
+            return Failed(outcome.reason, outcome.samples)
+        return outcome
 
     def close(self) -> None:
         """Nothing is held open."""
 
 
 def add_room(reading: SourceReading, mountpoint: str, statvfs: Statvfs) -> None:
-    """Add what `statvfs` says about the file system at `mountpoint`."""
+    """Add what `statvfs` says about the file system at `mountpoint`, and whether it said anything."""
     try:
         room = statvfs(mountpoint)
     except FileNotFoundError:  # unmounted since the list was read
         reading.lack(f"{mountpoint}: gone")
         return
     except OSError as error:
-        reading.fail(f"{mountpoint}: {error.strerror or error}")
+        reading.note_error(mountpoint, error, REFUSED)
+        reading.add("pacecar_host_filesystem_error", 1, mountpoint)
         return
+    reading.add("pacecar_host_filesystem_error", 0, mountpoint)
     reading.add("pacecar_host_filesystem_size_bytes", room.f_blocks * room.f_frsize, mountpoint)
     reading.add("pacecar_host_filesystem_available_bytes", room.f_bavail * room.f_frsize, mountpoint)
-    if room.f_files > 0:  # btrfs and some network file systems have no fixed number of inodes and say 0 of 0
+    if 0 < room.f_files < INODES_UNKNOWN:  # btrfs and some network file systems have no fixed number: 0 of 0
         reading.add("pacecar_host_filesystem_files", room.f_files, mountpoint)
-        reading.add("pacecar_host_filesystem_files_free", room.f_favail, mountpoint)
+        if room.f_favail != INODES_UNKNOWN:
+            reading.add("pacecar_host_filesystem_files_free", room.f_favail, mountpoint)
     reading.add("pacecar_host_filesystem_read_only", int(room.f_flag & os.ST_RDONLY != 0), mountpoint)
-
-
-def parse_diskstats_line(line: str) -> DiskStat | None:
-    """Return one disk's counters; None for disks in memory; raises ValueError."""
-    fields = line.split()
-    if len(fields) < 14:
-        raise ValueError(f"{len(fields)} fields where at least 14 are due")
-    if _MEMORY_DISK.fullmatch(fields[2]):
-        return None
-    return DiskStat(
-        device=fields[2],
-        reads=whole(fields[3]),
-        read_bytes=whole(fields[5]) * SECTOR_BYTES,
-        read_ns=whole(fields[6]) * 1_000_000,
-        writes=whole(fields[7]),
-        written_bytes=whole(fields[9]) * SECTOR_BYTES,
-        write_ns=whole(fields[10]) * 1_000_000,
-        in_flight=whole(fields[11]),
-        busy_ns=whole(fields[12]) * 1_000_000,
-        queue_ns=whole(fields[13]) * 1_000_000,
-    )
 
 
 def parse_mountinfo_line(line: str) -> Mount:

@@ -8,7 +8,9 @@ hangs its sensor with it, and nothing else.
 A socket with sixty cores has sixty sensors and one of the whole package, which shows the hottest; those of single cores
 are left out.  So are voltages, and limits other than the critical one, or the highest where a chip has no critical one.
 
-A chip is named by its driver and the device behind it, because `hwmon3` is another chip after the next start.
+A chip is named by its driver and the device behind it, because `hwmon3` is another chip after the next start.  Where
+two sensors have one name (a board with four fans "fan", a card with two chips of one driver), the files that they are
+read from tell them apart.
 
 Source: Documentation/hwmon/sysfs-interface.rst (temperatures in thousandths of a degree, power in microwatts, fans in
 revolutions a minute).
@@ -19,12 +21,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, integer
 from pacecar.records import Outcome, Sample
+from pacecar.records.ranges import Millicelsius, bounds_of
 
 from ..catalog_sample import sample
 from .source_reader import Seldom, SourceReading
@@ -58,8 +62,8 @@ the inside unit of it."""
 LIMIT = "pacecar_host_sensor_temperature_limit_celsius"
 LIMITS = ("crit", "max")
 
-LIMIT_MAX = 250_000
-"""Thousandths of a degree: a chip that has no limit writes the largest number that it can (an NVMe disk 65 261 850)."""
+_, LIMIT_MAX = bounds_of(Millicelsius)
+"""A chip that has no limit writes the largest number that it can (an NVMe disk 65 261 850): it is no failure."""
 
 _SENSOR = re.compile(r"(temp|fan|power)(\d+)_(\w+)")
 
@@ -96,26 +100,16 @@ class HwmonCollector:
     def _read(self, reading: SourceReading) -> list[Sample]:
         samples = []
         for file in self._sensors.get(reading, lambda: self._find(reading)):
-            value = self._value(reading, file.path)
+            value = reading.parsed(file.path, parse_sensor, has_none=SENSOR_HAS_NONE)
             if value is not None and not (file.metric == LIMIT and value > LIMIT_MAX):
                 samples.append(sample(file.metric, value // file.divisor, *file.labels))
         return samples
-
-    def _value(self, reading: SourceReading, path: Path) -> int | None:
-        try:
-            return integer(self._files.read(path).strip())
-        except OSError as error:
-            if error.errno not in SENSOR_HAS_NONE:
-                reading.fail(f"{path}: {error.strerror or error}")
-        except ValueError as error:
-            reading.fail(f"{path}:1: {error}")
-        return None
 
     def _find(self, reading: SourceReading) -> list[SensorFile]:
         found: list[SensorFile] = []
         for chip in reading.first(reading.names(self._root) or [], CHIPS_MAX, "sensor chips"):
             found += self._of_chip(reading, self._root / chip)
-        return list(reading.first(found, SENSORS_MAX, "sensors"))
+        return list(reading.first(told_apart(found), SENSORS_MAX, "sensors"))
 
     def _of_chip(self, reading: SourceReading, folder: Path) -> Iterator[SensorFile]:
         name = reading.parsed(folder / "name", str.strip)
@@ -137,3 +131,21 @@ class HwmonCollector:
             limit = next((f"{stem}_{suffix}" for suffix in LIMITS if f"{stem}_{suffix}" in names), None)
             if kind == "temp" and limit is not None:
                 yield SensorFile(folder / limit, LIMIT, labels, divisor)
+
+
+def parse_sensor(line: str) -> int:
+    """Return the number of a sensor, which may be below zero; raises ValueError."""
+    return integer(line.strip())
+
+
+def told_apart(sensors: Sequence[SensorFile]) -> list[SensorFile]:
+    """Return `sensors` with those that share their labels named by their files too: `fan (hwmon2/fan1)`."""
+    shared = Counter((sensor.metric, sensor.labels) for sensor in sensors)
+    named = []
+    for sensor in sensors:
+        if shared[sensor.metric, sensor.labels] > 1:
+            stem, _, _ = sensor.path.name.partition("_")
+            *chip, name = sensor.labels
+            sensor = sensor._replace(labels=(*chip, f"{name} ({sensor.path.parent.name}/{stem})"))
+        named.append(sensor)
+    return named

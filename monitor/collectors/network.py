@@ -19,7 +19,7 @@ Source: net/core/net-procfs.c; Documentation/ABI/testing/sysfs-class-net.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 from pacecar.clock import Clock
@@ -42,22 +42,18 @@ Parse = Callable[[str], int | None]
 
 _COLUMNS = 16
 
+_SERVED = tuple(
+    (column, f"pacecar_host_network_{direction}_{quantity}_total")
+    for direction, start in (("receive", 0), ("transmit", 8))
+    for column, quantity in enumerate(("bytes", "packets", "errors", "drops"), start)
+)
+"""Column of /proc/net/dev and its metric."""
+
+_BYTES = (("receive", 0), ("transmit", 8))
+"""Direction and the column of its bytes."""
+
 _UP = {"up": 1, "unknown": 1, "down": 0, "lowerlayerdown": 0, "dormant": 0, "notpresent": 0, "testing": 0}
 """RFC 2863 states; loopback and tunnels say `unknown` and pass packets."""
-
-
-class Traffic(NamedTuple):
-    """One line of /proc/net/dev."""
-
-    interface: str
-    receive_bytes: int
-    receive_packets: int
-    receive_errors: int
-    receive_drops: int
-    transmit_bytes: int
-    transmit_packets: int
-    transmit_errors: int
-    transmit_drops: int
 
 
 class NetworkLink(NamedTuple):
@@ -83,18 +79,25 @@ class NetworkCollector:
     def collect(self) -> Outcome:
         """Read /proc/net/dev once, and now and then the link of each interface in it."""
         reading = SourceReading(self._files)
-        rows = reading.first(reading.lines(self._dev, parse_net_dev_line, skip=2), INTERFACES_MAX, "interfaces")
+        rows: dict[str, tuple[str, list[str]]] = {}
+        for where, line in reading.numbered(self._dev, skip=2):
+            try:
+                name, fields = split_net_dev_line(line)
+            except ValueError as error:
+                reading.fail(f"{where}: {error} in {line[:120]!r}")
+                continue
+            if rows.setdefault(name, (where, fields))[1] is not fields:
+                reading.fail(f"{where}: a second row of {name!r}")
+        rows = dict(reading.first(list(rows.items()), INTERFACES_MAX, "interfaces"))
         now_ns = self._clock.monotonic_ns()
-        names = {traffic.interface for traffic in rows}
-        self._links = {name: self._links.get(name) or Seldom(SELDOM_TICKS) for name in names}
+        self._links = {name: self._links.get(name) or Seldom(SELDOM_TICKS) for name in rows}
         self._speeds = {}
-        self._rates.keep(names)
-        for traffic in rows:
-            for quantity, value in zip(Traffic._fields[1:], traffic[1:], strict=True):
-                reading.add(f"pacecar_host_network_{quantity}_total", value, traffic.interface)
-            self._link(reading, traffic.interface)
-            for ratio in self._utilization(traffic, now_ns):
-                reading.add(ratio.metric, ratio.value, *ratio.labels)
+        self._rates.keep(rows.keys())
+        for name, (where, fields) in rows.items():
+            for column, metric in _SERVED:
+                reading.add_number(where, fields[column], metric, name)
+            self._link(reading, name)
+            reading.add_all(self._utilization(name, fields, now_ns))
         return reading.outcome()
 
     def glance(self) -> Sequence[Sample]:
@@ -106,35 +109,36 @@ class NetworkCollector:
         now_ns = self._clock.monotonic_ns()
         for line in lines:
             if line.rpartition(":")[0].strip() in self._speeds:
-                found += self._utilization(parse_net_dev_line(line), now_ns)
+                with suppress(ValueError):  # one row loses its own values; the next tick names it
+                    found += self._utilization(*split_net_dev_line(line), now_ns)
         return found
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _utilization(self, traffic: Traffic, now_ns: int) -> list[Sample]:
-        speed = self._speeds.get(traffic.interface)
+    def _utilization(self, interface: str, fields: list[str], now_ns: int) -> list[Sample]:
+        speed = self._speeds.get(interface)
         if not speed:
             return []
         found = []
-        for direction, count in (("receive", traffic.receive_bytes), ("transmit", traffic.transmit_bytes)):
-            rate = self._rates.per_second((traffic.interface, direction), count, now_ns)
-            if rate is not None:
-                metric = f"pacecar_host_network_{direction}_utilization_ratio"
-                found.append(sample(metric, rate / speed, traffic.interface))
+        for direction, column in _BYTES:
+            with suppress(ValueError):  # the counter itself is a failure by now
+                rate = self._rates.per_second((interface, direction), whole(fields[column]), now_ns)
+                if rate is not None:
+                    metric = f"pacecar_host_network_{direction}_utilization_ratio"
+                    found.append(sample(metric, rate / speed, interface))
         return found
 
     def _link(self, reading: SourceReading, interface: str) -> None:
         link = self._links[interface].get(reading, lambda: self._read_link(reading, interface))
-        for read in link.samples:
-            reading.add(read.metric, read.value, *read.labels)
+        reading.add_all(link.samples)
         if link.bytes_per_second is not None:
             self._speeds[interface] = link.bytes_per_second
 
     def _read_link(self, reading: SourceReading, interface: str) -> NetworkLink:
         folder = self._files.sys / "class" / "net" / interface
         samples: list[Sample] = []
-        speed = self._read(reading, folder / "speed", parse_speed)
+        speed = reading.parsed(folder / "speed", parse_speed, has_none=INTERFACE_HAS_NONE)
         if speed is not None:
             samples.append(sample("pacecar_host_network_link_bytes_per_second", speed, interface))
         for name, metric, parse in (
@@ -142,23 +146,10 @@ class NetworkCollector:
             ("mtu", "pacecar_host_network_mtu_bytes", whole),
             ("carrier_changes", "pacecar_host_network_carrier_changes_total", whole),
         ):
-            value = self._read(reading, folder / name, parse)
+            value = reading.parsed(folder / name, parse, has_none=INTERFACE_HAS_NONE)
             if value is not None:
                 samples.append(sample(metric, value, interface))
         return NetworkLink(samples, speed if is_link(reading.names(folder) or []) else None)
-
-    def _read(self, reading: SourceReading, path: Path, parse: Parse) -> int | None:
-        try:
-            text = self._files.read(path).strip()
-        except OSError as error:
-            if error.errno not in INTERFACE_HAS_NONE:
-                reading.fail(f"{path}: {error.strerror or error}")
-            return None
-        try:
-            return parse(text)
-        except ValueError as error:
-            reading.fail(f"{path}:1: {error}")
-            return None
 
 
 def parse_operstate(text: str) -> int:
@@ -168,11 +159,10 @@ def parse_operstate(text: str) -> int:
     return _UP[text]
 
 
-def parse_net_dev_line(line: str) -> Traffic:
-    """Return one interface's counters; raises ValueError."""
+def split_net_dev_line(line: str) -> tuple[str, list[str]]:
+    """Return an interface and its counters as they are written; raises ValueError."""
     name, colon, rest = line.rpartition(":")  # an alias has a colon in its name: eth0:1
     fields = rest.split()
     if colon == "" or len(fields) != _COLUMNS:
         raise ValueError(f"{len(fields)} counters where {_COLUMNS} are due")
-    counters = [whole(field) for field in fields]
-    return Traffic(name.strip(), *counters[0:4], *counters[8:12])
+    return name.strip(), fields

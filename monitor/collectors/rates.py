@@ -1,14 +1,17 @@
 """Computes the rate of a counter: the difference of two readings over the time between them.
 
 Two readings that lie close together (a tick right after a glance) give a rate that shows rounding and the moment at
-which a driver updates its counter.  So a rate spans at least SPAN_NS, over the reading before the last if need be.  A
-counter that went back was reset: there is no rate then, and the count starts anew.
+which a driver updates its counter.  So a rate spans at least SPAN_NS, over the reading before the last if need be.
+
+A counter that went back was reset if the next reading is below the last value too: then the count starts anew, from the
+first of the two.  Else one reading was wrong.  There is no rate until that is known.
 
 Left out on purpose: what the counter counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
@@ -29,14 +32,22 @@ class Rates:
 
     def __init__(self) -> None:
         self._points: dict[tuple[str, ...], tuple[_Point | None, _Point]] = {}
+        self._fallen: dict[tuple[str, ...], _Point] = {}
+        """Readings below the last value, which the next one confirms or not."""
 
     def per_second(self, key: tuple[str, ...], count: int, now_ns: int) -> float | None:
         """Return the counts a second since the reading before; None at the first and after a reset."""
         now = _Point(now_ns, count)
         earlier, last = self._points.get(key, (None, None))
-        if last is None or count < last.value:
+        fallen = self._fallen.pop(key, None)
+        if last is None:
             self._points[key] = (None, now)
             return None
+        if count < last.value:
+            if fallen is None or count < fallen.value:
+                self._fallen[key] = now
+                return None
+            earlier, last = self._points[key] = (None, fallen)
         since = last if now_ns - last.at_ns >= SPAN_NS else earlier
         if since is last:
             self._points[key] = (last, now)
@@ -44,7 +55,8 @@ class Rates:
             return None
         return (count - since.value) * NS_PER_SECOND / (now_ns - since.at_ns)
 
-    def keep(self, names: set[str]) -> None:
+    def keep(self, names: Collection[str]) -> None:
         """Forget all counters but those whose key begins with one of `names`."""
         for key in [key for key in self._points if key[0] not in names]:
             del self._points[key]
+            self._fallen.pop(key, None)

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.kernel_files.network import parse_port_rate, parse_port_state
+from pacecar.kernel_files.network import INTERFACE_HAS_NONE, parse_port_rate, parse_port_state
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
 from .rates import Rates
-from .source_reader import SourceReading
+from .source_reader import Seldom, SourceReading
 
 __all__ = ["RdmaCollector"]
 
@@ -119,7 +119,7 @@ class RdmaCollector:
         self._root = files.sys / "class" / "infiniband"
         self._devices: tuple[str, ...] = ()
         self._ports: list[Port] = []
-        self._find_in = 0
+        self._found: Seldom[list[Port]] = Seldom(FIND_TICKS)
         self._speeds: dict[tuple[str, ...], int] = {}
         self._rates = Rates()
 
@@ -180,13 +180,9 @@ class RdmaCollector:
     def _find(self, reading: SourceReading) -> None:
         """Find out which counters there are, when the devices changed and now and then."""
         names = tuple(reading.first(reading.names(self._root) or [], DEVICES_MAX, "RDMA devices"))
-        self._find_in -= 1
-        if names == self._devices and self._find_in > 0:
-            return
-        failures = reading.failures
-        self._devices = names
-        self._ports = [port for name in names for port in self._find_ports(reading, name)]
-        self._find_in = FIND_TICKS if reading.failures == failures else 0
+        if names != self._devices:
+            self._devices, self._found = names, Seldom(FIND_TICKS)
+        self._ports = self._found.get(reading, lambda: [p for name in names for p in self._find_ports(reading, name)])
 
     def _find_ports(self, reading: SourceReading, device: str) -> list[Port]:
         folder = self._root / device
@@ -202,9 +198,9 @@ class RdmaCollector:
             }  # fmt: skip
             facts = (at / "link_layer", folder / "hca_type", folder / "fw_ver")
             failures = reading.failures
-            info: tuple[str, ...] | None = tuple(
-                reading.parsed(path, str.strip) or "" for path in facts
-            )  # not every driver has them
+            info: tuple[str, ...] | None = tuple(  # not every driver has them
+                reading.parsed(path, str.strip, has_none=INTERFACE_HAS_NONE) or "" for path in facts
+            )
             if reading.failures != failures:
                 info = None
             ports.append(Port(device, port, at, tuple(counters_of(there, (device, port))), info))
@@ -228,7 +224,9 @@ def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[RdmaCou
     for name, path in there.items():
         word = path.name
         if word in ERRORS:
-            counters.append(RdmaCounter(path, "pacecar_rdma_errors_total", (*labels, word), 1))
+            is_second = name != f"counters/{word}" and f"counters/{word}" in there
+            label = name if is_second else word  # a driver's own counter beside the standard one of that name
+            counters.append(RdmaCounter(path, "pacecar_rdma_errors_total", (*labels, label), 1))
         elif word in CONGESTION and name.startswith("hw_counters/"):
             counters.append(RdmaCounter(path, "pacecar_rdma_congestion_events_total", (*labels, word), 1))
     return counters

@@ -16,10 +16,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.kernel_files.reader import KernelFiles, whole
+from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Outcome, Sample
 
-from ..catalog_sample import sample
 from .source_reader import Seldom, SourceReading
 
 __all__ = ["TcpCollector"]
@@ -106,30 +105,36 @@ class TcpCollector:
         """Nothing is held open."""
 
     def _read_sockets(self, reading: SourceReading) -> list[Sample]:
-        return [
-            sample(metric, count * (self._page_bytes if metric == MEMORY else 1), *labels)
-            for counts in reading.lines(self._net / "sockstat", parse_sockstat_line)
-            for (metric, labels), count in counts.items()
-        ]
+        samples: list[Sample] = []
+        for where, line in reading.numbered(self._net / "sockstat"):
+            protocol, _, rest = line.partition(":")
+            words = rest.split()
+            if len(words) % 2:
+                reading.fail(f"{where}: a key without a number in {line[:120]!r}")
+                continue
+            for key, text in zip(words[::2], words[1::2], strict=True):
+                if (protocol, key) in SOCKETS:
+                    metric, labels = SOCKETS[protocol, key]
+                    factor = self._page_bytes if metric == MEMORY else 1
+                    read = reading.number(where, text, metric, *labels, factor=factor)
+                    samples += [] if read is None else [read]
+        return samples
 
     def _tables(self, reading: SourceReading, path: Path) -> None:
         """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
         tables: dict[str, _Table] = {}
-
-        def parse(line: str) -> dict[Series, int] | None:
+        for where, line in reading.numbered(path):
             protocol, _, rest = line.partition(":")
             table = tables.get(protocol)
             if table is None:
                 tables[protocol] = self._table(line)
-                return None
+                continue
             fields = rest.split()
             if len(fields) != table.columns:
-                raise ValueError(f"{len(fields)} numbers below {table.columns} names")
-            return {series: whole(fields[column]) for column, series in table.served}
-
-        for counts in reading.lines(path, parse):
-            for (metric, labels), count in counts.items():
-                reading.add(metric, count, *labels)
+                reading.fail(f"{where}: {len(fields)} numbers below {table.columns} names in {line[:120]!r}")
+                continue
+            for column, (metric, labels) in table.served:
+                reading.add_number(where, fields[column], metric, *labels)
 
     def _table(self, head: str) -> _Table:
         """Return what the line of names `head` says; the kernel's hundreds of names are looked at once."""
@@ -150,14 +155,3 @@ def parse_softnet_line(line: str) -> tuple[int, int]:
     """Return (drops, squeezes) of one processor; raises ValueError or IndexError."""
     fields = line.split()
     return int(fields[1], 16), int(fields[2], 16)
-
-
-def parse_sockstat_line(line: str) -> dict[Series, int]:
-    """Return the series of one protocol, in sockets and pages; raises ValueError."""
-    protocol, _, rest = line.partition(":")
-    words = rest.split()
-    return {
-        SOCKETS[protocol, key]: whole(count)
-        for key, count in zip(words[::2], words[1::2], strict=True)
-        if (protocol, key) in SOCKETS
-    }

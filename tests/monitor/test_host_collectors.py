@@ -236,7 +236,9 @@ def test_a_named_mount_is_a_collector_of_its_own_and_not_counted_twice(files, va
     def gone(path):
         raise OSError(116, "Stale file handle")
 
-    assert MountCollector("/scratch", files, statvfs=gone).collect() == Failed("/scratch: Stale file handle", ())
+    outcome = MountCollector("/scratch", files, statvfs=gone).collect()
+    assert (type(outcome), outcome.reason) == (Failed, "/scratch: Stale file handle")
+    assert values(outcome) == {("host_filesystem_error", "/scratch"): 1}
 
 
 def test_disk_whose_file_system_fails_loses_only_that_one(files, values):
@@ -246,8 +248,9 @@ def test_disk_whose_file_system_fails_loses_only_that_one(files, values):
         return statvfs(path)
 
     outcome = DiskCollector(files, statvfs=failing).collect()
-    assert isinstance(outcome, Failed)
-    assert outcome.reason == "/: Input/output error"
+    assert (type(outcome), outcome.read_failures, outcome.reason) == (Ok, 1, "/: Input/output error")
+    errors = {k[1]: v for k, v in values(outcome).items() if k[0] == "host_filesystem_error"}
+    assert errors == {"/": 1, "/mnt/big disk": 0, "/dev/shm": 0}
     assert ("host_filesystem_size_bytes", "/mnt/big disk") in values(outcome)
 
 
@@ -317,7 +320,7 @@ def test_network_interfaces_are_bounded_and_those_left_out_are_said(files, machi
     row = ": 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
     (machine / "proc/net/dev").write_text("a\nb\n" + "".join(f"v{i}{row}" for i in range(INTERFACES_MAX + 3)))
     outcome = network(files).collect()
-    assert isinstance(outcome, Failed)
+    assert outcome.read_failures == 1
     assert "3 interfaces beyond the first 256" in outcome.reason
     assert len(outcome.samples) == INTERFACES_MAX * 8
 
@@ -411,7 +414,7 @@ def test_missing_source_is_absent(make, files, machine):
         (network, "net/dev", "301 302 303", "301 302", 3),
     ],
 )
-def test_malformed_source_fails_naming_file_and_line_and_keeps_the_rest(
+def test_a_malformed_row_is_a_read_failure_that_names_file_and_line_and_keeps_the_rest(
     make, path, line, bad, number, files, machine, values
 ):
     source = (machine / "proc" / path).resolve()
@@ -419,7 +422,8 @@ def test_malformed_source_fails_naming_file_and_line_and_keeps_the_rest(
     assert line in source.read_text()
     source.write_text(source.read_text().replace(line, bad, 1))
     outcome = make(files).collect()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Ok)
+    assert outcome.read_failures == 1
     assert f"{source}:{number}: " in outcome.reason
     partial = values(outcome)
     assert partial
@@ -427,7 +431,7 @@ def test_malformed_source_fails_naming_file_and_line_and_keeps_the_rest(
 
 
 def test_any_one_read_may_fail_and_the_others_still_count(make, failing_files, values):
-    """For every n: the n-th read fails, the outcome is failed and names the error, and the next collect is ok."""
+    """For every n: the n-th read fails, the outcome counts and names the error, and the next collect is without."""
     probe = failing_files(None)
     everything = values(make(probe).collect())
     assert probe.reads > 1
@@ -435,10 +439,10 @@ def test_any_one_read_may_fail_and_the_others_still_count(make, failing_files, v
         files = failing_files(n)
         collector = make(files)
         outcome = collector.collect()
-        assert isinstance(outcome, Failed)
+        assert outcome.read_failures == 1 or isinstance(outcome, Failed)
         assert "Input/output error" in outcome.reason
         assert values(outcome).items() <= everything.items()
-        assert isinstance(collector.collect(), Ok)
+        assert (collector.collect().read_failures, collector.collect().reason) == (0, "")
 
 
 def test_own_figures_are_those_of_this_process(values):
@@ -462,7 +466,7 @@ def test_own_figures_of_a_process_that_cannot_be_read_are_failed():
 def test_this_machine_itself_can_be_read():
     """The recorded machine is only as good as our idea of /proc; the kernel under this test is real."""
     for make in (CpuCollector, MemoryCollector, network, TcpCollector, SystemCollector, cgroup):
-        assert isinstance(make(KernelFiles()).collect(), Ok)
+        assert (type(outcome := make(KernelFiles()).collect()), outcome.reason) == (Ok, "")
     for make in (NumaCollector, rdma, HwmonCollector, lambda files: DiskCollector(files)):
         assert not isinstance(make(KernelFiles()).collect(), Failed)
 
@@ -553,13 +557,13 @@ def test_the_distribution_is_that_of_process_1_and_never_that_of_an_image(files,
     assert distribution() == ("rocky", "9.4")
 
 
-@pytest.mark.parametrize(("number", "outcome"), [(errno.EPERM, Ok), (errno.ENOSYS, Ok), (errno.EINVAL, Failed)])
-def test_a_sandbox_that_keeps_the_clock_to_itself_is_no_failure(files, values, number, outcome):
+@pytest.mark.parametrize(("number", "failures"), [(errno.EPERM, 0), (errno.ENOSYS, 0), (errno.EINVAL, 1)])
+def test_a_sandbox_that_keeps_the_clock_to_itself_is_no_failure(files, values, number, failures):
     def refuses():
         raise OSError(number, os.strerror(number))
 
     found = SystemCollector(files, clock=refuses).collect()
-    assert isinstance(found, outcome)
+    assert (type(found), found.read_failures) == (Ok, failures)
     assert not [key for key in values(found) if key[0].startswith("host_clock")]
 
 
@@ -641,7 +645,7 @@ def test_sensors_are_bounded_and_those_left_out_are_said(files, machine):
     for number in range(2, SENSORS_MAX + 2):
         (folder / f"temp{number}_input").write_text("1000\n")
     outcome = HwmonCollector(files).collect()
-    assert isinstance(outcome, Failed)
+    assert outcome.read_failures == 1
     assert f"sensors beyond the first {SENSORS_MAX} left out" in outcome.reason
     assert len(outcome.samples) <= SENSORS_MAX
 
@@ -824,7 +828,7 @@ def test_cgroups_are_bounded_and_those_left_out_are_said(files, machine):
         (machine / f"proc/{n}/cgroup").write_text(f"0::/pods/{n}\n")
         ranks.append(CgroupMember(str(n), "rank", "run-7", str(n)))
     outcome = CgroupCollector(files, lambda: ranks).collect()
-    assert isinstance(outcome, Failed)
+    assert outcome.read_failures == 1
     assert f"groups beyond the first {GROUPS_MAX} left out" in outcome.reason
 
 
