@@ -75,6 +75,9 @@ LANE_BYTES_PER_SECOND = {
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
 
+_NO_REASONS = frozenset({2**32 - 1, 2**64 - 1})
+"""What a driver answers that does not know which reasons hold the clocks down."""
+
 _ARCHITECTURES = {
     2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
     10: "blackwell", 13: "rubin",
@@ -117,7 +120,7 @@ class Device:
         self._fields = FieldReader(label, nvml, clock)
         self._events = ClockEvents(label)
         self._power = MeanPower(label)
-        self._energy_counter = GpuCounter()
+        self._energy_counter = GpuCounter(doubts_zero=True)
         self._processes = Processes(label)
         self._sram = SramEcc(label)
         self._schedule = QuerySchedule()
@@ -503,6 +506,8 @@ class Device:
     def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
         mask = nvml.number(handle, Number.CLOCK_REASONS)
+        if mask in _NO_REASONS:
+            raise NvmlError(f"{mask} names no reasons")
         samples = list(self._events.update(mask, supported, self._clock.monotonic_ns(), self._counted_ns))
         for field in self._fields.meanings.counted_reasons().copy():
             if self._is_disbelieved(field):
@@ -517,7 +522,12 @@ class Device:
         return field.labels[:1] != () and field.bits_min > 0 and field.labels[0] in self._events.disbelieved
 
     def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
-        energy = self._energy_counter.update(nvml.number(handle, Number.ENERGY))
+        value = nvml.number(handle, Number.ENERGY)
+        energy = self._energy_counter.update(value)
+        if self._energy_counter.has_fallen:
+            raise NvmlError(f"fell to {value}, not confirmed")
+        if energy is None:
+            return []
         samples = [Sample("pacecar_gpu_energy_joules_total", (self.label,), energy)]
         return samples + self._mean_power(samples)
 

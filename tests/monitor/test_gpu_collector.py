@@ -383,7 +383,11 @@ def test_pcie_counters_that_wrap_lose_nothing(standin, make, clock):
     assert health(outcome, 0, "pcie_transmit_bytes_total") == (1 << 32) + 704
     assert health(outcome, 0, "pcie_counters_reliable") == 1
     standin.page.pcie_bytes[0] = 700  # backwards, and more than the link moves in that time: it started again
-    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 700
+    assert ("pacecar_gpu_pcie_receive_bytes_total",) not in of_gpu(tick(collector, clock, 0.05), 0)
+    standin.page.pcie_bytes[0] = 710
+    tick(collector, clock, 0.05)  # which confirms it, but in the time since the last good reading it could go round
+    standin.page.pcie_bytes[0] = 711
+    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 711
 
 
 class Link:
@@ -875,7 +879,7 @@ def test_failures_are_said_once_and_not_at_every_tick(standin, make, clock, capl
     standin.fail("POWER", 999, gpu=2)
     for _ in range(5):
         outcome = tick(collector, clock)
-        assert isinstance(outcome, Failed)
+        assert (type(outcome), outcome.read_failures) == (Ok, 1)
         assert "gpu 2: power: Unknown Error" in outcome.reason
         assert ("pacecar_gpu_power_watts",) not in of_gpu(outcome, 2)
         assert ("pacecar_gpu_temperature_celsius",) in of_gpu(outcome, 2)
@@ -975,10 +979,10 @@ def test_a_number_that_only_ever_fails_is_asked_less_often_in_the_end(standin, m
     standin.page.count, standin.page.links = 2, 0
     standin.fail("PSTATE", 999, gpu=1)
     collector = make()
-    assert isinstance(tick(collector, clock), Failed)
+    assert tick(collector, clock).read_failures > 0
     outcomes = [tick(collector, clock) for _ in range(300)]
     assert standin.calls(1)["PSTATE"] < 20, "a driver with one broken number does not look broken for ever"
-    assert sum(isinstance(outcome, Failed) for outcome in outcomes[60:]) == 0
+    assert sum(outcome.read_failures for outcome in outcomes[60:]) == 0
     assert ("pacecar_gpu_performance_state",) in of_gpu(outcomes[-1], 0)
     assert (
         health(outcomes[-1], 1, "refused_numbers", "probe") == health(outcomes[-1], 0, "refused_numbers", "probe") + 1

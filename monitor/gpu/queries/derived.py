@@ -16,6 +16,9 @@ of its last round each time, which is most of it.  The other way round is worse:
 zero, and to take that for a wrap invents four billion bytes.  So a fall is a wrap only when it crosses from the upper
 half of the counter's range to the lower one, and only while the driver was not reloaded; every other fall is a restart.
 
+A driver also answers 0 once and goes on where it was.  So a fall counts only when the next reading is below the last
+total too; until then there is no total.
+
 Some counters are declared with 64 bits and wrap at 32 all the same (nvml.h says of fields 197 and 198 only that the
 value can wrap), so both widths are tried.
 
@@ -153,25 +156,48 @@ class MeanPower:
 
 
 class GpuCounter:
-    """Adds up a driver's counter; `total` never falls."""
+    """Adds up a driver's counter; `total` never falls.
 
-    def __init__(self) -> None:
+    With `doubts_zero` a first reading of 0 is held back too: of what is never 0 once a GPU has run, as its energy.
+    """
+
+    def __init__(self, *, doubts_zero: bool = False) -> None:
         self.total = 0
         self._last = 0
+        self._fallen: int | None = None
+        """A reading below `_last`, which the next one confirms or not."""
         self._may_be_anew = False
+        self._doubts_zero = doubts_zero
 
-    def update(self, value: int, bits: int = 64) -> int:
-        """Return the total after the driver's counter was read as `value`, of a type with `bits` bits."""
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the last reading was a fall that is not confirmed."""
+        return self._fallen is not None
+
+    def update(self, value: int, bits: int = 64) -> int | None:
+        """Return the total after the driver's counter was read as `value`, of a type with `bits` bits.
+
+        None for a fall, until the next reading says whether it was one.
+        """
+        fallen, self._fallen = self._fallen, None
+        is_doubted, self._doubts_zero = self._doubts_zero and value == 0, False
+        if is_doubted:
+            return None
         if value >= self._last:
             self.total += value - self._last
+        elif self._may_be_anew:
+            self.total += value
+        elif fallen is None or value < fallen:
+            self._fallen = value
+            return None
         else:
-            round_length = None if self._may_be_anew else _wrapped_at(self._last, value, bits)
+            round_length = _wrapped_at(self._last, fallen, bits)
             self.total += value if round_length is None else value + round_length - self._last
         self._last, self._may_be_anew = value, False
         return self.total
 
     def restart(self) -> None:
-        """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""
+        """Note that the driver may have been loaded anew: a fall before the next value is no wrap, and is believed."""
         self._may_be_anew = True
 
 
@@ -183,8 +209,15 @@ class LinkCounter:
         self.is_wide = False
         """Whether it has more than 32 bits: then it does not wrap while the daemon runs."""
         self._last: int | None = None
+        self._fallen: int | None = None
+        """A reading below `_last` that is no wrap, which the next one confirms or not."""
         self._asked_ns = 0
         self._may_be_anew = False
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the last reading was a fall that is not confirmed."""
+        return self._fallen is not None
 
     def update(self, value: int, asked_ns: int, answered_ns: int, bytes_per_second_max: float | None) -> int | None:
         """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
@@ -194,19 +227,25 @@ class LinkCounter:
         """
         self.is_wide = self.is_wide or value >= ROUND
         last, elapsed_ns_max = self._last, answered_ns - self._asked_ns
-        self._last, self._asked_ns = value, asked_ns
         if last is None:
+            self._last, self._asked_ns = value, asked_ns
             self.total = value
             return self.total if self.is_wide else None
         moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns_max / NS_PER_SECOND
         round_later = value + ROUND - last
         anew, self._may_be_anew = self._may_be_anew, False
+        fallen, self._fallen = self._fallen, None
+        can_wrap = not anew and not self.is_wide and fallen is None
         if value >= last:
             self.total += value - last
-        elif not anew and not self.is_wide and (moved_max is None or round_later <= moved_max):
+        elif can_wrap and (moved_max is None or round_later <= moved_max):
             self.total += round_later
-        else:  # a fall, and no link is that fast: it began again
+        elif anew or (fallen is not None and value >= fallen):  # no link is that fast: it began again
             self.total += value
+        else:
+            self._fallen = value
+            return None
+        self._last, self._asked_ns = value, asked_ns
         return self.total if self.is_wide or (moved_max is not None and moved_max < ROUND) else None
 
     def restart(self) -> None:

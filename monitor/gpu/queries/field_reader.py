@@ -182,6 +182,9 @@ class FieldReader:
         attempts.answered()
         sample = self.meanings.sample(field, answer, asked_ns, self._clock.monotonic_ns())
         if sample is None:
+            self._slow_fields.pop(field, None)
+            if self.meanings.has_fallen(field):
+                failures.append(f"field {field.field.number} ({field.metric}): fell to {answer.value}, not confirmed")
             return
         if field.fast:
             answers[field] = sample

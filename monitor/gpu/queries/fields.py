@@ -262,7 +262,7 @@ class FieldMeanings:
             yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
 
     def sample(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> Sample | None:
-        """Return the sample of one answer; None for a counter that may have wrapped unseen."""
+        """Return the sample of one answer; None for a counter that may have wrapped unseen, or fell and may be back."""
         kept = self.kept.get(field)
         value = answer.value
         if field.of_link:
@@ -277,13 +277,22 @@ class FieldMeanings:
         elif field.counts:
             counter = self._counters.get(field)
             if counter is None:
-                counter = self._counters[field] = GpuCounter()
-            value = counter.update(answer.value, answer.bits)
+                counter = self._counters[field] = GpuCounter(doubts_zero=field.field == ENERGY)
+            counted = counter.update(answer.value, answer.bits)
+            if counted is None:
+                self.kept.pop(field, None)
+                return None
+            value = counted
         labels = (self._gpu, *field.labels) if kept is None else kept[1].labels
         sample = Sample(field.metric, labels, value * field.factor)
         if not field.of_link:  # whose answer means another time even where it is the same
             self.kept[field] = (answer, sample)
         return sample
+
+    def has_fallen(self, field: Field) -> bool:
+        """Return whether the last reading of a counter was a fall that is not confirmed."""
+        counter = self._link_counters.get(field) or self._counters.get(field)
+        return counter is not None and counter.has_fallen
 
     def without_doubles(self) -> Iterator[Field]:
         """Yield the fields that repeat an earlier one of the same series."""
