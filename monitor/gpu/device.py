@@ -33,7 +33,7 @@ from .driver import (
     RemoteLink,
     UnsupportedError,
 )
-from .queries.derived import CLOCK_REASONS, ClockEvents, GpuCounter, MeanPower
+from .queries.derived import CLOCK_REASONS, NO_NUMBERS, ClockEvents, GpuCounter, MeanPower
 from .queries.field_reader import FieldReader, must_go_on
 from .queries.fields import ENERGY, LINK_COUNT, LINK_STATE, Field, fields_of
 from .queries.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
@@ -74,9 +74,6 @@ LANE_BYTES_PER_SECOND = {
 
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
-
-_NO_REASONS = frozenset({2**32 - 1, 2**64 - 1})
-"""What a driver answers that does not know which reasons hold the clocks down."""
 
 _ARCHITECTURES = {
     2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
@@ -506,7 +503,7 @@ class Device:
     def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
         mask = nvml.number(handle, Number.CLOCK_REASONS)
-        if mask in _NO_REASONS:
+        if mask in NO_NUMBERS:
             raise NvmlError(f"{mask} names no reasons")
         samples = list(self._events.update(mask, supported, self._clock.monotonic_ns(), self._counted_ns))
         for field in self._fields.meanings.counted_reasons().copy():
@@ -523,6 +520,8 @@ class Device:
 
     def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
         value = nvml.number(handle, Number.ENERGY)
+        if value in NO_NUMBERS:
+            raise NvmlError(f"a count of {value}")
         energy = self._energy_counter.update(value)
         if self._energy_counter.has_fallen:
             raise NvmlError(f"fell to {value}, not confirmed")

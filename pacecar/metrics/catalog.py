@@ -201,7 +201,7 @@ CATALOG: tuple[Metric, ...] = (
         ("gpu_last_success_time_seconds", _G, _NS, "gpu", "When the GPU was last read, seconds since the Unix epoch."),
         ("gpu_consecutive_failures", _G, _N, "gpu", "Ticks in a row in which nothing was read of the GPU."),
         ("gpu_failures_total", _C, _N, "gpu reason", "Ticks in which nothing was read of the GPU."),
-        ("gpu_read_failures_total", _C, _N, "gpu", "Single numbers that could not be read while the GPU was up."),
+        ("gpu_read_failures_total", _C, _N, "gpu", "Single numbers that could not be read, or cannot be true, while the GPU was up."),
         ("gpu_refused_numbers", _G, _N, "gpu since", "Numbers that the driver refuses, by since when: probe (this GPU or driver has them not), later (they were answered before); all are asked for again, ever less often."),
         ("gpu_driver_calls_total", _C, _N, "gpu", "Calls of the driver for this GPU."),
         ("gpu_driver_call_seconds_total", _C, _NS, "gpu", "Time in calls of the driver for this GPU."),

@@ -133,6 +133,20 @@ def test_a_counter_of_zero_once_is_missing_and_moves_no_total(field, metric, fac
     assert seen == [None if value == 0 else value * factor for value in steps]
 
 
+@pytest.mark.parametrize("unknown", [2**32 - 1, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("field", [ENERGY, FieldId(3)], ids=["fast", "slow"])
+def test_a_counter_that_the_driver_does_not_know_once_moves_no_total(field, unknown, node):
+    nvml, tick = node
+    key = ("energy_joules_total",) if field == ENERGY else ("ecc_errors_total", "corrected", "volatile")
+    seen = []
+    for value in (5_000_000, unknown, 5_400_000):
+        nvml.values[field] = value
+        for _ in range(8):  # the slow ones are asked for in turns
+            served, _, _ = tick()
+        seen.append(served.get(key))
+    assert seen == [5_000_000, None, 5_400_000]
+
+
 def test_an_energy_of_zero_at_the_first_reading_is_no_megawatt(node):
     nvml, tick = node
     seen = []

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-__all__ = ["CLOCK_REASONS", "ROUND", "ClockEvents", "GpuCounter", "LinkCounter", "MeanPower"]
+__all__ = ["CLOCK_REASONS", "NO_NUMBERS", "ROUND", "ClockEvents", "GpuCounter", "LinkCounter", "MeanPower"]
 
 CLOCK_REASONS = {
     0x001: "gpu_idle",
@@ -69,6 +69,9 @@ COUNTED_RATIO_MAX = 1.5
 ENERGY_WINDOW_NS_MIN = NS_PER_SECOND // 2
 """The counter moves in steps of 20 to 100 ms; over half a second a step is at most a fifth."""
 
+
+NO_NUMBERS = frozenset({2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1})
+"""What a driver answers that does not know a number.  A counter that is really there is read again a tick later."""
 
 ROUND = 1 << 32
 """What a counter of 32 bits counts before it wraps."""

@@ -25,6 +25,7 @@ from ..driver import (
     NvmlError,
     UnsupportedError,
 )
+from .derived import NO_NUMBERS
 from .fields import Field, FieldMeanings
 from .refusals import Attempts, RefusedNumbers
 
@@ -172,7 +173,7 @@ class FieldReader:
             else:
                 failures.append(f"field {field.field.number} ({field.metric}): {answer}")
             return
-        if field.counts and answer.value < 0:
+        if field.counts and (answer.value < 0 or answer.value in NO_NUMBERS):
             self._forget(field)
             failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
             return
