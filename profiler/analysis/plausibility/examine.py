@@ -13,7 +13,14 @@ from .clocks import check_clocks
 from .counts import check_clock_base, check_collectives, check_ranks
 from .kernels import check_kernels
 from .marks import check_steps
-from .recordings import check_distances, check_ends, check_launch_numbers, check_processes, check_repeats
+from .recordings import (
+    check_distances,
+    check_durations,
+    check_ends,
+    check_launch_numbers,
+    check_processes,
+    check_repeats,
+)
 from .streams import check_streams
 
 __all__ = ["Examined", "examine"]
@@ -24,6 +31,7 @@ CHECKS: tuple[Callable[[Trace], tuple[Trace, list[TraceWarning]]], ...] = (
     check_repeats,
     check_distances,
     check_ends,
+    check_durations,
     check_clock_base,  # of the rows that are left
     check_launch_numbers,
     check_processes,

@@ -34,6 +34,9 @@ __all__ = ["check_kernels"]
 LOST_RATIO_SAID = 0.01
 """Up to this part of the launches a loss is said and changes nothing: it moves no heading by more."""
 
+RUN_CHANCE_MIN = 0.001
+"""Losses in a row at an end are its cut where, at the rate of those in between, they are less likely than this."""
+
 LOST_RATIO_MAX = 0.5
 """Beyond this part most of the device's time is missing."""
 
@@ -63,23 +66,27 @@ def check_kernels(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
     if inside.mean() > LOST_RATIO_MAX:
         message = f"{inside.sum()} of {len(inside)} launches have no kernel in this trace: most of them are lost"
         return trace, [TraceWarning("kernels_lost", message, int(inside.sum()), "refused")]
-    for name, of_end in (("beginning", slice(0, int(found[0]))), ("end", slice(int(found[-1]) + 1, len(lost)))):
-        if (count := len(launches[of_end])) > LOST_RATIO_SAID * len(launches):
-            trace = _cut(trace, host.start_ns[launches[of_end]], is_head=name == "beginning")
-            message = f"the kernels of {plural(count, 'launch call')} at the {name} are not in this trace: cut there"
-            warnings.append(TraceWarning(f"kernels_lost_at_{name}", message, count, "cut"))
-        elif count:
-            message = f"the kernels of {plural(count, 'launch call')} at the {name} are not in this trace"
-            warnings.append(TraceWarning(f"kernels_lost_at_{name}", message, count))
-    count = int(inside.sum())
-    message = f"{count} of {len(inside)} launches have no kernel in this trace"
-    if inside.mean() > LOST_RATIO_SAID:
+    begin, end = (0 if _is_scattered(run, inside) else run for run in (int(found[0]), len(lost) - 1 - int(found[-1])))
+    for name, run, of_run in (("beginning", begin, slice(0, begin)), ("end", end, slice(len(lost) - end, None))):
+        if run:
+            trace = _cut(trace, host.start_ns[launches[of_run]], is_head=name == "beginning")
+            message = f"the kernels of {plural(run, 'launch call')} at the {name} are not in this trace: cut there"
+            warnings.append(TraceWarning(f"kernels_lost_at_{name}", message, run, "cut"))
+    rest = lost[begin : len(lost) - end]
+    count = int(rest.sum())
+    message = f"{count} of {len(rest)} launches have no kernel in this trace"
+    if rest.mean() > LOST_RATIO_SAID:
         message += ": rows of the device are missing, so the causes of idle time are unknown"
         warnings.append(TraceWarning("kernels_lost", message, count, "unknown"))
         trace = replace(trace, is_device_complete=False)
     elif count:
         warnings.append(TraceWarning("kernels_lost", message, count))
     return trace, warnings
+
+
+def _is_scattered(run: int, inside: NDArray[np.bool_]) -> bool:
+    """Return whether `run` losses in a row at an end are few, or come by chance at the rate of those `inside`."""
+    return run <= LOST_RATIO_SAID * len(inside) or float(inside.mean()) ** run > RUN_CHANCE_MIN
 
 
 def _no_device(trace: Trace, launches: int) -> list[TraceWarning]:

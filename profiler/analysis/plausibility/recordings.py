@@ -18,7 +18,14 @@ from ...trace.columns import NONE, DeviceRows, HostKind, HostRows, SyncRows, Tra
 from ...trace.step_marks import steps_of
 from .selection import bounded, with_device, with_host, with_syncs
 
-__all__ = ["check_distances", "check_ends", "check_launch_numbers", "check_processes", "check_repeats"]
+__all__ = [
+    "check_distances",
+    "check_durations",
+    "check_ends",
+    "check_launch_numbers",
+    "check_processes",
+    "check_repeats",
+]
 
 FAR_NS = 3600 * 10**9
 """An hour in which nothing begins and that no row spans.  Recordings last seconds; a job that hangs is inside a row."""
@@ -101,6 +108,19 @@ def check_ends(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
         warnings.append(TraceWarning("unfinished_rows", message, count, "cut"))
         trace = replace(trace, host_rows=host, steps=steps_of(trace.names, host))
     return bounded(trace), warnings
+
+
+def check_durations(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
+    """Refuse a trace in which no work lasts any time."""
+    host, device = trace.host_rows, trace.device
+    lasted = device.end_ns - device.start_ns
+    if not trace.has_device:
+        lasted = (host.end_ns - host.start_ns)[np.isin(host.kind, (HostKind.OPERATOR, HostKind.COLLECTIVE_WORK))]
+    if len(lasted) == 0 or lasted.any():
+        return trace, []
+    what = "kernels and copies" if trace.has_device else "operators"
+    message = f"none of {len(lasted)} {what} lasts any time: their durations are missing"
+    return trace, [TraceWarning("no_durations", message, len(lasted), "refused")]
 
 
 def check_launch_numbers(trace: Trace) -> tuple[Trace, list[TraceWarning]]:

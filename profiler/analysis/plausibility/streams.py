@@ -2,8 +2,10 @@
 
 Real traces break that a little: times in whole microseconds touch, and with programmatic dependent launch (CUDA 12,
 Hopper and later) a kernel may begin while the one before it ends (74 overlaps of at most 4 us in one of the traces that
-others recorded).  But nothing runs beside three later ones.  The kernels of a graph share the correlation of its
+others recorded).  But nothing runs beside many later ones.  The kernels of a graph share the correlation of its
 launch; parallel branches may have the same stream, so kernels of which three or more share one are not looked at.
+
+Only of CUDA: what ROCm calls a stream in a trace is a hardware queue, which several streams share.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 
 from pacecar.formatting.quantities import percent, plural
 
-from ...trace.columns import NONE, Trace, TraceWarning
+from ...trace.columns import NONE, HostKind, Trace, TraceWarning
 from .selection import with_device
 
 __all__ = ["check_streams"]
@@ -21,8 +23,15 @@ __all__ = ["check_streams"]
 LATER_ROWS_MAX = 2
 """The most later rows of its stream that may begin while a row runs, see above: one is usual, two have been seen."""
 
+LATER_DEPENDENTS_MAX = 8
+"""The same where kernels may be launched as dependents of one another, in a chain beside a long one; but those do not
+end before it."""
+
 TOUCH_NS = 1000
 """Rows that overlap by less touch: times may be whole microseconds."""
+
+OTHER_CALLS, OTHER_GPUS = ("hip", "ur", "ze", "mtia"), ("AMD", "Instinct", "Intel", "MTIA")
+"""How launches are called, and devices, that are not CUDA's."""
 
 LONG_RATIO_MAX = 0.1
 """From this part on rows that run beside later ones are not some broken rows: the trace contradicts itself."""
@@ -35,7 +44,8 @@ def check_streams(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
     """Return the trace without rows that run beside later ones of their stream; refuse it where these are many."""
     device = trace.device
     rows = np.flatnonzero((device.stream != NONE) & (device.end_ns > device.start_ns) & ~_of_graphs(trace))
-    if len(rows) < LATER_ROWS_MAX:
+    limit = _later_rows_max(trace)
+    if limit is None or len(rows) < LATER_ROWS_MAX:
         return trace, []
     stream = device.stream[rows]
     lane = np.searchsorted(np.unique(stream), stream) + (device.device[rows].astype(np.int64) << 32)
@@ -45,9 +55,12 @@ def check_streams(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
     overlap = busy = 0
     for lane_rows in np.split(rows, np.flatnonzero(np.diff(lane)) + 1):
         start, end = device.start_ns[lane_rows], device.end_ns[lane_rows]
-        later = np.searchsorted(start, end - TOUCH_NS) - np.arange(1, len(start) + 1)
-        is_long[lane_rows] = later > LATER_ROWS_MAX
-        start, end = start[later <= LATER_ROWS_MAX], end[later <= LATER_ROWS_MAX]
+        place = np.arange(len(start))
+        later = np.searchsorted(start, end - TOUCH_NS) - place - 1
+        outlasted = np.searchsorted(np.sort(end), end - TOUCH_NS) - place  # later rows that end before this one
+        overlong = (later > limit) | (outlasted > LATER_ROWS_MAX)
+        is_long[lane_rows] = overlong
+        start, end = start[~overlong], end[~overlong]
         busy += int((end - start).sum())
         overlap += int(np.maximum(np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:], 0).sum())
     count = int(is_long.sum())
@@ -69,6 +82,16 @@ def check_streams(trace: Trace) -> tuple[Trace, list[TraceWarning]]:
         )
         warnings.append(TraceWarning("streams_overlap", message))
     return trace, warnings
+
+
+def _later_rows_max(trace: Trace) -> int | None:
+    """Return how many later rows may begin while a row runs, None where streams are not serial."""
+    host = trace.host_rows
+    calls = {trace.names[number] for number in np.unique(host.name[host.kind == HostKind.LAUNCH]).tolist()}
+    is_other = any(call.startswith(OTHER_CALLS) for call in calls)
+    if is_other or any(word in gpu for gpu in trace.gpus for word in OTHER_GPUS):
+        return None
+    return LATER_DEPENDENTS_MAX if not calls or any("LaunchKernelEx" in call for call in calls) else LATER_ROWS_MAX
 
 
 def _of_graphs(trace: Trace) -> NDArray[np.bool_]:

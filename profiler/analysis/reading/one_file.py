@@ -70,12 +70,12 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
         trace = replace(trace, file=name)
     examined = examine(trace)
     if examined.refusal is not None:
-        return WorkerAnswer(error=_refused(task.path, examined.refusal))
-    trace = examined.trace
-    report = analyze_trace(trace, window=task.window, steps=task.steps)
+        return _refused(task.path, examined.refusal, trace.warnings)
+    report = analyze_trace(examined.trace, window=task.window, steps=task.steps)
     nothing = next((warning for warning in report.warnings if warning.code == "no_work"), None)
     if nothing is not None:
-        return WorkerAnswer(error=_refused(task.path, _with_reasons(nothing, trace.warnings)))
+        return _refused(task.path, nothing, trace.warnings)
+    trace = examined.trace
     places = None
     if task.makes_tables:
         from ..one_rank.tables.all_tables import tables_of
@@ -87,13 +87,10 @@ def read_one(task: FileTask, progress: Callable[[int, int | None], None] | None 
     return WorkerAnswer(report=report, table=trace, places=places)
 
 
-def _refused(path: Path, why: TraceWarning) -> TraceWarning:
-    return msgspec.structs.replace(why, message=_named(path, why.message), effect="refused")
-
-
-def _with_reasons(nothing: TraceWarning, others: Sequence[TraceWarning]) -> TraceWarning:
-    """Return the warning that there is no work in a trace, with what was odd when it was read: it may be why."""
-    return msgspec.structs.replace(nothing, message="; ".join([nothing.message, *(other.line for other in others)]))
+def _refused(path: Path, why: TraceWarning, others: Sequence[TraceWarning]) -> WorkerAnswer:
+    """Return why nothing of a file is analyzed, with what was odd when it was read: that may be the cause."""
+    message = "; ".join([why.message, *(other.line for other in others)])
+    return WorkerAnswer(error=msgspec.structs.replace(why, message=_named(path, message), effect="refused"))
 
 
 def _named(path: Path, message: str) -> str:

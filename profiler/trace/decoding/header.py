@@ -62,7 +62,8 @@ def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceH
     header = TraceHeader()
     distributed = members.get("distributedInfo")
     if isinstance(distributed, dict):
-        header.rank, header.world_size = (_count_of_ranks(distributed, name, notes) for name in ("rank", "world_size"))
+        header.rank = _member(distributed, "rank", RANK_MAX, notes)
+        header.world_size = _member(distributed, "world_size", RANK_MAX, notes)
         backend = distributed.get("backend")
         header.backend = backend if isinstance(backend, str) and backend else None
         header.groups = _groups(distributed.get("pg_config"))
@@ -71,7 +72,7 @@ def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceH
         header.gpus = tuple(str(device.get("name", "")) for device in devices if isinstance(device, dict))
     hosts = (members.get(name) for name in ("hostname", "host_name", "host"))
     header.host = next((host for host in hosts if isinstance(host, str) and host), None)
-    header.wall_offset_ns = _whole(members.get("baseTimeNanoseconds"), 1 << 62)
+    header.wall_offset_ns = _member(members, "baseTimeNanoseconds", 1 << 62, notes)
     if header.rank is None and (found := _FILE_RANK.search(path.name)):
         header.rank = int(found[1] or found[2])
         notes.add("rank_from_name", f"no rank in the trace; its file's name says {header.rank}")
@@ -178,11 +179,12 @@ def _groups(config: object) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _count_of_ranks(distributed: dict[str, Any], name: str, notes: Notes) -> int | None:
-    given = distributed.get(name)
-    found = _whole(given, RANK_MAX)
+def _member(members: dict[str, Any], name: str, limit: int, notes: Notes) -> int | None:
+    """Return a member that is a whole number below `limit`; one that is given and is none is noted."""
+    given = members.get(name)
+    found = _whole(given, limit)
     if given is not None and found is None:
-        notes.add("bad_rank", f"distributedInfo has a {name} that cannot be: {str(given)[:20]!r}", effect="unknown")
+        notes.add("header_unreadable", f"{name} cannot be {str(given)[:20]!r}: it is not used", effect="unknown")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import xml.etree.ElementTree as ET
@@ -17,12 +16,14 @@ from hypothesis import strategies as st
 
 from pacecar.dashboards.palette import HEADING_COLOURS as DASHBOARD_COLOURS
 from pacecar.formatting.ledger_headings import HEADING_COLOURS
+from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.analysis.output.area_lanes import coverage
 from pacecar.profiler.analysis.output.svg_timeline import CHARGED, COLUMNS, LANE, draw, write_picture
 from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, analyze
 from pacecar.profiler.ledger.intervals import intervals, union
+from pacecar.profiler.trace.reader import read_trace
 from pacecar.records import LEDGER_HEADINGS, Ledger
-from tests.profiler.analysis.tracefiles import document, write_trace
+from tests.profiler.analysis.tracefiles import write_trace
 from tests.profiler.trace.traces import trace_file
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -155,11 +156,9 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "a.json", "cc")
     with pytest.raises(LookupError, match="has no steps"):
         draw_text(path, 1)
-    nothing = document("c")
-    nothing["traceEvents"][0]["dur"] = 0
-    (tmp_path / "empty.json").write_text(json.dumps(nothing))
+    nothing = read_trace(write_trace(tmp_path / "empty.json", "d"))
     with pytest.raises(LookupError, match="nothing to draw"):
-        draw_text(tmp_path / "empty.json", None)
+        draw(nothing, analyze_trace(nothing))
     two = [write_trace(tmp_path / f"rank{rank}.json", "cc", rank=rank) for rank in range(2)]
     with pytest.raises(LookupError, match="draws one trace, and these are 2"):
         write_picture(analyze(two, Options(keeps_tables=True)), tmp_path / "out.svg")

@@ -176,6 +176,13 @@ def test_kernels_lost_at_an_end_cut_the_record_there(read, end: str) -> None:
     assert all(step.ledger.compute_ns == 800_000 for step in report.steps)
 
 
+def test_a_single_loss_at_the_end_of_many_is_no_end_of_the_record(read) -> None:
+    events = [event for event in loop() if not is_kernel(event) or event["args"]["correlation"] % 3]
+    (report,) = read(events).traces
+    assert effects(report) == {"kernels_lost": "unknown"}
+    assert (report.warnings[0].count, len(report.steps)) == (8, STEPS)
+
+
 def test_copies_of_no_bytes_captures_and_host_functions_need_no_kernel(read) -> None:
     events = loop() + [launch(BASE_US + 90 + n, 600 + n, "cudaMemsetAsync") for n in range(20)]
     events += [launch(BASE_US + 200, 700, "cudaLaunchHostFunc")]
@@ -416,6 +423,19 @@ def test_what_holds_no_work_is_refused_with_the_reason(read) -> None:
     assert "no event" in refusal(read([]))
     assert "no work" in refusal(read([mark(1, 10)]))
     assert "unpaired" not in refusal(read([event | {"ph": "i"} for event in loop()]))
+
+
+def test_work_that_lasts_no_time_is_refused(read) -> None:
+    assert "none of 24 kernels" in refusal(
+        read([event | {"dur": 0} if is_kernel(event) else event for event in loop()])
+    )
+    assert "none of 20 operators" in refusal(read([event | {"dur": 0} for event in cpu_loop()]))
+
+
+def test_a_refusal_says_what_was_odd_when_the_file_was_read(read) -> None:
+    message = refusal(read([event | {"ph": "B"} if is_kernel(event) else event for event in loop()]))
+    assert "24 launches have no kernel" in message
+    assert "begins without an end" in message
 
 
 def test_a_file_that_is_refused_costs_itself(tmp_path: Path, read) -> None:
