@@ -181,7 +181,7 @@ class SampleScreen:
                 self._doubles[place] = "" if is_fact else "{value} is of a second source with these labels"
                 self._rules.append(_NO_RULE)
                 continue
-            rule = _RULES[sample.metric]
+            rule = _RULES.get(sample.metric, _NO_RULE)  # a bug of ours, which the exporter contains
             self._rules.append(rule)
             if rule.whole is not None:
                 parts.append((place, (rule.whole, sample.labels)))
@@ -204,7 +204,7 @@ class SampleScreen:
     def _forget(self, gone: dict[Series, int], falls: dict[int, _Fall], before: Sequence[Sample]) -> None:
         """Remember the counters that are `gone`, by their places `before`; forget those that were gone for long."""
         for series, place in gone.items():
-            if _RULES[series[0]].is_counter:
+            if _RULES.get(series[0], _NO_RULE).is_counter:
                 self._gone[series] = (falls.get(place) or _Fall(before[place].value), self._screens)
         if self._gone:
             oldest = self._screens - KEPT_SCREENS
