@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacecar.controller.consensus.capabilities import KnobOffer, Offer
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer, encode_offer
 from pacecar.controller.consensus.channels import VoteSubject
 from pacecar.controller.consensus.protocol import PERIOD, Proposal, ProposalKind
 from pacecar.controller.consensus.rank_agreement import (
@@ -92,7 +92,7 @@ def started(*, step_ns: int = 0) -> tuple[RankAgreement, Group]:
     group = Group()
     agreement._main._group, agreement._main._store, agreement._main._name = group, Store(), "test"
     agreement._side = Side()
-    agreement._member.receive_offers([_encoded(), _encoded()])
+    agreement._member.receive_offers([encode_offer(OFFER)] * 2)
     agreement._member.offer(OFFER)
     agreement._has_offered = True
     agreement._member._offer = None
@@ -101,12 +101,6 @@ def started(*, step_ns: int = 0) -> tuple[RankAgreement, Group]:
     for step in range(PERIOD - 1):
         agreement.note(step, 10, profiled=False)
     return agreement, group
-
-
-def _encoded() -> list[int]:
-    from pacecar.controller.consensus.capabilities import encode_offer
-
-    return encode_offer(OFFER)
 
 
 def boundary(agreement: RankAgreement, step: int) -> tuple[Proposal | None, float]:
