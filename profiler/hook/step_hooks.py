@@ -20,12 +20,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..timing.torch_compile import constant, is_tracing, keep_out, may_break_while_tracing
+from ..timing.torch_compile import break_graph, constant, is_tracing, keep_out, may_break_while_tracing
 
 __all__ = ["AnyStepHandle", "after_any_step", "after_step", "before_any_step", "before_step", "weakly"]
 
@@ -80,7 +79,7 @@ class AnyStepHandle:
 def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if is_tracing():
         if _wants_compiled_steps():
-            torch._dynamo.graph_break()  # spelt out, as in `step_out_of_graph`
+            break_graph()
         return
     _befores.calls += 1
     try:

@@ -31,6 +31,7 @@ import torch
 from pacecar import torch_internals
 
 __all__ = [
+    "break_graph",
     "compiled_frames",
     "constant",
     "is_captured",
@@ -85,10 +86,15 @@ def may_break_while_tracing() -> bool:
         return False
 
 
+def break_graph() -> None:
+    """Break the graph that dynamo traces, where `may_break_while_tracing`, so that the caller runs uncompiled."""
+    torch._dynamo.graph_break()  # spelt out, because dynamo recognizes it by this name while it traces the line
+
+
 def step_out_of_graph() -> None:
     """Break the graph that dynamo traces, so that the caller runs uncompiled; where that is not allowed, log it."""
     if may_break_while_tracing():
-        torch._dynamo.graph_break()  # spelt out, because dynamo recognizes it by this name while it traces the line
+        break_graph()
     else:
         tell("the optimizer is compiled with fullgraph=True, so steps are not seen and not measured")
 

@@ -243,6 +243,25 @@ def test_steps_that_are_only_counted_are_followed_too(job, attach, sink):
     assert hook.step == 1500 or not hook.is_alive
 
 
+def test_the_models_calls_are_seen_also_while_steps_are_only_counted_once_somebody_asks(job, hook):
+    run(job, 3, job.optimizer)
+    hook._phases.rest()
+    before = hook.trained_ns
+    step(job, job.optimizer)
+    assert hook.trained_ns == before, "nobody looks"
+    hook.watch_calls()
+    hook.watch_calls()
+    job.model(job.batches[0][0])
+    assert hook.trained_ns > before
+    with torch.no_grad():
+        job.model(job.batches[0][0])
+    assert hook.evaluated_ns > hook.trained_ns
+    hook._phases.resume()
+    assert hook._phases._calls is None
+    run(job, 3, job.optimizer)
+    assert hook.step == 7
+
+
 def test_closing_leaves_none_of_the_hooks(job, hook):
     run(job, 5, job.optimizer)
     new = adam(job.model)
