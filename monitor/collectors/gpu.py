@@ -114,12 +114,14 @@ class GpuCollector:
         """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
         if not self._is_open:
             return ()
-        with self._pool.together():
-            asked = [unit for unit in self._gpus.values() if unit.ask_to_glance()]
-        if not asked:
+        due = [unit for unit in self._gpus.values() if unit.prepare_glance()]
+        if not due:  # nine times of ten: nobody is woken
             return ()
+        with self._pool.together():
+            for unit in due:
+                unit.ask_to_glance()
         self._wait_for_glances(GLANCE_SECONDS)
-        return [sample for unit in asked for sample in unit.gather_glance()]
+        return [sample for unit in due for sample in unit.gather_glance()]
 
     def note_refused(self, refusals: Sequence[Refusal]) -> None:
         """Count what of the last collect cannot be true, GPU by GPU; the next one says so."""

@@ -135,18 +135,17 @@ class GpuState:
             self._awaits_tick, self._asked_ns = True, now
             self.worker.ask()
 
-    def ask_to_glance(self) -> bool:
-        """Ask for a glance if it is up and idle and has a call to spare, and return whether it was asked.
-
-        Waking a thread for nothing costs as much as the call.
-        """
+    def prepare_glance(self) -> bool:
+        """Return whether it is up, idle and has a call to spare: waking a thread in vain costs as much as a call."""
         is_idle = self._is_attached and self.is_up and not self.is_slow and self.worker.busy_since_ns is None
         self.is_glancing = is_idle and self.device.is_glance_due
-        if self.is_glancing:
-            self._collect()
-            self._awaits_tick = False
-            self.worker.ask(self.device.glance)
         return self.is_glancing
+
+    def ask_to_glance(self) -> None:
+        """Ask for the glance that was prepared."""
+        self._collect()
+        self._awaits_tick = False
+        self.worker.ask(self.device.glance)
 
     def gather_glance(self) -> list[Sample]:
         """Return what a glance read; an error is reported by the next tick, which meets it again."""

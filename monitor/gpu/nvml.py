@@ -208,7 +208,9 @@ class PyNvml:
         _call("nvmlDeviceGetFieldValues", handle, ctypes.c_int(len(asked)), ctypes.byref(values))
         return [
             FieldValue(union, 64)
-            if code == _SUCCESS and kind == _UNSIGNED_64
+            if kind == _UNSIGNED_64 and code == _SUCCESS
+            else FieldValue(union & 0xFFFFFFFF, 32)
+            if kind == _UNSIGNED_32_LOW and code == _SUCCESS
             else _field(number, kind, code, union.to_bytes(8, sys.byteorder))
             for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
         ]
@@ -468,6 +470,7 @@ this way because pynvml's structures take a microsecond for each attribute, and 
 
 _SUCCESS: int = pynvml.NVML_SUCCESS
 _UNSIGNED_64 = 3  # NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+_UNSIGNED_32_LOW = 1 if sys.byteorder == "little" else -1  # NVML_VALUE_TYPE_UNSIGNED_INT in the union's low half
 
 _GPM_METRIC = struct.Struct("=IId24x")
 """nvmlGpmMetric_t: metric, return code, value and three pointers to texts; read this way for the same reason."""

@@ -63,6 +63,7 @@ class FieldReader:
         self._attempts: dict[Field, Attempts] = {}
         self._refused: dict[Field, int] = {}  # -> when to ask again
         self._retry_ns = 0  # when the first of them is due
+        self._withdrawn = 0  # how many of them were answered before
         self._slow_turn = 0
         self._slow_asked_ns: int | None = None
 
@@ -71,18 +72,19 @@ class FieldReader:
         self._slow_fields.clear()
         self._attempts.clear()
         self._refused.clear()
+        self._withdrawn = 0
         self.must_probe = False
         self.meanings.ask(fields)
 
     def refused(self) -> RefusedNumbers:
         """Return how many fields are refused."""
-        before = sum(self._attempts[field].was_answered for field in self._refused)
-        return RefusedNumbers(len(self._refused) - before, before)
+        return RefusedNumbers(len(self._refused) - self._withdrawn, self._withdrawn)
 
     def leave_to_query(self, field_id: FieldId) -> None:
         """Ask no more for a refused field, because a query of its own reads the number."""
         for field in [field for field in self._refused if field.field == field_id]:
             del self._refused[field]
+            self._withdrawn -= self._attempts[field].was_answered
 
     def drop_doubles(self) -> None:
         """Drop the fields that repeat an earlier one of the same series."""
@@ -179,6 +181,7 @@ class FieldReader:
             return
         if field in self._refused:
             del self._refused[field]
+            self._withdrawn -= attempts.was_answered
             self.meanings.take_back(field)
         attempts.answered()
         sample = self.meanings.sample(field, answer, asked_ns, self._clock.monotonic_ns())
@@ -204,6 +207,7 @@ class FieldReader:
         due_ns = self._clock.monotonic_ns() + wait_ns
         if field not in self._refused:
             self.meanings.drop(field)
+            self._withdrawn += attempts.was_answered
             self.must_probe = self.must_probe or (attempts.was_answered and field.has_query)
         self._retry_ns = min(due_ns, self._retry_ns) if self._refused else due_ns
         self._refused[field] = due_ns

@@ -29,12 +29,9 @@ class ScheduledQuery:
         """When the answer is stale (monotonic); at first it is due since the clock's zero."""
         self.is_unasked = True
         """Whether it was never asked."""
-        self._attempts = Attempts()
-
-    @property
-    def is_backed_off(self) -> bool:
+        self.is_backed_off = False
         """Whether it is refused, and therefore asked less often."""
-        return self._attempts.is_backed_off
+        self._attempts = Attempts()
 
     @property
     def was_answered(self) -> bool:
@@ -43,7 +40,7 @@ class ScheduledQuery:
 
     def answered(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Keep the answer."""
-        self.samples, self.is_unasked = tuple(samples), False
+        self.samples, self.is_unasked, self.is_backed_off = tuple(samples), False, False
         self._attempts.answered()
         self.due_ns = now_ns + self.question.stale_ns
 
@@ -56,7 +53,7 @@ class ScheduledQuery:
         self._forget(now_ns, self._attempts.refused())
 
     def _forget(self, now_ns: int, wait_ns: int) -> None:
-        self.samples, self.is_unasked = (), False
+        self.samples, self.is_unasked, self.is_backed_off = (), False, self._attempts.is_backed_off
         self.due_ns = now_ns + max(min(self.question.stale_ns, MINUTES_5), wait_ns)
 
 

@@ -63,6 +63,8 @@ typedef struct {
   u64 held_ns[GPUS];               /* for which the clocks were held down, in a test's own time; 0: real time by `reasons` */
   u32 c2c;                         /* links of each GPU to a CPU */
   u32 structures;                  /* the newest version of structures that have several; 0: all */
+  u32 cost_ns, field_cost_ns;      /* processor time that each call takes, and each field of a call for many */
+  u32 idle;                        /* 1: no process is on any GPU */
 } control;
 
 static control *page;
@@ -115,6 +117,14 @@ static void delay(int function, int gpu) {
   if (page->one_lock) pthread_mutex_unlock(&slow);
 }
 
+/* Take processor time: a real call is spent in the kernel, and does not sleep. */
+static void spend(u64 ns) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  u64 until = t.tv_sec * 1000000000ULL + t.tv_nsec + ns;
+  do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); while (t.tv_sec * 1000000000ULL + t.tv_nsec < until);
+}
+
 static int is_open(void) { return initialized && life == page->driver_life; }
 
 static void hold(int gpu) {
@@ -151,6 +161,7 @@ static int enter(int function, dev d) {
   int gpu = d ? d->gpu : GPUS, code;
   __sync_fetch_and_add(&page->calls[function][gpu], 1);
   delay(function, gpu);
+  if (page->cost_ns) spend(page->cost_ns);
   if (function == F_SHUTDOWN) {
     if (page->inside) __sync_fetch_and_add(&page->shutdowns_beside_calls, 1);
     return judge(function, d);
@@ -301,6 +312,7 @@ static u64 held(dev d, int which) {
 }
 int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
   ENTER(F_FIELDS, d);
+  if (page->field_cost_ns) spend((u64)count * page->field_cost_ns);
   for (int i = 0; i < count; i++) {
     u32 id = f[i].field, scope = f[i].scope, link = scope < LINKS;
     f[i].ret = 0; f[i].type = 3; f[i].v.ull = n(d, 5000000000ULL + 100000ULL * id + (link ? scope : 0));
@@ -349,7 +361,7 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
 typedef struct { u32 pid; u64 memory; u32 gi, ci; } proc;
 int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
   ENTER(F_PROCS, d);
-  u32 have = !page->zero ? 2 : d->gpu && !d->instance, room = *count;
+  u32 have = page->idle ? 0 : !page->zero ? 2 : d->gpu && !d->instance, room = *count;
   *count = have;
   if (room < have) return 7;
   for (u32 i = 0; i < have; i++) p[i] = (proc){ 4000 + 10 * d->gpu + i, n(d, 7000 + i), ~0u, ~0u };
@@ -358,15 +370,16 @@ int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
 typedef struct { u32 pid; u64 stamp; u32 sm, mem, enc, dec; } share;
 int nvmlDeviceGetProcessUtilization(dev d, share *s, u32 *count, u64 since) {
   ENTER(F_SHARES, d);
-  u32 have = page->zero ? 1 : 2, room = s ? *count : 0;
+  u32 have = page->idle ? 0 : page->zero ? 1 : 2, room = s ? *count : 0;
   *count = have;
+  if (!have) return 6;
   if (room < have) return 7;
   for (u32 i = 0; i < have; i++) s[i] = (share){ 4000 + 10 * d->gpu + i, since + 1 + i, percent(d, 11 + 20 * i), 1, 0, 0 };
   return 0;
 }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
   ENTER(F_MPS, d);
-  u32 have = page->zero ? 0 : 1 + d->gpu, room = *count;
+  u32 have = page->zero || page->idle ? 0 : 1 + d->gpu, room = *count;
   *count = have;
   if (room < have) return 7;
   for (u32 i = 0; i < have; i++) p[i] = (proc){ 6000 + 10 * d->gpu + i, n(d, 300 + i), ~0u, ~0u };

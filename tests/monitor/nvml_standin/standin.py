@@ -71,6 +71,9 @@ def page_type(gpus):
             ("held_ns", u64 * gpus),
             ("c2c", u32),
             ("structures", u32),
+            ("cost_ns", u32),
+            ("field_cost_ns", u32),
+            ("idle", u32),
         ]  # fmt: skip
 
     return Page
