@@ -170,8 +170,7 @@ ITSELF_ALERTS = Group("pacecar-itself", (
         "{{ printf \"%.0f\" $value }} ranks were turned away in the last 15 minutes; they are on no dashboard."),
     Alert("PacecarCollectorFailed", _stays_failed(), "15m", "warning",
         "Collector {{ $labels.collector }} of {{ $labels.instance }} stays failed",
-        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
-        "and log say why."),
+        "Each tick of the last 15 minutes failed. What it could not read has no series; page and log say why."),
     Alert("PacecarDaemonOverBudget", f"{DAEMON_BUDGET_USED.name} > {DAEMON_OVER}", "15m", "warning",
         "The daemon of {{ $labels.instance }} takes more than it allows itself",
         "Its CPU time is {{ $value | humanizePercentage }} of its budget "

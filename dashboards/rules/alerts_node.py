@@ -7,7 +7,7 @@ from pacecar.records.xids import XIDS_OF_PROGRAMS, XIDS_OF_REPAIR
 
 from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, combine, divide
 from .alerts import BY, Alert, Group
-from .recording import GPU_HELD_DOWN, HELD_BY, PORT_USED, RULES, SENT, SENT_AGAIN, WRITABLE
+from .recording import GPU_HELD_DOWN, HELD_BY, MEMORY, PORT_USED, RULES, SENT, SENT_AGAIN, WRITABLE
 
 __all__ = ["GPU_ALERTS", "HOST_ALERTS", "LINK_ALERTS"]
 
@@ -60,6 +60,11 @@ def _grown(metric: str, window: str, *labels: str, **where: str) -> str:
     return combine("sum", RULES.increase(metric, where, window=window), *labels)
 
 
+def _fired(alert: str) -> str:
+    """Return where that alert fired lately, so that it goes on when a daemon that is started anew knows less."""
+    return f'max_over_time(ALERTS{{alertname="{alert}", alertstate="firing"}}[{MEMORY}])'
+
+
 def _xids(codes: str) -> str:
     """Return the Xids of the last ten minutes whose code matches.
 
@@ -95,6 +100,16 @@ def _unhealthy(*reasons: HealthReason) -> str:
     """Return the GPUs with one of `reasons`, as `pacecar.gpu_health` judges them for page and terminal too."""
     codes = "|".join(reasons)
     return RULES.select("pacecar_gpu_health_reason", {"reason": f"=~{codes}" if len(reasons) > 1 else codes}) + " == 1"
+
+
+def _links_down() -> str:
+    """Return the NVLinks that are down and should not be: of a GPU with that reason, or those that fired before."""
+    down = RULES.select("pacecar_gpu_nvlink_link_state") + " == 0"
+    of_gpu, of_link = ", ".join(OF_GPU), ", ".join((*OF_GPU, "link"))
+    return (
+        f"({down} and on ({of_gpu}) {_unhealthy(HealthReason.NVLINK_DOWN)}) or "
+        f"({down} and on ({of_link}) {_fired('PacecarNvlinkDown')})"
+    )
 
 
 def _writable(condition: str) -> str:
@@ -171,8 +186,7 @@ GPU_ALERTS = Group("pacecar-gpu", (
 
 LINK_ALERTS = Group("pacecar-links", (
     Alert("PacecarNvlinkDown",
-        f"{RULES.select('pacecar_gpu_nvlink_link_state')} == 0 and on ({', '.join(OF_GPU)}) "
-        f"{_unhealthy(HealthReason.NVLINK_DOWN)}", "1m", "critical",
+        _links_down(), "1m", "critical",
         f"NVLink {{{{ $labels.link }}}} of {BY} is down",
         "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
         "left, or over PCIe."),

@@ -26,6 +26,7 @@ __all__ = [
     "GPU_HELD_DOWN",
     "HELD_BY",
     "LOOKS_BACK",
+    "MEMORY",
     "OVERHEAD",
     "PACE",
     "PORT_USED",

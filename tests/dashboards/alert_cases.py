@@ -178,6 +178,12 @@ FIRING = [
         }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
         "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
         "left, or over PCIe."),
+    Case("PacecarNvlinkDown", "a daemon was started anew and does not know that the link was up", "25m", {
+            f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x4 _x3 0x20",
+            **_reason("nvlink_down", "0x5 1x4 _x3 0x20"),
+        }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
+        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
+        "left, or over PCIe."),
     *(
         Case("PacecarGpuFabric", reason, "8m", _reason(reason, "0x5 1x10"), ON_GPU | {"reason": reason}, "critical",
             f"GPU 3 of n1:9850 is not in its NVLink fabric: {reason}", FABRIC_WORDS)
@@ -350,14 +356,14 @@ FIRING = [
             f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "1x40",
         }, ON_NODE | {"collector": "disk", "outcome": "failed"}, "warning",
         "Collector disk of n1:9850 stays failed",
-        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
+        "Each tick of the last 15 minutes failed. What it could not read has no series; page "
         "and log say why."),
     Case("PacecarCollectorFailed", "GPUs, though none is down", "25m", {
             f'pacecar_collector_outcome{{{NODE}, collector="gpu", outcome="failed"}}': "0x5 1x30",
             f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "0x40",
         }, ON_NODE | {"collector": "gpu", "outcome": "failed"}, "warning",
         "Collector gpu of n1:9850 stays failed",
-        "Each tick of the last 15 minutes failed, as a whole or in part. What it could not read has no series; page "
+        "Each tick of the last 15 minutes failed. What it could not read has no series; page "
         "and log say why."),
     Case("PacecarDaemonOverBudget", "one and a half times", "30m",
         {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+4.5x40",
@@ -457,6 +463,9 @@ SILENT = [
         {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "0x20", **_reason("nvlink_down", "0x20")}),
     Case("PacecarNvlinkDown", "a link that sleeps while another is down", "8m",
         {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "2x20", **_reason("nvlink_down", "1x20")}),
+    Case("PacecarNvlinkDown", "a link that came up again", "25m",
+        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x5 1x20",
+         **_reason("nvlink_down", "0x5 1x5 0x20")}),
     Case("PacecarGpuFabric", "joined, and slower than it could be", "12m",
         {**_reason("fabric_failed", "0x20"), **_reason("fabric_degraded", "1x20")}),
     Case("PacecarGpuFabricDegraded", "a route that was recovered at once", "12m",
