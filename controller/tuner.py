@@ -374,6 +374,8 @@ class Tuner:
             return False
         if self._policy is None:
             return bool(self._agreement.spaces)
+        if self._is_begun and self._agreement.affordable == 0:
+            return True  # no trial can begin, and more votes would only cost more
         return self._is_begun and self.state in ("watching", "advising") and self._policy.is_calm()
 
     def _think(self) -> None:

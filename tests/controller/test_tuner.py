@@ -579,3 +579,12 @@ def test_windows_leave_what_a_trial_needs_to_end_while_it_is_open() -> None:
     b.policy.turn = TuningTurn(1, {"micro_batch": 4})
     b.run(4)
     assert b.reserved[-1] == 0
+
+
+def test_ranks_vote_rarely_while_no_switch_can_be_paid_for() -> None:
+    for paid, is_calm in ((0, True), (1, False)):
+        b = Unprofiled(paid=paid)
+        b.tuner.start()
+        b.run(40)
+        assert b.tuner.state == "warming"
+        assert b.tuner.agreement.are_all_calm is is_calm
