@@ -221,6 +221,7 @@ class Planted:
             self._control = Control(build(self._folder) / "control")
             self._control.page.mig = 1
             self._control.page.fans = 2
+            self._control.page.c2c = 1
             settings = {
                 "port": 0, "socket": self._socket, "proc_root": str(machine / "proc"), "sys_root": str(machine / "sys"),
                 "recordings": str(self._folder / "recordings"), "mounts": self._mounts, "cpu_budget": 1.0,
