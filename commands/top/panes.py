@@ -86,6 +86,8 @@ def _gpu_state(gpu: GpuStatus) -> Text:
         state.append(f", {gpu.xid_errors_total} Xid")
     if gpu.mig_enabled:
         state.append(f", MIG: {plural(len(gpu.instances), 'instance')}")
+    if gpu.mps_processes:
+        state.append(f", MPS: {plural(gpu.mps_processes, 'client')}")
     return state
 
 

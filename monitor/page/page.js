@@ -127,7 +127,7 @@ function gpuState(gpu) { // the verdict first; a line below the table's head say
   const reasons = gpu.health_reasons.map(({ reason }) => (reason === "down" ? `down (${words(gpu.down_reason)})` : words(reason)));
   const wrong = [...(reasons.length ? [`${gpu.health}: ${reasons.join(", ")}`] : []), ...(gpu.throttled_by ?? []).map((reason) => `throttled: ${words(reason)}`)];
   if (gpu.up === 0 && !reasons.length) wrong.push(gpu.down_reason === null ? "not read yet" : `down: ${words(gpu.down_reason)}`);
-  const more = [gpu.xid_errors_total ? `, ${gpu.xid_errors_total} Xid` : "", gpu.mig_enabled ? ", MIG" : ""].join("");
+  const more = [gpu.xid_errors_total ? `, ${gpu.xid_errors_total} Xid` : "", gpu.mig_enabled ? ", MIG" : "", gpu.mps_processes ? `, MPS: ${number(gpu.mps_processes)} ${gpu.mps_processes === 1 ? "client" : "clients"}` : ""].join("");
   return [wrong.length ? el("span", { class: "bad" }, wrong.join(", ")) : "ok", more];
 }
 

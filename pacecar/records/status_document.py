@@ -108,6 +108,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_receive_bytes_per_second: float | None = None
     nvlink_transmit_bytes_per_second: float | None = None
     processes: int | None = None
+    mps_processes: int | None = None
     xid_errors_total: int | None = None
     throttled_by: tuple[str, ...] | None = None
     mig_enabled: int | None = None

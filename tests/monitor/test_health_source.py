@@ -118,6 +118,7 @@ COUNT = 4
 def well(standin):
     """Stand-in GPUs in good health: every number that shows a fault is 0, 0 of 0 lanes are all that there are."""
     standin.page.zero, standin.page.count, standin.page.links = 1, COUNT, 0
+    standin.page.structures = 2  # in the newer one of the fabric a number says that it is unhealthy
     return standin
 
 

@@ -74,7 +74,7 @@ class SickCollector(ShowCollector):
             *kept, *lost,
             Sample("pacecar_gpu_pcie_width", ("1",), 4), Sample("pacecar_gpu_pcie_width_max", ("1",), 16),
             Sample("pacecar_gpu_row_remap_failed", ("4",), 1),
-            Sample("pacecar_gpu_mig_enabled", ("6",), 1),
+            Sample("pacecar_gpu_mps_processes", ("5",), 4), Sample("pacecar_gpu_mig_enabled", ("6",), 1),
             Sample("pacecar_gpu_instance_info", ("6", "2", "0", "MIG-a", "3g.71gb"), 1),
             Sample("pacecar_gpu_instance_memory_size_bytes", ("6", "2", "0"), 71 << 30),
             Sample("pacecar_gpu_instance_memory_used_bytes", ("6", "2", "0"), 7 << 30),
@@ -243,7 +243,7 @@ def test_what_is_wrong_with_gpus_is_said_above_them_with_what_to_do(opened, sick
     assert (state[0], state[1], state[2], state[4]) == (
         "ok", "degraded: pcie width", "failed: down (lost)", "failed: row remap failed",
     )  # fmt: skip
-    assert state[6] == "ok, MIG"
+    assert (state[5].endswith(", MPS: 4 clients"), state[6]) == (True, "ok, MIG")
     (instance,) = page.locator("#instances tbody tr").all_inner_texts()
     assert " ".join(instance.split()) == "GPU 6, 2/0 3g.71gb 7.0 GiB of 71.0 GiB 3 MIG-a"
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -105,17 +105,31 @@ def _uptime_ns(looker: FactReader) -> int | None:
     return None if seen is None else seen.value
 
 
-def _fabric_facts(fabric: Fabric | None) -> tuple[str | None, int | None, tuple[tuple[str, bool], ...]]:
-    """Return state, status and conditions as the metrics have them; nothing of a GPU without a fabric."""
-    state, status, conditions = None, None, dict[str, bool]()
+class _FabricFacts(NamedTuple):
+    """State, status, conditions and health as the metrics have them; nothing of a GPU without a fabric."""
+
+    fabric_state: str | None = None
+    fabric_status: int | None = None
+    fabric_conditions: tuple[tuple[str, bool], ...] = ()
+    fabric_health: str | None = None
+    fabric_problem: str | None = None
+
+
+def _fabric_facts(fabric: Fabric | None) -> _FabricFacts:
+    facts = _FabricFacts()
     for sample in () if fabric is None else fabric_samples("", fabric):
         if sample.metric == "pacecar_gpu_fabric_state" and sample.value:
-            state = sample.labels[1]
+            facts = facts._replace(fabric_state=sample.labels[1])
         elif sample.metric == "pacecar_gpu_fabric_status":
-            status = int(sample.value)
+            facts = facts._replace(fabric_status=int(sample.value))
         elif sample.metric == "pacecar_gpu_fabric_condition":
-            conditions[sample.labels[1]] = sample.value != 0
-    return state, status, tuple(conditions.items())
+            condition = (sample.labels[1], sample.value != 0)
+            facts = facts._replace(fabric_conditions=(*facts.fabric_conditions, condition))
+        elif sample.metric == "pacecar_gpu_fabric_health" and sample.value:
+            facts = facts._replace(fabric_health=sample.labels[1])
+        elif sample.metric == "pacecar_gpu_fabric_info":
+            facts = facts._replace(fabric_problem=sample.labels[-1])
+    return facts
 
 
 class _Interview:
@@ -202,7 +216,7 @@ class _Interview:
         fields = self._fields(index, handle)
         up, down, has_switch = self._links(index, handle, fields.get(_LINK_COUNT))
         persistence, mig = number(Number.PERSISTENCE), number(Number.MIG_MODE)
-        fabric_state, fabric_status, fabric_conditions = _fabric_facts(fabric)
+        sram = self._gently(f"GPU {index}: SRAM errors", lambda: nvml.sram_errors(handle))
         return GpuFacts(
             index=index,
             uuid=identity.uuid,
@@ -226,9 +240,8 @@ class _Interview:
             links_down=down,
             has_switch=has_switch,
             chip_links=fields.get(_CHIP_LINK_COUNT),
-            fabric_state=fabric_state,
-            fabric_status=fabric_status,
-            fabric_conditions=fabric_conditions,
+            sram_over_threshold=None if sram is None else sram.is_over_threshold,
+            **_fabric_facts(fabric)._asdict(),
             uncorrected_errors=fields.get(_UNCORRECTED),
             remap_pending=fields.get(_REMAP_PENDING),
             remap_failed=fields.get(_REMAP_FAILED),

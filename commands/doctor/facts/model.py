@@ -171,6 +171,9 @@ class GpuFacts:
     fabric_state: str | None = None
     fabric_status: int | None = None
     fabric_conditions: tuple[tuple[str, bool], ...] = ()
+    fabric_health: str | None = None
+    fabric_problem: str | None = None
+    sram_over_threshold: bool | None = None
     uncorrected_errors: int | None = None
     remap_pending: int | None = None
     remap_failed: int | None = None

@@ -81,6 +81,7 @@ def _readings(gpu: GpuFacts, uptime_ns: int | None) -> GpuReadings:
         row_remap_failed=_flag(gpu.remap_failed),
         row_remap_pending=_flag(gpu.remap_pending),
         retired_pages_pending=_flag(gpu.retire_pending),
+        sram_threshold_exceeded=gpu.sram_over_threshold,
         uncorrected_errors=gpu.uncorrected_errors,
         pcie_width=gpu.pcie_width,
         pcie_width_max=gpu.pcie_width_max,
@@ -93,6 +94,8 @@ def _readings(gpu: GpuFacts, uptime_ns: int | None) -> GpuReadings:
         fabric_status=gpu.fabric_status,
         fabric_waits_ns=uptime_ns,  # at most: nobody has looked before
         fabric_conditions=dict(gpu.fabric_conditions),
+        fabric_health=gpu.fabric_health,
+        fabric_problem=gpu.fabric_problem,
     )
 
 
@@ -330,11 +333,11 @@ RULES = (
          "the driver can replace bad memory only when the GPU is reset; until then errors may end the job",
          "machine", MEMORY_ERRORS.at("Row Remapping; Dynamic Page Offlining"),
          _broken(HealthReason.MEMORY_REPAIR_PENDING, what="memory", remedy=_reset)),
-    Rule("gpu-memory-failed", Severity.CRITICAL, "Faulty memory could not be replaced",
+    Rule("gpu-memory-failed", Severity.CRITICAL, "Faulty memory cannot be repaired",
          "the next uncorrectable error there ends the job", "machine",
          MEMORY_ERRORS.at("RMA Policy Thresholds for Row-Remapping"),
-         _broken(HealthReason.ROW_REMAP_FAILED, what="memory", remedy=lambda indices:
-             f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER"
+         _broken(HealthReason.ROW_REMAP_FAILED, HealthReason.SRAM_ECC_THRESHOLD, what="memory", remedy=lambda indices:
+             f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER,ECC"
              "    # take the node out and have the board replaced")),
     Rule("gpu-memory-errors", Severity.CRITICAL, "Memory errors could not be corrected",
          "a process that meets one is killed, and what was computed since is not to be trusted", "machine",

@@ -24,6 +24,7 @@ from pacecar.monitor.gpu.driver import (
     Identity,
     Number,
     RemoteLink,
+    SramErrors,
     UnsupportedError,
 )
 from pacecar.monitor.gpu.known_gpus import KnownGpu
@@ -60,8 +61,9 @@ class Board:
     capability: tuple[int, int] = (9, 0)
     memory: int = 85_520_809_984
     links: list[bool] = field(default_factory=lambda: [True] * 18)
-    fabric: Fabric = field(default_factory=lambda: Fabric(3, 0, 0))
+    fabric: Fabric = field(default_factory=lambda: Fabric(3, 0, "", 0, 0))
     fields: dict[int, int] = field(default_factory=lambda: {31: 0, 144: 0, 145: 0})
+    sram_over_threshold: bool | None = False
     pids: tuple[int, ...] = ()
     lost: bool = False
     remote: str = "switch"
@@ -126,6 +128,11 @@ class RecordedDriver:
 
     def processes(self, handle):
         return [DriverProcess(pid, None) for pid in self.boards[handle].pids]
+
+    def sram_errors(self, handle):
+        if self.boards[handle].sram_over_threshold is None:
+            raise UnsupportedError("Not Supported (NVML error 3)", 3)
+        return SramErrors(0, 0, 0, 0, 0, 0, self.boards[handle].sram_over_threshold)
 
     def fabric(self, handle):
         return self.boards[handle].fabric
@@ -320,7 +327,7 @@ def tcp_node() -> Machine:
     machine = recorded("tcp_node")
     for index in range(2):
         machine.boards.append(Board(gpu_path(index).rpartition("/")[2], "NVIDIA A100-SXM4-80GB", (8, 0)))
-        machine.boards[-1].fabric, machine.boards[-1].remote = Fabric(0, 0, None), "gpu"
+        machine.boards[-1].fabric, machine.boards[-1].remote = Fabric(0, 0, "", 0, None), "gpu"
     machine.environ = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
     add_job(machine, interface="eth0")
     return machine
@@ -331,7 +338,7 @@ def workstation() -> Machine:
     machine = recorded("workstation")
     for index in range(2):
         board = Board(gpu_path(index).rpartition("/")[2], "NVIDIA RTX A6000", (8, 6), links=[])
-        board.fabric = Fabric(0, 0, None)
+        board.fabric = Fabric(0, 0, "", 0, None)
         machine.boards.append(board)
     add_job(machine)
     return machine

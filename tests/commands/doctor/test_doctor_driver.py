@@ -20,7 +20,7 @@ from tests.monitor.nvml_standin.standin import Control, build, compiler
 
 CALLS = (
     "driver_version", "cuda_version", "device", "identity", "number", "compute_capability", "peer_status", "memory",
-    "fields", "processes", "fabric", "link_active", "link_remote",
+    "fields", "processes", "sram_errors", "fabric", "link_active", "link_remote",
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def cards_with_a_bridge() -> Machine:
     machine = bare(workstation())
     machine.boards = [Board(gpu_path(n).rpartition("/")[2], "NVIDIA RTX A6000", (8, 6), links=[]) for n in range(4)]
     for n, board in enumerate(machine.boards):
-        board.fabric, board.links, board.remote = Fabric(0, 0, None), [n < 2] * 4, "gpu"
+        board.fabric, board.links, board.remote = Fabric(0, 0, "", 0, None), [n < 2] * 4, "gpu"
         if n >= 2:
             machine.add_card(gpu_path(n), "0x030000", "0x10de", 0)
         machine.files[f"sys/kernel/iommu_groups/{board.address}/type"] = "DMA-FQ\n"
@@ -208,7 +208,7 @@ def pcie_sender() -> Machine:
     """Without NVLink NCCL sends by way of the host on its own account, and a variable that says so changes nothing."""
     machine = h100_node()
     for board in machine.boards:
-        board.links, board.fabric = [], Fabric(0, 0, None)
+        board.links, board.fabric = [], Fabric(0, 0, "", 0, None)
     machine.environ["NCCL_NET_GDR_READ"] = "0"
     machine.log = LOG + "".join(f"node-a:4242:4310 [0] NCCL INFO Channel 01/0 : {way}\n" for way in BOTH)
     return machine

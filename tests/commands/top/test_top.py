@@ -101,7 +101,7 @@ def sick(said):
         "2": {"health": "failed", "health_reasons": (link, narrow)},
         "3": {"health": "failed", "health_reasons": (link,)},
         "4": {"health": "failed", "health_reasons": (lost,), "up": 0, "down_reason": "lost", "uuid": "GPU-\x1b[2J"},
-        "5": {"health": "ok", "xid_errors_total": 2},
+        "5": {"health": "ok", "xid_errors_total": 2, "mps_processes": 3},
         "6": {"health": "ok", "mig_enabled": 1, "instances": (instance,)},
         "7": {"health": "unknown", "up": 0},
     }
@@ -169,7 +169,7 @@ def test_each_gpus_state_is_its_verdict():
         "failed: NVLink: 17 links up; down: 3, PCIe link: 4 of 16 lanes",
         "failed: NVLink: 17 links up; down: 3",
         "failed: down: lost",
-        "ok, 2 Xid",
+        "ok, 2 Xid, MPS: 3 clients",
         "ok, MIG: 1 instance",
         "not read yet",
     ]
