@@ -5,8 +5,10 @@ Jobs of all layouts are drawn with one or two faults planted that cost from 3 to
 (`causal_figures`).  Prints tables; `--misses` each fault that was not right, too.  Draws follow from `--seed`: figures
 that were used while mending the model are not held out.  `--late-us` makes all ranks of a host leave collectives later
 than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.  With
-`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.  With
-`--exponential-stops` the stops of healthy loud jobs are 3 ms in the mean, and of any length, instead of 3 ms each.
+`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.  `--form` plants
+certain faults only, or writes traces as some jobs do (`FORMS` in `acceptance.py`): hosts without names, links that
+groups share, rows of the device alone.  With `--exponential-stops` the stops of healthy loud jobs are 3 ms in the mean,
+and of any length, instead of 3 ms each.
 """
 
 from __future__ import annotations
@@ -22,9 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script,
 from bench.causal_figures import Case, ClockError, Named, Planted, falsely_named, lines, outcomes
 from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.profiler.analysis.output.words import untold_words
 from pacecar.profiler.analysis.report import TraceJob
 from tests.kit.simulated_jobs import Run, Truth, simulate
-from tests.kit.simulated_jobs.acceptance import KINDS, LARGE_KINDS, healthy_jobs, planted_faults
+from tests.kit.simulated_jobs.acceptance import (
+    FORMS,
+    KINDS,
+    LARGE_KINDS,
+    SPANNING_KINDS,
+    healthy_jobs,
+    planted_faults,
+)
 
 
 def judged(truth: Truth, seed: int, number: int) -> Case:
@@ -32,7 +42,7 @@ def judged(truth: Truth, seed: int, number: int) -> Case:
     run = truth.run
     traces = run.traces()
     job = analyze_job(traces, [analyze_trace(trace) for trace in traces])
-    wall = run.step_ns
+    wall = run.step_ns if run.job.has_host_rows else run.wall_ns  # a step is known where traces mark it
     return Case(
         seed=seed,
         number=number,
@@ -46,6 +56,7 @@ def judged(truth: Truth, seed: int, number: int) -> Case:
         ),
         clocks=clock_errors(run, job),
         replay_error_ratio=job.replay_error_ratio,
+        is_told=untold_words(job) is None,
     )
 
 
@@ -78,10 +89,10 @@ def clock_errors(run: Run, job: TraceJob) -> tuple[ClockError, ...]:
 
 def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
     """Yield the jobs of this run with their numbers, planted ones first."""
-    kinds = args.kinds or [*KINDS]
+    kinds, form = args.kinds or [*KINDS], FORMS[args.form]
     for is_loud, planted, healthy in ((False, args.planted, args.healthy), (True, args.loud, args.healthy_loud)):
-        yield from planted_faults(args.seed, planted, loud=is_loud, kinds=kinds, first=args.first)
-        some = healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds, first=args.first)
+        yield from planted_faults(args.seed, planted, loud=is_loud, kinds=kinds, first=args.first, form=form)
+        some = healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds, first=args.first, form=form)
         for number, job in enumerate(some, args.first):
             noise = replace(job.noise, lateness_ns=1e3 * args.late_us)
             if args.kernel_noise is not None:
@@ -117,7 +128,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--late-us", type=float, default=0.0, help="mean by which a host leaves collectives later")
     parser.add_argument("--kernel-noise", type=float, help="of healthy jobs, in place of theirs")
     parser.add_argument("--exponential-stops", action="store_true", help="stops of healthy loud jobs: of any length")
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of jobs")
+    kinds = [*KINDS, *SPANNING_KINDS]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, help="only these kinds of jobs")
+    parser.add_argument("--form", choices=[*FORMS], default="usual", help="of the jobs, their faults and their traces")
     parser.add_argument("--misses", action="store_true", help="list each fault that was not right")
     args = parser.parse_args(words)
     begun, cases = time.process_time(), []

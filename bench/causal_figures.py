@@ -1,7 +1,8 @@
 """Judges what `pacecar analyze` said of a simulated job against what is true of it, and sums up many of them.
 
 A planted fault is *right* if a finding names ranks that have it, and only those, with a true cause; *wrong cause* if
-only the ranks are right; else *missed*.  A finding that belongs to no fault is *false*.  Savings are compared as shares
+only the ranks are right; else *untold* where `analyze` says that it cannot tell, and *missed* where it says that nobody
+holds the job up, or somebody else does.  A finding that belongs to no fault is *false*.  Savings are compared as shares
 of the true step.
 
 Pure: values in, values and lines of text out.  Tested in `tests/bench`.
@@ -66,11 +67,13 @@ class Case:
     named: tuple[Named, ...]
     clocks: tuple[ClockError, ...]
     replay_error_ratio: float | None
+    is_told: bool = True
+    """Whether `analyze` answers who holds the job up: that nobody does is an answer, that it cannot be told is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one planted fault: right, wrong cause or missed, and by whom it was found."""
+    """What became of one planted fault: right, wrong cause, missed or untold, and by whom it was found."""
 
     case: Case
     fault: Planted
@@ -86,7 +89,8 @@ def outcomes(case: Case) -> list[Outcome]:
 def _outcome(case: Case, fault: Planted) -> Outcome:
     near = [one for one in case.named if _is_of(one, fault)]
     right = [one for one in near if one.cause in fault.causes]
-    word = "right" if right else "wrong cause" if near else "missed"
+    missed = "missed" if case.is_told else "untold"
+    word = "right" if right else "wrong cause" if near else missed
     return Outcome(case, fault, word, (right or near or [None])[0])
 
 
@@ -114,7 +118,10 @@ def lines(cases: Sequence[Case]) -> list[str]:
         healthy = [case for case in cases if not case.planted and case.is_loud is is_loud]
         if healthy:
             accused = [case for case in healthy if case.named]
-            found.append(f"healthy, {noise}: somebody named in {len(accused)} of {len(healthy)} jobs")
+            untold = sum(not case.is_told for case in healthy)
+            found.append(
+                f"healthy, {noise}: somebody named in {len(accused)} of {len(healthy)} jobs, not told in {untold}"
+            )
             found += [f"  draw {case.number}, {case.layout}: {_words(case.named)}" for case in accused]
     return [*found, *_savings(every), *_clocks(cases), *_replays(cases)]
 
@@ -127,7 +134,7 @@ def _faults(some: Sequence[Outcome], noise: str) -> list[str]:
         f"planted, {noise}: rank and cause right in {right} of {len(some)} faults ({right / len(some):.1%});"
         f" others named too in {others} of {len(cases)} jobs"
     ]
-    head = f"  {'':24} {'right':>6} {'wrong cause':>12} {'missed':>7} {'of':>5}"
+    head = f"  {'':24} {'right':>6} {'wrong cause':>12} {'missed':>7} {'untold':>7} {'of':>5}"
     for title, of in (("by fault", lambda one: one.fault.kind), ("by layout", lambda one: one.case.layout)):
         found += [f"  {title}", head, *_table(some, of)]
     return found
@@ -137,7 +144,8 @@ def _table(some: Sequence[Outcome], of: Callable[[Outcome], str]) -> Iterable[st
     for name in sorted({of(one) for one in some}):
         count = Counter(one.word for one in some if of(one) == name)
         total = sum(count.values())
-        yield f"  {name:24} {count['right']:6} {count['wrong cause']:12} {count['missed']:7} {total:5}"
+        words = f"{count['right']:6} {count['wrong cause']:12} {count['missed']:7} {count['untold']:7}"
+        yield f"  {name:24} {words} {total:5}"
 
 
 def _savings(every: Sequence[Outcome]) -> list[str]:

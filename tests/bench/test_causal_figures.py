@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.causal_figures import Case, ClockError, Named, Planted, falsely_named, lines, outcomes
 
 STAGE = Planted("slow_compute", (4, 5), ("compute",), 0.10)
@@ -24,6 +26,12 @@ def test_a_fault_is_right_if_ranks_and_cause_are() -> None:
     assert word(Named("rank", (5,), "host_bound", 0.1, 0.01)) == "wrong cause"
     assert word(Named("host", (4, 5, 6, 7), "compute", 0.1, 0.01)) == "missed"
     assert word() == "missed"
+
+
+def test_what_cannot_be_told_is_not_missed_and_of_healthy_jobs_counted() -> None:
+    untold = replace(case(STAGE), is_told=False)
+    assert [one.word for one in outcomes(untold)] == ["untold"]
+    assert "healthy, quiet: somebody named in 0 of 1 jobs, not told in 1" in lines([replace(case(), is_told=False)])
 
 
 def test_of_uneven_work_only_the_cause_counts() -> None:

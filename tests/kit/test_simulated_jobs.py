@@ -140,6 +140,35 @@ def test_an_extra_layer_shifts_no_draw_of_the_others():
     assert np.array_equal(kernels_of(plain, 1), kernels_of(more, 1))
 
 
+@pytest.mark.parametrize(("kind", "size"), [(FaultKind.EXTRA_KERNEL, 5e5), (FaultKind.EXTRA_WORK, 0.2)])
+def test_an_extra_kernel_takes_as_long_as_it_says_in_each_pass_and_shifts_no_draw_of_the_others(kind, size):
+    job = Job(Layout(pipeline=2), Model(layers=2, microbatches=2), noise=SILENT, steps=1)
+    plain, more = simulate(job), simulate(replace(job, faults=(Fault(kind, (1,), size),)))
+    assert np.array_equal(kernels_of(plain, 1), kernels_of(more, 1))
+    extra = [one for one in more.program(1).instructions if one.is_extra]
+    forward, backward = 960_000 * 2, 1_955_000 * 2
+    assert [one.device_ns for one in extra] == (
+        [500_000] * 2 if kind is FaultKind.EXTRA_KERNEL else [round(size * ns) for ns in (forward, backward)] * 2
+    )
+
+
+def test_exchanges_between_the_same_hosts_share_their_link():
+    """Four data parallel groups lie across two hosts, and so many of their collectives are on the way at once."""
+    job = Job(Layout(tensor=4, data=2, ranks_per_host=4), Model(layers=1, buckets_of=1), noise=SILENT, steps=1)
+    alone, half, quarter = (
+        collective_ns(simulate(replace(job, links=Links(nic_shares=shares)))) for shares in (None, 2, 1)
+    )
+    assert half == pytest.approx(2 * alone, rel=0.02)
+    assert quarter == pytest.approx(4 * alone, rel=0.02)
+
+
+def collective_ns(run):
+    """Return the shortest time that a rank is in a data parallel collective of the first step."""
+    program, times = run.program(0), run.times[0]
+    places = program.exchanges["data"]
+    return int((times.device_end - times.device_start)[places].min())
+
+
 def kernels_of(run, rank):
     """Return how long each kernel of the model's own layers took in the first step."""
     program, times = run.program(rank), run.times[rank]

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from .identifiability import ranks_told
-from .job import LOUD, QUIET, Clocks, Fault, FaultKind, Job, Model, without
+from .job import LOUD, PROGRAM_KINDS, QUIET, Clocks, Fault, FaultKind, Job, Model, without
 from .layout import Layout
 from .run import Run, simulate
 from .truth import Truth, truth_of
 
-__all__ = ["COST_RATIO_MIN", "KINDS", "LARGE_KINDS", "draw_job", "healthy_jobs", "planted_faults"]
+__all__ = [
+    *("COST_RATIO_MIN", "FORMS", "KINDS", "LARGE_KINDS", "SPANNING_KINDS", "Form", "draw_job", "healthy_jobs"),
+    "planted_faults",
+]
 
 COST_RATIO_MIN = 0.03
 """What a planted fault costs at least, as a share of the wall time."""
@@ -52,6 +56,27 @@ KINDS: dict[str, tuple[Layout, ...]] = {
 }
 """Layouts by kind of job, from 8 to 64 ranks."""
 
+SPANNING_KINDS: dict[str, tuple[Layout, ...]] = {
+    "tensor over hosts x ddp": (
+        Layout(tensor=8, data=2, ranks_per_host=4),
+        Layout(tensor=4, data=4, ranks_per_host=2),
+        Layout(tensor=16, data=2),
+    ),
+    "tensor over hosts x fsdp": (Layout(tensor=8, data=4, ranks_per_host=4, is_sharded=True),),
+    "1f1b over hosts": (
+        Layout(pipeline=4, ranks_per_host=2),
+        Layout(pipeline=8, ranks_per_host=4),
+        Layout(pipeline=4, data=2, ranks_per_host=4),
+        Layout(pipeline=4, data=4),
+    ),
+    "gpipe over hosts": (
+        Layout(pipeline=4, ranks_per_host=2),
+        Layout(pipeline=8, ranks_per_host=4),
+        Layout(pipeline=4, data=2, ranks_per_host=4),
+    ),
+}
+"""Layouts whose groups lie across hosts in different ways."""
+
 LARGE_KINDS: dict[str, tuple[Layout, ...]] = {
     "large ddp": (Layout(data=256),),
     "large fsdp": (Layout(data=256, is_sharded=True),),
@@ -77,13 +102,49 @@ _FIRST_SIZE = {
     FaultKind.SLOW_LINK: 0.4,
     FaultKind.SLOW_DEVICE_LINK: 0.4,
     FaultKind.IMBALANCE: 0.08,
+    FaultKind.EXTRA_WORK: 0.08,
 }
 """What is tried first of faults that are ratios, or nanoseconds a launch."""
 
 
-def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Job:
-    """Return a healthy job of this kind: sizes, speeds and clocks are drawn."""
-    layouts = KINDS[kind] if kind in KINDS else LARGE_KINDS[kind]
+class Form(NamedTuple):
+    """What all jobs of a run have in common beside their kind.
+
+    `faults` are the kinds that are planted, all that the job can have where there are none.  Where `is_together`, two
+    faults are there in all steps, and always two; they may be of one rank.
+    """
+
+    faults: tuple[FaultKind, ...] = ()
+    has_host_names: bool = True
+    has_host_rows: bool = True
+    nic_shares: int | None = None
+    is_together: bool = False
+
+    def of(self, job: Job) -> Job:
+        """Return the job in this form."""
+        links = replace(job.links, nic_shares=self.nic_shares)
+        return replace(job, links=links, has_host_names=self.has_host_names, has_host_rows=self.has_host_rows)
+
+
+_DEVICE_FAULTS = (FaultKind.SLOW_COMPUTE, FaultKind.SLOW_BACKWARD, FaultKind.EXTRA_LAYERS, FaultKind.IMBALANCE)
+
+FORMS: dict[str, Form] = {
+    "usual": Form(),
+    "nameless hosts": Form(has_host_names=False),
+    "shared links": Form(faults=(FaultKind.SLOW_LINK,), nic_shares=2),
+    "shared links, nameless hosts": Form(faults=(FaultKind.SLOW_LINK,), nic_shares=1, has_host_names=False),
+    "extra kernels": Form(faults=(FaultKind.EXTRA_KERNEL, FaultKind.EXTRA_WORK)),
+    "uneven lengths": Form(faults=(FaultKind.IMBALANCE,)),
+    "two faults": Form(is_together=True),
+    "device rows": Form(faults=_DEVICE_FAULTS, has_host_rows=False),
+    "device rows, nameless hosts": Form(faults=_DEVICE_FAULTS, has_host_rows=False, has_host_names=False),
+}
+"""Forms of jobs and of their traces, by name."""
+
+
+def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False, form: Form = FORMS["usual"]) -> Job:
+    """Return a healthy job of this kind and form: sizes, speeds and clocks are drawn."""
+    layouts = (KINDS | SPANNING_KINDS | LARGE_KINDS)[kind]
     layout = layouts[int(drawn.integers(len(layouts)))]
     is_cpu = kind == "cpu"
     pipelined = layout.pipeline > 1
@@ -98,7 +159,7 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
         activation_bytes=int(drawn.uniform(2e6, 6e6) * scale) // 64 * 64,
         buckets_of=int(drawn.integers(1, 3)),
         microbatches=2 * layout.pipeline if pipelined else 1,
-        schedule={"gpipe x ddp": "gpipe", "interleaved x ddp": "interleaved"}.get(kind, "1f1b"),
+        schedule=next((word for word in ("gpipe", "interleaved") if kind.startswith(word)), "1f1b"),
         chunks=2 if kind == "interleaved x ddp" else 1,
         is_batched=pipelined and kind != "interleaved x ddp" and bool(drawn.random() < 0.5),
         loader_ns=int(drawn.choice([100_000, 400_000, 1_500_000])),
@@ -106,7 +167,7 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
         is_tensor_sync=bool(drawn.random() < 0.5),
         ends_with_sync=bool(drawn.random() < 0.8),
     )
-    return Job(
+    job = Job(
         layout,
         model,
         noise=LOUD if loud else QUIET,
@@ -116,10 +177,17 @@ def draw_job(drawn: np.random.Generator, kind: str, *, loud: bool = False) -> Jo
         is_cpu=is_cpu,
         has_sync_rows=bool(not is_cpu and drawn.random() < 0.2),
     )
+    return form.of(job)
 
 
 def healthy_jobs(
-    seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS), first: int = 0
+    seed: int,
+    count: int,
+    *,
+    loud: bool = False,
+    kinds: Sequence[str] = tuple(KINDS),
+    first: int = 0,
+    form: Form = FORMS["usual"],
 ) -> Iterator[Job]:
     """Yield jobs in which nobody is to blame, some of which are slow as a whole; the draws from `first` on.
 
@@ -127,7 +195,7 @@ def healthy_jobs(
     """
     for number in range(first, first + count):
         drawn = np.random.default_rng([seed, 1, number])
-        job = draw_job(drawn, str(drawn.choice(list(kinds))), loud=loud)
+        job = draw_job(drawn, str(drawn.choice(list(kinds))), loud=loud, form=form)
         match int(drawn.integers(4)):
             case 0:
                 job = replace(job, model=replace(job.model, loader_ns=int(drawn.uniform(2e6, 8e6))))
@@ -142,7 +210,13 @@ def healthy_jobs(
 
 
 def planted_faults(
-    seed: int, count: int, *, loud: bool = False, kinds: Sequence[str] = tuple(KINDS), first: int = 0
+    seed: int,
+    count: int,
+    *,
+    loud: bool = False,
+    kinds: Sequence[str] = tuple(KINDS),
+    first: int = 0,
+    form: Form = FORMS["usual"],
 ) -> Iterator[tuple[int, Truth]]:
     """Yield jobs with one or two faults, each of which costs from `COST_RATIO_MIN` to `COST_RATIO_MAX`.
 
@@ -152,7 +226,7 @@ def planted_faults(
     number, found = first, 0
     while found < count:
         drawn = np.random.default_rng([seed, 2, number])
-        truth = _plant(drawn, str(drawn.choice(list(kinds))), loud=loud)
+        truth = _plant(drawn, str(drawn.choice(list(kinds))), loud=loud, form=form)
         if truth is not None:
             found += 1
             yield number, truth
@@ -164,20 +238,26 @@ def _with_small_kernels(job: Job) -> Job:
     return replace(job, model=replace(job.model, kernel_scale=job.model.kernel_scale * SMALL_KERNELS))
 
 
-def _plant(drawn: np.random.Generator, kind: str, *, loud: bool) -> Truth | None:
-    job = draw_job(drawn, kind, loud=loud)
-    fault = _draw_fault(drawn, job)
+def _plant(drawn: np.random.Generator, kind: str, *, loud: bool, form: Form) -> Truth | None:
+    job = draw_job(drawn, kind, loud=loud, form=form)
+    fault = _draw_fault(drawn, job, form)
+    if fault is None:
+        return None
     if fault.kind in _OF_HOSTS:
         job = _with_small_kernels(job)
     healthy = simulate(job)
     fault = _sized(drawn, fault, healthy)
-    if drawn.random() >= TWO_FAULTS_RATIO:
+    if drawn.random() >= TWO_FAULTS_RATIO and not form.is_together:
         return _grown(replace(job, faults=(fault,)), healthy)
-    other = _sized(drawn, _draw_fault(drawn, job), healthy)
-    kinds = {fault.kind, other.kind}
-    if len(kinds) == 1 or set(other.ranks) & set(fault.ranks) or kinds & {FaultKind.IMBALANCE, FaultKind.EXTRA_LAYERS}:
+    other = _draw_fault(drawn, job, form)
+    if other is None:
         return None
-    if not kinds & set(_LINKS):  # at the same time one would hide behind the other
+    other = _sized(drawn, other, healthy)
+    kinds = {fault.kind, other.kind}
+    is_shared = bool(set(other.ranks) & set(fault.ranks)) and not form.is_together
+    if len(kinds) == 1 or is_shared or kinds & {FaultKind.IMBALANCE, *PROGRAM_KINDS}:
+        return None
+    if not kinds & set(_LINKS) and not form.is_together:  # at the same time one would hide behind the other
         half = job.steps_before + job.steps // 2
         fault = _only_in(fault, range(half), job)
         other = _only_in(other, range(half, job.all_steps), job)
@@ -190,8 +270,8 @@ def _only_in(fault: Fault, steps: range, job: Job) -> Fault:
     return replace(fault, steps=tuple(step for step in had if step in steps) or (steps[-1],))
 
 
-def _draw_fault(drawn: np.random.Generator, job: Job) -> Fault:
-    """Return a fault that such a job can have and its traces can tell, of no size yet."""
+def _draw_fault(drawn: np.random.Generator, job: Job, form: Form) -> Fault | None:
+    """Return a fault that such a job can have and its traces can tell, of no size yet; None where the form has none."""
     layout = job.layout
     kinds = [*_IN_NS, FaultKind.SLOW_COMPUTE, FaultKind.SLOW_BACKWARD]
     if job.is_cpu:
@@ -200,11 +280,16 @@ def _draw_fault(drawn: np.random.Generator, job: Job) -> Fault:
         kinds += [*_OF_HOSTS, FaultKind.SLOW_DEVICE_LINK] + [FaultKind.SLOW_LINK] * (layout.hosts > 1)
     kinds += [FaultKind.EXTRA_LAYERS, FaultKind.SLOW_COMPUTE] * (layout.pipeline > 1)
     kinds += [FaultKind.IMBALANCE] * (layout.data > 1)
+    if form.faults:
+        also = [FaultKind.EXTRA_KERNEL, FaultKind.EXTRA_WORK] * (layout.pipeline > 1)
+        kinds = [kind for kind in [*kinds, *also] if kind in form.faults]
+        if not kinds:
+            return None
     kind = kinds[int(drawn.integers(len(kinds)))]
     fault = Fault(kind, _draw_ranks(drawn, kind, layout), 0, _draw_steps(drawn, kind, job))
     told = ranks_told(job, fault)
     if told is None or len(told) > max(2, len(fault.ranks)):
-        return _draw_fault(drawn, job)
+        return None if form.faults else _draw_fault(drawn, job, form)
     return fault
 
 
@@ -216,7 +301,7 @@ def _draw_ranks(drawn: np.random.Generator, kind: FaultKind, layout: Layout) -> 
     if kind is FaultKind.COPY:
         return (int(drawn.choice(layout.ranks_of_stage(0))),)
     is_compute = kind is FaultKind.SLOW_COMPUTE
-    if kind is FaultKind.EXTRA_LAYERS or (is_compute and layout.pipeline > 1 and chance < 0.5):
+    if kind in PROGRAM_KINDS or (is_compute and layout.pipeline > 1 and chance < 0.5):
         return layout.ranks_of_stage(int(drawn.integers(layout.pipeline)))
     if kind is FaultKind.SLOW_LINK or (is_compute and layout.hosts > 2 and chance > 0.8):
         return layout.ranks_of_host(int(drawn.integers(layout.hosts)))
@@ -228,7 +313,7 @@ def _draw_steps(drawn: np.random.Generator, kind: FaultKind, job: Job) -> tuple[
     first = int(drawn.integers(job.steps_before, job.all_steps))
     if kind in (FaultKind.STALL, FaultKind.CHECKPOINT):
         return (first,)
-    if kind is FaultKind.EXTRA_LAYERS or drawn.random() < 0.75:
+    if kind in PROGRAM_KINDS or drawn.random() < 0.75:
         return None
     return tuple(range(min(first, job.all_steps - 2), job.all_steps))
 
@@ -239,6 +324,8 @@ def _sized(drawn: np.random.Generator, fault: Fault, healthy: Run) -> Fault:
         return replace(fault, size=1)
     steps = healthy.job.all_steps
     times = steps / len(fault.steps or range(steps))  # a fault of few steps has to be larger
+    if fault.kind is FaultKind.EXTRA_KERNEL:
+        return replace(fault, size=float(drawn.uniform(0.04, 0.15)) * healthy.step_ns / healthy.job.model.microbatches)
     if fault.kind in _IN_NS:
         return replace(fault, size=float(drawn.uniform(0.04, 0.15)) * healthy.step_ns * times)
     return replace(fault, size=_FIRST_SIZE[fault.kind] * float(drawn.uniform(1, 2)) * times)

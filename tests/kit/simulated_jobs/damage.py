@@ -17,6 +17,7 @@ from pacecar.profiler.trace.columns import NONE, DeviceRows, HostKind, HostRows,
 
 __all__ = [
     "cut",
+    "device_rows_only",
     "doubled",
     "jumped",
     "stretched",
@@ -52,6 +53,13 @@ def without_launches(trace: Trace, ratio: float, seed: int = 0) -> Trace:
     gone = (host.kind == HostKind.LAUNCH) & np.isin(host.correlation, device.correlation[lost])
     launch_ns = np.where(lost, NONE, device.launch_ns)
     return replace(trace, device=replace(device, launch_ns=launch_ns), host_rows=_kept(host, ~gone))
+
+
+def device_rows_only(trace: Trace) -> Trace:
+    """Return the trace of a profiler that recorded the device alone: no calls, launches or steps."""
+    device = replace(trace.device, launch_ns=np.full(len(trace.device.start_ns), NONE))
+    host = _kept(trace.host_rows, np.zeros(len(trace.host_rows.start_ns), dtype=np.bool_))
+    return _bounded(replace(trace, device=device, host_rows=host, syncs=SyncRows.empty(), steps=()))
 
 
 def jumped(trace: Trace, at_ns: int, by_ns: int) -> Trace:

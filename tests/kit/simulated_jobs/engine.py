@@ -71,7 +71,7 @@ class Simulation:
         self._serial = count()
         self._meetings: dict[tuple[object, ...], Meeting] = {}
         self._wires: dict[tuple[object, ...], list[int]] = {}
-        self._on_wire: dict[str, list[Meeting]] = {}
+        self._on_wire: dict[tuple[object, ...], list[Meeting]] = {}
         self._program_of = program_of
 
     def run(self) -> list[RankTimes]:
@@ -289,8 +289,9 @@ class Simulation:
         meeting.come.append(work)
         if len(meeting.come) < meeting.members:
             return
-        if self.job.links.is_shared and _instruction(work).code == Code.COLLECTIVE:
-            self._change_wire(work, now, meeting, is_over=False)
+        meeting.wire = self._wire(work, meeting)
+        if meeting.wire is not None:
+            self._change_wire(now, meeting, is_over=False)
             return
         for one in meeting.come:
             one.meetings -= 1
@@ -298,12 +299,26 @@ class Simulation:
             if one.meetings == 0:
                 heappush(self._agenda, (one.leaves + one.left, next(self._serial), one.version, one))
 
-    def _change_wire(self, work: DeviceWork, now: int, meeting: Meeting, *, is_over: bool) -> None:
-        """Put a collective on its group's wire or take it off; all that are on it get equal shares from now on."""
-        group = self.job.layout.group(work.rank.number, _instruction(work).role)
-        on_wire = self._on_wire.setdefault(group.name, [])
+    def _wire(self, work: DeviceWork, meeting: Meeting) -> tuple[object, ...] | None:
+        """Return what the meeting shares with others while it is under way; None where it has a link of its own."""
+        links, layout = self.job.links, self.job.layout
+        if links.nic_shares is not None:
+            hosts = {layout.host(one.rank.number) for one in meeting.come}
+            return tuple(sorted(hosts)) if len(hosts) > 1 else None
+        one = _instruction(work)
+        is_one = links.is_shared and one.code == Code.COLLECTIVE
+        return (layout.group(work.rank.number, one.role).name,) if is_one else None
+
+    def _slowdown(self, sharing: int) -> float:
+        """Return how many times as long a meeting takes that shares its wire with the others of so many."""
+        return max(sharing / (self.job.links.nic_shares or 1), 1.0)
+
+    def _change_wire(self, now: int, meeting: Meeting, *, is_over: bool) -> None:
+        """Put a meeting on its wire or take it off; all that are on it get equal shares from now on."""
+        assert meeting.wire is not None
+        on_wire = self._on_wire.setdefault(meeting.wire, [])
         for other in on_wire:
-            other.left_ns -= (now - other.since) / len(on_wire)
+            other.left_ns -= (now - other.since) / self._slowdown(len(on_wire))
         if is_over:
             on_wire.remove(meeting)
             meeting.due = -1
@@ -311,16 +326,19 @@ class Simulation:
             on_wire.append(meeting)
         for other in on_wire:
             other.since = now
-            other.due = now + max(round(other.left_ns * len(on_wire)), 0)
+            other.due = now + max(round(other.left_ns * self._slowdown(len(on_wire))), 0)
             heappush(self._agenda, (other.due, next(self._serial), _ARRIVED, other.come[0]))
 
     def _arrived(self, work: DeviceWork, now: int) -> None:
-        """Let all ranks leave a collective whose last byte has come; what was planned before a change is void."""
+        """Let all ranks leave a meeting whose last byte has come; what was planned before a change is void."""
         for meeting in work.met:
             if meeting.due == now:
-                self._change_wire(work, now, meeting, is_over=True)
+                self._change_wire(now, meeting, is_over=True)
                 for one in meeting.come:
-                    heappush(self._agenda, (now + one.left, next(self._serial), one.version, one))
+                    one.meetings -= 1
+                    one.leaves = max(one.leaves, now)
+                    if one.meetings == 0:
+                        heappush(self._agenda, (one.leaves + one.left, next(self._serial), one.version, one))
 
 
 def _instruction(work: DeviceWork) -> Instruction:

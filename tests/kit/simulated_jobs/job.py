@@ -11,7 +11,9 @@ from enum import StrEnum
 
 from .layout import Layout
 
-__all__ = ["LOUD", "QUIET", "Clocks", "Fault", "FaultKind", "Job", "Links", "Model", "Noise", "without"]
+__all__ = [
+    *("LOUD", "PROGRAM_KINDS", "QUIET", "Clocks", "Fault", "FaultKind", "Job", "Links", "Model", "Noise", "without"),
+]
 
 
 class FaultKind(StrEnum):
@@ -20,6 +22,8 @@ class FaultKind(StrEnum):
     SLOW_COMPUTE = "slow_compute"  # all kernels of the ranks
     SLOW_BACKWARD = "slow_backward"  # only their backward kernels
     EXTRA_LAYERS = "extra_layers"  # size: so many more layers on these ranks (an unbalanced pipeline stage)
+    EXTRA_KERNEL = "extra_kernel"  # ns of one more kernel in each forward pass, which no other stage runs
+    EXTRA_WORK = "extra_work"  # ratio: one more kernel after each pass, which takes so much of the pass's kernels
     SLOW_HOST = "slow_host"  # all that python and the framework do on the host
     SLOW_LAUNCH = "slow_launch"  # ns more for each call that launches a kernel
     DATA_WAIT = "data_wait"  # ns more a step in DataLoader.__next__
@@ -37,6 +41,8 @@ CAUSES: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.SLOW_COMPUTE: ("compute",),
     FaultKind.SLOW_BACKWARD: ("compute",),
     FaultKind.EXTRA_LAYERS: ("compute",),
+    FaultKind.EXTRA_KERNEL: ("compute",),
+    FaultKind.EXTRA_WORK: ("compute",),
     FaultKind.SLOW_HOST: ("host_bound",),
     FaultKind.SLOW_LAUNCH: ("host_bound",),
     FaultKind.DATA_WAIT: ("data_wait",),
@@ -53,6 +59,10 @@ CAUSES: dict[FaultKind, tuple[str, ...]] = {
 torch.profiler: it is a host that launched nothing for a while."""
 
 
+PROGRAM_KINDS = (FaultKind.EXTRA_LAYERS, FaultKind.EXTRA_KERNEL, FaultKind.EXTRA_WORK)
+"""Faults that change the program of a pipeline stage."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something wrong with some ranks, in some steps (all when None)."""
@@ -63,8 +73,8 @@ class Fault:
     steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind is FaultKind.EXTRA_LAYERS and self.steps is not None:
-            raise ValueError("layers are there in every step")
+        if self.kind in PROGRAM_KINDS and self.steps is not None:
+            raise ValueError("a stage runs the same program in every step")
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -109,7 +119,9 @@ class Model:
 class Links:
     """Bytes a second and latency of links: inside its host (NVLink), and to other hosts (its share of the NIC).
 
-    With `is_shared` collectives of one group that are on the wire together get equal shares of it.
+    With `is_shared` collectives of one group that are on the wire together get equal shares of it.  So many
+    collectives and messages as `nic_shares`, of whatever groups, can be on the way between the same hosts at full
+    speed; more get equal shares (None: each has a link of its own).
     """
 
     within: float = 200e9
@@ -117,6 +129,7 @@ class Links:
     within_latency_ns: int = 12_000
     between_latency_ns: int = 30_000
     is_shared: bool = False
+    nic_shares: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +193,10 @@ class Job:
     has_sync_rows: bool = False
     has_nccl_events: bool = True
     """Whether NCCL's own records and waits are in the trace; they order nothing that is."""
+    has_host_names: bool = True
+    """Whether traces name their hosts; torch.profiler itself does not."""
+    has_host_rows: bool = True
+    """Whether traces have rows of the host and marks of steps: without them they are of `activities=[CUDA]`."""
     is_balanced: bool = False
     """Whether IMBALANCE gives every microbatch the mean length of its step: the same work, evenly spread."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BACKWARD", "FORWARD", "LOSS", "NCCL", "OPTIMIZER", "Kernel"]
+__all__ = ["BACKWARD", "EXTRA", "FORWARD", "LOSS", "NCCL", "OPTIMIZER", "Kernel"]
 
 
 class Kernel(NamedTuple):
@@ -97,6 +97,15 @@ OPTIMIZER = Kernel(
     (320, 1, 1),
     is_split=False,
 )
+
+EXTRA = Kernel(
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float>>>",
+    "aten::mean",
+    0,
+    (4096, 1, 1),
+    is_split=False,
+)
+"""What a stage runs beside its layers where a fault says so; how long it takes is said there."""
 
 NCCL = {
     "all_reduce": ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allreduce"),

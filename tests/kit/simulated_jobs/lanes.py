@@ -47,7 +47,7 @@ class Meeting:
     On a link that is shared `left_ns` of that remained at `since`, and it would be done at `due` if nothing changed.
     """
 
-    __slots__ = ("come", "due", "launched", "left_ns", "members", "since", "wire_ns")
+    __slots__ = ("come", "due", "launched", "left_ns", "members", "since", "wire", "wire_ns")
 
     def __init__(self, members: int, wire_ns: int) -> None:
         self.members = members
@@ -55,6 +55,7 @@ class Meeting:
         self.launched = 0
         self.left_ns = float(wire_ns)
         self.since = self.due = -1
+        self.wire: tuple[object, ...] | None = None
         self.come: list[DeviceWork] = []
 
 

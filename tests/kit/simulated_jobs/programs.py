@@ -12,11 +12,13 @@ Left out: CPU jobs (`cpu_programs`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pacecar.profiler.trace.columns import HostKind
 
 from .instructions import ALL, AUTOGRAD, MAIN, Code, Phase, Program, Stream
-from .job import Job
-from .kernels import BACKWARD, FORWARD, LOSS, OPTIMIZER
+from .job import Fault, FaultKind, Job
+from .kernels import BACKWARD, EXTRA, FORWARD, LOSS, OPTIMIZER
 from .messages import Messages
 from .schedules import Pass, passes
 from .step_builder import BEFORE_NS, MODULE_NS, StepBuilder
@@ -30,8 +32,8 @@ LOADER_ROW = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 CHECKPOINT_ROW = "save_checkpoint"
 
 
-def device_program(job: Job, stage: int, extra_layers: int = 0) -> Program:
-    """Return one step of the ranks of `stage`; layers beyond the model's own are marked as extra."""
+def device_program(job: Job, stage: int, faults: Sequence[Fault] = ()) -> Program:
+    """Return one step of the ranks of `stage`; the work that `faults` add is marked as extra."""
     layout, model = job.layout, job.model
     b = StepBuilder(layout, model, stage)
     b.open(STEP_ROW, HostKind.ANNOTATION, before_ns=0)
@@ -46,7 +48,7 @@ def device_program(job: Job, stage: int, extra_layers: int = 0) -> Program:
     order = passes(model.schedule, stage, layout.pipeline, model.microbatches, model.chunks)
     messages = Messages(b)
     for one in order:
-        _pass(b, messages, one, extra_layers)
+        _pass(b, messages, one, faults)
     messages.finish()
     _finish(b)
     b.phase = Phase.CHECKPOINT
@@ -55,8 +57,9 @@ def device_program(job: Job, stage: int, extra_layers: int = 0) -> Program:
     return Program(b.found)
 
 
-def _pass(b: StepBuilder, messages: Messages, one: Pass, extra_layers: int) -> None:
+def _pass(b: StepBuilder, messages: Messages, one: Pass, faults: Sequence[Fault]) -> None:
     model = b.model
+    extra_layers = sum(round(fault.size) for fault in faults if fault.kind is FaultKind.EXTRA_LAYERS)
     layers = [False] * (model.layers // model.chunks) + [True] * (extra_layers if one.chunk == 0 else 0)
     b.microbatch = one.microbatch
     b.phase, b.thread = (Phase.FORWARD, MAIN) if one.is_forward else (Phase.BACKWARD, AUTOGRAD)
@@ -71,6 +74,15 @@ def _pass(b: StepBuilder, messages: Messages, one: Pass, extra_layers: int) -> N
     else:
         messages.receive(one)
         _backward(b, layers, is_last=one.microbatch == model.microbatches - 1)
+    b.is_extra = True
+    for fault in faults:
+        if fault.kind is FaultKind.EXTRA_KERNEL and one.is_forward:
+            b.kernel(EXTRA, device_ns=round(fault.size))
+        elif fault.kind is FaultKind.EXTRA_WORK:
+            halves = FORWARD if one.is_forward else BACKWARD
+            layer_ns = sum(kernel.device_ns for half in halves for kernel in half) * len(layers)
+            b.kernel(EXTRA, device_ns=round(fault.size * layer_ns * model.kernel_scale / b.layout.tensor))
+    b.is_extra = False
     messages.send(one)
     b.is_extra, b.thread = False, MAIN
 

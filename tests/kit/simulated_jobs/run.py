@@ -21,7 +21,7 @@ from .clocks import HostClock, host_clocks
 from .cpu_programs import cpu_program
 from .engine import RankTimes, Simulation
 from .instructions import Program
-from .job import FaultKind, Job
+from .job import PROGRAM_KINDS, Job
 from .programs import device_program
 from .traces import build_trace
 
@@ -29,12 +29,11 @@ __all__ = ["Run", "program_of", "simulate"]
 
 
 def program_of(job: Job, stage: int) -> Program:
-    """Return the program of one pipeline stage, with the layers that a fault adds to it."""
+    """Return the program of one pipeline stage, with the work that faults add to it."""
     if job.is_cpu:
         return cpu_program(job)
     ranks = set(job.layout.ranks_of_stage(stage))
-    extra = [round(f.size) for f in job.faults if f.kind is FaultKind.EXTRA_LAYERS and ranks <= set(f.ranks)]
-    return device_program(job, stage, sum(extra))
+    return device_program(job, stage, [f for f in job.faults if f.kind in PROGRAM_KINDS and ranks <= set(f.ranks)])
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class StepBuilder:
         self._events += 1
         return self._events - 1
 
-    def kernel(self, kernel: Kernel, before_ns: int = BEFORE_NS) -> None:
+    def kernel(self, kernel: Kernel, before_ns: int = BEFORE_NS, device_ns: int | None = None) -> None:
+        """Launch a kernel, which takes its own time, or `device_ns`."""
         share = self.layout.tensor if kernel.is_split else 1
         self.add(
             Code.LAUNCH,
@@ -59,7 +60,7 @@ class StepBuilder:
             call_ns=CALL_NS,
             after_ns=AFTER_NS,
             kernel=kernel.name,
-            device_ns=round(kernel.device_ns * self.model.kernel_scale / share),
+            device_ns=round(kernel.device_ns * self.model.kernel_scale / share) if device_ns is None else device_ns,
             grid=kernel.grid,
             power=kernel.power,
         )

@@ -33,6 +33,7 @@ from pacecar.profiler.trace.columns import (
 
 from .clocks import HostClock
 from .collectives import call_annotations, collectives_of
+from .damage import device_rows_only
 from .durations import durations, generator
 from .engine import RankTimes
 from .instructions import AUTOGRAD, Code, Program
@@ -122,12 +123,12 @@ def build_trace(job: Job, program: Program, times: RankTimes, rank: int, clock: 
     names = tuple(table.names)
     marks = np.flatnonzero(np.array([name.startswith(STEP_ROW) for name in names])[host.name])
     both = np.concatenate((device.start_ns, host.start_ns)), np.concatenate((device.end_ns, host.end_ns))
-    return Trace(
+    trace = Trace(
         file=f"rank{rank}.json",
         rank=rank,
         world_size=layout.ranks,
         backend="gloo" if job.is_cpu else "nccl",
-        host=host_name(layout.host(rank)),
+        host=host_name(layout.host(rank)) if job.has_host_names else None,
         gpus=() if job.is_cpu else ("NVIDIA H100 80GB HBM3",) * min(layout.ranks_per_host, layout.ranks),
         names=names,
         threads=tuple((str(1000 + rank), str(1000 + rank + 7 * number)) for number in range(3 if job.is_cpu else 2)),
@@ -145,6 +146,7 @@ def build_trace(job: Job, program: Program, times: RankTimes, rank: int, clock: 
         wall_offset_ns=BASE_NS,
         events=len(both[0]),
     )
+    return trace if job.has_host_rows else device_rows_only(trace)
 
 
 def _anchors(job: Job, program: Program, times: RankTimes, rank: int, clock: HostClock) -> _Anchors:
