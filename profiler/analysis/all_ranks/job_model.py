@@ -9,11 +9,14 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...causal.all_ranks.job_graph import Joins
 from ...causal.model import JobInput, JobModel, build_model
+from ...causal.verdict.roles import roles_of
 from ...trace.columns import NONE, Trace
 from .clocks import SYNCHRONIZING, Clocks
 from .matching.collective_matching import Events, Matched
@@ -25,16 +28,52 @@ def model_of(
     traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks
 ) -> JobModel | None:
     """Return the causal model of the job, whose collectives are numbered through `groups`; None of empty traces."""
-    hosts: dict[str, list[int]] = {}
-    for place, trace in enumerate(traces):
-        if trace.host is not None:
-            hosts.setdefault(trace.host, []).append(place)
-    return build_model(
-        JobInput(traces, clocks.corrections, _joins(traces, groups, events, clocks), list(hosts.values()))
-    )
+    hosts = _hosts(traces)
+    places: dict[str | int, list[int]] = {}
+    for place, host in enumerate(hosts):
+        if host is not None:
+            places.setdefault(host, []).append(place)
+    joins = _joins(traces, groups, events, hosts)
+    if None in hosts:
+        joins = replace(joins, label=_labels_by_role(joins, len(traces)))
+    return build_model(JobInput(traces, clocks.corrections, joins, list(places.values())))
 
 
-def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], clocks: Clocks) -> Joins:
+def _hosts(traces: Sequence[Trace]) -> list[str | int | None]:
+    """Return which host each trace is of: as it says, or as the numbers of the ranks' devices say; None if unknown.
+
+    Launchers number ranks host by host, and a rank takes the device of its local rank.  So ranks 0 to 15 on devices 0
+    to 7 and again 0 to 7 are on two hosts.  Where each rank sees one device only, as number 0, nothing tells.
+    """
+    if any(trace.host is not None for trace in traces):
+        return [trace.host for trace in traces]
+    used = [np.unique(trace.device.device) for trace in traces]
+    devices = [int(each[0]) if len(each) == 1 else NONE for each in used]
+    count = max(devices, default=0) + 1
+    known = all(trace.rank is not None and trace.rank % count == at for trace, at in zip(traces, devices, strict=True))
+    return [trace.rank // count if known and count > 1 and trace.rank is not None else None for trace in traces]
+
+
+def _labels_by_role(joins: Joins, ranks: int) -> NDArray[np.int64]:
+    """Return the labels with collectives apart whose ranks have different roles.
+
+    Where hosts are unknown a message between two stages may cross to another host, and one between two others may not:
+    only the messages of the same two stages in other replicas show how fast it can be.
+    """
+    role = np.zeros(ranks, dtype=np.int64)
+    for number, places in enumerate(roles_of(joins, ranks)):
+        role[places] = number
+    roles: list[set[int]] = [set() for _ in range(joins.count)]
+    for join, place in zip(joins.join.tolist(), joins.rank.tolist(), strict=True):
+        roles[join].add(int(role[place]))
+    numbers: dict[tuple[int, ...], int] = {}
+    kinds = [(label, *sorted(mine)) for label, mine in zip(joins.label.tolist(), roles, strict=True)]
+    return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], dtype=np.int64)
+
+
+def _joins(
+    traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[Events], of_host: Sequence[str | int | None]
+) -> Joins:
     """Return all matched collectives as columns; those of one kind that span as many hosts have one label."""
     join, rank, row, label, of_group, pair, binds, receives, size = ([] for _ in range(9))
     labels: dict[tuple[object, ...], int] = {}
@@ -52,7 +91,7 @@ def _joins(traces: Sequence[Trace], groups: Sequence[Matched], events: Sequence[
             source[mine] = events[place].source[rows[mine]]
         row.append(source)
         receives.append(ranks[places] == (NONE if group.pair is None else group.pair[1]))
-        hosts = len(set(clocks.clock[list(group.traces)].tolist()))
+        hosts = len({of_host[place] for place in group.traces})
         for meta in group.collectives:
             key = (meta.operation, meta.bytes, meta.dtype, group.size, group.pair is not None, hosts)
             label.append(labels.setdefault(key, len(labels)))

@@ -36,6 +36,8 @@ class Finding:
     by_step_ns: list[int]
     p: float
     details: dict[str, float] = field(default_factory=dict)
+    causes: tuple[Cause, ...] = ()
+    """What `saved_ns` is without: `cause` and those that belong to it, or all that ranks have by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

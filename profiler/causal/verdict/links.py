@@ -4,21 +4,25 @@ Kinds of collectives (operation, size, size of the group) are compared among the
 the fast quartile of the groups, because a slow host slows most of them.  A group is slow if nearly all its collectives
 take longer than the reference by more than groups scatter.  A link may be slow for a part of the run only: then the
 group's steps are compared with the same steps of the others, and must stand out of how groups and steps vary.  The slow
-link is the smallest set of ranks that is in all slow groups and in no fast one.
+link is that of the rank, or else of the host, that is in all slow groups and in no fast one that could use it; or else
+the smallest set of ranks that is in all slow groups.  All ranks of a host share its network cards: each of its tensor
+parallel ranks is in a slow data parallel group of its own.
 
-Pure.  Left out: a link that all collectives use, which has no reference in one run.
+Pure.  A link that all collectives use has no reference in one run: `untold_joins` says which time that is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...trace.columns import NONE
 from ..all_ranks.job_graph import JobGraph, Scenario
 
-__all__ = ["SlowLink", "slow_links"]
+__all__ = ["SlowLink", "slow_links", "untold_joins"]
 
 SLOW_RATIO_MIN = 1.15
 """A group is slow if its median wire time is so many times the reference."""
@@ -52,8 +56,14 @@ class SlowLink:
     details: dict[str, float]
 
 
-def slow_links(graph: JobGraph, now: Scenario, step: Index, steps: int) -> SlowLink | None:
-    """Return the slow link; None where none is seen.  `step` is that of each collective, NONE where it is unknown."""
+def slow_links(
+    graph: JobGraph, now: Scenario, step: Index, steps: int, hosts: Sequence[Sequence[int]] = ()
+) -> SlowLink | None:
+    """Return the slow link; None where none is seen.
+
+    `step` is that of each collective, NONE where it is unknown; `hosts` are the places on each host, where they are
+    known.
+    """
     joins = graph.joins
     wire = (graph.wire_ns if now.wire_ns is None else now.wire_ns).copy()
     slow: set[int] = set()
@@ -77,7 +87,7 @@ def slow_links(graph: JobGraph, now: Scenario, step: Index, steps: int) -> SlowL
     group_of = joins.group[joins.join]
     for each in slow | fast:
         members[each] = set(joins.rank[group_of == each].tolist())
-    places = _smallest(slow, fast, members)
+    places = _of_one_host(slow, fast, members, hosts) or _smallest(slow, fast, members)
     if places is None:
         return None
     before = wire.copy()
@@ -138,6 +148,46 @@ def _grouped(values: Index, cell: Index, cells: int) -> list[Index]:
     """Return the values of each cell."""
     order = np.argsort(cell, kind="stable")
     return np.split(values[order], np.cumsum(np.bincount(cell, minlength=cells))[:-1])
+
+
+def untold_joins(graph: JobGraph, hosts: Sequence[Sequence[int]]) -> Bools:
+    """Return the collectives that no other group shows how fast they can be.
+
+    They are the only ones of their kind, or all groups of their kind use the network of one host: if that is slow, all
+    are alike.  Where hosts are unknown any may.
+    """
+    joins = graph.joins
+    host_of = {place: number for number, places in enumerate(hosts) for place in places}
+    spans: dict[int, set[int]] = {}
+    for group, place in set(zip(joins.group[joins.join].tolist(), joins.rank.tolist(), strict=True)):
+        spans.setdefault(group, set()).add(host_of.get(place, NONE))
+    groups_of: dict[int, set[int]] = {}
+    for label, group in set(zip(joins.label.tolist(), joins.group.tolist(), strict=True)):
+        groups_of.setdefault(label, set()).add(group)
+    untold = np.zeros(int(joins.label.max(initial=0)) + 1, dtype=np.bool_)
+    for label, groups in groups_of.items():
+        its = [spans[group] for group in groups]
+        is_on_one_network = any(len(each) > 1 for each in its) and bool(set.intersection(*its))
+        untold[label] = len(groups) < GROUPS_MIN or is_on_one_network or any(NONE in each for each in its)
+    found: Bools = untold[joins.label]
+    return found
+
+
+def _of_one_host(
+    slow: set[int], fast: set[int], members: dict[int, set[int]], hosts: Sequence[Sequence[int]]
+) -> list[int] | None:
+    """Return the places of the one host that is in all slow groups and in no fast one between hosts; None for none.
+
+    A rank that alone is in all slow groups is the better answer, so it is None then, too.
+    """
+    if any(all(place in members[group] for group in slow) for place in set().union(*(members[one] for one in slow))):
+        return None
+    host_of = {place: number for number, places in enumerate(hosts) for place in places}
+    hosts_of = {group: {host_of.get(place, NONE) for place in members[group]} for group in slow | fast}
+    common = set.intersection(*(hosts_of[group] for group in slow))
+    quick = set().union(*(hosts_of[group] for group in fast if len(hosts_of[group]) > 1))
+    found = common - quick - {NONE}
+    return sorted(hosts[found.pop()]) if len(found) == 1 else None
 
 
 def _smallest(slow: set[int], fast: set[int], members: dict[int, set[int]]) -> list[int] | None:

@@ -130,7 +130,7 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     issued = np.where(
         rows.launch == NONE, rows.start_ns, lane.time_ns[np.maximum(rows.launch, 0)] if len(lane.time_ns) else 0
     )[order]
-    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph._in_join
+    own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph.in_join
     at_row = np.flatnonzero(own)
     at_delay = np.flatnonzero((graph.delay_ns > 0) & np.isin(graph.delay_cause, OWN_CAUSES))
     at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES) & (len(graph.host_begin) > 0))
@@ -172,12 +172,14 @@ def compare(
     *,
     roles_differ: bool = False,
     with_hosts: bool = False,
+    with_own_work: bool = False,
 ) -> list[Compared]:
     """Return each rank's pieces with its peers' medians; `peers` are groups of places, each place in one of them.
 
     Where `roles_differ`, copies on the device are not compared, python between launches only `with_hosts` and where
     most peers do the same, and a piece that most peers lack is excess only if it is compute that they do, too, but less
-    often, or overhead.  The last stage alone has the loss, and that is nobody's fault: somebody has to compute it.
+    often, or overhead; `with_own_work` any compute.  The last stage alone has the loss, and that is nobody's fault:
+    somebody has to compute it.
     Nobody has to wait for data or for a copy from the host: they can be fetched ahead while the device computes.  So
     where the first stage alone has them, the others' zero is the right measure.
     """
@@ -190,7 +192,8 @@ def compare(
         for place, median in zip(group, medians, strict=True):
             mine = atoms[place]
             if shared is not None:
-                counts = mine.is_overhead | ((mine.cause == Cause.COMPUTE) & np.isin(mine.what, shared))
+                is_common = np.isin(mine.what, shared) | with_own_work
+                counts = mine.is_overhead | ((mine.cause == Cause.COMPUTE) & is_common)
                 own = ~mine.is_overhead & (np.isin(mine.cause, structural) | ((median == 0) & ~counts))
                 median = np.where(own, mine.duration_ns, median)
             found[place] = _over(mine, median, steps)

@@ -38,6 +38,16 @@ FETCHED_RATIO_MIN = 0.025
 """The same where a stage alone fetches data or copies it from the host: the first one of every pipeline does, so that a
 little of it is nobody's fault."""
 
+HOST_FAMILY = (Cause.HOST_BOUND, Cause.OPTIMIZER_HOST, Cause.GC)
+"""Causes that one slow host has together."""
+
+SPLIT_RATIO_MIN = 0.2
+"""What of a rank's saving other causes than the first must bring to be a fault of their own."""
+
+OWN_WORK_RATIO_MIN = 0.05
+"""The same for work that only the first or only the last stage does: embedding, head and loss are their role, and yet a
+stage with so much more than the others wants fewer layers.  A stage between two others has no work of its own."""
+
 FETCHING = (Cause.DATA_WAIT, Cause.EXPOSED_COPY)
 
 EXCESS_RATIO_MIN = 0.005
@@ -78,6 +88,8 @@ class _State:
     is_uneven: bool
     stops: Stops
     mended: set[int] = field(default_factory=set)
+    named: dict[int, tuple[Cause, ...]] = field(default_factory=dict)
+    """By place: the causes mended so far of a rank that has others, too."""
 
 
 def judge(
@@ -114,7 +126,7 @@ def judge(
         )  # fmt: skip
         found = [each for each in tried if each is not None]
         if not links_tried:
-            link = slow_links(graph, state.now, join_step, steps)
+            link = slow_links(graph, state.now, join_step, steps, hosts)
             if link is not None:
                 found += _link(state, link)
             else:
@@ -132,7 +144,10 @@ def judge(
             chosen = uneven or chosen
         finding, then = chosen
         findings.append(finding)
-        state.mended |= set(finding.places) if finding.kind not in ("link", "imbalance") else set()
+        if finding.kind not in ("link", "imbalance"):
+            state.mended |= set(finding.places)
+            for place in finding.places:
+                state.named[place] = (*state.named.get(place, ()), *finding.causes)
         links_tried = links_tried or finding.kind == "link"
         state.now, state.wall_ns = then, int(walls(graph, [then])[0])
     uneven = None if uneven_tried else _imbalance(state, atoms, roles)
@@ -159,9 +174,20 @@ def _best_stage(
     # Hosts are compared with those of the same stage where there are any.
     is_alone = all(len(role) == 1 for role in roles)
     everyone = [list(range(len(atoms)))]
-    across = compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone)
     stages = [list(stage) for stage in roles]
-    return _best(state, stages, across, stages)
+    across, with_own = (
+        compare(atoms, everyone, state.steps, roles_differ=True, with_hosts=is_alone, with_own_work=own)
+        for own in (False, True)
+    )
+    best = _best(state, stages, across, stages)
+    for some, least in ((stages[1:-1], SAVED_RATIO_MIN), ([stages[0], stages[-1]], OWN_WORK_RATIO_MIN)):
+        found = _best(state, some, with_own, stages)
+        if found is not None:
+            alone = int(walls(state.graph, [_with(state, found[0].places, across, None)])[0])
+            own_ns = alone - (state.wall_ns - found[0].saved_ns)
+            if own_ns >= least * state.whole_ns and (best is None or found[0].saved_ns > best[0].saved_ns):
+                best = found
+    return best
 
 
 def _best_single(state: _State, roles: Sequence[Sequence[int]]) -> tuple[Finding, Scenario] | None:
@@ -210,7 +236,7 @@ def _candidates(state: _State, groups: Sequence[list[int]], compared: Sequence[C
     """Return those groups of places that have any excess worth trying, the largest first."""
     found = []
     for places in groups:
-        if state.mended & set(places):
+        if any(place in state.mended and len(state.named[place]) == len(OWN_CAUSES) for place in places):
             continue
         excess = sum(int(np.maximum(compared[place].excess_ns.sum(axis=0), 0).sum()) for place in places)
         if excess / len(places) > EXCESS_RATIO_MIN * state.whole_ns:
@@ -221,7 +247,10 @@ def _candidates(state: _State, groups: Sequence[list[int]], compared: Sequence[C
 
 def _with(state: _State, places: Sequence[int], compared: Sequence[Compared], causes: Sequence[int] | None) -> Scenario:
     """Return the present scenario with these ranks' pieces equalized, too."""
-    more = {place: equalized(state.graph.ranks[place], compared[place], causes) for place in places}
+    more = {}
+    for place in places:
+        some = None if causes is None else (*causes, *state.named.get(place, ()))
+        more[place] = equalized(state.graph.ranks[place], compared[place], some)
     return replace(state.now, ranks=state.now.ranks | more)
 
 
@@ -232,9 +261,10 @@ def _named(
     own, sure, apart_ns = [], {}, 0.0
     is_across = compared is not state.compared  # with other stages, or with its own other steps
     # What a rank does that was named already is no measure of what chance does.
-    rows = [group for group in rows if not set(group) <= state.mended]
+    rows = [group for group in rows if set(group) & set(places) or not set(group) <= state.mended]
     row = next(at for at, group in enumerate(rows) if places[0] in group)
-    for cause in OWN_CAUSES:
+    left = [cause for cause in OWN_CAUSES if not any(cause in state.named.get(place, ()) for place in places)]
+    for cause in left:
         if sum(int(compared[place].excess_ns[cause].sum()) for place in places) <= 0:
             continue
         table = _typical([[compared[place].excess_ns[cause] for place in group] for group in rows])
@@ -261,6 +291,14 @@ def _named(
     cause = own[int(alone.argmax())]
     scenario = _with(state, places, compared, own)
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
+    family = [each for each in own if each in HOST_FAMILY] if cause in HOST_FAMILY else [cause]
+    causes: tuple[Cause, ...] = OWN_CAUSES
+    if len(family) < len(own):
+        first = _with(state, places, compared, family)
+        of_family = state.wall_ns - int(walls(state.graph, [first])[0])
+        if saved - of_family >= max(SAVED_RATIO_MIN * state.whole_ns, SPLIT_RATIO_MIN * saved):
+            # Two faults of the same ranks: the next round finds the other.
+            scenario, saved, causes = first, of_family, tuple(family)
     p, share, first_out, is_one = sure[cause]
     least = FETCHED_RATIO_MIN if is_across and cause in FETCHING else SAVED_RATIO_MIN
     if p >= P_MAX and is_one and cause not in ANNOTATED:
@@ -268,16 +306,17 @@ def _named(
     if saved * share < least * state.whole_ns:
         return None
     by_step = sum(compared[place].excess_ns[cause] for place in places) // len(places)
-    first = compared[places[0]]
+    measure = compared[places[0]]
     finding = Finding(
         places=places,
         kind="rank" if len(places) == 1 else kind,
         cause=cause,
+        causes=causes,
         saved_ns=saved,
         error_ns=_error(state, scenario, saved) + round(apart_ns),
         excess_ns=int(by_step.sum()),
-        own_ns=int(first.total_ns[cause].sum()),
-        peers_ns=int(first.total_ns[cause].sum() - first.excess_ns[cause].sum()),
+        own_ns=int(measure.total_ns[cause].sum()),
+        peers_ns=int(measure.total_ns[cause].sum() - measure.excess_ns[cause].sum()),
         since=change_step(by_step.astype(np.float64)) if p < P_MAX else first_out,
         by_step_ns=by_step.tolist(),
         p=p,
@@ -343,11 +382,14 @@ def _imbalance(
     saved = state.wall_ns - int(walls(state.graph, [scenario])[0])
     if saved < UNEVEN_RATIO_MIN * state.whole_ns:
         return None
+    # How much work there is on average is a draw itself: an even spread of other samples would have more or less.
+    drawn_ns = found.spread_ratio * float(totals.mean(axis=0).sum()) / np.sqrt(totals.size)
     over = totals - totals.mean(axis=0)
     place = int(over.sum(axis=1).argmax())
     finding = Finding(
         places=[place], kind="imbalance", cause=Cause.IMBALANCE, saved_ns=saved,
-        error_ns=_error(state, scenario, saved), excess_ns=int(np.maximum(over, 0).max(axis=0).sum()),
+        error_ns=_error(state, scenario, saved) + round(drawn_ns),
+        excess_ns=int(np.maximum(over, 0).max(axis=0).sum()),
         own_ns=int(totals.max(axis=0).sum()), peers_ns=int(totals.mean(axis=0).sum()),
         since=int(found.is_in_step.argmax()),
         by_step_ns=np.rint(over[place]).astype(np.int64).tolist(), p=1.0, details={"spread_ratio": found.spread_ratio},

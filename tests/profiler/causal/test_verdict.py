@@ -55,6 +55,26 @@ def test_two_faults_are_both_named_the_worse_first() -> None:
     assert found[0].saved_ns > found[1].saved_ns
 
 
+@pytest.mark.parametrize(
+    ("causes", "sizes"),
+    [((FaultKind.DATA_WAIT, FaultKind.SLOW_COMPUTE), (3e6, 0.1)), ((FaultKind.COPY, FaultKind.DATA_WAIT), (3e6, 2e6))],
+)
+def test_two_faults_of_one_rank_are_both_named(causes: tuple[FaultKind, ...], sizes: tuple[float, ...]) -> None:
+    faults = (Fault(kind, (3,), size) for kind, size in zip(causes, sizes, strict=True))
+    truth = truth_of(ddp(*faults, seed=5))
+    found = {one.cause: one for one in analyzed(truth.run.traces()).stragglers}
+    assert {one.rank for one in found.values()} == {3}
+    assert sorted(found) == sorted(culprit.causes[0] for culprit in truth.culprits)
+    for culprit in truth.culprits:
+        assert found[culprit.causes[0]].saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.02 * truth.run.step_ns)
+
+
+def test_a_slow_host_is_one_fault_in_whatever_its_time_goes() -> None:
+    small = Model(kernel_scale=0.2)
+    job = Job(Layout(data=8), small, faults=(Fault(FaultKind.SLOW_HOST, (3,), 0.8),), seed=5)
+    assert [one.rank for one in analyzed(simulate(job).traces()).stragglers] == [3]
+
+
 def pipeline(*faults: Fault, noise: Noise = QUIET, seed: int) -> Job:
     """A small pipeline, of which each stage is one rank; only the first copies the input, which takes 80 us."""
     return Job(Layout(pipeline=4), model=Model(layers=1, microbatches=4), faults=faults, noise=noise, seed=seed)
@@ -107,6 +127,25 @@ def test_evidence_of_a_stage_without_replicas_counts_the_kernels_of_the_others()
     [straggler, *_] = analyzed(simulate(pipeline(Fault(FaultKind.EXTRA_LAYERS, (2,), 1), seed=22)).traces()).stragglers
     assert (straggler.rank, straggler.cause) == (2, "compute")
     assert "it ran more" in straggler.evidence
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("kind", "size"), [(FaultKind.EXTRA_KERNEL, 1e6), (FaultKind.EXTRA_WORK, 0.25)])
+def test_a_kernel_that_no_other_stage_runs_is_named(kind: FaultKind, size: float, stage: int) -> None:
+    truth = truth_of(pipeline(Fault(kind, (stage,), size), seed=22))
+    [culprit] = truth.culprits
+    assert culprit.saved_ratio > 0.1
+    [straggler] = analyzed(truth.run.traces()).stragglers
+    assert (straggler.rank, straggler.cause) == (stage, "compute")
+    assert "it ran more" in straggler.evidence
+    assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.015 * truth.run.step_ns)
+
+
+@pytest.mark.parametrize(("stage", "is_named"), [(0, False), (1, True), (3, False)])
+def test_a_little_work_of_its_own_is_the_role_of_the_first_and_the_last_stage(stage: int, is_named: bool) -> None:
+    truth = truth_of(pipeline(Fault(FaultKind.EXTRA_KERNEL, (stage,), 2.5e5), seed=22))
+    assert 0.02 < truth.culprits[0].saved_ratio < 0.05
+    assert [one.rank for one in analyzed(truth.run.traces()).stragglers] == ([stage] if is_named else [])
 
 
 def test_a_fault_that_has_ended_is_named_beside_a_larger_one_of_the_same_cause() -> None:
