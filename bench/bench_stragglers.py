@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
-from bench.straggler_traces import Operation, documents
+from bench.straggler_traces import Operation, Rows, documents
 
 JOBS = {
     "AR": "one worker is slow",
@@ -39,6 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="the folder with trace-AR.parquet and the others")
     parser.add_argument("--steps", type=int, default=8, help="of each job, from its first on")
+    parser.add_argument("--rows", choices=[*Rows], default=Rows.ALL, help="that the traces have; device: no launches")
     parser.add_argument("--jobs", nargs="+", choices=[*JOBS], default=[*JOBS])
     args = parser.parse_args(words)
     for job in args.jobs:
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if not path.is_file():
             parser.error(f"{path} is not there: clone github.com/ByteDance-Seed/StragglerAnalysis and name its data/")
         with tempfile.TemporaryDirectory() as folder:
-            stages = _write(Path(folder), _operations(path, args.steps, parser))
+            stages = _write(Path(folder), _operations(path, args.steps, parser), Rows(args.rows))
             found = _analyzed(Path(folder))
         sys.stdout.write("\n".join(_lines(job, found, stages, args.data)) + "\n\n")
         sys.stdout.flush()
@@ -68,9 +69,9 @@ def _operations(path: Path, steps: int, parser: argparse.ArgumentParser) -> list
     ]
 
 
-def _write(folder: Path, operations: list[Operation]) -> int:
+def _write(folder: Path, operations: list[Operation], rows: Rows) -> int:
     """Write the traces, and return how many stages there are."""
-    for rank, document in documents(operations):
+    for rank, document in documents(operations, rows):
         (folder / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(document.encode(), 1))
     return 1 + max(one.stage for one in operations)
 
@@ -84,7 +85,8 @@ def _analyzed(folder: Path) -> dict[str, Any]:
 
 
 def _lines(job: str, found: dict[str, Any], stages: int, data: Path) -> list[str]:
-    step_ns = found["what_if"][0]["step_ns"] + found["what_if"][0]["saved_ns"]
+    what_if = found["what_if"]
+    step_ns = what_if[0]["step_ns"] + what_if[0]["saved_ns"] if what_if else found["wall_ns"]
     lines = [
         f"{job}: {JOBS[job]}",
         f"  {len(found['ranks'])} workers, {stages} stages, a step of {step_ns / 1e9:.3f} s",
@@ -100,6 +102,7 @@ def _lines(job: str, found: dict[str, Any], stages: int, data: Path) -> list[str
         )
     if not found["stragglers"]:
         lines.append("  nobody is named")
+    lines += [f"  {one['code']}: {one['message']}" for one in found["warnings"]]
     every = next((one for one in found["what_if"] if one["name"] == "straggler_median"), None)
     if every is not None:
         lines.append(f"  without all of it a step takes {every['step_ns'] / 1e9:.3f} s")

@@ -9,6 +9,9 @@ On each worker an operation begins when the one before has ended, so all are put
 and a receive of exactly the same times are one batch (Megatron's send_forward_recv_backward): one kernel, as torch
 writes it.  The host launches a whole step ahead and waits for the device at its end, so nothing here is host-bound.
 
+With `Rows.DEVICE` only the device is recorded, as by `activities=[CUDA]`: no launches and no steps, each message is a
+kernel of its own on a stream of its kind, and nothing says which row waits for which.
+
 Pure: operations in, documents of Chrome's JSON out.  Left out: collections of garbage (of no length in these tables),
 and tensor-parallel ranks, which the tables do not have, so layer norms meet nobody.
 """
@@ -18,10 +21,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby
 from typing import Any, NamedTuple
 
-__all__ = ["Operation", "documents"]
+__all__ = ["Operation", "Rows", "documents"]
 
 LEAD_NS = 20_000_000
 """How long before the first operation of a step its launches begin."""
@@ -49,6 +53,13 @@ IGNORED = ("gc",)
 KINDS = {*COMPUTE, *PEERS, *COLLECTIVES, *IGNORED}
 
 
+class Rows(StrEnum):
+    """What a trace has rows of."""
+
+    ALL = "all"
+    DEVICE = "device"
+
+
 class Operation(NamedTuple):
     """A row of a table; times are in ns from the begin of its step, on the same clock for all ranks."""
 
@@ -69,6 +80,7 @@ class _Rank:
     """What takes part (of `COLLECTIVES`, or `pipeline`) -> the ranks of this rank's group."""
     names: dict[str, str]
     """The same -> the name of the group."""
+    rows: Rows = Rows.ALL
     events: list[dict[str, Any]] = field(default_factory=list)
     launches: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -87,10 +99,11 @@ class _Rank:
         self.at_ns += duration_ns + CALL_NS
         return self.launches
 
-    def kernel(self, name: str, start_ns: int, duration_ns: int, more: dict[str, Any]) -> None:
+    def kernel(self, name: str, start_ns: int, duration_ns: int, more: dict[str, Any], *, stream: int = STREAM) -> None:
         """Launch a kernel."""
-        number = self.call("cudaLaunchKernel")
-        where = {"device": 0, "context": 1, "stream": STREAM, "correlation": number}
+        where = {"device": 0, "context": 1, "stream": stream}
+        if self.rows is Rows.ALL:
+            where["correlation"] = self.call("cudaLaunchKernel")
         self.add("kernel", name, start_ns, duration_ns, where | more)
 
     def described(self, kind: str) -> dict[str, Any]:
@@ -112,8 +125,8 @@ class _Rank:
         return args
 
 
-def documents(operations: Sequence[Operation]) -> Iterator[tuple[int, str]]:
-    """Yield each rank and its trace.
+def documents(operations: Sequence[Operation], rows: Rows = Rows.ALL) -> Iterator[tuple[int, str]]:
+    """Yield each rank and its trace, which has these rows.
 
     Ranks are numbered pipeline by pipeline, and within one by stage.
 
@@ -134,6 +147,7 @@ def documents(operations: Sequence[Operation]) -> Iterator[tuple[int, str]]:
         ends[one.step] = max(ends.get(one.step, 0), one.start_ns + one.duration_ns)
     for number in range(replicas * stages):
         rank = _rank(number, replicas, stages)
+        rank.rows = rows
         begin_ns = 0
         for step in sorted(ends):
             mine = found.get((step, number))
@@ -160,6 +174,12 @@ def _rank(number: int, replicas: int, stages: int) -> _Rank:
 def _add_step(rank: _Rank, mine: Sequence[Operation], step: int, begin_ns: int, length_ns: int) -> None:
     """Add one step of a rank: its launches, and at the end a wait for the device."""
     rank.at_ns, zero = begin_ns + CALL_NS, begin_ns + LEAD_NS
+    if rank.rows is Rows.DEVICE:
+        for one in sorted(mine, key=lambda each: each.start_ns):
+            more = rank.described(one.kind) if one.kind not in COMPUTE else {}
+            stream = STREAM + 1 + [*PEERS].index(one.kind) if one.kind in PEERS else STREAM
+            rank.kernel(_kernel(one.kind), zero + one.start_ns, one.duration_ns, more, stream=stream)
+        return
     ordered = sorted(mine, key=lambda one: (one.start_ns, one.start_ns + one.duration_ns))
     for (start, duration), together in groupby(ordered, key=lambda one: (one.start_ns, one.duration_ns)):
         several = list(together)
@@ -204,7 +224,7 @@ def _document(rank: _Rank, world: int) -> str:
     return json.dumps({
         "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}], "distributedInfo": about,
         "displayTimeUnit": "ms", "baseTimeNanoseconds": 1_790_000_000_000_000_000,
-        "traceEvents": [*rank.events, *_arrows(rank.events)],
+        "traceEvents": [*rank.events, *(_arrows(rank.events) if rank.rows is Rows.ALL else ())],
     })  # fmt: skip
 
 

@@ -4,8 +4,8 @@ In: `Trace`s, which of their rows are one collective, and each trace's clock (`m
 `model.JobModel` with the critical path, the replay's error, a verdict, and a graph in which other durations can be
 played.  Start at `model.build_model`.
 
-    one_rank    rank_events (columns), waits and device_waits (what waits for what), rank_graph (condensed to nodes
-                and edges); `causes` has the words for what took time
+    one_rank    rank_events (columns), waits, device_waits and launchless_waits (what waits for what), rank_graph
+                (condensed to nodes and edges); `causes` has the words for what took time
     all_ranks   clocks, job_graph, replay, critical_path
     verdict     peers (medians of like work), roles, links, imbalance, significance, stops, findings, verdict
 

@@ -1,8 +1,8 @@
 """Builds the causal model of a job from its traces and answers from it: path, replay error, verdict, what-if.
 
 Start here.  `JobInput` is what the caller knows: traces, clocks, and which rows are one collective.  The window is the
-steps that all traces mark, or everything where they mark none; then a collective of the largest group ends a "step",
-so that there is something to test over.
+steps that all traces mark, or everything where they mark none; then a "step" is what all ranks repeat, or ends with a
+collective of the largest group, so that there is something to test over.
 
 Pure: columns in, a `JobModel` out.
 """
@@ -19,10 +19,12 @@ from ..trace.columns import NONE, DeviceRows, HostKind, HostRows, Trace
 from .all_ranks.critical_path import CriticalPath, critical_path
 from .all_ranks.job_graph import JobGraph, Joins, join_ranks, join_steps
 from .all_ranks.replay import ReplayError, elastic, fixed_lag_error
+from .one_rank.launchless_waits import repeated_program
 from .one_rank.rank_events import RankEvents, rank_events
 from .one_rank.rank_graph import RankGraph, condense
 from .one_rank.waits import find_waits
 from .verdict.findings import Judgement
+from .verdict.links import untold_joins
 from .verdict.peers import Atoms, atoms_of
 from .verdict.roles import roles_of
 from .verdict.verdict import judge
@@ -85,6 +87,8 @@ class JobModel:
     judgement: Judgement
     join_step: Index
     """The step of each collective, or the unit where no steps are marked; NONE before the first."""
+    untold_joins: NDArray[np.bool_]
+    """Which collectives no other group shows how fast they can be."""
 
     @property
     def is_elastic(self) -> bool:
@@ -123,7 +127,7 @@ def build_model(job: JobInput) -> JobModel | None:
     bounds = [
         np.minimum(points, max(len(each.host.time_ns) - 1, 0)) for points, each in zip(bounds, events, strict=True)
     ]
-    begins = [times[:-1] for times in starts] if spans is not None else _units(graph, base)
+    begins = [times[:-1] for times in starts] if spans is not None else _repeats(graph) or _units(graph, base)
     units = max((len(each) for each in begins), default=0)
     atoms = atoms_of(graphs, begins, units)
     roles = roles_of(joins, len(graphs))
@@ -133,7 +137,7 @@ def build_model(job: JobInput) -> JobModel | None:
     judgement = judge(played, atoms, roles, bounds, units, error.ratio, of_joins, job.hosts)
     return JobModel(
         graph, played, joins, kept, steps, bounds, units, atoms, roles, critical_path(graph), error, judgement,
-        of_joins,
+        of_joins, untold_joins(graph, job.hosts),
     )  # fmt: skip
 
 
@@ -221,6 +225,33 @@ def _first(events: RankEvents) -> int | None:
 def _condensed(events: RankEvents, joins: Joins, place: int, base: int) -> RankGraph:
     events, waits = find_waits(events)
     return condense(events, waits, np.unique(joins.row[joins.rank == place]), base)
+
+
+def _repeats(graph: JobGraph) -> list[Index] | None:
+    """Return for each rank when its program begins anew, the same repeats on all; None where not all repeat one.
+
+    What comes before the first whole repeat, and after the last, is one of its own if it is half of one, else a part of
+    its neighbour.
+    """
+    programs = [repeated_program(rank.events) for rank in graph.ranks]
+    found = [
+        rank.events.rows.start_ns[program.rows[program.first :: program.length]]
+        for rank, program in zip(graph.ranks, programs, strict=True)
+        if program is not None
+    ]
+    if len(found) < len(programs):
+        return None
+    length_ns = np.median(np.diff(found[0])) if len(found[0]) > 1 else 0.0
+    begin = max(int(times[0]) for times in found)
+    found = [times[times > begin - length_ns / 2] for times in found]
+    count = min(map(len, found))
+    if count < 2:
+        return None
+    one = programs[0]
+    assert one is not None
+    after = (len(one.rows) - one.first) % one.length or one.length
+    kept = slice(int(2 * one.first < one.length), count - int(2 * after < one.length))
+    return [np.concatenate(([np.iinfo(np.int64).min // 4], times[kept])) for times in found]
 
 
 def _units(graph: JobGraph, base: int) -> list[Index]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.straggler_traces import Operation, documents
+from bench.straggler_traces import Operation, Rows, documents
 from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
 from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
 from pacecar.profiler.analysis.report import TraceJob
@@ -81,28 +81,35 @@ def step_ms(of: list[Operation]) -> float:
     return sum(ends) / STEPS / MS
 
 
-def analyzed(of: list[Operation], folder: Path) -> TraceJob:
+def analyzed(of: list[Operation], folder: Path, rows: Rows = Rows.ALL) -> TraceJob:
     traces = []
-    for rank, document in documents(of):
+    for rank, document in documents(of, rows):
         path = folder / f"rank{rank}.json"
         path.write_text(document, encoding="utf-8")
         traces.append(read_trace(path))
     return analyze_job(traces, [analyze_trace(trace) for trace in traces])
 
 
-def test_a_slow_worker_is_named_with_what_it_costs_though_others_waited_unseen(tmp_path: Path) -> None:
-    job = analyzed(operations(3.0), tmp_path)
+def saved_ms(job: TraceJob, rows: Rows) -> float:
+    """Return what the first finding saves a step: the device alone marks no steps."""
+    return job.stragglers[0].saved_ns / MS / (1 if rows is Rows.ALL else STEPS)
+
+
+@pytest.mark.parametrize("rows", Rows)
+def test_a_slow_worker_is_named_with_what_it_costs_though_others_waited_unseen(rows: Rows, tmp_path: Path) -> None:
+    job = analyzed(operations(3.0), tmp_path, rows)
     true = step_ms(operations(3.0)) - step_ms(operations(1.0))
     assert [(one.ranks, one.cause) for one in job.stragglers] == [([0], "compute")]
-    assert job.stragglers[0].saved_ns / MS == pytest.approx(true, rel=0.02)
+    assert saved_ms(job, rows) == pytest.approx(true, rel=0.03)
     assert sum(part.duration_ns for part in job.critical_path) == job.wall_ns
 
 
-def test_a_last_stage_with_more_work_is_named_as_one(tmp_path: Path) -> None:
-    job = analyzed(operations(1.0, 1.5), tmp_path)
+@pytest.mark.parametrize("rows", Rows)
+def test_a_last_stage_with_more_work_is_named_as_one(rows: Rows, tmp_path: Path) -> None:
+    job = analyzed(operations(1.0, 1.5), tmp_path, rows)
     true = step_ms(operations(1.0, 1.5)) - step_ms(operations(1.0))
     assert [(one.kind, one.ranks, one.cause) for one in job.stragglers] == [("stage", [1, 3, 5, 7], "compute")]
-    assert job.stragglers[0].saved_ns / MS == pytest.approx(true, rel=0.02)
+    assert saved_ms(job, rows) == pytest.approx(true, rel=0.03)
 
 
 def test_sequences_of_different_lengths_are_named_beside_a_last_stage_that_has_more_work(tmp_path: Path) -> None:
@@ -119,10 +126,22 @@ def test_sequences_of_different_lengths_are_named_beside_a_last_stage_that_has_m
     assert 0.5 * (even - both) < found["stage"].saved_ns / MS < 1.05 * (even - both)
 
 
-def test_nobody_is_named_in_a_healthy_job(tmp_path: Path) -> None:
-    job = analyzed(operations(1.0), tmp_path)
+@pytest.mark.parametrize("rows", Rows)
+def test_nobody_is_named_in_a_healthy_job(rows: Rows, tmp_path: Path) -> None:
+    job = analyzed(operations(1.0), tmp_path, rows)
     assert job.stragglers == []
-    assert job.warnings == []
+    # Without launches the wait that no row shows could be anything.
+    assert [one.code for one in job.warnings] == ([] if rows is Rows.ALL else ["nobody_unproven"])
+
+
+def test_the_device_alone_has_no_launches_and_no_steps_and_messages_on_streams_of_their_own(tmp_path: Path) -> None:
+    for rank, document in documents(operations(1.0), Rows.DEVICE):
+        path = tmp_path / f"rank{rank}.json"
+        path.write_text(document, encoding="utf-8")
+        trace = read_trace(path)
+        assert (len(trace.host_rows.start_ns), trace.steps) == (0, ())
+        assert (trace.device.launch_ns < 0).all()
+        assert len(set(trace.device.stream.tolist())) == 3
 
 
 def test_a_send_and_a_receive_of_the_same_times_are_one_kernel() -> None:

@@ -37,7 +37,7 @@ from .job_times import JobTimes, job_times
 from .lateness import Lateness, lateness_of
 from .matching.collective_matching import Matched, Matching, match
 from .replayed_scenarios import replayed
-from .verdict_report import critical_parts, incidents_of, is_trusted, stragglers_of, too_few_words
+from .verdict_report import critical_parts, doubt_words, incidents_of, is_trusted, stragglers_of, too_few_words
 
 if TYPE_CHECKING:
     from ..one_rank.tables.all_tables import TablePlaces
@@ -373,6 +373,9 @@ def _of_model(model: JobModel | None, metas: Sequence[CollectiveColumns]) -> lis
             " missing launches): who holds the job up cannot be told, and what-if answers mean little"
         )
         warnings.append(TraceWarning("replay_not_trusted", message))
-    elif model is not None and not model.judgement.findings and (words := too_few_words(model)) is not None:
-        warnings.append(TraceWarning("too_few_steps", words))
+    elif model is not None and not model.judgement.findings:
+        if (words := too_few_words(model)) is not None:
+            warnings.append(TraceWarning("too_few_steps", words))
+        elif (words := doubt_words(model)) is not None:
+            warnings.append(TraceWarning("nobody_unproven", words))
     return warnings

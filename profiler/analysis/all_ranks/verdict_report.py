@@ -17,8 +17,11 @@ import numpy as np
 from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.formatting.quantities import duration, plural
 
+from ...causal.all_ranks.job_graph import Scenario
+from ...causal.all_ranks.replay import walls
 from ...causal.model import JobModel
 from ...causal.one_rank.causes import Cause
+from ...causal.one_rank.rank_graph import RankGraph
 from ...causal.verdict.findings import Finding
 from ...causal.verdict.peers import PARTS
 from ...causal.verdict.significance import P_MAX, least_p
@@ -32,12 +35,23 @@ if TYPE_CHECKING:
     from ..one_rank.tables.all_tables import RowModules
 
 __all__ = [
-    "CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "incidents_of", "is_trusted", "stragglers_of", "too_few_words",
+    "CAUSE_WORDS", "UNTRUSTED_RATIO", "critical_parts", "doubt_words", "incidents_of", "is_trusted", "stragglers_of",
+    "too_few_words",
 ]  # fmt: skip
 
 UNTRUSTED_RATIO = 0.5
 """The share of a rank's time that no edge explains, beyond which nobody is named (sampled traces, missing launches),
 unless the job would have taken as long without it."""
+
+DOUBTFUL_RATIO = 0.1
+"""The share of a rank's time that no edge explains, or that it communicates with ranks whose rows are unknown, beyond
+which it is not known that nobody holds the job up: a slow rank would hide there."""
+
+DOUBTFUL_ERROR_RATIO = 0.1
+"""The same of the replay's own error."""
+
+UNTOLD_WIRE_RATIO = 0.25
+"""The same of the time that would be saved if links that nothing can be compared with took no time."""
 
 SAME_WORK_RATIO_MAX = 1.02
 """Counts of kernels that differ by less are the same work."""
@@ -62,6 +76,37 @@ def too_few_words(model: JobModel) -> str | None:
     if tested < 2 or least_p(tested, model.units * PARTS) < P_MAX:
         return None
     return f"{tested} ranks in {plural(model.units, 'step')} are too few to tell a slow one from chance"
+
+
+def doubt_words(model: JobModel) -> str | None:
+    """Return why it is not known that nobody holds the job up, where nobody is named; None where it is."""
+    shares = [_unmatched_ratio(rank) for rank in model.graph.ranks]
+    if len(shares) < 2:
+        return None
+    wire_ns = np.where(model.untold_joins, 0, model.played.wire_ns)
+    untold = 1 - int(walls(model.played, [Scenario(wire_ns=wire_ns)])[0]) / max(model.wall_ns, 1)
+    if max(shares) > DOUBTFUL_RATIO:
+        return (
+            f"a rank spends {max(shares):.0%} of its time in communication of which the other ranks' rows are unknown"
+        )
+    if model.error.unexplained_ratio > DOUBTFUL_RATIO and not model.is_elastic:
+        return f"work began for no known reason in {model.error.unexplained_ratio:.0%} of a rank's time"
+    if abs(model.error.ratio) > DOUBTFUL_ERROR_RATIO:
+        return f"the traces do not show what all work waited for: a replay of them is off by {model.error.ratio:+.0%}"
+    if untold > UNTOLD_WIRE_RATIO:
+        return (
+            f"{untold:.0%} of the time is spent on links, and no group shows how fast they can be: where all groups use"
+            " the same ones, a slow link looks like a busy one (no rank is slow)"
+        )
+    return None
+
+
+def _unmatched_ratio(rank: RankGraph) -> float:
+    """Return the share of a rank's time in communication that is no collective of the graph."""
+    rows = rank.events.rows
+    alone = (rows.cause[rank.order] == Cause.LINK) & ~rank.in_join
+    span = int(rows.end_ns.max() - rows.start_ns.min()) if len(rows.start_ns) else 0
+    return int((rows.end_ns - rows.start_ns)[rank.order[alone]].sum()) / span if span else 0.0
 
 
 def stragglers_of(model: JobModel, traces: Sequence[Trace], lateness: Lateness) -> list[LateTraceRank]:
@@ -116,7 +161,7 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
         peers = "the other stages' median" if _is_among_stages(model, finding) else "the median of its peers"
         yield f"{words}: {duration(finding.own_ns / steps)}{per}, {peers} {duration(finding.peers_ns / steps)}"
         more = sum(excess > 0 for excess in finding.by_step_ns)
-        unit = "steps" if model.steps else "parts between collectives"
+        unit = "steps" if model.steps else "parts of the record"
         yield f"more in {more} of {len(finding.by_step_ns)} {unit}"
         if finding.cause is Cause.COMPUTE:
             yield _counts(model, finding)

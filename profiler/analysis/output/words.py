@@ -69,7 +69,7 @@ def untold_words(job: TraceJob) -> str | None:
     codes = {warning.code: warning.message for warning in job.warnings}
     if "replay_not_trusted" in codes:
         return f"work began for no known reason in {percent(job.unexplained_ratio)} of a rank's time"
-    return codes.get("too_few_steps")
+    return codes.get("too_few_steps", codes.get("nobody_unproven"))
 
 
 def nobody_words(job: TraceJob) -> str:

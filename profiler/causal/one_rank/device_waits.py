@@ -9,7 +9,8 @@ CUDA's waits for events are hardly ever in a trace, so they are inferred from th
                                where that one ended too late in any step, it is the one before it, everywhere
     neither, yet late          a row that begins for no other reason right after another stream's row had ended
 
-Whatever the recorded times contradict is dropped.  Rows without a launch hang on what ended last before them.
+Whatever the recorded times contradict is dropped.  Rows without a launch hang on what ended last before them; where no
+row has one, `launchless_waits` says what they wait for.
 
 Pure: columns in, pairs of indices out.
 """
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...trace.columns import NONE, HostKind
 from .causes import Cause
+from .launchless_waits import launchless_waits
 from .rank_events import HostLane, RankEvents, WorkRows
 
 __all__ = ["EVENT_LAG_NS_MAX", "SLACK_NS", "UNEXPLAINED_NS", "device_waits"]
@@ -74,15 +76,22 @@ def device_waits(events: RankEvents) -> tuple[Index, Index]:
         if calls is not None:
             pairs += _by_calls(rows, launched, calls, _are_sends(events))
     unlaunched = np.flatnonzero(rows.launch == NONE)
+    told = np.zeros(len(rows.launch), dtype=np.bool_)
+    of_program: list[tuple[int, int]] = []
+    if len(launched) == 0:
+        of_program, told = launchless_waits(events)
+    unlaunched = unlaunched[~told[unlaunched]]
     if len(unlaunched):
         pairs += _by_time(rows, unlaunched[_is_late(rows, unlaunched, None, [])], None)
-    pairs = _sound(rows, pairs)
-    if len(launched):
-        pairs += _by_time(rows, launched[_is_late(rows, launched, events.host, pairs)], ROW_LAG_NS_MAX)
+    pairs = _sound(rows, pairs) + of_program
+    told |= rows.launch != NONE
+    if told.any():
+        some = np.flatnonzero(told)
+        pairs += _by_time(rows, some[_is_late(rows, some, events.host, pairs)], ROW_LAG_NS_MAX)
     if not pairs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    found = np.unique(np.array(pairs, dtype=np.int64), axis=0)
-    return found[:, 0], found[:, 1]
+    unique = np.unique(np.array(pairs, dtype=np.int64), axis=0)
+    return unique[:, 0], unique[:, 1]
 
 
 def _sound(rows: WorkRows, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -262,7 +271,8 @@ def _is_late(rows: WorkRows, some: Index, host: HostLane | None, pairs: list[tup
     """Return for each of these rows whether stream, launch and the pairs found leave its start unexplained."""
     ready = _tails(rows)
     if host is not None:
-        ready[some] = np.maximum(ready[some], host.time_ns[rows.launch[some]])
+        launched = some[rows.launch[some] != NONE]
+        ready[launched] = np.maximum(ready[launched], host.time_ns[rows.launch[launched]])
     if pairs:
         found = np.array(pairs, dtype=np.int64)
         np.maximum.at(ready, found[:, 0], rows.end_ns[found[:, 1]])

@@ -169,7 +169,7 @@ class RankGraph:
         if len(self.seg_first) == 0:
             return self.seg_first
         launched = at != NONE
-        rest = np.where(self._in_join, 0, row_ns - done)
+        rest = np.where(self.in_join, 0, row_ns - done)
         value = np.where(launched, host[np.maximum(at, 0)] + lag + rest, NEVER)
         most = np.maximum.reduceat(value, self.seg_first)
         end = np.where(self.is_join, 0, done[self.seg_last])
@@ -183,7 +183,8 @@ class RankGraph:
         return np.repeat(np.arange(len(self.seg_first)), self.seg_last - self.seg_first + 1)
 
     @cached_property
-    def _in_join(self) -> NDArray[np.bool_]:
+    def in_join(self) -> NDArray[np.bool_]:
+        """Whether each row (in stream order) is of a collective of the graph."""
         return self.is_join[self._seg_of]
 
     @property

@@ -130,20 +130,22 @@ def test_evidence_of_a_stage_without_replicas_counts_the_kernels_of_the_others()
 
 
 @pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize(("kind", "size"), [(FaultKind.EXTRA_KERNEL, 1e6), (FaultKind.EXTRA_WORK, 0.25)])
+@pytest.mark.parametrize(("kind", "size"), [(FaultKind.EXTRA_KERNEL, 2.5e6), (FaultKind.EXTRA_WORK, 0.6)])
 def test_a_kernel_that_no_other_stage_runs_is_named(kind: FaultKind, size: float, stage: int) -> None:
     truth = truth_of(pipeline(Fault(kind, (stage,), size), seed=22))
     [culprit] = truth.culprits
-    assert culprit.saved_ratio > 0.1
+    assert culprit.saved_ratio > 0.06
     [straggler] = analyzed(truth.run.traces()).stragglers
     assert (straggler.rank, straggler.cause) == (stage, "compute")
     assert "it ran more" in straggler.evidence
     assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.015 * truth.run.step_ns)
 
 
-@pytest.mark.parametrize(("stage", "is_named"), [(0, False), (1, True), (3, False)])
-def test_a_little_work_of_its_own_is_the_role_of_the_first_and_the_last_stage(stage: int, is_named: bool) -> None:
-    truth = truth_of(pipeline(Fault(FaultKind.EXTRA_KERNEL, (stage,), 2.5e5), seed=22))
+@pytest.mark.parametrize(("stage", "size", "is_named"), [(0, 6e5, False), (1, 3e5, True), (3, 2e5, False)])
+def test_a_little_work_of_its_own_is_the_role_of_the_first_and_the_last_stage(
+    stage: int, size: float, is_named: bool
+) -> None:
+    truth = truth_of(pipeline(Fault(FaultKind.EXTRA_KERNEL, (stage,), size), seed=22))
     assert 0.02 < truth.culprits[0].saved_ratio < 0.05
     assert [one.rank for one in analyzed(truth.run.traces()).stragglers] == ([stage] if is_named else [])
 
