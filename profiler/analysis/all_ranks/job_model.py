@@ -50,8 +50,10 @@ def _hosts(traces: Sequence[Trace]) -> list[str | int | None]:
     used = [np.unique(trace.device.device) for trace in traces]
     devices = [int(each[0]) if len(each) == 1 else NONE for each in used]
     count = max(devices, default=0) + 1
-    known = all(trace.rank is not None and trace.rank % count == at for trace, at in zip(traces, devices, strict=True))
-    return [trace.rank // count if known and count > 1 and trace.rank is not None else None for trace in traces]
+    known = count > 1 and all(
+        trace.rank is not None and trace.rank % count == at for trace, at in zip(traces, devices, strict=True)
+    )
+    return [trace.rank // count if known and trace.rank is not None else None for trace in traces]
 
 
 def _labels_by_role(joins: Joins, ranks: int) -> NDArray[np.int64]:
