@@ -132,7 +132,10 @@ def _raw(graph: RankGraph, starts: Index, numbers: dict[str, int]) -> tuple[Inde
     )[order]
     own = np.isin(rows.cause[order], OWN_CAUSES) & ~graph.in_join
     at_row = np.flatnonzero(own)
-    at_delay = np.flatnonzero((graph.delay_ns > 0) & np.isin(graph.delay_cause, OWN_CAUSES))
+    is_own = np.isin(graph.delay_cause, OWN_CAUSES)
+    if (rows.launch == NONE).all():  # what a host did that launched nothing in the trace, nothing says
+        is_own &= graph.delay_cause != Cause.HOST_BOUND
+    at_delay = np.flatnonzero((graph.delay_ns > 0) & is_own)
     at_host = np.flatnonzero(np.isin(lane.cause, OWN_CAUSES) & (len(graph.host_begin) > 0))
     kinds = np.repeat((_ROW, _DELAY, _HOST), (len(at_row), len(at_delay), len(at_host)))
     at = np.concatenate((at_row, at_delay, at_host))
