@@ -239,7 +239,8 @@ class SramEcc:
             ("uncorrected_sec_ded", "aggregate"): told.aggregate_sec_ded,
         }.items():
             total = self._counters.setdefault(series, GpuCounter()).update(errors)
-            yield Sample("pacecar_gpu_sram_ecc_errors_total", (self._gpu, *series), total)
+            if total is not None:
+                yield Sample("pacecar_gpu_sram_ecc_errors_total", (self._gpu, *series), total)
         yield Sample("pacecar_gpu_sram_ecc_threshold_exceeded", (self._gpu,), int(told.is_over_threshold))
 
 
@@ -283,7 +284,8 @@ class C2cLinks:
             errors = found[number]
             if errors is not None:
                 total = self._counters.setdefault(kind, GpuCounter()).update(sum(errors))
-                yield Sample("pacecar_gpu_c2c_errors_total", (self._gpu, kind), total)
+                if total is not None:
+                    yield Sample("pacecar_gpu_c2c_errors_total", (self._gpu, kind), total)
 
 
 def _whole(answers: Sequence[FieldValue | NvmlError]) -> list[int] | None:
