@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.kit.net import free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -35,13 +36,6 @@ def busy_machine() -> Iterator[None]:
     for loop in loops:
         loop.kill()
         loop.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.usefixtures("busy_machine")
