@@ -31,10 +31,10 @@ class UntrustedDaemonError(PermissionError):
     """Somebody else listens at the path, or could: nothing is sent and nothing believed."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(errno.EPERM, why, path)
+        super().__init__(errno.EPERM, f"it is not trusted: {why}", path)
 
     def __str__(self) -> str:
-        return f"it is not trusted: {self.strerror}"
+        return str(self.strerror)
 
 
 def connect(path: str, timeout_seconds: float, *, any_owner: bool = False) -> socket.socket:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import click
 
-from pacecar.config import ConfigError, default_recordings, load_config
-
 from ..shared_options import fail
 
 __all__ = ["PARTIAL", "doctor"]
@@ -114,6 +112,8 @@ def doctor(
 
 def _recordings() -> str:
     """Return the daemon's folder, as far as this user's configuration says where it is."""
+    from pacecar.config import ConfigError, default_recordings, load_config
+
     try:
         return load_config().daemon.recordings
     except ConfigError:  # which the daemon and the job report

@@ -3,7 +3,7 @@
 All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
 stay the script's own.  That also times evaluation, in whichever step that falls.  What other threads and worker
 processes draw is not this loop's waiting.
-Left out: loaders that are not torch's, and how a batch's samples are known (`profiler.hook.batch_lengths`).
+Left out: loaders that are not torch's, and how a batch's samples are known (`profiler.hook.loading.batch_lengths`).
 """
 
 from __future__ import annotations

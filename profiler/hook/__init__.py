@@ -10,8 +10,7 @@ Start at `hook`; `step_boundary` is the path of every step, `window_schedule` de
     step_records                    makes the records later, on threads that look anyway, because python between two
                                     steps runs with cold caches
     counted_steps                   adds steps to the totals that were only counted
-    timed_loader, data_loading      waits for data, samples, checkpoints
-    batch_lengths                   how many samples a batch has
+    loading                         what the loop draws from its loaders: waits, samples, how much is left
     commands                        what the daemon sends: the command `trace`, the state of the device
     identity                        who this process is
     single_instance                 one active hook a process

@@ -42,9 +42,9 @@ from ..utilization.allocator_memory import cuda_stats
 from ..utilization.model_flops_utilization import UtilizationMeter
 from ..windows.window_reader import WindowReader
 from . import single_instance
-from .data_loading import DataLoading
 from .identity.job_identity import make_hello, model_device
-from .job_length import JobLength
+from .loading.data_loading import DataLoading
+from .loading.job_length import JobLength
 from .optimizer_succession import OptimizerSuccession
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError

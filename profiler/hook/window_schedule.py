@@ -40,7 +40,7 @@ from ..windows.row_density_probe import RowDensityProbe
 from ..windows.session_pause import may_collectives_be_out
 from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
 from ..windows.window_reader import WindowReader
-from .job_length import JobLength
+from .loading.job_length import JobLength
 from .phase_hooks import PhaseHooks
 from .step_records import FinishedStep, StepRecords
 

@@ -5,7 +5,7 @@ loader of torch's that the loop was seen to draw from, and the first input of fo
 wins, in that order; they are never added to each other.  None means unknown, and zero is zero.
 
 The first dimension of a tensor is a guess: of a recurrent network it may be time, of a transformer's loader tokens, and
-a GAN calls its model several times with one batch.  What a batch sampler says is none (`profiler.hook.batch_lengths`).
+a GAN calls its model several times with one batch.  What a batch sampler says is none (`batch_lengths`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ BY_NAME_TO_DYNAMO = {("profiler/timing/torch_compile.py", "torch._dynamo.graph_b
 """While dynamo traces a line it knows the call by this name; that it is there is asked just before."""
 
 OF_OTHERS = {
-    "_fields", "_replace", "_getframe", "_current_frames", "_exit",  # python's own
+    "_asdict", "_fields", "_replace", "_getframe", "_current_frames", "_exit",  # python's own
     "_make_closure", "_on_before_fetch", "_on_after_fetch", "_zero_grad_fn", "_results", "_step_fn", "_backward_fn",
     "_should_accumulate", "_training_step", "_prepare_inputs", "_save_checkpoint",  # lightning's and transformers'
 }  # fmt: skip

@@ -41,8 +41,8 @@ def main() -> None:
     work.wait()
     last = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(4), group=last)
-    ours = SideGroup(rank, 2, is_lazy=True)
-    ours.open(store, "flight-recorder")
+    ours = SideGroup(rank, 2)
+    ours.open(store, "flight-recorder", "127.0.0.1")
     ours.post([rank])
     until(lambda: ours.receive() is not None)
     if rank == 0:

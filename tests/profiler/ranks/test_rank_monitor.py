@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
-from pacecar.profiler.hook.timed_loader import TimedLoader
+from pacecar.profiler.hook.loading.timed_loader import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
 from pacecar.profiler.ranks.cusum import Usual, excesses, median, upper
 from pacecar.profiler.ranks.exchange.gather_schedule import GatherSchedule

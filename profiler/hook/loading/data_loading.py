@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..timing.failure_guard import FailureGuard
-from ..timing.sample_counts import StepCounts
-from ..timing.step_timer import EVENTS_MAX, StepTimer
-from ..utilization.model_flops_utilization import UtilizationMeter
+from ...timing.failure_guard import FailureGuard
+from ...timing.sample_counts import StepCounts
+from ...timing.step_timer import EVENTS_MAX, StepTimer
+from ...utilization.model_flops_utilization import UtilizationMeter
+from ..phase_hooks import PhaseHooks
 from .batch_lengths import BatchLengths
 from .job_length import JobLength
-from .phase_hooks import PhaseHooks
 from .timed_loader import TimedLoader, guess_samples
 
 __all__ = ["DataLoading"]
