@@ -197,10 +197,12 @@ RANGES: dict[str, ValueRange] = {
         (Nanoseconds, "gpu_last_success_time_seconds gpu_driver_call_seconds_total gpu_read_interval_seconds"),
         (Count, "gpu_consecutive_failures gpu_failures_total gpu_read_failures_total gpu_driver_calls_total"),
         (Count, "gpu_driver_openings_total gpu_xid_errors_total"),
+        (Flag, "gpu_health gpu_health_reason gpu_missing"),
+        (FewParts, "gpu_refused_numbers"),
     ),
     **_from(
         "NVML",
-        (Flag, "gpu_info gpu_nvlink_info gpu_instance_info"),
+        (Flag, "gpu_info gpu_nvlink_info gpu_instance_info gpu_platform_info gpu_fabric_info"),
         (
             Ratio,
             "gpu_utilization_ratio gpu_memory_utilization_ratio gpu_encoder_utilization_ratio"
@@ -208,8 +210,8 @@ RANGES: dict[str, ValueRange] = {
         ),
         (
             MeasuredRatio,
-            "gpu_sm_active_ratio gpu_sm_occupancy_ratio gpu_tensor_active_ratio gpu_pipe_active_ratio"
-            " gpu_dram_bandwidth_ratio gpu_instance_active_ratio gpu_fan_speed_ratio",
+            "gpu_graphics_active_ratio gpu_sm_active_ratio gpu_sm_occupancy_ratio gpu_tensor_active_ratio"
+            " gpu_pipe_active_ratio gpu_dram_bandwidth_ratio gpu_instance_active_ratio gpu_fan_speed_ratio",
         ),
         (
             Bytes,
@@ -217,19 +219,28 @@ RANGES: dict[str, ValueRange] = {
             " gpu_bar1_size_bytes gpu_bar1_used_bytes gpu_process_memory_bytes gpu_instance_memory_size_bytes"
             " gpu_instance_memory_used_bytes gpu_instance_memory_free_bytes gpu_instance_memory_reserved_bytes",
         ),
-        (ChipMilliwatts, "gpu_power_watts gpu_power_mean_watts gpu_power_limit_watts"),
+        (
+            ChipMilliwatts,
+            "gpu_power_watts gpu_power_mean_watts gpu_power_limit_watts gpu_power_limit_min_watts"
+            " gpu_power_limit_max_watts gpu_power_limit_default_watts",
+        ),
         (Count, "gpu_energy_joules_total"),
         (Celsius, "gpu_temperature_celsius gpu_memory_temperature_celsius gpu_temperature_threshold_celsius"),
+        (Celsius, "gpu_temperature_margin_celsius gpu_temperature_margin_threshold_celsius"),
         (Revolutions, "gpu_fan_rpm"),
         (Megahertz, "gpu_clock_hertz gpu_clock_max_hertz"),
         (Nanoseconds, "gpu_clock_event_seconds_total"),
         (PerformanceState, "gpu_performance_state"),
         (Count, "gpu_ecc_errors_total gpu_pcie_replays_total gpu_nvlink_link_errors_total"),
-        (FewParts, "gpu_retired_pages gpu_remapped_rows gpu_processes gpu_instance_processes"),
+        (Count, "gpu_sram_ecc_errors_total gpu_c2c_errors_total"),
+        (Count, "gpu_ecc_uncorrected_errors"),  # a field of 64 bits: its reader leaves out what is all ones
+        (FewParts, "gpu_retired_pages gpu_remapped_rows gpu_row_remap_banks"),
+        (FewParts, "gpu_processes gpu_mps_processes gpu_instance_processes gpu_mig_instances"),
         (FewParts, "gpu_retired_pages_pending gpu_row_remap_pending gpu_row_remap_failed"),
-        (Flag, "gpu_mig_enabled"),
+        (Flag, "gpu_ecc_enabled gpu_ecc_enabled_after_reset gpu_sram_ecc_threshold_exceeded"),
+        (Flag, "gpu_mig_enabled gpu_mig_enabled_after_reset gpu_c2c_enabled"),
         (FewLanes, "gpu_pcie_generation gpu_pcie_generation_max gpu_pcie_width gpu_pcie_width_max"),
-        (FewLanes, "gpu_nvlink_link_state"),
+        (FewLanes, "gpu_nvlink_link_state gpu_c2c_links gpu_c2c_links_up"),
         (Bytes, "gpu_pcie_receive_bytes_total gpu_pcie_transmit_bytes_total"),
         (Bytes, "gpu_nvlink_receive_bytes_total gpu_nvlink_transmit_bytes_total"),
         (Bytes, "gpu_nvlink_link_receive_bytes_total gpu_nvlink_link_transmit_bytes_total"),
@@ -237,9 +248,9 @@ RANGES: dict[str, ValueRange] = {
         (
             LinkRate,
             "gpu_pcie_receive_bytes_per_second gpu_pcie_transmit_bytes_per_second gpu_nvlink_receive_bytes_per_second"
-            " gpu_nvlink_transmit_bytes_per_second gpu_nvlink_link_bytes_per_second",
+            " gpu_nvlink_transmit_bytes_per_second gpu_nvlink_link_bytes_per_second gpu_c2c_bytes_per_second",
         ),
-        (Flag, "gpu_fabric_state gpu_fabric_condition"),
+        (Flag, "gpu_fabric_state gpu_fabric_health gpu_fabric_condition"),
         (NvmlCode, "gpu_fabric_status"),
     ),
 }
@@ -257,6 +268,8 @@ _WHOLES = {
     "gpu_memory_free_bytes": "gpu_memory_size_bytes",
     "gpu_memory_reserved_bytes": "gpu_memory_size_bytes",
     "gpu_bar1_used_bytes": "gpu_bar1_size_bytes",
+    "gpu_power_limit_min_watts": "gpu_power_limit_max_watts",
+    "gpu_c2c_links_up": "gpu_c2c_links",
     "gpu_instance_memory_used_bytes": "gpu_instance_memory_size_bytes",
     "gpu_instance_memory_free_bytes": "gpu_instance_memory_size_bytes",
     "gpu_instance_memory_reserved_bytes": "gpu_instance_memory_size_bytes",

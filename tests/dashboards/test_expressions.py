@@ -24,6 +24,7 @@ VALUES = {
     "outcome": ["ok", "failed", "kept", "rolled_back", "barred", "abandoned", "miss"], "clock": ["sm", "memory"],
     "knob": ["bucket_bytes", "micro_batch"], "phase": ["forward", "backward"], "state": ["frozen", "watching"],
     "reason": ["hw_thermal_slowdown"], "severity": ["uncorrected"], "lifetime": ["volatile"], "kind": ["some"],
+    "since": ["probe", "later"], "spare": ["none", "few"],
 }  # fmt: skip
 """Labels that expressions match on; any other label gets one value."""
 

@@ -119,13 +119,16 @@ class Recorded(HeardInbox):
 
 
 class Training:
-    phase, evaluated_ns, is_alive = "forward", None, True
+    phase, evaluated_ns, trained_ns, is_alive = "forward", None, None, True
 
     def __init__(self):
         self.step, self.begun_ns = 0, None
 
     def begun(self):
         return self.step, self.begun_ns
+
+    def watch_calls(self):
+        pass
 
     def is_strained(self):
         return False

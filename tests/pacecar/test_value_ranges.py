@@ -40,7 +40,8 @@ def test_gauges_that_count_things_are_below_what_a_counter_of_32_bits_shows_afte
     counts = {name for name in gauges if by_name(name).unit is MetricUnit.COUNT}
     roomy = {name for name in counts if RANGES[name].high >= 2**32 - 1}
     assert roomy == {
-        "pacecar_gpu_consecutive_failures", "pacecar_host_filesystem_files", "pacecar_host_filesystem_files_free",
+        "pacecar_gpu_consecutive_failures", "pacecar_gpu_ecc_uncorrected_errors",
+        "pacecar_host_filesystem_files", "pacecar_host_filesystem_files_free",
         "pacecar_host_open_files", "pacecar_host_open_files_limit", "pacecar_host_threads_limit",
         "pacecar_host_tracked_connections", "pacecar_host_tracked_connections_limit",
     }  # fmt: skip
