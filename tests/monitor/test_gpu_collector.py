@@ -231,7 +231,9 @@ def everything(standin, make, clock, tmp_path):
     return [s for outcome in outcomes for s in outcome.samples]
 
 
-GPU_METRICS = [m.name for m in CATALOG if m.subject is MetricSubject.GPU and m.name not in WINDOWED]
+VERDICTS = {"pacecar_gpu_health", "pacecar_gpu_health_reason", "pacecar_gpu_missing"}
+"""What the daemon concludes from what collectors read; `test_health_source` and `test_known_gpus` have it."""
+GPU_METRICS = [m.name for m in CATALOG if m.subject is MetricSubject.GPU and m.name not in {*WINDOWED, *VERDICTS}]
 CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
     "pacecar_gpu_last_success_time_seconds",
     "pacecar_gpu_driver_calls_total",
@@ -384,10 +386,16 @@ def test_pcie_counters_that_wrap_lose_nothing(standin, make, clock):
     assert health(outcome, 0, "pcie_counters_reliable") == 1
     standin.page.pcie_bytes[0] = 700  # backwards, and more than the link moves in that time: it started again
     assert ("pacecar_gpu_pcie_receive_bytes_total",) not in of_gpu(tick(collector, clock, 0.05), 0)
-    standin.page.pcie_bytes[0] = 710
+    standin.page.pcie_bytes[0] = 701
     tick(collector, clock, 0.05)  # which confirms it, but in the time since the last good reading it could go round
-    standin.page.pcie_bytes[0] = 711
-    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 711
+    standin.page.pcie_bytes[0] = 702
+    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 702
+    standin.page.pcie_bytes[0] = 600
+    tick(collector, clock, 0.05)
+    standin.page.pcie_bytes[0] = 709  # it is back where it was, and more: it never fell
+    tick(collector, clock, 0.05)
+    standin.page.pcie_bytes[0] = 710
+    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 710
 
 
 class Link:
