@@ -147,6 +147,18 @@ def test_a_counter_that_the_driver_does_not_know_once_moves_no_total(field, unkn
     assert seen == [5_000_000, None, 5_400_000]
 
 
+@pytest.mark.parametrize("unknown", [UNKNOWN, 2**64 - 1])
+def test_uncorrected_errors_that_the_driver_does_not_know_are_missing_and_no_fault(unknown, node):
+    nvml, tick = node
+    seen = []
+    for value in (3, unknown, 0):
+        nvml.values[FieldId(4)] = value
+        for _ in range(8):  # asked for in turns
+            served, _, _ = tick()
+        seen.append(served.get(("ecc_uncorrected_errors",)))
+    assert seen == [3, None, 0]
+
+
 def test_an_energy_of_zero_at_the_first_reading_is_no_megawatt(node):
     nvml, tick = node
     seen = []

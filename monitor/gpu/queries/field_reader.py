@@ -175,7 +175,7 @@ class FieldReader:
             else:
                 failures.append(f"field {field.field.number} ({field.metric}): {answer}")
             return
-        if field.counts and (answer.value < 0 or answer.value in NO_NUMBERS):
+        if (field.counts or field.is_wide) and (answer.value < 0 or answer.value in NO_NUMBERS):
             self._forget(field)
             failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
             return

@@ -51,6 +51,8 @@ class Field:
     of_link: bool = False
     has_query: bool = False
     """Whether a query reads the same number where the field is refused."""
+    is_wide: bool = False
+    """Whether its gauge counts without a bound, so that no range leaves out all ones: the reader does."""
     bits_min: int = 0
     """An answer of fewer bits is that of another field: the driver numbers them otherwise."""
 
@@ -94,7 +96,8 @@ _GPU_FIELDS = (
     _counter(94, "pcie_replays_total"),
     _counter(3, "ecc_errors_total", "corrected", "volatile"),
     _counter(4, "ecc_errors_total", "uncorrected", "volatile"),
-    _gauge(4, "ecc_uncorrected_errors"),  # as the driver counts: a counter's total does not fall at a reset
+    # As the driver counts: a counter's total does not fall at a reset.
+    replace(_gauge(4, "ecc_uncorrected_errors"), is_wide=True),
     _counter(5, "ecc_errors_total", "corrected", "aggregate"),
     _counter(6, "ecc_errors_total", "uncorrected", "aggregate"),
     _gauge(29, "retired_pages", "single_bit"),
