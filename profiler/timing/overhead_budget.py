@@ -193,6 +193,7 @@ class OverheadBudget:
         self._prices: deque[tuple[int, int]] = deque(maxlen=PRICES_MAX)
         self._micro_batches = 0
         self._windows_ns = self._start_ns = 0
+        self._first_window_ns = 0  # the part of the first window that is in `_start_ns`
         self._expected_ns = FIRST_WINDOW_NS
         self._requested = False
         self._on_credit = True
@@ -215,7 +216,8 @@ class OverheadBudget:
         """Return whether pacecar without its windows takes more than its share of the budget; from any thread."""
         if not 0.0 < self._ratio < 1.0 or self._wall_ns < DEBT_NS:
             return False
-        return self.cost_ns - self._windows_ns > ALWAYS_ON_SHARE * self._ratio * self._wall_ns
+        always_on_ns = self.cost_ns - self._windows_ns - self._first_window_ns
+        return always_on_ns > ALWAYS_ON_SHARE * self._ratio * self._wall_ns
 
     def charge(self, cost_ns: int) -> None:
         """Add a cost that was measured outside any step: the attach itself, a thread of ours; from any thread."""
@@ -283,6 +285,7 @@ class OverheadBudget:
         self._prices.append((price_ns, self._micro_batches))
         early_ns = min(price_ns, self._early_ns) if self.may_be_early and not self.windows else 0
         self._start_ns += early_ns
+        self._first_window_ns += early_ns
         self._windows_ns += price_ns - early_ns
         if self._aftermath is not None:
             self._aftermath.window(int(median(self._recent)) if self._recent else None)

@@ -198,6 +198,18 @@ def test_windows_that_fill_the_budget_strain_nobody():
     assert budget.ratio > 0.01
 
 
+def test_a_first_window_that_is_part_of_the_attach_strains_nobody():
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100)
+    budget.may_be_early = True
+    for step in range(2000):
+        price_ms = 400 if step == 3 else 0
+        budget.step(10 * MS, price_ms * MS + MS // 20, profiled=False)
+        if price_ms:
+            budget.window_taken(step, price_ms * MS)
+        assert not budget.is_strained()
+    assert budget.ratio > 0.01, "it is charged all the same"
+
+
 def test_what_windows_leave_behind_on_a_device_is_theirs_and_strains_nobody():
     budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100, on_device=True)
     for step in range(2000):
