@@ -13,6 +13,7 @@ others in each step.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 from tests.kit.listeners import HeardSteps
+from tests.kit.ranks import RANKS_SECONDS_MAX
 from tests.kit.waiting import until
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
@@ -49,6 +51,9 @@ QUIET = 24
 
 STEPS_MAX = 4000
 """Of a job that waits for something."""
+
+STACKS_SECONDS = RANKS_SECONDS_MAX - 20.0
+"""When a rank that still runs writes its threads' stacks to stderr: before the test kills it."""
 
 SLOW_SECONDS = {"compute": 0.05, "data": 0.05, "hang": 3.0}
 """More than three times the step; asleep, so that a machine with few cores makes nobody else slow."""
@@ -160,6 +165,7 @@ def enter(namespace: str) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(STACKS_SECONDS)
     settings = json.loads(sys.argv[1])
     rank, folder = int(os.environ["RANK"]), Path(settings["folder"])
     (folder / f"pid{rank}").write_text(str(os.getpid()))

@@ -48,7 +48,10 @@ def run_job(
             (folder / "end").touch()
         ended = finish(ranks)
     codes = [rank.code for rank in ended]
-    assert codes == [0] * world, "\n".join([f"exit codes {codes}", *(rank.err[-3000:] for rank in ended)])
+    if codes != [0] * world:
+        play = (folder / "play").read_text() if (folder / "play").exists() else "not begun"
+        said = "\n".join(f"rank {rank}: {end.out[-300:]}\n{end.err[-3000:]}" for rank, end in enumerate(ended))
+        raise AssertionError(f"exit codes {codes}, play {play}\n{said}")
     return [[json.loads(line) for line in rank.out.splitlines()] for rank in ended]
 
 
