@@ -19,8 +19,10 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import torch
@@ -52,11 +54,18 @@ QUIET = 24
 STEPS_MAX = 4000
 """Of a job that waits for something."""
 
+USUAL_STEPS = 32
+"""The latest steps, without an act, of which a usual one is the median."""
+
 STACKS_SECONDS = RANKS_SECONDS_MAX - 20.0
 """When a rank that still runs writes its threads' stacks to stderr: before the test kills it."""
 
 SLOW_SECONDS = {"compute": 0.05, "data": 0.05, "hang": 3.0}
-"""More than three times the step; asleep, so that a machine with few cores makes nobody else slow."""
+"""How long a slow rank sleeps at least: awake it would make others slow, too, on a machine with few cores."""
+
+SLOW_STEPS = 3
+"""It sleeps this many usual steps at least: on a busy machine steps differ by as much as they last, and nobody is named
+for less than that."""
 
 
 class Play:
@@ -112,18 +121,20 @@ class Part:
     def __init__(self, rank: int, play: Play) -> None:
         self.rank, self.play, self.step = rank, play, 0
         self.is_shaped = False
+        self.begun: float | None = None
+        self.usual: deque[float] = deque(maxlen=USUAL_STEPS)
+
+    def is_on(self, act: dict) -> bool:
+        return act["from"] is not None and act["from"] <= self.step < (act["until"] or STEPS_MAX)
 
     def has(self, how: str) -> bool:
-        return any(
-            act["rank"] == self.rank
-            and act["how"] == how
-            and act["from"] is not None
-            and act["from"] <= self.step < (act["until"] or STEPS_MAX)
-            for act in self.play.acts
-        )
+        return any(act["rank"] == self.rank and act["how"] == how and self.is_on(act) for act in self.play.acts)
 
     def begin(self, step: int) -> None:
-        self.step = step
+        now = time.monotonic()
+        if self.begun is not None and not self.is_playing:
+            self.usual.append(now - self.begun)
+        self.step, self.begun = step, now
         self.play.read()
         if self.has("link") != self.is_shaped:
             self.is_shaped = not self.is_shaped
@@ -132,7 +143,12 @@ class Part:
 
     def be_slow(self, how: str) -> None:
         if self.has(how):
-            time.sleep(SLOW_SECONDS[how])
+            time.sleep(max(SLOW_SECONDS[how], SLOW_STEPS * median(self.usual or [0.0])))
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether a rank is slow in the step under way, which so tells nothing of usual ones."""
+        return any(map(self.is_on, self.play.acts))
 
     @property
     def is_over(self) -> bool:
