@@ -14,19 +14,39 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.world import adapters_python
+from tests.job.autoattach.scripts import NANOGPT, RESNET, TRAINER
+from tests.job.autoattach.test_trainer_script import LOOP, OFFLINE
 from tests.kit.net import free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 WATCH = Path(__file__).parent / "watch_overhead.py"
-JOBS = Path(__file__).parents[1] / "jobs"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
 
-KINDS = {
-    "gpt": ("nanogpt_like.py", "--steps", "150", "--width", "32"),
-    "resnet": ("resnet_like.py", "--epochs", "4", "--images", "300", "--width", "4", "--workers", "0"),
-    "trainer": ("trainer_like.py", "--steps", "150"),
+SIZES = {
+    "gpt": ("--steps", "150", "--width", "32"),
+    # 1.2 MB of gradients: where all fit in one bucket of the smallest size (64 KiB for the first) nothing is tuned.
+    "resnet": ("--epochs", "4", "--images", "300", "--width", "32", "--workers", "0"),
+    "loop": ("--steps", "120"),  # its data has 128 updates
+    "transformers": ("--steps", "150"),
 }
+
+
+def job_of(kind: str, folder: Path) -> tuple[str, Path, dict[str, str]]:
+    """Return the python that runs the job, its script, and its environment."""
+    if kind == "transformers":
+        return adapters_python(), TRAINER, {**PLAIN, **OFFLINE}
+    if kind == "loop":
+        script = folder / "loop.py"
+        script.write_text(LOOP)
+        return sys.executable, script, PLAIN
+    return sys.executable, NANOGPT if kind == "gpt" else RESNET, PLAIN
+
+
+def tuner_said(folder: Path) -> list[str]:
+    records = map(json.loads, (folder / "rank0.jsonl").read_text().splitlines())
+    return [record["detail"] for record in records if record["type"] == "tuner"]
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +59,18 @@ def busy_machine() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy_machine")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt", "resnet", "loop", pytest.param("transformers", marks=pytest.mark.full)])
 def test_the_bound_holds_at_every_step_with_trials_on_a_busy_machine(kind: str, tmp_path: Path) -> None:
-    script, *arguments = KINDS[kind]
+    python, script, environment = job_of(kind, tmp_path)
     command = [sys.executable, "-m", "pacecar", "run", "--tune", "exact", "--run-dir", str(tmp_path), "--"]
-    command += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    command += [str(free_port()), str(WATCH), str(tmp_path), str(JOBS / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=PLAIN, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command += [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    command += [str(free_port()), str(WATCH), str(tmp_path), str(script), *SIZES[kind]]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env=environment, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"bound{rank}.json").read_text())
         assert seen["steps"] > 10
-        assert seen["switches"] > 0, "the rehearsal at least"
+        assert seen["switches"] > 0, ("the rehearsal at least", tuner_said(tmp_path))
         assert seen["worst"] <= 1.0, seen
