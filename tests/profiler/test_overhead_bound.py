@@ -19,7 +19,8 @@ from tests.job.autoattach.scripts import NANOGPT, RESNET, TRAINER
 from tests.job.autoattach.test_trainer_script import LOOP, OFFLINE
 from tests.kit.net import free_port
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.full, pytest.mark.alone]  # its busy loops would slow others
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.full, pytest.mark.alone]
+"""Alone, because its busy loops would slow others."""
 
 WATCH = Path(__file__).parent / "watch_overhead.py"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
