@@ -31,9 +31,10 @@ for `headroom_ns` before it begins a trial, and windows leave it what it needs t
 Ranks take turns, because a tuner's request would otherwise open the windows of all of them at once.
 
 Debt: the credit at the start is earned back while the always-on part goes on, which may take most of a small budget
-itself.  After DEBT_NS of training the budget is strained if everything but the windows takes more than ALWAYS_ON_SHARE
-of it.  While it is strained, fewer steps are measured and ranks compare themselves less often.  Windows are left out,
-because they always fill what is left: they wait by themselves and need nothing else to wait.
+itself.  After DEBT_NS of training, or as soon as no headroom is left, the budget is strained if everything but the
+windows takes more than ALWAYS_ON_SHARE of it.  While it is strained, fewer steps are measured and ranks compare
+themselves less often.  Windows are left out, because they always fill what is left: they wait by themselves and need
+nothing else to wait.
 
 A ratio of 1 means no limit, of 0 no window.  All of this is pure: numbers in, a yes or no out.
 
@@ -130,7 +131,8 @@ CREDIT_STEPS = 100
 """A calibration of a new setting may be made on credit if this many steps earn it back."""
 
 DEBT_NS = 15_000_000_000
-"""Training time after which the start must be earned back: by then a budget of 0.01 has earned 150 ms."""
+"""Training time after which the start must be earned back even where there is headroom: a budget of 0.01 has
+earned 150 ms by then."""
 
 ALWAYS_ON_SHARE = 0.8
 """The share of the budget for everything but windows; above it the budget is strained."""
@@ -214,7 +216,8 @@ class OverheadBudget:
 
     def is_strained(self) -> bool:
         """Return whether pacecar without its windows takes more than its share of the budget; from any thread."""
-        if not 0.0 < self._ratio < 1.0 or self._wall_ns < DEBT_NS:
+        headroom_ns = self.headroom_ns(wall_ns=0, cost_ns=0)
+        if headroom_ns is None or (headroom_ns > 0 and self._wall_ns < DEBT_NS):
             return False
         always_on_ns = self.cost_ns - self._windows_ns - self._first_window_ns
         return always_on_ns > ALWAYS_ON_SHARE * self._ratio * self._wall_ns

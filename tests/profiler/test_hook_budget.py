@@ -186,6 +186,18 @@ def test_who_takes_too_much_after_fifteen_seconds_has_a_strained_budget_until_it
     assert not budget.is_strained()
 
 
+@pytest.mark.parametrize(("cost_ms", "owes"), [(175, False), (190, True)])
+def test_a_budget_without_headroom_is_strained_before_fifteen_seconds_have_passed(cost_ms, owes):
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100)
+    budget.charge(cost_ms * MS)
+    for _ in range(10):
+        budget.step(10 * MS, 0, profiled=False)
+    assert budget.is_strained() is owes, "what goes on would soon break the bound"
+    for _ in range(200):
+        budget.step(10 * MS, 0, profiled=False)
+    assert not budget.is_strained(), "there is headroom again"
+
+
 def test_windows_that_fill_the_budget_strain_nobody():
     """They would make the tuner blind: with fewer measured steps its trials take as many times longer."""
     budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100)
