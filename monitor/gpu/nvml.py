@@ -98,7 +98,6 @@ class PyNvml:
         self._samples: list[object] = []
         self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
         self._requests: dict[tuple[FieldId, ...], bytes] = {}
-        self._fabric = 0  # which of _FABRIC_VERSIONS is the newest that this driver knows
 
     def start(self) -> None:
         """Load libnvidia-ml.so.1 and initialize it."""
@@ -108,7 +107,6 @@ class PyNvml:
         """Free what was allocated and shut the library down; one that is down already is no error."""
         samples, self._samples = self._samples, []
         self._first_version.clear()
-        self._fabric = 0
         events, self._events = self._events, None
         for name, things in (("nvmlGpmSampleFree", samples), ("nvmlEventSetFree", [] if events is None else [events])):
             for thing in things:
@@ -271,20 +269,20 @@ class PyNvml:
         return Platform(_text(chassis.partition(b"\0")[0]), slot, tray, host, module)
 
     def fabric(self, handle: Handle) -> Fabric:
-        """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it."""
-        for newer in range(self._fabric, len(_FABRIC_VERSIONS)):
-            version, layout = _FABRIC_VERSIONS[newer]
+        """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it.
+
+        The newest structure is tried first each time: a driver may refuse it once, and the question is rare.
+        """
+        for version, layout in _FABRIC_VERSIONS:
             try:
                 cluster, status, clique, state, *health = _read("nvmlDeviceGetGpuFabricInfoV", handle, layout, version)
             except NvmlError as error:
                 if error.code not in _OLDER_DRIVER:
                     raise
                 continue
-            self._fabric = newer
             return Fabric(state, status, _uuid(cluster), clique, *health)
         info = pynvml.c_nvmlGpuFabricInfo_t()
         _ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
-        self._fabric = len(_FABRIC_VERSIONS)
         return Fabric(int(info.state), int(info.status), _uuid(bytes(info.clusterUuid)), int(info.cliqueId))
 
     def link_active(self, handle: Handle, link: int) -> bool:
