@@ -98,10 +98,6 @@ RECENT_STEPS = 32
 FIRST_WINDOW_NS = 5_000_000
 """Predicted price before `expect` gives a measured one: start 0.5 ms, 1000 events at 4 us."""
 
-USUAL_QUANTILE = 0.9
-"""A step with a wait for other ranks is longer than usual if it is longer than nine of ten: on a busy machine steps
-differ by half of their length, and a rank that other programs kept from a switch is not pacecar's doing."""
-
 CREDIT_NS = 200_000_000
 """The largest credit for a window or a count beyond what the attach took: the start-up debt that the docs state."""
 
@@ -266,7 +262,7 @@ class OverheadBudget:
         else:
             own = max(0, wall_ns - overhead_ns)
             if waited_ns:
-                usual = sorted(self._recent_run)[int(USUAL_QUANTILE * len(self._recent_run))] if self._recent_run else 0
+                usual = int(median(self._recent_run)) if self._recent_run else 0
                 waited_ns = min(waited_ns, max(0, own - delay_ns - usual))
                 overhead_ns, own = overhead_ns + waited_ns, own - waited_ns
             self._recent.append(own)

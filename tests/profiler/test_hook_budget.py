@@ -306,11 +306,3 @@ def test_what_other_programs_had_makes_no_step_longer_than_usual():
     assert budget.step(250 * MS, 0, profiled=True, delay_ns=210 * MS) == 0
     assert budget.step(250 * MS, 0, profiled=True, delay_ns=180 * MS) == 30 * MS
     assert budget.step(200 * MS, 0, profiled=False, waited_ns=50 * MS, delay_ns=130 * MS) == 30 * MS
-
-
-def test_a_wait_in_a_step_as_long_as_others_are_anyway_is_not_charged():
-    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=50)
-    for step in range(20):
-        budget.step((100 if step % 4 else 250) * MS, 0, profiled=False)
-    assert budget.step(240 * MS, 0, profiled=False, waited_ns=150 * MS) == 0
-    assert budget.step(280 * MS, 0, profiled=False, waited_ns=150 * MS) == 30 * MS
