@@ -93,6 +93,10 @@ class TunedJob(Protocol):
         """Return what may still be spent within the overhead budget; negative: overspent, None: nothing limits it."""
         return None
 
+    def earned_ns(self, wall_ns: int) -> int:
+        """Return what `wall_ns` of training add to the overhead budget."""
+        return 0
+
     def reserve(self, cost_ns: int) -> None:
         """Keep so much of the overhead budget for switches, out of what is lent to windows."""
 
@@ -317,9 +321,10 @@ class Tuner:
 
     def _look(self) -> None:
         """Report what disturbs this rank's node and what it can pay for; take what others reported of their nodes."""
-        self._agreement.afford(self._price.affordable(self._job.headroom_ns()))
+        earned_ns = self._job.earned_ns(self._step_ns)
+        self._agreement.afford(self._price.affordable(self._job.headroom_ns(), earned_ns))
         is_trying = self._proven is not None
-        self._job.reserve(RESERVED_SWITCHES * self._price.price_ns if is_trying else 0)
+        self._job.reserve(RESERVED_SWITCHES * self._price.price_ns(earned_ns) if is_trying else 0)
         if self._node is not None:
             self._agreement.disturb(self._node.look())
             self._node.others = self._agreement.disturbed

@@ -136,6 +136,10 @@ class HookedJob(TunedJob):
         """Return what the hook's overhead budget leaves."""
         return self._hook.headroom_ns()
 
+    def earned_ns(self, wall_ns: int) -> int:
+        """Return the share of `wall_ns` that the hook's overhead budget is."""
+        return round(self._hook.overhead_budget * wall_ns)
+
     def awaits_first_window(self) -> bool:
         """Ask the hook."""
         return self._hook.awaits_first_window()

@@ -13,7 +13,7 @@ as the shortest delay seen allows.  Under the setting that looks better it asks 
 nothing there, and replaces one that could not be judged.  The trial ends as soon as it is clear, and early for what is
 bad: rejecting can be hasty (nothing was lost but a chance), accepting cannot (`sequential_test`).
 
-Switches cost pacecar's own time, which has a budget.  A trial stays with A, where waiting costs nothing, until every
+Switches cost pacecar's own time, which has a budget.  A trial stays with A, where waiting costs votes only, until every
 rank can pay for going to B and coming back (`switch_price`); under B it ends when even the way back is no longer
 covered.
 
@@ -32,7 +32,7 @@ from typing import Literal
 from ..forecast.dataloader import refill_steps
 from ..observation import Observation
 from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
-from .switch_price import MIDWAY_SWITCHES
+from .switch_price import TRIAL_SWITCHES
 
 __all__ = [
     "DROP_RATIO",
@@ -321,7 +321,7 @@ class AbTrial:
                 return self._end(AbortCause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         end = self._window(arm, location(self._stretch)) if count == window else None
         is_time = arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm)
-        if is_time and (arm == "B" or step.can_pay_for(MIDWAY_SWITCHES)):
+        if is_time and (arm == "B" or step.can_pay_for(TRIAL_SWITCHES)):
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:

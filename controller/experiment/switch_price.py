@@ -1,10 +1,9 @@
 """Predicts what the next switch of a trial costs this rank, so that trials fit into the overhead budget.
 
-Turning a knob is the smaller part of that price.  All ranks gather for the switch, confirm it, and compare gradients in
-the steps after it; and while a trial is open they vote every second to fourth step instead of every sixteenth.  So the
-price is that of the switch with its comparisons, and of the votes until the next one:
+All ranks gather for a switch, confirm it, and compare gradients in the steps after it.  While a trial is open they also
+vote every second to fourth step instead of every sixteenth, and those steps earn something in the meantime:
 
-    price = MARGIN * (most expensive of the last switches + STRETCH_BOUNDARIES * mean of the last votes)
+    price = MARGIN * (dearest of the last switches + STRETCH_BOUNDARIES * max(0, mean vote - EARNED_SHARE * earned))
 
 The rehearsal, which applies the values in force before the first trial, is the first switch that is measured.  Until
 then FIRST_SWITCH_NS is assumed.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["MIDWAY_SWITCHES", "RESERVED_SWITCHES", "TRIAL_SWITCHES", "SwitchPrice"]
+__all__ = ["RESERVED_SWITCHES", "TRIAL_SWITCHES", "SwitchPrice"]
 
 MARGIN = 1.5
 """As for windows: prices of switches differ by this factor on a busy machine."""
@@ -28,18 +27,20 @@ SWITCHES_MAX = 4
 BOUNDARIES_MAX = 32
 """The last boundaries with a vote: their mean is steady, and follows the machine."""
 
-STRETCH_BOUNDARIES = 24
-"""Boundaries with a vote from one switch to the next: two windows of a trial, the steps that settle, and the delay."""
+STRETCH_BOUNDARIES = 18
+"""Boundaries with a vote from one switch to the next: two windows of a trial, the steps that settle, and the delay.
+They were 8 to 26 in trials of `make run`, 18 on average; MARGIN covers the rest."""
+
+EARNED_SHARE = 0.5
+"""The share of what a step earns that votes may use; the rest is for what the hook itself takes in each step."""
 
 FIRST_SWITCH_NS = 10_000_000
 """Assumed before the rehearsal.  Rehearsals took 4 ms on a quiet machine of two cores and 35 ms on one with a load of
 ten."""
 
-TRIAL_SWITCHES = 4
-"""A trial begins if all ranks can pay for so many switches: to the candidate, back, and the same once more."""
-
-MIDWAY_SWITCHES = 3
-"""A trial goes to its candidate once more only if all ranks can pay for that, for the way back, and for keeping it."""
+TRIAL_SWITCHES = 3
+"""A trial goes to its candidate, the first time and again, only if all ranks can pay for that, for the way back, and
+for keeping it."""
 
 RESERVED_SWITCHES = 2
 """What windows leave while a trial is open: the way back, or keeping the candidate, and one more."""
@@ -65,13 +66,12 @@ class SwitchPrice:
         """Add a boundary at which a vote was launched or read and nothing was turned."""
         self._votes.append(cost_ns)
 
-    @property
-    def price_ns(self) -> int:
-        """What the next switch costs, up to the one after it."""
+    def price_ns(self, earned_ns: int) -> int:
+        """Return what the next switch costs, up to the one after it, where each step earns `earned_ns`."""
         switch_ns = max(self._switches, default=FIRST_SWITCH_NS)
         vote_ns = sum(self._votes) / len(self._votes) if self._votes else 0.0
-        return int(MARGIN * (switch_ns + STRETCH_BOUNDARIES * vote_ns))
+        return int(MARGIN * (switch_ns + STRETCH_BOUNDARIES * max(0.0, vote_ns - EARNED_SHARE * earned_ns)))
 
-    def affordable(self, headroom_ns: int | None) -> int | None:
+    def affordable(self, headroom_ns: int | None, earned_ns: int) -> int | None:
         """Return how many switches `headroom_ns` pays for; None where nothing limits what is spent."""
-        return None if headroom_ns is None else max(0, headroom_ns // max(1, self.price_ns))
+        return None if headroom_ns is None else max(0, headroom_ns // max(1, self.price_ns(earned_ns)))

@@ -16,8 +16,8 @@ from pacecar.controller.experiment.ab_trial import AbortCause, AbTrial, Incumben
 from pacecar.controller.experiment.switch_price import (
     FIRST_SWITCH_NS,
     MARGIN,
-    MIDWAY_SWITCHES,
     STRETCH_BOUNDARIES,
+    TRIAL_SWITCHES,
     SwitchPrice,
 )
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
@@ -31,19 +31,21 @@ MS = 1_000_000
 
 def test_a_switch_is_priced_by_the_dearest_of_the_last_ones_and_the_votes_until_the_next() -> None:
     price = SwitchPrice()
-    assert price.price_ns == MARGIN * FIRST_SWITCH_NS
+    assert price.price_ns(0) == MARGIN * FIRST_SWITCH_NS
     price.switched(4 * MS)
     price.compared(1 * MS)
     price.compared(1 * MS)
     price.voted(MS // 2)
     price.switched(2 * MS)
-    assert price.price_ns == MARGIN * (6 * MS + STRETCH_BOUNDARIES * MS // 2)
-    assert price.affordable(None) is None
-    assert price.affordable(3 * price.price_ns - 1) == 2
-    assert price.affordable(-5) == 0
+    assert price.price_ns(0) == MARGIN * (6 * MS + STRETCH_BOUNDARIES * MS // 2)
+    assert price.affordable(None, 0) is None
+    assert price.affordable(3 * price.price_ns(0) - 1, 0) == 2
+    assert price.affordable(-5, 0) == 0
+    assert price.price_ns(MS // 2) == MARGIN * (6 * MS + STRETCH_BOUNDARIES * MS // 4), "half of what is earned"
+    assert price.price_ns(2 * MS) == MARGIN * 6 * MS, "votes that are earned cost nothing"
     for _ in range(4):
         price.switched(3 * MS)
-    assert price.price_ns == MARGIN * (3 * MS + STRETCH_BOUNDARIES * MS // 2), "what is long past is forgotten"
+    assert price.price_ns(0) == MARGIN * (3 * MS + STRETCH_BOUNDARIES * MS // 2), "what is long past is forgotten"
 
 
 class Job:
@@ -95,7 +97,7 @@ class Job:
                 allowed_ns = self.ratio * budget._wall_ns + budget._start_ns + CREDIT_NS
                 self.worst = max(self.worst, budget.cost_ns / allowed_ns)
             told = [
-                price.affordable(budget.headroom_ns(wall_ns=0, cost_ns=0))
+                price.affordable(budget.headroom_ns(wall_ns=0, cost_ns=0), int(self.ratio * self.step_ns))
                 for price, budget in zip(self.prices, self.budgets, strict=True)
             ]
             switches = min(told) if self.is_bounded else None
@@ -168,8 +170,8 @@ def test_a_gain_is_found_and_kept_though_a_trial_has_to_be_stretched() -> None:
 
 
 def test_no_trial_begins_before_it_is_paid_for_and_people_are_told_why() -> None:
-    job = Job(0.01, 110 * MS, lambda rank: 60 * MS, vote_ns=MS)
-    job.prices[1].switched(60 * MS)  # on one rank alone
+    job = Job(0.01, 110 * MS, lambda rank: 150 * MS, vote_ns=MS)
+    job.prices[1].switched(150 * MS)  # on one rank alone
     job.run(150)
     assert not job.switches
     assert any("overhead budget" in getattr(r, "detail", "") for r in job.records)
@@ -189,13 +191,13 @@ def test_a_trial_stays_with_the_old_setting_until_going_there_and_back_is_paid_f
     for value, steps in ((1, 4), (2, 22)):
         for _ in range(steps):
             step += 1
-            assert run.observe(observed(step, value, MIDWAY_SWITCHES)) is None
+            assert run.observe(observed(step, value, TRIAL_SWITCHES)) is None
     assert run.wanted == {"k": 1}, "the way back needs no allowance"
     for _ in range(60):
         step += 1
-        assert run.observe(observed(step, 1, MIDWAY_SWITCHES - 1)) is None
+        assert run.observe(observed(step, 1, TRIAL_SWITCHES - 1)) is None
         assert run.wanted == {"k": 1}
-    run.observe(observed(step + 1, 1, MIDWAY_SWITCHES))
+    run.observe(observed(step + 1, 1, TRIAL_SWITCHES))
     assert run.wanted == {"k": 2}
 
 

@@ -543,7 +543,7 @@ class Unprofiled(Bench):
         return 1_000_000
 
     def headroom_ns(self) -> int | None:
-        return None if self.headroom is None else self.headroom * self.tuner._price.price_ns
+        return None if self.headroom is None else self.headroom * self.tuner._price.price_ns(0)
 
     def reserve(self, cost_ns: int) -> None:
         self.reserved.append(cost_ns)
@@ -575,7 +575,7 @@ def test_windows_leave_what_a_trial_needs_to_end_while_it_is_open() -> None:
     assert set(b.reserved) == {0}
     b.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     b.run(4)
-    assert b.reserved[-1] == RESERVED_SWITCHES * b.tuner._price.price_ns > 0
+    assert b.reserved[-1] == RESERVED_SWITCHES * b.tuner._price.price_ns(0) > 0
     b.policy.turn = TuningTurn(1, {"micro_batch": 4})
     b.run(4)
     assert b.reserved[-1] == 0
