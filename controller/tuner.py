@@ -154,6 +154,7 @@ class Tuner:
         self._is_begun = False
         self._rehearsal = SwitchRehearsal(self._agreement)
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
+        self._sound: tuple[int, ...] | None = None  # the values before a switch after which gradients differ
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
         self._serial = 0  # of the last switch
@@ -279,7 +280,7 @@ class Tuner:
         self._is_active = False
         self._agreement.freeze(reason)
         if self._before is not None:  # something was turned
-            self._stays = self._switcher.staying(self._switcher.rest(self._proven))
+            self._stays = self._switcher.staying(self._switcher.rest(self._sound or self._proven))
         self._say("frozen", reason + self._stays, level=logging.WARNING)
         self._finish_policy()
         self._guarded(self._agreement.leave)
@@ -428,6 +429,8 @@ class Tuner:
 
     def _decide(self) -> None:
         proposal = self._agreement.decide(self._can_apply)
+        if self._gradients is not None:  # what was sent before the vote that was read is there on all ranks
+            self._differ(self._gradients.compare())
         if proposal is not None:
             self._switch(proposal)
 
@@ -496,26 +499,26 @@ class Tuner:
         Loss and gradients are not watched any more either, so nothing lossy stays in force.  Where a rank closes and
         others train on, there is no boundary at which all could go back together, and everything stays.
         """
-        rest = self._switcher.rest(self._proven, closes=closes)
-        is_needed = rest != self._switcher.agreed() or (self._proven is not None and not closes)
+        home = self._sound or self._proven
+        rest = self._switcher.rest(home, closes=closes)
+        is_needed = rest != self._switcher.agreed() or (home is not None and not closes)
         if is_needed and not self._switch(Proposal(serial=0, decision=self._decision, values=rest), closes=closes):
             self._stays = self._switcher.staying(rest)
         self._proven = None
 
     def _check_gradients(self) -> None:
-        """Compare gradients; every rank gets the same answer, so all freeze and go back, mostly at this very boundary.
+        """Send and compare gradients; ranks that find a difference vote to freeze, and with that vote all go back.
 
-        If a rank's answers are late, the ranks do not meet for that: all go back with the vote that freezes them.
+        Not at this boundary: where answers come late, ranks find the same difference after different steps.
         """
-        gradients = self._gradients
-        if gradients is None:
-            return
-        difference = gradients.look(self._tell_gradients)
+        if self._gradients is not None:
+            self._differ(self._gradients.look(self._tell_gradients))
+
+    def _differ(self, difference: str | None) -> None:
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
-            if not self._switch(Proposal(serial=0, decision=self._decision, values=self._before)):
-                self._proven = self._before
+            self._sound = self._before
 
     def _learn_price(self, is_checking: bool) -> None:
         """Note what this boundary cost, to price the switches to come."""

@@ -430,9 +430,9 @@ class RankAgreement:
         return self.tell(subject, numbers)()
 
     def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Send as many frames as it takes; what is returned waits for them, the first time SWITCH_SECONDS at most.
+        """Send as many frames as it takes; what is returned waits for them, SWITCH_SECONDS at most.
 
-        Of gradients that are not there yet it raises LateError, and may be called again.  What else is not there yet is
+        For gradients it does not wait: it raises LateError, and may be called again.  What else is not there yet is
         given up, by all ranks: they would go on from different answers.  For the same reason, what all ranks sent
         before one of them left is read by all, also by those that know it by then.
         """
@@ -446,7 +446,7 @@ class RankAgreement:
         least, longest = SWITCH_SECONDS
         if subject is VoteSubject.MEMORY:
             least, longest = MEMORY_SECONDS, float("inf")
-        seconds = [self._patience(least, longest)]
+        seconds = [0.0 if subject is VoteSubject.GRADIENTS else self._patience(least, longest)]
 
         def heard() -> list[list[float]] | None:
             answers: list[list[float]] = [[] for _ in range(self._member.world_size)]

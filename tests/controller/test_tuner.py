@@ -268,17 +268,25 @@ def test_the_policy_begins_with_the_exact_step_that_came_before_it(bench: Bench)
 
 
 class Gradients:
-    """Notes what a GradientCheck is asked for."""
+    """Notes what a GradientCheck is asked for; `late` holds what it finds when it only compares."""
 
     def __init__(self) -> None:
         self.is_armed = False
         self.armed: list[bool] = []
+        self.found: list[str] = []
+        self.late: list[str] = []
 
     def prepare(self, ask: object) -> None:
         self.armed.append(False)
 
     def arm(self, *, is_on: bool = True) -> None:
         self.armed.append(is_on)
+
+    def look(self, tell: object) -> str | None:
+        return self.found.pop() if self.found else None
+
+    def compare(self) -> str | None:
+        return self.late.pop() if self.late else None
 
 
 @pytest.mark.parametrize(("knob", "looks"), [("micro_batch", 0), ("bucket_bytes", 2)])
@@ -293,6 +301,34 @@ def test_gradients_are_looked_at_after_a_switch_that_can_mix_buckets_up(knob: st
         b.run(4)
     assert b.dial.turned == [4, 8, 4]
     assert gradients.armed == [False, *[True] * looks]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_where_gradients_differ_after_a_switch_all_go_back_with_the_vote_that_freezes(
+    *, is_late: bool, is_kept: bool
+) -> None:
+    """Also a rank that finds it only when that vote is read, and where the change was kept in the meantime."""
+    gradients = Gradients()
+    b = Bench(knob="bucket_bytes", gradients=gradients)
+    b.tuner.start()
+    b.run(OFFER_BOUNDARY + 2)
+    b.policy.turn = TuningTurn(1, {"bucket_bytes": 8}, is_trial=True)
+    b.run(2)
+    assert b.dial.value() == 8
+    if is_kept:
+        b.policy.turn = TuningTurn(1, {"bucket_bytes": 8})
+        b.run(2)
+    gradients.is_armed = True
+    if is_late:
+        gradients.late.append("planted")
+        b.tuner.agreement.freeze("another rank found it")
+    else:
+        gradients.found.append("planted")
+    b.run(1)
+    assert b.dial.value() == 4
+    assert b.tuner.state == "frozen"
+    assert gradients.armed[-1] is False
 
 
 def test_a_switch_of_several_knobs_concerns_gradients_if_any_of_them_does() -> None:

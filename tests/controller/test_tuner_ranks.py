@@ -14,9 +14,9 @@ Rank = dict[str, Any]
 JOBS: dict[str, dict[str, Any]] = {
     "turns": {"steps": 120, "holes": True},
     "side breaks": {"steps": 60, "break_side": 30},
-    "policy fails": {"steps": 48, "policy_fails": 2},
+    "policy fails": {"steps": 120, "policy_fails": 2},
     "side breaks in a trial": {"steps": 60, "break_side": 30, "trial": True},
-    "policy fails in a trial": {"steps": 48, "policy_fails": 2, "trial": True},
+    "policy fails in a trial": {"steps": 120, "policy_fails": 2, "trial": True},
     "one rank fails": {"steps": 56, "bad": 65536},
     "rehearsal fails": {"steps": 60, "bad_calls": [1, 3]},  # the undos in between work
     "advise": {"steps": 40, "mode": "advise"},

@@ -71,13 +71,14 @@ class GradientCheck:
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._due = 0
         self._before: Hear | None = None  # what was sent before the first switch
-        self._sent: list[Hear] = []
+        self._sent: list[Hear] = []  # at earlier boundaries
+        self._latest: Hear | None = None  # sent at this boundary
         self._is_meaningful: bool | None = None
 
     @property
     def is_armed(self) -> bool:
         """Whether gradients are to be sent or compared now: on all ranks alike, unless answers are late."""
-        return self._due > 0 or bool(self._sent)
+        return self._due > 0 or bool(self._sent) or self._latest is not None
 
     def prepare(self, tell: Tell) -> None:
         """Compare once while nothing was changed yet, on all ranks at the same boundary."""
@@ -99,7 +100,7 @@ class GradientCheck:
         if self._before is not None:
             self._judge_before()
         self._due = CHECKS if self._is_meaningful and is_on else 0
-        self._sent.clear()
+        self._forget()
 
     def look(self, tell: Tell) -> str | None:
         """Send the gradients of the step that ended, if they are due, and compare those of earlier steps.
@@ -107,20 +108,30 @@ class GradientCheck:
         All ranks call it after the same steps, and send before they compare: a rank that finds a difference late sends
         as often as the others.  Return how the gradients differ, or None.
         """
-        earlier = len(self._sent)
+        if self._latest is not None:
+            self._sent.append(self._latest)
+            self._latest = None
         if self._due > 0:
             self._due -= 1
-            self._sent.append(tell(self._own()))
-        for _ in range(earlier):
+            self._latest = tell(self._own())
+        return self.compare()
+
+    def compare(self) -> str | None:
+        """Compare what was sent at earlier boundaries, as far as the answers are there."""
+        while self._sent:
             try:
                 difference = self._difference(self._sent[0])
             except TimeoutError:
                 return None
             del self._sent[0]
             if difference is not None:
-                self._sent.clear()
+                self._forget()
                 return difference
         return None
+
+    def _forget(self) -> None:
+        self._sent.clear()
+        self._latest = None
 
     def _own(self) -> list[float]:
         try:
