@@ -9,8 +9,8 @@ child is the same program, so the ranks of torchrun and of multiprocessing's spa
 What differs from a fresh python: modules that the server loaded are there (a script's `import torch` finds them), the
 process id is not that of the asker, the parent is the server, the process group is the child's own (what is sent to the
 asker's group reaches the child by the asker, and what the child has started by other means not at all), SIGSTOP reaches
-the asker alone, namespaces, limits and user are the server's, and modules are not freed at the end unless
-FORKED_FINALIZES is set.  `tests/kit/test_forking_python.py` compares the two.
+the asker alone, limits and user are the server's, and so are namespaces but those of network and mounts, and modules
+are not freed at the end unless FORKED_FINALIZES is set. `tests/kit/test_forking_python.py` compares the two.
 Where one of these is what a test is about, it starts `sys.executable`.  Options and variables that python or torch read
 at their own start make the asker start the real python.
 """

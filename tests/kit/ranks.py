@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -64,12 +63,11 @@ def start_ranks(
 ) -> list[Rank]:
     """Start the ranks in `present` (all, unless said) of a job of `ranks`, each as `PREFIX PYTHON PROGRAM...`.
 
-    `python` is a forked one with torch loaded, unless said (with a prefix, this one: what enters a namespace cannot be
-    forked outside).  `environ` goes over this process's environment, from which pacecar's own variables are taken; None
-    takes one away.  `folder` is where they run.
+    `python` is a forked one with torch loaded, unless said.  `environ` goes over this process's environment, from which
+    pacecar's own variables are taken; None takes one away.  `folder` is where they run.
     """
     if python is None:
-        python = sys.executable if prefixes else forking_python()
+        python = forking_python()
     port = free_port()
     started = []
     for rank in range(ranks) if present is None else present:
