@@ -47,8 +47,9 @@ def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_m
 
 
 @pytest.mark.slow
-def test_ranks_that_read_votes_late_never_part_and_go_on_tuning() -> None:
-    census = check(Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1, lag=2, kinds=("late",)))
+@pytest.mark.parametrize("faults", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_ranks_that_read_votes_late_never_part_and_go_on_tuning(faults: int) -> None:
+    census = check(Bounds(faults=faults, wishes=1, boundaries=4 * PERIOD, delay=1, lag=2, kinds=("late",)))
     assert census.switches > 0
     assert census.left_out > 0
     assert census.left == 0

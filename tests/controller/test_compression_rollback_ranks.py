@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pacecar.controller.consensus.protocol import PERIOD
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 Rank = dict[str, Any]
@@ -55,14 +57,15 @@ def test_a_sound_compression_is_kept_and_the_ranks_stay_equal(ran: dict[str, lis
         assert rank["losses"][-1] < rank["losses"][0]
 
 
-def test_gradients_that_differ_between_ranks_after_a_switch_freeze_and_go_back_a_step_later(
+def test_gradients_that_differ_between_ranks_after_a_switch_freeze_and_go_back_with_the_next_vote(
     ran: dict[str, list[Rank]],
 ) -> None:
     ranks = ran["ranks differ"]
     for rank in ranks:
         assert rank["state"] == "frozen"
         assert "after a switch the gradient of module.0.0.weight has norm" in rank["frozen"]
-        assert rank["off_at"] == rank["on_at"] + 2, "sent after the first step, compared after the second"
+        # Sent after the first step and compared after the second; the vote that freezes comes after two to four more.
+        assert rank["on_at"] + 2 <= rank["off_at"] <= rank["on_at"] + 2 + 2 * PERIOD
         assert rank["values"]["compression"] == 0
     assert ranks[0]["switches"] == ranks[1]["switches"]
 

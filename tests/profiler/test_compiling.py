@@ -190,8 +190,8 @@ print(json.dumps({what: [train(what, hooked) for hooked in (True, False)] for wh
 """
 
 
-def test_a_new_optimizer_is_followed_through_compiled_models_and_compiled_steps():
-    kinds = ["model", "step", "own", "function"]
+@pytest.mark.parametrize("kinds", [("model", "own"), pytest.param(("step", "function"), marks=pytest.mark.full)])
+def test_a_new_optimizer_is_followed_through_compiled_models_and_compiled_steps(kinds):
     done = subprocess.run(
         [forking_python(), "-c", NEW_OPTIMIZERS, *kinds], capture_output=True, text=True, timeout=300, check=False
     )
