@@ -89,7 +89,8 @@ def clock_errors(run: Run, job: TraceJob) -> tuple[ClockError, ...]:
 
 def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
     """Yield the jobs of this run with their numbers, planted ones first."""
-    kinds, form = args.kinds or [*KINDS], FORMS[args.form]
+    form = FORMS[args.form]
+    kinds = args.kinds or [kind for kind in KINDS if form.has_host_rows or kind != "cpu"]
     for is_loud, planted, healthy in ((False, args.planted, args.healthy), (True, args.loud, args.healthy_loud)):
         yield from planted_faults(args.seed, planted, loud=is_loud, kinds=kinds, first=args.first, form=form)
         some = healthy_jobs(args.seed, healthy, loud=is_loud, kinds=kinds, first=args.first, form=form)
