@@ -446,11 +446,11 @@ class RankAgreement:
         least, longest = SWITCH_SECONDS
         if subject is VoteSubject.MEMORY:
             least, longest = MEMORY_SECONDS, float("inf")
-        seconds = [0.0 if subject is VoteSubject.GRADIENTS else self._patience(least, longest)]
+        seconds = 0.0 if subject is VoteSubject.GRADIENTS else self._patience(least, longest)
 
         def heard() -> list[list[float]] | None:
             answers: list[list[float]] = [[] for _ in range(self._member.world_size)]
-            deadline = time.monotonic() + (seconds.pop() if seconds else 0.0)
+            deadline = time.monotonic() + seconds
             is_complete = True
             try:
                 for frame in frames:

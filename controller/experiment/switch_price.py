@@ -3,7 +3,10 @@
 All ranks gather for a switch, confirm it, and compare gradients in the steps after it.  While a trial is open they also
 vote every second to fourth step instead of every sixteenth, and those steps earn something in the meantime:
 
-    price = MARGIN * (dearest of the last switches + STRETCH_BOUNDARIES * max(0, mean vote - EARNED_SHARE * earned))
+    price = MARGIN * (switch + STRETCH_BOUNDARIES * max(0, vote - EARNED_SHARE * earned))
+
+where `switch` is the most expensive of the last switches, `vote` the mean of the last votes, and `earned` what a step
+adds to the overhead budget.
 
 The rehearsal, which applies the values in force before the first trial, is the first switch that is measured.  Until
 then FIRST_SWITCH_NS is assumed.

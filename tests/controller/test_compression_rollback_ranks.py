@@ -64,7 +64,7 @@ def test_gradients_that_differ_between_ranks_after_a_switch_freeze_and_go_back_w
     for rank in ranks:
         assert rank["state"] == "frozen"
         assert "after a switch the gradient of module.0.0.weight has norm" in rank["frozen"]
-        # Sent after the first step and compared after the second; the vote that freezes comes after two to four more.
+        # Sent after the first step and compared after the second; a vote may be out by then, and the next one freezes.
         assert rank["on_at"] + 2 <= rank["off_at"] <= rank["on_at"] + 2 + 2 * PERIOD
         assert rank["values"]["compression"] == 0
     assert ranks[0]["switches"] == ranks[1]["switches"]
