@@ -358,6 +358,20 @@ def test_a_child_has_a_process_group_of_its_own_so_that_it_cannot_end_the_server
         assert done.stdout == b"True True\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_a_child_is_in_the_network_and_mounts_of_its_asker(forked: str) -> None:
+    files = "/proc/self/ns/net", "/proc/self/ns/mnt"
+    code = f"import os; print(*map(os.readlink, {files}), sep='\\n')"
+    command = f'readlink {" ".join(files)} && exec "{forked}" -c "{code}"'
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", command],
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=True,
+    )  # fmt: skip
+    asker, child = done.stdout.split()[:2], done.stdout.split()[2:]
+    assert child == asker
+    assert not {os.readlink(file) for file in files} & {*child}
+
+
 def test_children_run_side_by_side_and_hold_nothing_of_each_other(forked: str) -> None:
     many = [start(forked) for _ in range(5)]
     assert len({child for _, child in many}) == 5
