@@ -28,6 +28,7 @@ parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--checkpoint", default=None)
 parser.add_argument("--end", default="well")
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--hold", type=int, default=None, help="sleep for a minute after this step, for a signal to come")
 parser.add_argument("--subclass", default="")
 parser.add_argument("--profile", action="store_true")
 parser.add_argument("--skip", type=int, default=None, help="rank 1 leaves the optimizer's step out at this step")
@@ -143,7 +144,7 @@ with profiler:
             dist.all_reduce(mean)
             if rank == 0:
                 print(f"iter {step}: loss {float(mean).hex()}")
-        time.sleep(args.pause)
+        time.sleep(60.0 if step == args.hold else args.pause)
         if step == args.steps - 2 and args.end != "well":
             sys.stdout.flush()
             if args.end == "raise":
