@@ -16,6 +16,7 @@ Pure.  Left out: groups that have only some ranks in common, which may or may no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -25,7 +26,7 @@ from ...trace.columns import NONE
 from .job_graph import JobGraph, Scenario
 from .replay import play
 
-__all__ = ["is_shared", "shared_sets", "with_work", "work_of"]
+__all__ = ["is_shared", "shared_sets", "with_work", "work_alone", "work_of"]
 
 Index = NDArray[np.int64]
 Times = NDArray[np.float64]
@@ -128,14 +129,33 @@ def _kinds(graph: JobGraph, mine: Index, step: Index) -> Index:
     return kind.reshape(-1).astype(np.int64)
 
 
+def work_alone(start: Times, wire: Times, use: Index, links: Sequence[frozenset[int]], shares: int) -> Times:
+    """Return how long each collective would have been on the wire alone.
+
+    Collective i uses all of `links[use[i]]`, none where `use[i]` is NONE.  A link has room for `shares` of them at full
+    speed, and gives equal parts to more; the fullest link is what counts.
+    """
+    found = wire.copy()
+    end = start + wire
+    on_link = {link: np.isin(use, [n for n, its in enumerate(links) if link in its]) for link in set().union(*links)}
+    for number in np.unique(use[use != NONE]).tolist():
+        mine = use == number
+        beside = np.any([on_link[link] for link in links[number]], axis=0)
+        at = np.unique(np.concatenate((start[beside], end[beside])))
+        many = np.max([_on_wire(at, start[which], end[which]) for which in map(on_link.get, links[number])], axis=0)
+        done = np.concatenate(([0.0], np.cumsum(np.diff(at) / np.maximum(many[:-1] / shares, 1))))
+        found[mine] = np.interp(end[mine], at, done) - np.interp(start[mine], at, done)
+    return found
+
+
+def _on_wire(at: Times, start: Times, end: Times) -> Index:
+    """Return how many of the collectives are on the wire from each of these times on."""
+    return np.searchsorted(np.sort(start), at, side="right") - np.searchsorted(np.sort(end), at, side="right")
+
+
 def _work(start: Times, wire: Times) -> Times:
     """Return how long each would have been on the wire alone, if each of n that are on it at once gets 1/n of it."""
-    end = start + wire
-    at = np.unique(np.concatenate((start, end)))
-    many = np.searchsorted(np.sort(start), at[:-1], side="right") - np.searchsorted(np.sort(end), at[:-1], side="right")
-    done = np.concatenate(([0.0], np.cumsum(np.diff(at) / np.maximum(many, 1))))
-    found: Times = np.interp(end, at, done) - np.interp(start, at, done)
-    return found
+    return work_alone(start, wire, np.zeros(len(start), dtype=np.int64), [frozenset({0})], 1)
 
 
 def _played(start: Times, work: Times) -> Times:

@@ -1,39 +1,45 @@
 """Finds links that are slower than others that carry the same: the wire time of like collectives in several groups.
 
 Kinds of collectives (operation, size, size of the group) are compared among the groups that run them.  The reference is
-the fast quartile of the groups, because a slow host slows most of them.  A group is slow if nearly all its collectives
-take longer than the reference by more than groups scatter.  A link may be slow for a part of the run only: then the
-group's steps are compared with the same steps of the others, and must stand out of how groups and steps vary.  The slow
-link is that of the rank, or else of the host, that is in all slow groups and in no fast one that could use it; or else
-the smallest set of ranks that is in all slow groups.  All ranks of a host share its network cards: each of its tensor
-parallel ranks is in a slow data parallel group of its own.
+the fast quartile of the groups, because a slow host slows most of them.  A group is slow if the whole distribution of
+its wire times lies beyond the reference's, decile by decile: where collectives share a link, those that have it for
+themselves are much faster than the others on a slow link, too.  A link may be slow for a part of the run only: then the
+group's steps are compared with the same steps of the others, and must stand out of how groups and steps vary.
+
+First all groups that lie across the same hosts are taken together, as they use the same network cards, and each has
+them for itself at other times.  If what is slow is the traffic of one host, and all of it, that is the answer.  Else
+each group is looked at by itself.  The slow link is that of the rank, or else of the host, that is in all slow groups
+and in no fast one that could use it; or else the smallest set of ranks that is in all slow groups.  (Each of a slow
+host's tensor parallel ranks is in a slow data parallel group of its own.)
 
 Pure.  A link that all collectives use has no reference in one run: `untold_joins` says which time that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...trace.columns import NONE
-from ..all_ranks.job_graph import JobGraph, Scenario
+from ..all_ranks.job_graph import JobGraph, Joins, Scenario
+from ..all_ranks.shared_wire import work_alone
 
 __all__ = ["SlowLink", "slow_links", "untold_joins"]
 
 SLOW_RATIO_MIN = 1.15
-"""A group is slow if its median wire time is so many times the reference."""
+"""A group is slow if each decile of its wire times is at least so many times the reference's."""
+
+DECILES = np.arange(1, 10) / 10
 
 COLLECTIVES_MIN = 4
 """Collectives of one kind that a group needs for its median to mean anything."""
 
 GROUPS_MIN = 2
-
-SIGNS_MIN = 0.9
-"""The share of a slow group's collectives that are slower than the reference."""
 
 SLOW_STEPS_MIN = 2
 """Steps of a group that must be slow where not all are."""
@@ -41,6 +47,10 @@ SLOW_STEPS_MIN = 2
 SLOW_Z = 5.0
 """Robust standard deviations (of the logarithm, of all groups and steps) by which they must be."""
 
+SHARES = (1, 2, 4, 8)
+"""How many collectives may be between the same hosts at full speed: as many as hosts have network cards."""
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -65,86 +75,178 @@ def slow_links(
     known.
     """
     joins = graph.joins
-    wire = (graph.wire_ns if now.wire_ns is None else now.wire_ns).copy()
+    wire = graph.wire_ns if now.wire_ns is None else now.wire_ns
+    host_of = {place: number for number, places in enumerate(hosts) for place in places}
+    members = _members(joins)
+    across = {group: frozenset(host_of.get(place, NONE) for place in its) for group, its in members.items()}
+    between = list(dict.fromkeys(its for its in across.values() if len(its) > 1))
+    number = {its: at for at, its in enumerate(between)}
+    number_of = {group: number.get(its, NONE) for group, its in across.items()}
+    of_hosts = np.array([number_of[group] for group in joins.group.tolist()], dtype=np.int64)
+    found = _slow_groups(joins.label, of_hosts, _alone(graph, wire, of_hosts, between, host_of), step, steps)
+    common = _common_host(found.slow, found.fast, dict(enumerate(between)))
+    if common is not None:
+        return _link(wire, found, sorted(hosts[common]), step, steps)
+    found = _slow_groups(joins.label, joins.group, wire, step, steps)
+    if not found.slow:
+        return None
+    places = _of_one_host(found, members, hosts, across) or _smallest(found.slow, found.fast, members)
+    return None if places is None else _link(wire, found, places, step, steps)
+
+
+def _alone(
+    graph: JobGraph, wire: Index, of_hosts: Index, between: Sequence[frozenset[int]], host_of: Mapping[int, int]
+) -> Floats:
+    """Return how long each collective would be on the wire if no other were on the same links at the same time.
+
+    What a link is (a host's way out and its way in, both together, or what is between two hosts), and how many
+    collectives have room on it at full speed, is what leaves the times of like ones most alike.  `of_hosts` says which
+    hosts of `between` each lies on.
+    """
+    best: Floats = wire.astype(np.float64)
+    if len(between) < GROUPS_MIN:
+        return best
+    come = (graph.arrive_ns - graph.base_ns).astype(np.float64)
+    least = _spread(graph.joins.label, of_hosts, best)
+    used = np.where(wire > 0, of_hosts, NONE)
+    hypotheses = (
+        _ways(graph.joins, used, between, host_of),
+        (used, between),
+        (used, [frozenset({number}) for number in range(len(between))]),
+    )
+    for use, links in hypotheses:
+        for shares in SHARES:
+            alone = work_alone(come, wire.astype(np.float64), use, links, shares)
+            spread = _spread(graph.joins.label, of_hosts, alone)
+            if spread < least:
+                best, least = alone, spread
+    return best
+
+
+def _ways(
+    joins: Joins, used: Index, between: Sequence[frozenset[int]], host_of: Mapping[int, int]
+) -> tuple[Index, list[frozenset[int]]]:
+    """Return which set of ways each collective uses, and the sets; a message goes out of one host and into another.
+
+    Host n has the ways 2 n out of it and 2 n + 1 into it.
+    """
+    into = np.full(joins.count, NONE)
+    receives = joins.receives & joins.is_pair[joins.join]
+    into[joins.join[receives]] = [host_of.get(place, NONE) for place in joins.rank[receives].tolist()]
+    kinds, use = np.unique(np.stack((used, into)), axis=1, return_inverse=True)
+    ways = [
+        frozenset(2 * host + (host == to) for host in between[hosts])
+        if to != NONE
+        else frozenset(2 * host + way for host in between[hosts] for way in (0, 1))
+        for hosts, to in kinds.T.tolist()
+    ]
+    return np.where(used == NONE, NONE, use.reshape(-1)), ways
+
+
+def _spread(label: Index, number: Index, wire: Floats) -> float:
+    """Return the mean by which the logarithms of like collectives' times between the same hosts scatter."""
+    known = (number != NONE) & (wire > 0)
+    if not known.any():
+        return 0.0
+    _, cell = np.unique(np.stack((label[known], number[known])), axis=1, return_inverse=True)
+    logs: Floats = np.log(wire[known])
+    parts = _grouped(logs, cell.reshape(-1), int(cell.max()) + 1)
+    return sum(float(np.abs(part - np.median(part)).sum()) for part in parts) / len(logs)
+
+
+def _members(joins: Joins) -> dict[int, set[int]]:
+    members: dict[int, set[int]] = {}
+    for group, place in set(zip(joins.group[joins.join].tolist(), joins.rank.tolist(), strict=True)):
+        members.setdefault(group, set()).add(place)
+    return members
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowGroups:
+    """Which groups are slow and which are fast, and by collectives of the slow ones how much faster they should be."""
+
+    slow: set[int]
+    fast: set[int]
+    changed: Index
+    factor: Floats
+
+
+def _slow_groups(label: Index, group: Index, wire: Index | Floats, step: Index, steps: int) -> _SlowGroups:
+    """Return which groups are slow in any kind of collectives; those whose `group` is NONE are not looked at."""
     slow: set[int] = set()
     fast: set[int] = set()
-    changes: list[tuple[Index, Floats]] = []
-    for label in np.unique(joins.label).tolist():
-        mine = np.flatnonzero(joins.label == label)
-        names, group, counts = np.unique(joins.group[mine], return_inverse=True, return_counts=True)
+    changes: list[tuple[Index, Floats]] = [(np.empty(0, dtype=np.int64), np.empty(0))]
+    for each in np.unique(label).tolist():
+        mine = np.flatnonzero((label == each) & (group != NONE))
+        names, which, counts = np.unique(group[mine], return_inverse=True, return_counts=True)
         enough = counts >= COLLECTIVES_MIN
         if enough.sum() < GROUPS_MIN:
             continue
-        mine, group = mine[enough[group]], group[enough[group]]
-        for number, which, factor in _slow_parts(wire[mine], group, step[mine], steps):
+        mine, which = mine[enough[which]], which[enough[which]]
+        for number, part, factor in _slow_parts(wire[mine], which, step[mine], steps):
             slow.add(int(names[number]))
-            changes.append((mine[which], factor))
+            changes.append((mine[part], factor))
         fast |= set(names[enough].tolist()) - slow
     slow -= fast & slow if len(slow) > len(fast) else set()
-    if not slow:
-        return None
-    members: dict[int, set[int]] = {}
-    group_of = joins.group[joins.join]
-    for each in slow | fast:
-        members[each] = set(joins.rank[group_of == each].tolist())
-    places = _of_one_host(slow, fast, members, hosts) or _smallest(slow, fast, members)
-    if places is None:
-        return None
-    before = wire.copy()
-    for some, factor in changes:
-        wire[some] = np.minimum(wire[some], np.rint(wire[some] * factor).astype(np.int64))
-    changed = np.concatenate([some for some, _ in changes])
-    own, peers, count = int(before[changed].sum()), int(wire[changed].sum()), max(len(changed), 1)
+    changed, factors = zip(*changes, strict=True)
+    return _SlowGroups(slow, fast, np.concatenate(changed), np.concatenate(factors))
+
+
+def _link(wire: Index, found: _SlowGroups, places: list[int], step: Index, steps: int) -> SlowLink:
+    """Return the link of `places` with what its collectives take without its being slow."""
+    changed, count = found.changed, len(found.changed)
+    then = wire.copy()
+    then[changed] = np.minimum(wire[changed], np.rint(wire[changed] * found.factor).astype(np.int64))
+    own, peers = int(wire[changed].sum()), int(then[changed].sum())
     details = {
-        "own_ns": own / count, "peers_ns": peers / count, "excess_ns": (own - peers), "p": 0.5 ** min(count, 1000),
-        "groups": float(len(slow)), "count": float(count),
+        "own_ns": own / count, "peers_ns": peers / count, "excess_ns": own - peers, "p": 0.5 ** min(count, 1000),
+        "groups": float(len(found.slow)), "count": float(count),
     }  # fmt: skip
     known = changed[step[changed] >= 0]
-    by_step = np.bincount(step[known], (before - wire)[known], steps).astype(np.int64)
-    return SlowLink(places, wire, by_step, details)
+    by_step = np.bincount(step[known], (wire - then)[known], steps).astype(np.int64)
+    return SlowLink(places, then, by_step, details)
 
 
-def _slow_parts(wire: Index, group: Index, step: Index, steps: int) -> list[tuple[int, Index, Floats]]:
+def _slow_parts(wire: Index | Floats, group: Index, step: Index, steps: int) -> list[tuple[int, Index, Floats]]:
     """Return each slow group of one kind of collectives, which of its collectives are slow, and their factors."""
-    numbers = np.unique(group).tolist()
-    medians = {number: float(np.median(wire[group == number])) for number in numbers}
-    reference = float(np.quantile(list(medians.values()), 0.25, method="lower"))
-    in_steps, least = _slow_in_steps(wire, group, step, steps)
+    own = {number: np.quantile(wire[group == number], DECILES) for number in np.unique(group).tolist()}
+    reference = np.quantile(list(own.values()), 0.25, axis=0, method="lower")
+    in_steps, factor = _slow_in_steps(wire, group, step, steps)
     found: list[tuple[int, Index, Floats]] = []
-    for number, median in medians.items():
+    for number, deciles in own.items():
         some = np.flatnonzero(group == number)
-        if median > SLOW_RATIO_MIN * reference and (wire[some] > reference).mean() >= SIGNS_MIN:
-            found.append((number, some, np.full(len(some), round(reference) / max(median, 1.0))))
+        if (deciles > SLOW_RATIO_MIN * reference).all():
+            found.append((number, some, np.interp(wire[some], deciles, reference / deciles)))
             continue
         some = some[in_steps[some]]
         if len(some) >= COLLECTIVES_MIN and len(np.unique(step[some])) >= SLOW_STEPS_MIN:
-            found.append((number, some, least[some]))
+            found.append((number, some, factor[some]))
     return found
 
 
-def _slow_in_steps(wire: Index, group: Index, step: Index, steps: int) -> tuple[Bools, Floats]:
-    """Return which collectives are in a step in which their group is slow, and the reference over the group's median.
+def _slow_in_steps(wire: Index | Floats, group: Index, step: Index, steps: int) -> tuple[Bools, Floats]:
+    """Return which collectives are in a step in which their group is slow, and what they would be times as long else.
 
     The measure of what varies is how much all groups in all steps do, so it tells steps that are few among them.
     """
     cells, cell = np.unique(np.where(step < 0, -1, group * steps + step), return_inverse=True)
     of_step = np.where(cells < 0, -1, cells % max(steps, 1))
-    median = np.array([np.median(part) for part in _grouped(wire, cell, len(cells))])
-    reference = np.zeros(len(cells))
+    own = np.array([np.quantile(part, DECILES) for part in _grouped(wire, cell, len(cells))])
+    reference = np.zeros_like(own)
     for each in np.unique(of_step[of_step >= 0]).tolist():
         some = of_step == each
         if some.sum() >= GROUPS_MIN:
-            reference[some] = np.quantile(median[some], 0.25, method="lower")
-    above = np.bincount(cell, wire > reference[cell], len(cells)) / np.bincount(cell, minlength=len(cells))
-    known = (reference > 0) & (median > 0)
-    logs = np.log(np.where(known, median, 1.0) / np.where(known, reference, 1.0))
-    middle = float(np.median(logs[known])) if known.any() else 0.0
-    scale = 1.4826 * float(np.median(np.abs(logs[known] - middle))) if known.any() else 0.0
-    is_slow = known & (logs > max(np.log(SLOW_RATIO_MIN), middle + SLOW_Z * scale)) & (above >= SIGNS_MIN)
-    return is_slow[cell], np.exp(-logs)[cell]
+            reference[some] = np.quantile(own[some], 0.25, axis=0, method="lower")
+    known: Bools = np.all((reference > 0) & (own > 0), axis=1)
+    logs: Floats = np.log(np.where(known[:, None], own, 1.0) / np.where(known[:, None], reference, 1.0))
+    middle_log, least_log = np.median(logs, axis=1), logs.min(axis=1)
+    middle = float(np.median(middle_log[known])) if known.any() else 0.0
+    scale = 1.4826 * float(np.median(np.abs(middle_log[known] - middle))) if known.any() else 0.0
+    is_slow = known & (least_log > max(np.log(SLOW_RATIO_MIN), middle + SLOW_Z * scale))
+    return is_slow[cell], np.exp(-middle_log)[cell]
 
 
-def _grouped(values: Index, cell: Index, cells: int) -> list[Index]:
+def _grouped(values: NDArray[Scalar], cell: Index, cells: int) -> list[NDArray[Scalar]]:
     """Return the values of each cell."""
     order = np.argsort(cell, kind="stable")
     return np.split(values[order], np.cumsum(np.bincount(cell, minlength=cells))[:-1])
@@ -174,23 +276,31 @@ def untold_joins(graph: JobGraph, hosts: Sequence[Sequence[int]]) -> Bools:
 
 
 def _of_one_host(
-    slow: set[int], fast: set[int], members: dict[int, set[int]], hosts: Sequence[Sequence[int]]
+    found: _SlowGroups,
+    members: Mapping[int, set[int]],
+    hosts: Sequence[Sequence[int]],
+    across: Mapping[int, frozenset[int]],
 ) -> list[int] | None:
     """Return the places of the one host that is in all slow groups and in no fast one between hosts; None for none.
 
     A rank that alone is in all slow groups is the better answer, so it is None then, too.
     """
-    if any(all(place in members[group] for group in slow) for place in set().union(*(members[one] for one in slow))):
+    if set.intersection(*(members[group] for group in found.slow)):
         return None
-    host_of = {place: number for number, places in enumerate(hosts) for place in places}
-    hosts_of = {group: {host_of.get(place, NONE) for place in members[group]} for group in slow | fast}
-    common = set.intersection(*(hosts_of[group] for group in slow))
-    quick = set().union(*(hosts_of[group] for group in fast if len(hosts_of[group]) > 1))
-    found = common - quick - {NONE}
-    return sorted(hosts[found.pop()]) if len(found) == 1 else None
+    common = _common_host(found.slow, found.fast, across)
+    return None if common is None else sorted(hosts[common])
 
 
-def _smallest(slow: set[int], fast: set[int], members: dict[int, set[int]]) -> list[int] | None:
+def _common_host(slow: set[int], fast: set[int], hosts_in: Mapping[int, AbstractSet[int]]) -> int | None:
+    """Return the one host that all slow groups lie on, and no fast one that lies on several; None for none or more."""
+    if not slow:
+        return None
+    common = set.intersection(*(set(hosts_in[group]) for group in slow))
+    found = common.difference(*(hosts_in[group] for group in fast if len(hosts_in[group]) > 1), {NONE})
+    return found.pop() if len(found) == 1 else None
+
+
+def _smallest(slow: set[int], fast: set[int], members: Mapping[int, set[int]]) -> list[int] | None:
     """Return the fewest places that touch all slow groups, those first that are in few fast ones."""
     left = set(slow)
     in_fast: dict[int, int] = {}

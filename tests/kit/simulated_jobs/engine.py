@@ -26,6 +26,7 @@ from .durations import Durations, durations, generator
 from .instructions import ALL, Code, Instruction, Program
 from .job import Job
 from .lanes import DeviceWork, Meeting, Rank, StreamQueue
+from .layout import Group
 from .links import peer_wires, wires
 
 __all__ = ["GAP_NS", "RankTimes", "Simulation"]
@@ -71,7 +72,7 @@ class Simulation:
         self._serial = count()
         self._meetings: dict[tuple[object, ...], Meeting] = {}
         self._wires: dict[tuple[object, ...], list[int]] = {}
-        self._on_wire: dict[tuple[object, ...], list[Meeting]] = {}
+        self._on_link: dict[object, dict[Meeting, None]] = {}
         self._program_of = program_of
 
     def run(self) -> list[RankTimes]:
@@ -262,7 +263,8 @@ class Simulation:
         met = self._meetings.get((*key, number))
         if met is None:
             members = len(group.ranks) if code == Code.COLLECTIVE else 2
-            met = self._meetings[(*key, number)] = Meeting(members, self._wire_ns(rank, key, number, instruction.role))
+            met = Meeting(members, self._wire_ns(rank, key, number, instruction.role), self._shared_links(group, key))
+            self._meetings[(*key, number)] = met
         met.launched += 1
         if met.launched == met.members:
             del self._meetings[(*key, number)]
@@ -289,9 +291,8 @@ class Simulation:
         meeting.come.append(work)
         if len(meeting.come) < meeting.members:
             return
-        meeting.wire = self._wire(work, meeting)
-        if meeting.wire is not None:
-            self._change_wire(now, meeting, is_over=False)
+        if meeting.links:
+            self._change_links(now, meeting, is_over=False)
             return
         for one in meeting.come:
             one.meetings -= 1
@@ -299,41 +300,48 @@ class Simulation:
             if one.meetings == 0:
                 heappush(self._agenda, (one.leaves + one.left, next(self._serial), one.version, one))
 
-    def _wire(self, work: DeviceWork, meeting: Meeting) -> tuple[object, ...] | None:
-        """Return what the meeting shares with others while it is under way; None where it has a link of its own."""
+    def _shared_links(self, group: Group, key: tuple[object, ...]) -> tuple[object, ...]:
+        """Return what the meeting shares with others while it is under way; nothing where it has links of its own."""
         links, layout = self.job.links, self.job.layout
-        if links.nic_shares is not None:
-            hosts = {layout.host(one.rank.number) for one in meeting.come}
-            return tuple(sorted(hosts)) if len(hosts) > 1 else None
-        one = _instruction(work)
-        is_one = links.is_shared and one.code == Code.COLLECTIVE
-        return (layout.group(work.rank.number, one.role).name,) if is_one else None
+        if links.nic_shares is None:
+            return (group.name,) if links.is_shared and len(key) == 1 else ()
+        if len(key) == 1:
+            hosts = sorted({layout.host(rank) for rank in group.ranks})
+            return tuple((host, way) for host in hosts for way in ("out", "in")) if len(hosts) > 1 else ()
+        source, destination = (layout.host(int(str(rank))) for rank in key[1:])
+        return ((source, "out"), (destination, "in")) if source != destination else ()
 
-    def _slowdown(self, sharing: int) -> float:
-        """Return how many times as long a meeting takes that shares its wire with the others of so many."""
+    def _slowdown(self, meeting: Meeting) -> float:
+        """Return how many times as long a meeting takes that shares its links with all that are on them now."""
+        sharing = max(len(self._on_link[link]) for link in meeting.links)
         return max(sharing / (self.job.links.nic_shares or 1), 1.0)
 
-    def _change_wire(self, now: int, meeting: Meeting, *, is_over: bool) -> None:
-        """Put a meeting on its wire or take it off; all that are on it get equal shares from now on."""
-        assert meeting.wire is not None
-        on_wire = self._on_wire.setdefault(meeting.wire, [])
-        for other in on_wire:
-            other.left_ns -= (now - other.since) / self._slowdown(len(on_wire))
+    def _change_links(self, now: int, meeting: Meeting, *, is_over: bool) -> None:
+        """Put a meeting on its links or take it off; all that are on one get equal shares of it from now on."""
+        on_links = [self._on_link.setdefault(link, {}) for link in meeting.links]
+        others = {id(other): other for on_link in on_links for other in on_link}
+        for other in others.values():
+            other.left_ns -= (now - other.since) / self._slowdown(other)
+        for on_link in on_links:
+            if is_over:
+                del on_link[meeting]
+            else:
+                on_link[meeting] = None
         if is_over:
-            on_wire.remove(meeting)
             meeting.due = -1
+            del others[id(meeting)]
         else:
-            on_wire.append(meeting)
-        for other in on_wire:
+            others[id(meeting)] = meeting
+        for other in others.values():
             other.since = now
-            other.due = now + max(round(other.left_ns * self._slowdown(len(on_wire))), 0)
+            other.due = now + max(round(other.left_ns * self._slowdown(other)), 0)
             heappush(self._agenda, (other.due, next(self._serial), _ARRIVED, other.come[0]))
 
     def _arrived(self, work: DeviceWork, now: int) -> None:
         """Let all ranks leave a meeting whose last byte has come; what was planned before a change is void."""
         for meeting in work.met:
             if meeting.due == now:
-                self._change_wire(now, meeting, is_over=True)
+                self._change_links(now, meeting, is_over=True)
                 for one in meeting.come:
                     one.meetings -= 1
                     one.leaves = max(one.leaves, now)

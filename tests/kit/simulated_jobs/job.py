@@ -120,8 +120,8 @@ class Links:
     """Bytes a second and latency of links: inside its host (NVLink), and to other hosts (its share of the NIC).
 
     With `is_shared` collectives of one group that are on the wire together get equal shares of it.  So many
-    collectives and messages as `nic_shares`, of whatever groups, can be on the way between the same hosts at full
-    speed; more get equal shares (None: each has a link of its own).
+    collectives and messages as `nic_shares`, of whatever groups, can leave a host at full speed at the same time, and
+    as many can come to it; more get equal shares (None: each has a link of its own).
     """
 
     within: float = 200e9

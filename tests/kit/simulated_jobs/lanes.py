@@ -44,18 +44,18 @@ class DeviceWork:
 class Meeting:
     """A collective or message of so many `members`; it takes `wire_ns` from when the last has come.
 
-    On a link that is shared `left_ns` of that remained at `since`, and it would be done at `due` if nothing changed.
+    On `links` that are shared `left_ns` of that remained at `since`, and it would be done at `due` if nothing changed.
     """
 
-    __slots__ = ("come", "due", "launched", "left_ns", "members", "since", "wire", "wire_ns")
+    __slots__ = ("come", "due", "launched", "left_ns", "links", "members", "since", "wire_ns")
 
-    def __init__(self, members: int, wire_ns: int) -> None:
+    def __init__(self, members: int, wire_ns: int, links: tuple[object, ...]) -> None:
         self.members = members
         self.wire_ns = wire_ns
         self.launched = 0
         self.left_ns = float(wire_ns)
         self.since = self.due = -1
-        self.wire: tuple[object, ...] | None = None
+        self.links = links
         self.come: list[DeviceWork] = []
 
 

@@ -20,6 +20,33 @@ def with_link(job: Job, host: int, size: float) -> Job:
     return replace(job, faults=(Fault(FaultKind.SLOW_LINK, job.layout.ranks_of_host(host), size),))
 
 
+STAGES = Job(
+    Layout(pipeline=4, data=4, ranks_per_host=4),
+    Model(layers=1, microbatches=4, activation_bytes=16_000_000),
+    Links(nic_shares=2),
+    seed=74,
+)
+"""Each host has a stage, and only messages go between hosts: four pipelines' on two network cards."""
+
+
+@pytest.mark.parametrize("host", range(4))
+@pytest.mark.parametrize("shares", [1, 2, None])
+def test_the_slow_link_of_a_host_is_named_where_messages_of_all_pipelines_share_it(
+    host: int, shares: int | None
+) -> None:
+    job = replace(STAGES, links=Links(nic_shares=shares))
+    truth = truth_of(with_link(job, host, 1.0))
+    [culprit] = truth.culprits
+    [straggler] = analyzed(truth.run.traces()).stragglers
+    assert (straggler.kind, straggler.cause, tuple(straggler.ranks)) == ("link", "link", culprit.ranks)
+    assert straggler.saved_ns == pytest.approx(culprit.saved_step_ns, abs=0.02 * truth.run.step_ns)
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_healthy_stages_that_share_the_links_of_their_hosts_name_nobody(shares: int) -> None:
+    assert analyzed(simulate(replace(STAGES, links=Links(nic_shares=shares))).traces()).stragglers == []
+
+
 @pytest.mark.parametrize("host", range(4))
 def test_the_slow_link_of_a_host_is_named_where_each_of_its_ranks_is_in_a_slow_group_of_its_own(host: int) -> None:
     truth = truth_of(with_link(SPANNING, host, 2.0))
