@@ -3,14 +3,14 @@
 Kinds of collectives (operation, size, size of the group) are compared among the groups that run them.  The reference is
 the fast quartile of the groups, because a slow host slows most of them.  A group is slow if the whole distribution of
 its wire times lies beyond the reference's, decile by decile: where collectives share a link, those that have it for
-themselves are much faster than the others on a slow link, too.  A link may be slow for a part of the run only: then the
+themselves are the fastest on a slow one, too.  A link may be slow for a part of the run only: then the
 group's steps are compared with the same steps of the others, and must stand out of how groups and steps vary.
 
-First all groups that lie across the same hosts are taken together, as they use the same network cards, and each has
-them for itself at other times.  If what is slow is the traffic of one host, and all of it, that is the answer.  Else
-each group is looked at by itself.  The slow link is that of the rank, or else of the host, that is in all slow groups
-and in no fast one that could use it; or else the smallest set of ranks that is in all slow groups.  (Each of a slow
-host's tensor parallel ranks is in a slow data parallel group of its own.)
+First all groups that lie across the same hosts are taken together, as they use the same network cards: each has them
+for itself at other times, and what all would take alone is compared.  If the traffic of one host is slow, and all of
+it, that is the answer.  Else each group is looked at by itself.  The slow link is that of the rank, or else of the
+host, that is in all slow groups and in no fast one that could use it; or else the smallest set of ranks that is in all
+slow groups.  (Each of a slow host's tensor parallel ranks is in a slow data parallel group of its own.)
 
 Pure.  A link that all collectives use has no reference in one run: `untold_joins` says which time that is.
 """
@@ -18,7 +18,6 @@ Pure.  A link that all collectives use has no reference in one run: `untold_join
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,7 +47,7 @@ SLOW_Z = 5.0
 """Robust standard deviations (of the logarithm, of all groups and steps) by which they must be."""
 
 SHARES = (1, 2, 4, 8)
-"""How many collectives may be between the same hosts at full speed: as many as hosts have network cards."""
+"""How many collectives a link may have room for at full speed: as many as hosts have network cards."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 Index = NDArray[np.int64]
@@ -76,9 +75,9 @@ def slow_links(
     """
     joins = graph.joins
     wire = graph.wire_ns if now.wire_ns is None else now.wire_ns
-    host_of = {place: number for number, places in enumerate(hosts) for place in places}
+    host_of = _host_of(hosts)
     members = _members(joins)
-    across = {group: frozenset(host_of.get(place, NONE) for place in its) for group, its in members.items()}
+    across = _across(members, host_of)
     between = list(dict.fromkeys(its for its in across.values() if len(its) > 1))
     number = {its: at for at, its in enumerate(between)}
     number_of = {group: number.get(its, NONE) for group, its in across.items()}
@@ -154,7 +153,17 @@ def _spread(label: Index, number: Index, wire: Floats) -> float:
     return sum(float(np.abs(part - np.median(part)).sum()) for part in parts) / len(logs)
 
 
+def _host_of(hosts: Sequence[Sequence[int]]) -> dict[int, int]:
+    return {place: number for number, places in enumerate(hosts) for place in places}
+
+
+def _across(members: Mapping[int, set[int]], host_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
+    """Return the hosts on which each group lies, NONE among them where one is unknown."""
+    return {group: frozenset(host_of.get(place, NONE) for place in its) for group, its in members.items()}
+
+
 def _members(joins: Joins) -> dict[int, set[int]]:
+    """Return the places of each group."""
     members: dict[int, set[int]] = {}
     for group, place in set(zip(joins.group[joins.join].tolist(), joins.rank.tolist(), strict=True)):
         members.setdefault(group, set()).add(place)
@@ -215,8 +224,8 @@ def _slow_parts(wire: Index | Floats, group: Index, step: Index, steps: int) -> 
     found: list[tuple[int, Index, Floats]] = []
     for number, deciles in own.items():
         some = np.flatnonzero(group == number)
-        if (deciles > SLOW_RATIO_MIN * reference).all():
-            found.append((number, some, np.interp(wire[some], deciles, reference / deciles)))
+        if (deciles >= SLOW_RATIO_MIN * reference).all() and np.median(deciles) > 0:
+            found.append((number, some, np.interp(wire[some], deciles, reference / np.maximum(deciles, 1.0))))
             continue
         some = some[in_steps[some]]
         if len(some) >= COLLECTIVES_MIN and len(np.unique(step[some])) >= SLOW_STEPS_MIN:
@@ -259,17 +268,14 @@ def untold_joins(graph: JobGraph, hosts: Sequence[Sequence[int]]) -> Bools:
     are alike.  Where hosts are unknown any may.
     """
     joins = graph.joins
-    host_of = {place: number for number, places in enumerate(hosts) for place in places}
-    spans: dict[int, set[int]] = {}
-    for group, place in set(zip(joins.group[joins.join].tolist(), joins.rank.tolist(), strict=True)):
-        spans.setdefault(group, set()).add(host_of.get(place, NONE))
+    across = _across(_members(joins), _host_of(hosts))
     groups_of: dict[int, set[int]] = {}
     for label, group in set(zip(joins.label.tolist(), joins.group.tolist(), strict=True)):
         groups_of.setdefault(label, set()).add(group)
     untold = np.zeros(int(joins.label.max(initial=0)) + 1, dtype=np.bool_)
     for label, groups in groups_of.items():
-        its = [spans[group] for group in groups]
-        is_on_one_network = any(len(each) > 1 for each in its) and bool(set.intersection(*its))
+        its = [across[group] for group in groups]
+        is_on_one_network = any(len(each) > 1 for each in its) and bool(frozenset.intersection(*its))
         untold[label] = len(groups) < GROUPS_MIN or is_on_one_network or any(NONE in each for each in its)
     found: Bools = untold[joins.label]
     return found
@@ -291,13 +297,13 @@ def _of_one_host(
     return None if common is None else sorted(hosts[common])
 
 
-def _common_host(slow: set[int], fast: set[int], hosts_in: Mapping[int, AbstractSet[int]]) -> int | None:
+def _common_host(slow: set[int], fast: set[int], hosts_in: Mapping[int, frozenset[int]]) -> int | None:
     """Return the one host that all slow groups lie on, and no fast one that lies on several; None for none or more."""
     if not slow:
         return None
-    common = set.intersection(*(set(hosts_in[group]) for group in slow))
+    common = frozenset.intersection(*(hosts_in[group] for group in slow))
     found = common.difference(*(hosts_in[group] for group in fast if len(hosts_in[group]) > 1), {NONE})
-    return found.pop() if len(found) == 1 else None
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _smallest(slow: set[int], fast: set[int], members: Mapping[int, set[int]]) -> list[int] | None:
