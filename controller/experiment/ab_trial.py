@@ -13,9 +13,10 @@ as the shortest delay seen allows.  Under the setting that looks better it asks 
 nothing there, and replaces one that could not be judged.  The trial ends as soon as it is clear, and early for what is
 bad: rejecting can be hasty (nothing was lost but a chance), accepting cannot (`sequential_test`).
 
-Switches cost pacecar's own time, which has a budget.  A trial stays with A, where waiting costs votes only, until every
-rank can pay for going to B and coming back (`switch_price`); under B it ends when even the way back is no longer
-covered.
+Switches cost pacecar's own time, which has a budget.  A trial stays with A until every rank can pay for going to B and
+coming back (`switch_price`).  It ends when not even one switch is covered any more: under B the way back has to be, and
+under A the ranks vote as often as in any trial, which on a busy machine takes more than the steps earn.  What its pairs
+saved is kept for the next trial of the same candidate.
 
 Left out: charging the time (the policy does, it sees the steps around the trial as well), and reporting it.
 """
@@ -251,7 +252,7 @@ class AbTrial:
             return self._end(AbortCause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
         if self.steps > self._steps_max:
             return self._end(AbortCause.ENDLESS, f"not decided within {self._steps_max} steps")
-        if arm == "B" and not step.can_pay_for(1):
+        if not step.can_pay_for(1):
             return self.give_up("switches cost more than was expected, and the overhead budget is spent")
         if arm is None or step.profiled:
             return None
