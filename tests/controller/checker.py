@@ -154,6 +154,14 @@ class Main:
             self.post(VoteSubject.LEAVE, [])
 
 
+APART = frozenset((
+    "world", "_member", "_side", "_main", "_meet_seconds", "spaces", "_collectives", "_confirm", "_switch_began",
+))  # fmt: skip
+"""Attributes that are no part of a state, or that are looked at by themselves."""
+
+CHANGED_IN_PLACE = (list, deque)
+
+
 class Rank:
     """One rank: its agreement, what is in force, and how far it is within a boundary."""
 
@@ -205,17 +213,7 @@ class Rank:
         parts += [self.is_lost, self.is_closing, self.was_frozen, self.was_late, self.proposal, self.is_done]
         for thing in (self.agreement, self.agreement._member, self.agreement._side, self.agreement._main):
             for name, value in vars(thing).items():
-                if name not in (
-                    "world",
-                    "_member",
-                    "_side",
-                    "_main",
-                    "_meet_seconds",
-                    "spaces",
-                    "_collectives",
-                    "_confirm",
-                    "_switch_began",
-                ):
+                if name not in APART:
                     parts.append(frozen(value))
         return tuple(parts)
 
@@ -223,14 +221,18 @@ class Rank:
 def copied(thing: Any) -> Any:
     """Return a copy whose lists and queues are its own; all else is never changed in place."""
     twin = object.__new__(type(thing))
-    twin.__dict__.update({k: v.copy() if isinstance(v, list | deque) else v for k, v in thing.__dict__.items()})
+    state = twin.__dict__
+    state.update(thing.__dict__)
+    for name, value in thing.__dict__.items():
+        if value.__class__ in CHANGED_IN_PLACE:
+            state[name] = value.copy()
     return twin
 
 
 def frozen(value: Any) -> Any:
-    if isinstance(value, list | deque):
+    if value.__class__ in CHANGED_IN_PLACE:
         return tuple(value)
-    return repr(value) if isinstance(value, Offer) else value
+    return repr(value) if value.__class__ is Offer else value
 
 
 class World:

@@ -36,8 +36,8 @@ KINDS = (1, 3, 6, 9, 13, 15, 999)
 """A code of each kind that we tell apart: stopped, unsupported, not found, missing, no such function, lost, unknown."""
 
 OTHERS = [code for code in CODES if code not in KINDS]
-STRIDE = 12
-"""Calls between two that fail, where not all do; each code begins at another call."""
+STRIDE = len(CODES)
+"""Calls between two that fail, where not all do: each code begins at another call, so each call fails once."""
 
 DRIVER_CALLS = 12
 """Calls of the first tick that are for no GPU."""
@@ -903,8 +903,9 @@ def every(codes, calls):
 
 def some(codes, calls):
     """Yield (code, n): every code for some n, every n for some code."""
+    stride = min(STRIDE, calls)
     for at, code in enumerate(codes):
-        yield from ((code, n) for n in range(at % STRIDE, calls, STRIDE))
+        yield from ((code, n) for n in range(at % stride, calls, stride))
 
 
 def check_each_failure(standin, make, clock, codes, choose):

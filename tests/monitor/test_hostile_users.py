@@ -19,11 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.commands.main import cli
 from pacecar.records.recording import read_recording
+from tests.kit.forking_python import forking_python
 from tests.kit.net import scrape
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE, VICTIM = 61021, 61022
+
+LOADED = ("pacecar.records", "pacecar.wire")
+"""What a user's process has before it is forked; it becomes the user itself."""
 
 MEMORY_BYTES = 1 << 30
 """Address space: a Python with 20 threads has 400 MB of it before anything is stored."""
@@ -83,7 +87,15 @@ class Actors:
 
     def be(self, uid, what, *more):
         script = str(ROOT / "tests/monitor/hostile_user.py")
-        command = [sys.executable, script, str(uid), what, str(self.daemon.socket), str(self.daemon.port), *more]
+        command = [
+            forking_python(modules=LOADED),
+            script,
+            str(uid),
+            what,
+            str(self.daemon.socket),
+            str(self.daemon.port),
+            *more,
+        ]
         actor = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -19,6 +19,7 @@ from pacecar.commands.doctor.rules.registry import Judgement, judge
 from pacecar.commands.doctor.terminal_report import EVIDENCE_MAX, picture, render
 from tests.commands.doctor.faults import FAULTS
 from tests.commands.doctor.machine import SCRIPT, h100_node
+from tests.kit.forking_python import forking_python
 
 ENVIRONMENT = {
     name: value for name, value in os.environ.items()
@@ -235,7 +236,7 @@ def test_a_real_job_that_waits_for_its_data_is_told_so(tmp_path):
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     (tmp_path / "train.py").write_text(JOB)
     subprocess.run(
-        [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "run")],
+        [forking_python(), str(tmp_path / "train.py"), str(tmp_path / "run")],
         env={**ENVIRONMENT, "PACECAR_HOOK_SOCKET": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"},
         timeout=300, check=True, capture_output=True,
     )  # fmt: skip

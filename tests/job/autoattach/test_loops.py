@@ -13,7 +13,9 @@ from tests.kit.forking_python import forking_python
 pytestmark = pytest.mark.slow
 
 MODULES = ("torch",)
-"""What is loaded before pacecar listens: as in a fresh python, torch and not torch._dynamo, which each loop loads."""
+"""What is loaded before pacecar listens, where the loop is to load torch._dynamo itself, as in a fresh python.
+
+That takes seconds of each loop, so the others are forked with it."""
 
 HEAD = """
 import sys, torch
@@ -141,12 +143,15 @@ for trainer in trainers:
 total = 0.0
 """
 
+LOADING = (PLAIN, COMPILED, FUNCTION, BY_HAND, INFERENCE, HOGWILD)
+"""Loops that load torch._dynamo under pacecar's eyes: by an optimizer, for the model, for a function, and never."""
+
 NOTHING = "pacecar: measured nothing: no optimizer of torch made a step in this process, where pacecar would see it"
 MEASURES = "pacecar: measures job j, {} on 1 rank; tunes nothing"
 
 
-def python() -> str:
-    return forking_python(FRESH, MODULES)
+def python(text: str = "") -> str:
+    return forking_python(FRESH, MODULES) if text in LOADING else forking_python()
 
 
 def both(tmp_path: Path, text: str) -> tuple[Done, Done]:
@@ -189,7 +194,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ]
     script = tmp_path_factory.mktemp("bare") / "script.py"
     script.write_text(EACH.format(texts=[HEAD + text + TAIL for text in texts]))
-    done = run(script, ranks=1, python=python())
+    done = run(script, ranks=1, python=python(PLAIN))
     assert (done.code, done.errors) == (0, [])
     return dict(zip(texts, done.out.split("---\n")[:-1], strict=True))
 
@@ -236,7 +241,7 @@ def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(HEAD + text + TAIL)
-    seen = run(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)), **EACH_STEP)
+    seen = run(script, ranks=1, python=python(text), watched=("--job", "j", "--run-dir", str(tmp_path)), **EACH_STEP)
     assert seen.ended == (0, bare[text], [])
     assert seen.pacecar == ([] if line is None else [line])
     assert len(seen.of(0, "step")) == steps

@@ -167,10 +167,11 @@ def test_hosts_whose_clocks_are_far_apart_accuse_nobody() -> None:
     assert job.clocks[8].offset_ns == pytest.approx(apart_ns, abs=2_000 + drifted_ns)
 
 
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.full])])
 @pytest.mark.parametrize("kernel_ratio", [0.03, 0.005])
-def test_hiccups_of_single_steps_name_nobody_however_alike_kernels_are(kernel_ratio: float) -> None:
+def test_hiccups_of_single_steps_name_nobody_however_alike_kernels_are(kernel_ratio: float, seeds: int) -> None:
     noise, incidents = replace(LOUD, kernel_ratio=kernel_ratio), 0
-    for seed in range(4):
+    for seed in range(seeds):
         job = analyzed(simulate(Job(Layout(data=8), noise=noise, seed=200 + seed)).traces())
         assert job.stragglers == []
         incidents += len(job.incidents)
@@ -253,9 +254,10 @@ def test_single_steps_of_two_ranks_do_not_hide_each_other() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_healthy_jobs_name_nobody(name: str) -> None:
-    for seed in range(3):
+def test_healthy_jobs_name_nobody(name: str, seeds: int) -> None:
+    for seed in range(seeds):
         for noise in ({}, {"noise": LOUD}):
             job = analyzed(simulate(Job(**LAYOUTS[name], **noise, seed=100 + seed)).traces())
             assert job.stragglers == []
