@@ -186,7 +186,7 @@ class World:
             return
         self.daemon()
         script = ROOT / "tests/jobs/small_ddp.py"
-        command = f"torchrun --standalone --nproc-per-node 2 {script} --steps 8 --pause 0.05 --tune exact"
+        command = f"torchrun --standalone --nproc-per-node 2 {script} --steps 8 --pause 0.2 --tune exact"
         process = self.start("job", f"{command} --until stop --run-dir runs/job", PACECAR_JOB=JOB)
 
         def is_tuned() -> bool:

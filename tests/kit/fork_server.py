@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -190,6 +191,8 @@ def become(request: Any, files: list[int], program: str) -> tuple[list[str], boo
     if multiprocessing is not None:
         multiprocessing.set_executable(program)
     streams(is_unbuffered=is_unbuffered)
+    if environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

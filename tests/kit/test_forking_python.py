@@ -451,6 +451,17 @@ def test_options_and_variables_that_python_reads_at_its_start_start_a_fresh_one(
     assert run_same(forked, "-V").out.startswith("Python 3")
 
 
+def test_a_crash_shows_its_traceback_where_that_is_asked_for(forked: str) -> None:
+    """The demo asks its processes for it: they would all start the real python."""
+    code = "import os, sys; print('json.tool' in sys.modules, flush=True); os.abort()"
+    crashed, fresh = (run(python, "-c", code, PYTHONFAULTHANDLER="1") for python in (forked, sys.executable))
+    assert (crashed.code, crashed.out) == (fresh.code, "True\n")
+    for one in (crashed, fresh):
+        assert one.err.startswith("Fatal Python error: Aborted\n")
+        assert 'File "<string>", line 1 in <module>' in one.err
+    assert run(forked, "-c", "import faulthandler; print(faulthandler.is_enabled())").out == "False\n"
+
+
 def test_the_paths_own_sitecustomize_runs_before_the_script_and_its_failure_is_said(
     forked: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 SHORT = ("--steps", "10")
 
 
-@pytest.mark.parametrize("script", [NANOGPT, RESNET], ids=["gpt", "resnet"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(NANOGPT, id="gpt"), pytest.param(RESNET, id="resnet", marks=pytest.mark.full)]
+)
 def test_exact_tuning_decides_about_buckets_on_all_ranks_alike(tmp_path: Path, script: Path) -> None:
     # Little to compute and much to reduce, so that there is something to win.
     gpt = ("--steps", "160", "--width", "96", "--layers", "2", "--accumulate", "1", "--batch", "1")

@@ -12,9 +12,9 @@ from pacecar.profiler.analysis.all_ranks.job_model import model_of
 from pacecar.profiler.analysis.all_ranks.matching.collective_matching import match
 from pacecar.profiler.causal.all_ranks.job_graph import Joins, Scenario, join_ranks
 from pacecar.profiler.causal.all_ranks.replay import play, walls
-from pacecar.profiler.causal.model import JobModel
 from pacecar.profiler.causal.one_rank.causes import Cause
 from pacecar.profiler.causal.one_rank.rank_graph import EdgeKind
+from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.kit.simulated_jobs import LOUD, Fault, FaultKind, Job, Layout, Links, Model, simulate
 from tests.profiler.causal.models import modelled
@@ -31,8 +31,9 @@ JOBS = {
 }
 
 
-def assert_exact(model: JobModel) -> None:
+def assert_exact(traces: list[Trace]) -> None:
     """Every node is played at the time at which it was recorded, and the path sums to the last of them."""
+    model = modelled(traces)
     graph = model.graph
     times = play(graph, graph.weights())
     for place, rank in enumerate(graph.ranks):
@@ -48,15 +49,10 @@ def assert_exact(model: JobModel) -> None:
     assert (path.end_ns > path.start_ns).all()
 
 
-@pytest.fixture(scope="module", params=JOBS)
-def model(request: pytest.FixtureRequest) -> JobModel:
-    """The model of a simulated job, made once for the tests that ask it."""
-    return modelled(simulate(JOBS[request.param]).traces())
-
-
 @pytest.mark.slow
-def test_the_replay_is_exact_and_the_path_adds_up(model: JobModel) -> None:
-    assert_exact(model)
+@pytest.mark.parametrize("name", JOBS)
+def test_the_replay_is_exact_and_the_path_adds_up(name: str) -> None:
+    assert_exact(simulate(JOBS[name]).traces())
 
 
 @pytest.mark.parametrize(
@@ -66,12 +62,13 @@ def test_the_replay_is_exact_and_the_path_adds_up(model: JobModel) -> None:
 )  # fmt: skip
 @pytest.mark.slow
 def test_real_traces_are_replayed_exactly(name: str) -> None:
-    assert_exact(modelled([read_trace(path) for path in sorted(trace_file(name).parent.iterdir())]))
+    assert_exact([read_trace(path) for path in sorted(trace_file(name).parent.iterdir())])
 
 
 @pytest.mark.slow
-def test_without_recorded_delays_the_run_is_still_nearly_as_long(model: JobModel) -> None:
-    error = model.error
+@pytest.mark.parametrize("name", JOBS)
+def test_without_recorded_delays_the_run_is_still_nearly_as_long(name: str) -> None:
+    error = modelled(simulate(JOBS[name]).traces()).error
     assert abs(error.ratio) <= 0.006
     assert error.unexplained_ratio <= 0.01
 
