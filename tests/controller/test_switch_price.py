@@ -216,14 +216,13 @@ def test_a_trial_stays_with_the_old_setting_until_going_there_and_back_is_paid_f
     assert run.wanted == {"k": 2}
 
 
+@pytest.mark.parametrize("value", [2, 1], ids=["under the candidate", "before it"])
 @pytest.mark.parametrize(("switches", "ends"), [(None, False), (1, False), (0, True)])
-def test_a_trial_ends_under_the_candidate_when_not_even_the_way_back_is_paid_for(
-    switches: int | None, ends: bool
-) -> None:
+def test_a_trial_ends_when_not_even_one_switch_is_paid_for(value: int, switches: int | None, ends: bool) -> None:
     run = trial()
     for step in range(1, 5):
         run.observe(observed(step, 1, None))
-    end = run.observe(observed(5, 2, switches))
+    end = run.observe(observed(5, value, switches))
     assert (end is not None) is ends
     if end is not None:
         assert end.cause is AbortCause.UNDECIDED
