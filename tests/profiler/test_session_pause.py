@@ -263,6 +263,7 @@ def test_a_session_that_must_end_now_waits_for_the_collectives(lone_rank: None) 
     profiler.install()
     profiler.open()
     work = pair.begin()
+    until(lambda: bool(SessionPause().working()), "a thread at work")
     joined = []
 
     def join_late() -> None:
