@@ -253,7 +253,7 @@ class AbTrial:
         if self.steps > self._steps_max:
             return self._end(AbortCause.ENDLESS, f"not decided within {self._steps_max} steps")
         if not step.can_pay_for(1):
-            return self.give_up("switches cost more than was expected, and the overhead budget is spent")
+            return self.give_up("the overhead budget does not pay for another switch")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)

@@ -145,9 +145,10 @@ def _evidence(model: JobModel, finding: Finding, steps: int) -> Iterator[str]:
     per = " a step" if model.steps else ""
     words = CAUSE_WORDS.get(finding.cause.word, finding.cause.word)
     if finding.kind == "link":
+        collectives, groups = (round(finding.details[each]) for each in ("count", "groups"))
         yield (
-            f"{round(finding.details['count'])} collectives of {round(finding.details['groups'])} groups were on the"
-            f" wire for {duration(finding.own_ns)} on average, where like ones of other groups took"
+            f"{plural(collectives, 'collective')} of {plural(groups, 'group')} were on the wire for"
+            f" {duration(finding.own_ns)} on average, where like ones of other groups took"
             f" {duration(finding.peers_ns)}"
         )
     elif finding.kind == "imbalance":

@@ -11,7 +11,8 @@ That equal shares are given is the usual behaviour of a link that is full.  Wher
 the limit, collectives do not slow each other.  Which of the two it is the trace tells if arrivals vary: from them, and
 from the median of like collectives, both hypotheses predict how long each collective takes (`is_shared`).
 
-Pure.  Left out: groups that have only some ranks in common, which may or may not use the same link; sends and receives.
+Pure.  Faster links are played for collectives of the same ranks alone: groups that have only some ranks in common may
+or may not use the same link.  `work_alone` takes any links, for callers that can tell them otherwise (`verdict.links`).
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ its wire times lies beyond the reference's, decile by decile: where collectives 
 themselves are the fastest on a slow one, too.  A link may be slow for a part of the run only: then the
 group's steps are compared with the same steps of the others, and must stand out of how groups and steps vary.
 
-First all groups that lie across the same hosts are taken together, as they use the same network cards: each has them
-for itself at other times, and what all would take alone is compared.  If the traffic of one host is slow, and all of
-it, that is the answer.  Else each group is looked at by itself.  The slow link is that of the rank, or else of the
-host, that is in all slow groups and in no fast one that could use it; or else the smallest set of ranks that is in all
-slow groups.  (Each of a slow host's tensor parallel ranks is in a slow data parallel group of its own.)
+First all groups that lie across the same hosts are taken together, because they use the same network cards.  How long
+their collectives take depends on who else is on the wire, so what each would take alone is compared.  If all traffic of
+one host is slow, and no other, that is the answer.  Else each group is looked at by itself.  The slow link is that of
+the rank, or else of the host, that is in all slow groups and in no fast one that could use it; or else the smallest set
+of ranks that is in all slow groups.  (Each of a slow host's tensor parallel ranks is in a slow data parallel group of
+its own.)
 
 Pure.  A link that all collectives use has no reference in one run: `untold_joins` says which time that is.
 """
@@ -57,7 +58,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """The places of a slow link's ranks, all wire times without it, its excess by step, and figures for evidence."""
+    """The places of a slow link's ranks, all wire times without it, its excess by step, and figures for evidence.
+
+    The excess is that of a mean rank of the link, as of any finding.
+    """
 
     places: list[int]
     wire_ns: Index
@@ -85,12 +89,12 @@ def slow_links(
     found = _slow_groups(joins.label, of_hosts, _alone(graph, wire, of_hosts, between, host_of), step, steps)
     common = _common_host(found.slow, found.fast, dict(enumerate(between)))
     if common is not None:
-        return _link(wire, found, sorted(hosts[common]), step, steps)
+        return _link(joins, wire, found, sorted(hosts[common]), step, steps)
     found = _slow_groups(joins.label, joins.group, wire, step, steps)
     if not found.slow:
         return None
     places = _of_one_host(found, members, hosts, across) or _smallest(found.slow, found.fast, members)
-    return None if places is None else _link(wire, found, places, step, steps)
+    return None if places is None else _link(joins, wire, found, places, step, steps)
 
 
 def _alone(
@@ -98,9 +102,9 @@ def _alone(
 ) -> Floats:
     """Return how long each collective would be on the wire if no other were on the same links at the same time.
 
-    What a link is (a host's way out and its way in, both together, or what is between two hosts), and how many
-    collectives have room on it at full speed, is what leaves the times of like ones most alike.  `of_hosts` says which
-    hosts of `between` each lies on.
+    A trace does not say what they share: a host's way out and its way in, both together, or what is between two hosts;
+    nor how many have room there at full speed.  Of all these the one is taken that leaves the times of like collectives
+    most alike.  `of_hosts` says which hosts of `between` each lies on.
     """
     best: Floats = wire.astype(np.float64)
     if len(between) < GROUPS_MIN:
@@ -132,14 +136,17 @@ def _ways(
     into = np.full(joins.count, NONE)
     receives = joins.receives & joins.is_pair[joins.join]
     into[joins.join[receives]] = [host_of.get(place, NONE) for place in joins.rank[receives].tolist()]
-    kinds, use = np.unique(np.stack((used, into)), axis=1, return_inverse=True)
+    use = used.copy()
+    known = used != NONE
+    kinds, numbers = np.unique(np.stack((used[known], into[known])), axis=1, return_inverse=True)
+    use[known] = numbers.reshape(-1)
     ways = [
         frozenset(2 * host + (host == to) for host in between[hosts])
         if to != NONE
         else frozenset(2 * host + way for host in between[hosts] for way in (0, 1))
         for hosts, to in kinds.T.tolist()
     ]
-    return np.where(used == NONE, NONE, use.reshape(-1)), ways
+    return use, ways
 
 
 def _spread(label: Index, number: Index, wire: Floats) -> float:
@@ -172,7 +179,10 @@ def _members(joins: Joins) -> dict[int, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _SlowGroups:
-    """Which groups are slow and which are fast, and by collectives of the slow ones how much faster they should be."""
+    """Which groups are slow and which are fast.
+
+    `changed` are the collectives of slow groups, `factor` what the wire time of each is to be multiplied by.
+    """
 
     slow: set[int]
     fast: set[int]
@@ -201,18 +211,18 @@ def _slow_groups(label: Index, group: Index, wire: Index | Floats, step: Index, 
     return _SlowGroups(slow, fast, np.concatenate(changed), np.concatenate(factors))
 
 
-def _link(wire: Index, found: _SlowGroups, places: list[int], step: Index, steps: int) -> SlowLink:
-    """Return the link of `places` with what its collectives take without its being slow."""
+def _link(joins: Joins, wire: Index, found: _SlowGroups, places: list[int], step: Index, steps: int) -> SlowLink:
+    """Return the slow link of `places`, and all wire times as they would be if it were not slow."""
     changed, count = found.changed, len(found.changed)
     then = wire.copy()
     then[changed] = np.minimum(wire[changed], np.rint(wire[changed] * found.factor).astype(np.int64))
     own, peers = int(wire[changed].sum()), int(then[changed].sum())
     details = {
-        "own_ns": own / count, "peers_ns": peers / count, "excess_ns": own - peers, "p": 0.5 ** min(count, 1000),
-        "groups": float(len(found.slow)), "count": float(count),
+        "own_ns": own / count, "peers_ns": peers / count, "excess_ns": (own - peers) / len(places),
+        "p": 0.5 ** min(count, 1000), "groups": float(len(np.unique(joins.group[changed]))), "count": float(count),
     }  # fmt: skip
     known = changed[step[changed] >= 0]
-    by_step = np.bincount(step[known], (wire - then)[known], steps).astype(np.int64)
+    by_step = (np.bincount(step[known], (wire - then)[known], steps) / len(places)).astype(np.int64)
     return SlowLink(places, then, by_step, details)
 
 
@@ -234,7 +244,7 @@ def _slow_parts(wire: Index | Floats, group: Index, step: Index, steps: int) -> 
 
 
 def _slow_in_steps(wire: Index | Floats, group: Index, step: Index, steps: int) -> tuple[Bools, Floats]:
-    """Return which collectives are in a step in which their group is slow, and what they would be times as long else.
+    """Return which collectives are in a step in which their group is slow, and a factor for the wire time of each.
 
     The measure of what varies is how much all groups in all steps do, so it tells steps that are few among them.
     """

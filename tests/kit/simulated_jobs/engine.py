@@ -319,8 +319,8 @@ class Simulation:
     def _change_links(self, now: int, meeting: Meeting, *, is_over: bool) -> None:
         """Put a meeting on its links or take it off; all that are on one get equal shares of it from now on."""
         on_links = [self._on_link.setdefault(link, {}) for link in meeting.links]
-        others = {id(other): other for on_link in on_links for other in on_link}
-        for other in others.values():
+        others = dict.fromkeys(other for on_link in on_links for other in on_link)
+        for other in others:
             other.left_ns -= (now - other.since) / self._slowdown(other)
         for on_link in on_links:
             if is_over:
@@ -329,10 +329,10 @@ class Simulation:
                 on_link[meeting] = None
         if is_over:
             meeting.due = -1
-            del others[id(meeting)]
+            del others[meeting]
         else:
-            others[id(meeting)] = meeting
-        for other in others.values():
+            others[meeting] = None
+        for other in others:
             other.since = now
             other.due = now + max(round(other.left_ns * self._slowdown(other)), 0)
             heappush(self._agenda, (other.due, next(self._serial), _ARRIVED, other.come[0]))
