@@ -165,6 +165,7 @@ class Tuner:
         self._waited_ns = 0  # for the other ranks, at the last switch
         self._turned_at = 0  # the boundary of the last switch or rehearsal
         self._is_at_rest = False
+        self._has_ended = False  # all heard that nothing is turned any more
         self._stays = ""  # what could not be taken back, for people
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
@@ -246,8 +247,10 @@ class Tuner:
         if self._agreement.has_retired and not self._is_at_rest:
             self._is_at_rest = True
             self._guarded(self._come_to_rest)
-        if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
-            self._say("frozen", self._agreement.frozen + self._stays, level=logging.WARNING)
+        if self._agreement.frozen is not None and not self._has_ended:
+            self._has_ended = True
+            if self.state != "off":  # a person may have frozen it before, which is no end
+                self._say("frozen", self._agreement.frozen + self._stays, level=logging.WARNING)
             self._finish_policy()
 
     def freeze(self, reason: str) -> None:

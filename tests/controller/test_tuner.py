@@ -404,6 +404,18 @@ def test_a_freeze_takes_a_trial_back_and_leaves_what_was_kept(bench: Bench) -> N
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 2, 8]
 
 
+def test_a_freeze_that_is_the_end_is_told_where_a_person_had_frozen_tuning_before(bench: Bench) -> None:
+    """An order that is given then would wait for ever: the policy must hear that nothing is turned any more."""
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.tuner._status.report("frozen", "frozen by hand", step=bench.step)
+    bench.tuner.freeze("the hook turned itself off")
+    bench.run(6)
+    assert bench.policy.finished == 1
+    assert bench.tuner.status is not None
+    assert (bench.tuner.state, bench.tuner.status.detail) == ("frozen", "the hook turned itself off")
+
+
 def test_ctrl_c_is_not_ours(bench: Bench) -> None:
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
