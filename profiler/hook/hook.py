@@ -532,6 +532,8 @@ class Hook:
         is_watched = schedule.may_be_open or schedule.has_aftermath or step == 1  # `install` has taken one too
         if step == 1:
             schedule.mark(step)
+        if schedule.must_stop:
+            schedule.stop()
         if step >= self._boundary.full_boundary_step:
             if self._config.windows:
                 schedule.try_to_open(step)

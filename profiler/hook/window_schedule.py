@@ -184,6 +184,23 @@ class WindowSchedule:
             self._phases.tell_phases(self._entered)
         self._timer.keep_marks()
 
+    @property
+    def must_stop(self) -> bool:
+        """Whether windows make all steps slower, and have not been stopped for that yet."""
+        return self._budget.lasting_ratio is not None and self._meter.is_installed and self._meter.is_settled
+
+    def stop(self) -> None:
+        """Take no more windows: steps stay slower after them."""
+        ratio, is_undone = self._budget.lasting_ratio or 0.0, self._meter.stop()
+        _log.warning(
+            "pacecar: steps are %.0f %% slower since the first profiled one, so it profiles no more of them; %s",
+            100 * ratio,
+            "CUPTI, which slows each launch, is detached"
+            if is_undone
+            else "CUPTI, which slows each launch, stays attached (from CUDA 12.6 on TEARDOWN_CUPTI=1 in the job's"
+            " environment detaches it), and windows = false in [hook] does without from the start",
+        )
+
     def mark(self, step: int) -> None:
         """Compare slowed steps with those from `step` on; called where `step` begins."""
         self._mark = (step, time.thread_time_ns(), None if self._sequence is None else self._sequence())

@@ -24,6 +24,7 @@ from .attribution import Work
 
 __all__ = [
     "COLLECTIVE_CALLS",
+    "METADATA_ROW",
     "HostRow",
     "classify_device",
     "classify_host",
@@ -100,7 +101,8 @@ _HINTS = (
 )  # fmt: skip
 """Every communication kernel's name has one of these: nine names in ten need no more than this check."""
 
-_METADATA_ROW = "record_param_comms"
+METADATA_ROW = "record_param_comms"
+"""The operator around each collective of a device, whose metadata have its group, sizes and type."""
 
 COLLECTIVE_CALLS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 """Prefixes of the operators that start a collective or, as `wait_tensor` does, wait for one."""
@@ -176,12 +178,12 @@ def classify_device(row_type: str, name: str, linked_name: str | None = None) ->
     `linked_name` is the name of the host row that launched it, when the trace links them.
     """
     if row_type in _DEVICE_KERNELS:
-        if linked_name == _METADATA_ROW or _is_communication(name):
+        if linked_name == METADATA_ROW or _is_communication(name):
             return Work.COMMUNICATION
         return Work.COPY if name.startswith(_COPY_NAMES) else Work.COMPUTE
     if row_type in _DEVICE_COPIES:
         # NCCL's copy engine and symmetric-memory collectives move bytes by plain copies: still communication.
-        return Work.COMMUNICATION if linked_name == _METADATA_ROW else Work.COPY
+        return Work.COMMUNICATION if linked_name == METADATA_ROW else Work.COPY
     if row_type in _COLLECTIVE_ROWS:
         return Work.COMMUNICATION
     if row_type in _DEVICE_UNKNOWN:
@@ -209,7 +211,7 @@ def classify_host(row_type: str, name: str) -> HostRow | None:
     if row_type == "cpu_op":
         if name.startswith("ProfilerStep#"):  # torch < 1.10 marked steps as operators
             return None
-        if name.startswith(COLLECTIVE_CALLS) or name == _METADATA_ROW:
+        if name.startswith(COLLECTIVE_CALLS) or name == METADATA_ROW:
             return HostRow.LAUNCH
         return HostRow.WORK if name.startswith(HOST_GROUPS) else HostRow.OPERATOR
     if row_type == "user_annotation":

@@ -10,6 +10,11 @@ heading by heading the median over the last WINDOWS_MAX windows of the setting, 
 windows in a row whose estimate was off by more than CHANGE_RATIO mean that the job itself changed; then all windows
 before them are dropped.
 
+On a device the profiled step is not quite like others: the profiler slows the host, so the device waits for it more
+often, while its kernels and copies take what they always take.  So of a phase as the device ran it, work keeps
+its length where the phase is shorter than in the windows, and waiting shrinks first; a longer phase is split in
+proportion.
+
 Without a calibration only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
 host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values.  A setting
 without a calibration uses the latest of another setting, and reports its age like any other.
@@ -65,6 +70,10 @@ _DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "ho
 """Phases that the timers measure themselves, and the heading that an uncalibrated estimate gives them."""
 
 
+_WORK = frozenset({"compute", "exposed_communication", "exposed_copy"})
+"""What a device does; under every other heading it waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Mix:
     """One phase's ledger without its zeros."""
@@ -73,11 +82,14 @@ class _Mix:
     headings: tuple[str, ...]
     weights: tuple[int, ...]
     overlapped_ns: int
+    work_ns: int
+    """The median of what the device, or what stands for it, worked in this phase."""
 
     @classmethod
     def of(cls, ledgers: Sequence[Ledger]) -> _Mix:
         """Return the mix of a phase that took some time in each of `ledgers`, the newest first."""
         newest = ledgers[0]
+        work_ns = int(median(sum(ledger.parts().get(heading, 0) for heading in _WORK) for ledger in ledgers))
         if len(ledgers) > 1:
             shares = {
                 heading: int(median(_share(ledger.parts().get(heading, 0), ledger) for ledger in ledgers))
@@ -86,9 +98,21 @@ class _Mix:
             overlapped = median(_share(ledger.overlapped_communication_ns, ledger) for ledger in ledgers)
             if any(shares.values()):  # three windows of three different headings have no median
                 parts = {heading: value for heading, value in shares.items() if value}
-                return cls(_SHARES, tuple(parts), tuple(parts.values()), int(overlapped))
+                return cls(_SHARES, tuple(parts), tuple(parts.values()), int(overlapped), work_ns)
         parts = {heading: value for heading, value in newest.parts().items() if value}
-        return cls(newest.wall_ns, tuple(parts), tuple(parts.values()), newest.overlapped_communication_ns)
+        return cls(newest.wall_ns, tuple(parts), tuple(parts.values()), newest.overlapped_communication_ns, work_ns)
+
+    def weights_on_device(self, duration: int) -> tuple[int, ...]:
+        """Return weights for a phase of `duration` on a device, in which work keeps its length and waiting shrinks."""
+        whole = sum(self.weights)
+        work = sum(weight for heading, weight in zip(self.headings, self.weights, strict=True) if heading in _WORK)
+        if not 0 < work < whole:
+            return self.weights
+        worked = min(duration, max(self.work_ns, duration * work // whole))
+        scales = (worked * (whole - work), (duration - worked) * work)
+        return tuple(
+            weight * scales[heading not in _WORK] for heading, weight in zip(self.headings, self.weights, strict=True)
+        )
 
 
 def _share(part_ns: int, ledger: Ledger) -> int:
@@ -206,7 +230,7 @@ def estimate_step(
     if device is None or mixes is None or not any(device.values()) or {"checkpoint", STOPPED} & phases.keys():
         return estimate(wall_ns, phases, calibration)
     lengths = dict(zip(device, split(wall_ns, list(device.values())), strict=True))
-    return estimate(wall_ns, lengths, mixes)
+    return estimate(wall_ns, lengths, mixes, on_device=True)
 
 
 def capped(ledger: Ledger, processor_ns: int) -> Ledger:
@@ -221,8 +245,10 @@ def capped(ledger: Ledger, processor_ns: int) -> Ledger:
     return structs.replace(ledger, compute_ns=processor_ns, unknown_ns=ledger.unknown_ns + excess)
 
 
-def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:
-    """Return the ledger of a step of `wall_ns` whose phases lasted so long; it sums exactly.
+def estimate(
+    wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None, *, on_device: bool = False
+) -> Ledger:
+    """Return the ledger of a step of `wall_ns` whose phases lasted so long, `on_device` or the host; it sums exactly.
 
     `phases` are durations of disjoint intervals inside the step; the remainder is the phase `REST`.  If the timers of a
     disturbed step sum to more than the step, they are scaled down to it, as only their proportion can be right.
@@ -245,7 +271,8 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
         if len(mix.headings) == 1:
             parts[mix.headings[0]] += duration
         else:
-            for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
+            weights = mix.weights_on_device(duration) if on_device else mix.weights
+            for heading, share in zip(mix.headings, split(duration, weights), strict=True):
                 parts[heading] += share
         if name == REST:
             loop_host = parts["host_bound"] - host_before

@@ -57,15 +57,17 @@ A window that was requested on all ranks (`trace_request`) ignores turns.
 to pacecar.
 
 The obvious price of a window is the profiled step.  On CUDA that is not all: CUPTI stays attached after the session
-(torch does not tear it down unless TEARDOWN_CUPTI=1), and steps were seen to stay 10 to 20 % slower (pytorch issue
-144455).  So the steps after each window are compared with the median of those before it.
+(torch does not tear it down unless TEARDOWN_CUPTI=1), and steps whose host is the bottleneck stay 10 to 25 % slower
+(pytorch issue 144455, docs/measurements/gpu.md).  So the steps after each window are compared with the median of those
+before it.
 
 One difference is mostly noise; the signed differences of many windows are not.  So they are summed with their signs,
 and what is charged is the maximum that the sum has reached.  A cost is never taken back, because it is exported as a
 counter.
 
-A slow-down beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
-first window, before which CUPTI was not attached, it is logged once.
+A slow-down beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  But where
+steps are still slower when all of them were compared after the first window, before which CUPTI recorded nothing, no
+further window is taken (`lasting_ratio`, `window_schedule`).
 """
 
 from __future__ import annotations
@@ -152,7 +154,10 @@ OUTLIER_RATIO = 1.5
 """A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
 
 LASTING_RATIO = 0.03
-"""A slow-down of the median that is worth a line in the log."""
+"""A slow-down of the median that ends windows: three times the usual budget, and for as long as the job runs."""
+
+LASTING_QUANTILE = 4
+"""Three of four steps must be slower than usual: a median of eight alone is moved by a few odd steps."""
 
 
 class ThreadTime(NamedTuple):
@@ -308,6 +313,11 @@ class OverheadBudget:
     def has_prices(self) -> bool:
         """Whether a window was taken whose price predicts the next one's."""
         return bool(self._prices)
+
+    @property
+    def lasting_ratio(self) -> float | None:
+        """By how much steps stay slower for windows' sake; None: they do not, as far as is known."""
+        return None if self._aftermath is None else self._aftermath.lasting_ratio
 
     @property
     def is_unlimited(self) -> bool:
@@ -481,6 +491,8 @@ class WindowAftermath:
         self._sum_ns = 0
         self._charged_ns = 0
         self._windows = 0
+        self.lasting_ratio: float | None = None
+        """By how much steps stay slower after the first window; None: they do not, or it is not known yet."""
 
     def window(self, usual_ns: int | None) -> None:
         """Begin: a window was taken; steps before it took `usual_ns`, None where that is not known."""
@@ -499,17 +511,13 @@ class WindowAftermath:
         limit = round(usual * OUTLIER_RATIO)
         self._sum_ns += sum(min(own, limit) - usual for own in self._after)
         if self._windows == 1:
-            self._say_what_lasts(usual)
+            self._judge_what_lasts(usual)
         self._usual_ns = None
         charge, self._charged_ns = max(0, self._sum_ns - self._charged_ns), max(self._charged_ns, self._sum_ns)
         return charge
 
-    def _say_what_lasts(self, usual: int) -> None:
-        ratio = median(self._after[AFTERMATH_STEPS // 2 :]) / max(1, usual) - 1.0
-        if ratio > LASTING_RATIO:
-            _log.warning(
-                "pacecar: steps are %.0f %% slower after the first profiled one. If that lasts, CUPTI is still"
-                " attached: TEARDOWN_CUPTI=1 in the job's environment takes it away (CUDA 12.6 or newer), and"
-                " windows = false in [hook] does without",
-                100 * ratio,
-            )
+    def _judge_what_lasts(self, usual: int) -> None:
+        late = sorted(self._after[AFTERMATH_STEPS // 2 :])
+        ratio = median(late) / max(1, usual) - 1.0
+        if ratio > LASTING_RATIO and late[len(late) // LASTING_QUANTILE] > usual:
+            self.lasting_ratio = ratio

@@ -7,8 +7,12 @@ device ran them and not as the host launched them.  An event recorded at instant
 
 which follows from the window's rows without any event.  The stream is the one with most kernels: the job's own.
 
-Pure.  Left out: kernels that the window lost (they end with it), and rows without a known launch; if fewer than
-LINKED_RATIO of the rows have one, there is no result.
+A device that is the bottleneck runs behind its host: when the host ends a step, and with it the window, much of what
+that step launched has not run yet and has no rows.  So a step has a result only where its rows are there: as many as it
+has calls that launch one, less a tenth (SEEN_RATIO).  The step before, which warmed the window, is then the one to ask
+about.
+
+Pure.  Left out: rows without a known launch; if fewer than LINKED_RATIO of the rows have one, there is no result.
 """
 
 from __future__ import annotations
@@ -26,18 +30,31 @@ __all__ = ["LINKED_RATIO", "Launch", "passed_stretches"]
 LINKED_RATIO = 0.9
 """The least ratio of rows with a known launch: one without may be the last of a phase, but a few matter little."""
 
+SEEN_RATIO = 0.9
+"""The least ratio of rows to calls that launch one; what a graph launches are more rows than calls."""
+
 Launch = tuple[int, int, int]
 """When a kernel was launched, when it ended, and its stream."""
 
 
 def passed_stretches(
-    stretches: Mapping[str, Intervals], window: tuple[int, int], launches: Sequence[Launch], device_rows: int
+    stretches: Mapping[str, Intervals],
+    window: tuple[int, int],
+    launches: Sequence[Launch],
+    device_rows: int,
+    calls: Sequence[int] = (),
 ) -> tuple[dict[str, Intervals], tuple[int, int]] | None:
-    """Return `stretches` and `window` of the host as the device passed them; None when the rows do not tell.
+    """Return `stretches` and `window` of a step on the host as the device passed them; None when the rows do not tell.
+
+    `calls` are when the host began the calls that launch rows.
 
     The order on the host is kept on the device; intervals may become empty.
     """
     if not launches or len(launches) < LINKED_RATIO * device_rows:
+        return None
+    begin, end = window
+    called = sum(begin <= at < end for at in calls)
+    if sum(begin <= launch < end for launch, _, _ in launches) < SEEN_RATIO * called:
         return None
     stream = Counter(stream for _, _, stream in launches).most_common(1)[0][0]
     rows = np.array([(launch, end) for launch, end, on in launches if on == stream], dtype=np.int64)

@@ -3,7 +3,8 @@
 Since torch 2.13 Kineto writes a line ("USDT ... profiler_start") on stderr when a session begins and one when it ends.
 They are lines of the job's own profiler, or of none; so ours must not write any, whatever KINETO_LOG_LEVEL the job has.
 Kineto reads that variable once, when the first session of the process is prepared, and keeps the level in a variable
-that torch's library exports: it is set for our calls and put back after them.
+that torch's library exports: it is set for our calls and put back after them.  For the first session the environment is
+set as well: with a level of 0 or 1 Kineto would write a page while it is being prepared.
 
 Where there is no such variable, the environment is set for the moment in which Kineto reads it, unless the job set it.
 Then Kineto's own error lines are silent in that process too.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,9 @@ __all__ = ["KINETO_LOG_VARIABLE", "kineto_level", "quiet"]
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 QUIET_LEVEL = 1000
 """Above USDT (5): Kineto prints severities >= the level.  No job has this one: the job's own level is told from it."""
+
+UNREAD_LEVEL = 0
+"""Before Kineto has read the variable."""
 
 LEVELS = range(-1, 11)
 """What may be a level; another number means that this is not the variable that was meant."""
@@ -52,13 +57,24 @@ def quiet() -> Iterator[None]:
         with _quiet_environment():
             yield
         return
-    before = level.value
+    before, wanted = level.value, os.environ.get(KINETO_LOG_VARIABLE)
     level.value = QUIET_LEVEL
+    if wanted is not None:
+        os.environ[KINETO_LOG_VARIABLE] = str(QUIET_LEVEL)
     try:
         yield
     finally:
-        if level.value == QUIET_LEVEL:  # else Kineto has read the job's own level meanwhile
+        if wanted is not None:
+            os.environ[KINETO_LOG_VARIABLE] = wanted
+            before = _read_level(wanted) if before == UNREAD_LEVEL else before
+        if level.value == QUIET_LEVEL:  # else Kineto has set its default: the job named no level
             level.value = before
+
+
+def _read_level(text: str) -> int:
+    """Return the level as Kineto reads it, by C's `atoi`: the number that `text` begins with, else 0."""
+    number = re.match(r"\s*[+-]?[0-9]+", text)
+    return int(number[0]) if number is not None else 0
 
 
 @contextmanager

@@ -15,6 +15,11 @@ boundary, so there is always a whole step between two sessions.  And when a clos
 own, shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this
 process.
 
+On a CUDA device Kineto leaves CUPTI attached when a session has ended, and from then on each launch takes the host
+longer (6.0 us became 7.6 to 9.5 on an H200, docs/measurements/gpu.md).  With TEARDOWN_CUPTI=1 in the environment Kineto
+detaches it at one of the next CUDA calls, from a thread of its own, and a session that begins meanwhile sees nothing.
+So it is no rule here, but the last resort: `detach` ends windows for good, where steps were found to stay slower.
+
 Left out: what the rows mean (`trace_spans`), when a window is worth its price (`overhead_budget`), and what Kineto
 writes on stderr (`kineto_log`).
 """
@@ -22,15 +27,19 @@ writes on stderr (`kineto_log`).
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
 from pacecar.torch_internals import find, lacking, need
+from pacecar.version_numbers import major_minor
 
+from ..ledger.classification import METADATA_ROW
 from ..timing.fork_safety import keep_exit_short
 from .kineto_log import quiet
 from .session_pause import SessionPause, may_collectives_be_out
@@ -39,6 +48,11 @@ from .trace_spans import Activity
 __all__ = ["WindowProfiler", "WindowUnavailable"]
 
 _log = logging.getLogger(__name__)
+
+TEARDOWN_VARIABLE = "TEARDOWN_CUPTI"
+LAZY_VARIABLE = "DISABLE_CUPTI_LAZY_REINIT"
+TEARDOWN_CUDA_MIN = (12, 6)
+"""Where torch itself keeps CUPTI attached beside CUDA graphs up to a version, it is this one (torch.profiler)."""
 
 _MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
 """Records that may be open when a session ends.  A collective's record is not ended by a later session's thread: see
@@ -191,6 +205,23 @@ class WindowProfiler:
             self.bar_if_outlived(self.close()[0])
         self._pause.end()  # also when the session was given up because the loop changed threads
 
+    def detach(self) -> bool:
+        """Open no window any more, and have Kineto detach CUPTI; False: the job or an older CUDA keeps it attached.
+
+        The variable stays set: Kineto reads it again when it has detached, and when the job's own profiler attaches it.
+        """
+        self._is_barred = True
+        is_decided = TEARDOWN_VARIABLE in os.environ or LAZY_VARIABLE in os.environ
+        is_possible = not is_decided and (major_minor(torch.version.cuda or "") or (0, 0)) >= TEARDOWN_CUDA_MIN
+        if not is_possible or self._open or self._is_foreign or self._is_enabled():
+            return False
+        os.environ[TEARDOWN_VARIABLE] = "1"
+        self._is_barred = False
+        self.open()  # it detaches where a session ends
+        self._is_barred = True
+        self.close()
+        return True
+
     def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
         """Open no further window if one of the `rows` from `close` was still open then; call it for every window."""
         # An unfinished row ends with the trace, as `Optimizer.step` always does here: operators need no check.
@@ -257,21 +288,23 @@ class WindowProfiler:
 class _KinetoEventRow:
     """A row of torch < 2.13, which has no `trace_activities()`: the same interface over a `_KinetoEvent`.
 
-    Its thread number is torch's own and not the system's, and a link has no name.  So the reader must take every
-    thread, and names alone decide what is communication.
+    Its thread number is torch's own and not the system's.  So the reader must take every thread, and names alone decide
+    what is communication.  `launched_by` has the operators by their correlation ids, to which rows of a device refer.
     """
 
-    __slots__ = ("_event",)
+    __slots__ = ("_event", "_is_on_device", "_launched_by")
 
-    def __init__(self, event: Any) -> None:  # noqa: ANN401  a C++ object without stubs
+    def __init__(self, event: Any, launched_by: Mapping[int, _KinetoEventRow]) -> None:  # noqa: ANN401  a C++ object
         self._event = event
+        self._launched_by = launched_by
+        self._is_on_device = event.device_type() != need("torch._C._autograd.DeviceType").CPU
 
     def name(self) -> str:
         return str(self._event.name())
 
     def type(self) -> str:
         name = self.name()
-        if self._event.device_type() != need("torch._C._autograd.DeviceType").CPU:
+        if self._is_on_device:
             if getattr(self._event, "is_user_annotation", bool)():
                 return "gpu_user_annotation"
             return (
@@ -288,18 +321,30 @@ class _KinetoEventRow:
         return int(self._event.duration_ns())
 
     def resource_id(self) -> int:
-        return int(self._event.start_thread_id())
+        """Return the stream of a row on a device, the thread of all others."""
+        return int(self._event.device_resource_id() if self._is_on_device else self._event.start_thread_id())
 
-    def linked_activity(self) -> None:
-        return None
+    def linked_activity(self) -> _KinetoEventRow | None:
+        return self._launched_by.get(self._event.linked_correlation_id())
 
     def metadata_json(self) -> str:
+        if self.name() == METADATA_ROW:
+            return str(getattr(self._event, "metadata_json", str)())
         # These rows do not say whether they are finished; the last one probably is not.
         return '"finished": false'
+
+    def operator_id(self) -> int | None:
+        """Return the correlation id of an operator; None for a row of the device, and of a call that launches on it."""
+        if self._is_on_device or self._event.linked_correlation_id():
+            return None
+        return int(self._event.correlation_id())
 
 
 def _rows_of(results: Any) -> Sequence[Activity]:  # noqa: ANN401  as above
     if hasattr(results, "trace_activities"):
         rows: Sequence[Activity] = results.trace_activities()
         return rows
-    return [_KinetoEventRow(event) for event in results.events()]
+    launched_by: dict[int, _KinetoEventRow] = {}
+    found = [_KinetoEventRow(event, launched_by) for event in results.events()]
+    launched_by.update((operator, row) for row in found if (operator := row.operator_id()))
+    return found

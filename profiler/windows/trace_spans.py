@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..ledger.attribution import Work
-from ..ledger.classification import COLLECTIVE_CALLS, HostRow, classify_device, classify_host, is_closed
+from ..ledger.classification import COLLECTIVE_CALLS, METADATA_ROW, HostRow, classify_device, classify_host, is_closed
 from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from .collective_stats import SeenCollective
 from .device_phases import Launch
@@ -71,6 +71,8 @@ class TraceSpans:
     collectives: list[SeenCollective] = field(default_factory=list)
     operators: Intervals = field(default_factory=lambda: EMPTY)
     """The operators on the training threads of a CPU job."""
+    launch_calls: list[int] = field(default_factory=list)
+    """When the host began each call that launches one row on a device, whether or not that row is there."""
 
 
 def read_rows(
@@ -100,6 +102,7 @@ def read_rows(
     annotations: list[Activity] = []
     launches: list[Launch] = []
     collectives: list[SeenCollective] = []
+    launch_calls: list[int] = []
     closed_until, closed_thread = 0, -1
     for row in rows:
         start = row.timestamp()
@@ -110,6 +113,8 @@ def read_rows(
         span = (start, start + row.duration())
         if row_type == "user_annotation":
             annotations.append(row)
+        elif row_type in _CALLS and name.startswith(LAUNCH_CALLS):
+            launch_calls.append(start)
         host_row = classify_host(row_type, name)
         if host_row is HostRow.OPERATOR:
             thread = row.resource_id()
@@ -134,7 +139,7 @@ def read_rows(
                 device[kind].append(span)
                 device_rows += 1
                 if kind is Work.COMMUNICATION:
-                    says = linked is not None and linked.name() == "record_param_comms"
+                    says = linked is not None and linked.name() == METADATA_ROW
                     collectives.append(SeenCollective(name, *span, linked.metadata_json() if linked and says else None))
                 first_device_ns = start if first_device_ns is None else min(first_device_ns, start)
                 if linked is not None:
@@ -159,7 +164,13 @@ def read_rows(
         skew_ns=skew_ns,
         collectives=collectives,
         operators=ran,
+        launch_calls=launch_calls,
     )
 
+
+_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+
+LAUNCH_CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
+"""Calls each of which makes one row on the device; the launch of a graph makes any number."""
 
 _MAY_BE_LINKED = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "xpu_kernel", "mtia_kernel"})

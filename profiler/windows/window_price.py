@@ -17,6 +17,10 @@ cheaply, but two things are known:
 How much a row costs depends on how fast the machine is just now: beside other programs all of it takes two to three
 times as long.  To the ceiling, a ratio, that makes no difference; of a slice, what ending it took says by how much.
 
+On a device the slices say little: a session's first launches take it a millisecond or two, of the three that a slice
+lasts, and it sees a twentieth of the rows that it should.  So there the floor is the prediction, unless a slice says
+more.
+
 After the first window its own price is the better prediction (`budget`).  Pure: numbers in, nanoseconds out.
 """
 
@@ -76,6 +80,12 @@ first window comes some seconds late."""
 
 DEVICE_FACTOR = 3
 """A launch writes rows on both sides, and a device's window is open for two steps."""
+
+DEVICE_ROW_NS = 13_000
+DEVICE_STEPS = 2
+"""A row of a device's window, which is open for so many steps.  Measured on an H200 (docs/measurements/gpu.md): in
+windows of 8261 and 23 648 rows (NODE_ROWS and PARAMETER_ROWS say 45 and 32 % more) one took 11.6 and 16.3 us; of that
+the session's end 4.7, the reading 3.3, and recording it the rest."""
 
 COUNT_ROW_NS = 8_000
 """What counting FLOPs costs per row that the operator would write: 20 us for one that writes two or three."""
@@ -177,7 +187,8 @@ class WindowPrice:
             (CEILING_RATIO if optimizer is None else MARGIN * optimizer.price_ratio, optimizer_ns),
         ]
         if self._on_device:  # the host waits for the device in what is left, and writes no rows then
-            return OPEN_NS + int(self._factor * sum(ratio * length_ns for ratio, length_ns in parts))
+            seen_price_ns = int(self._factor * sum(ratio * length_ns for ratio, length_ns in parts))
+            return min(ceiling_ns, OPEN_NS + max(seen_price_ns, self._floor_ns(shape)))
         # A phase is longer than what it takes of the processor: it waits for other ranks, and for other programs.
         price_ns, left_ns = 0.0, shape.cpu_ns
         for ratio, length_ns in sorted(parts, reverse=True):
@@ -187,8 +198,10 @@ class WindowPrice:
         return min(ceiling_ns, OPEN_NS + max(int(price_ns), self._floor_ns(shape)))
 
     def _floor_ns(self, shape: StepShape) -> int:
-        """Return what a step of so many nodes and parameters costs, with a margin; a device's was never measured."""
+        """Return what a step of so many nodes and parameters costs, with a margin."""
         rows = NODE_ROWS * (shape.nodes or 0) + PARAMETER_ROWS * shape.parameters
+        if self._on_device:
+            return DEVICE_ROW_NS * DEVICE_STEPS * rows
         slowness = max((found.slowness for found in self._slices.values()), default=1.0)
         return int(MARGIN * ROW_NS * slowness * rows)
 

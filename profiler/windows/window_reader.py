@@ -86,6 +86,7 @@ class WindowReader:
         self._blind_windows = 0
         self._offset_ns = 0
         self._warm_steps_left = 0
+        self._warm_step: TimedStep | None = None
         self._observed_from_ns: int | None = None
         self.row_count: int | None = None
         """Rows of the window that was closed last; None where it was cut off."""
@@ -143,6 +144,12 @@ class WindowReader:
         self._is_installed = False
         self._profiler.uninstall()
 
+    def stop(self) -> bool:
+        """Take no more windows, and undo what they do to the steps after them; False: that cannot be undone here."""
+        self._is_installed = False
+        with without_sessions():
+            return self._profiler.detach()
+
     def may_open(self) -> bool:
         """Return whether a window can open: this torch has them, and no other profiler is on."""
         return self._is_installed and not self._is_held() and self._profiler.may_open()
@@ -155,6 +162,7 @@ class WindowReader:
     def open(self) -> None:
         """Open a window over the step that begins."""
         self._warm_steps_left = 1 if self._on_device else 0
+        self._warm_step = None
         self._observed_from_ns = None
         self._offset_ns = self._clock_offset_ns()
         self._profiler.open()
@@ -206,6 +214,7 @@ class WindowReader:
         """
         if self._warm_steps_left:
             self._warm_steps_left -= 1
+            self._warm_step = None if stops else step
             return None
         found, names_threads = self._profiler.close()
         self.row_count = len(found)
@@ -223,7 +232,7 @@ class WindowReader:
             _log.info("a window is thrown away: the wall clock was set while it was open")
             self._profiler.bar_if_outlived(found)
             return None
-        stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
+        stretches = _stretches(step, offset)
         thread = threading.get_native_id() if names_threads else None
         tails = stretches["backward_tail"]
         reading = read_rows(
@@ -247,13 +256,7 @@ class WindowReader:
         stopped = union(intervals(stops) + offset)
         # An operator that was under way has a row over all of the stop; what a device does meanwhile is work.
         work = reading.work if self._on_device else {k: subtract(union(v), stopped) for k, v in reading.work.items()}
-        causes: dict[LossCause, Intervals] = {
-            LossCause.STOPPED: stopped,
-            LossCause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
-            LossCause.CHECKPOINT: stretches["checkpoint"],
-            LossCause.OPTIMIZER: stretches["optimizer"],
-            LossCause.HOOK: EMPTY if self._on_device else stretches["overhead"],
-        }
+        causes = {LossCause.STOPPED: stopped, **self._causes(stretches, reading)}
         phases = attribute_phases(
             work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
         )
@@ -262,17 +265,20 @@ class WindowReader:
             total = total + ledger
         total = structs.replace(total, loop_host_ns=phases[REST].host_bound_ns)
         phases.pop("overhead")
-        on_device: dict[str, Ledger] | None = None
-        passed = passed_stretches(stretches, (start, end), reading.launches, reading.device_rows)
-        if passed is not None:
-            on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
-            on_device.pop("overhead")
+        passed, on_device = self._on_device_of(step, reading)
+        passed_until = end
+        if passed is None and self._warm_step is not None:
+            passed, on_device = self._on_device_of(self._warm_step, reading)
+            passed_until = end if passed is None else passed[1][1]
         ran = stretches if not self._on_device else {} if passed is None else passed[0]
         backwards = ran.get("backward", EMPTY)
         backward = None
         if len(backwards) and not len(stopped):  # with a stop the collectives' times say nothing of a link
             first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
-            rows, until = reading.collectives, end if self._on_device else max(last, int(tails.max(initial=last)))
+            rows, until = (
+                reading.collectives,
+                passed_until if self._on_device else max(last, int(tails.max(initial=last))),
+            )
             backward = backward_window(rows, (first, last), until, on_device=self._on_device)
         return Measurement(
             ledger=total,
@@ -282,6 +288,27 @@ class WindowReader:
             on_device=on_device,
             backward=backward,
         )
+
+    def _causes(self, stretches: Mapping[str, Intervals], reading: TraceSpans) -> dict[LossCause, Intervals]:
+        return {
+            LossCause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
+            LossCause.CHECKPOINT: stretches["checkpoint"],
+            LossCause.OPTIMIZER: stretches["optimizer"],
+            LossCause.HOOK: EMPTY if self._on_device else stretches["overhead"],
+        }
+
+    def _on_device_of(
+        self, step: TimedStep, reading: TraceSpans
+    ) -> tuple[tuple[dict[str, Intervals], tuple[int, int]] | None, dict[str, Ledger] | None]:
+        """Return when the device passed the phases of `step`, and what filled them; None where the rows do not tell."""
+        stretches, offset = _stretches(step, self._offset_ns), self._offset_ns
+        window = (step.start_ns + offset, step.end_ns + offset)
+        passed = passed_stretches(stretches, window, reading.launches, reading.device_rows, reading.launch_calls)
+        if passed is None:
+            return None, None
+        ledgers = attribute_phases(reading.work, passed[1], passed[0], causes=self._causes(stretches, reading))
+        ledgers.pop("overhead")
+        return passed, ledgers
 
     def _is_blind(self, why: str | None) -> bool:
         self._blind_windows = 0 if why is None else self._blind_windows + 1
@@ -305,6 +332,10 @@ class WindowReader:
                 break
         assert closest is not None, "READINGS_MAX is more than none"
         return closest[1]
+
+
+def _stretches(step: TimedStep, offset_ns: int) -> dict[str, Intervals]:
+    return {name: intervals(step.marks.get(name, ())) + offset_ns for name in PHASES}
 
 
 def why_blind(reading: TraceSpans, start_ns: int) -> str | None:

@@ -257,6 +257,13 @@ def test_rows_that_do_not_say_when_they_were_launched_tell_nothing():
     assert passed_stretches({}, (0, 9), [(0, 1, 7)] * 8, 10) is None
 
 
+def test_a_step_whose_rows_are_not_all_there_tells_nothing():
+    launches = [(at, at + 1, 7) for at in range(9)]
+    assert passed_stretches({}, (0, 20), launches, 9, [*range(10)]) is not None
+    assert passed_stretches({}, (0, 20), launches, 9, [*range(11)]) is None
+    assert passed_stretches({}, (0, 9), launches, 9, [*range(5), *range(30, 90)]) is not None, "calls of another step"
+
+
 def test_empty_stretches_stay_empty_and_order_is_kept():
     marks = {"forward": intervals([(0, 10), (30, 40)]), "checkpoint": intervals([])}
     stretches, _ = passed_stretches(marks, (0, 50), [(5, 35, 7), (32, 60, 7), (1, 99, 8)], 3)
@@ -278,6 +285,23 @@ def test_an_estimate_lays_the_devices_phases_on_the_hosts_step_and_sums_exactly(
     assert estimate_step(100, {"forward": 100}, None, calibration).host_bound_ns == 100, "not read in time"
     assert estimate_step(100, {"forward": 100}, device, Calibration(3, host)).host_bound_ns == 100
     assert estimate_step(100, {"forward": 60, "checkpoint": 40}, device, calibration).checkpoint_ns == 40
+
+
+def test_work_keeps_its_length_where_a_phase_is_shorter_than_in_the_window_and_waiting_shrinks():
+    """The profiler slows the host, so that a device has to wait in the window which otherwise works all the time."""
+    mixes = {"forward": Ledger(wall_ns=1000, compute_ns=500, exposed_copy_ns=100, host_bound_ns=300, data_wait_ns=100)}
+    calibration = Calibration(3, {}, on_device=Calibration(3, mixes))
+
+    def forward(duration):
+        found = estimate_step(duration, {}, {"forward": duration}, calibration)
+        assert found.wall_ns == duration
+        return found.compute_ns, found.exposed_copy_ns, found.host_bound_ns, found.data_wait_ns
+
+    assert forward(1000) == (500, 100, 300, 100)
+    assert forward(800) == (500, 100, 150, 50)
+    assert forward(600) == (500, 100, 0, 0)
+    assert forward(300) == (250, 50, 0, 0), "less work than in the window"
+    assert forward(2000) == (1000, 200, 600, 200), "more of everything"
 
 
 class Now:

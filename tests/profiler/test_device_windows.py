@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
+from torch._C._autograd import DeviceType
 
+import pacecar
 from pacecar.clock import FakeClock
 from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, OverheadBudget, WindowAftermath
 from pacecar.profiler.timing.step_timer import TimedStep
-from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
+from pacecar.profiler.windows.kineto_window import (
+    LAZY_VARIABLE,
+    TEARDOWN_VARIABLE,
+    WindowProfiler,
+    WindowUnavailable,
+    _rows_of,
+)
+from pacecar.profiler.windows.trace_spans import read_rows
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
 from tests.profiler.test_trace_spans import Row
 
@@ -125,6 +138,34 @@ def test_a_window_that_lost_its_head_is_thrown_away_and_is_not_idle_time(meter, 
     assert meter.may_open(), "one more is tried"
 
 
+def test_a_device_that_is_behind_is_known_by_the_step_that_warmed_the_window(meter, clock, session):
+    """Each step launches ten kernels of 0.9 ms within its first ms, and they run in the ten after its end.
+
+    The last step's have not run when the window ends, so they have no rows; those of the step before are all there.
+    """
+    meter.open()
+    begun = clock.monotonic_ns()
+    rows = []
+    for number in range(2):
+        start = begun + number * STEP_NS
+        calls = [start + at * MS // 10 for at in range(10)]
+        rows += [Row("cuda_runtime", "cudaLaunchKernel", call, call + 1000) for call in calls]
+        if number == 0:
+            rows += [
+                kernel(start + STEP_NS + at * MS, start + STEP_NS + at * MS + 9 * MS // 10, launched=call)
+                for at, call in enumerate(calls)
+            ]
+    rows.append(kernel(begun, begun + MS, launched=begun - MS))
+    session.rows = rows
+    for _ in range(2):
+        start = clock.monotonic_ns()
+        clock.advance(STEP_NS)
+        measurement = meter.close(timed(start, clock.monotonic_ns(), {"forward": [(start, start + MS)]}))
+    forward = measurement.on_device["forward"]
+    assert forward.compute_ns == 9 * MS
+    assert forward.wall_ns > 9 * MS, "with what the device did before it came to this step"
+
+
 def test_kernels_before_their_launch_are_a_clock_that_is_off(meter, clock, session, caplog):
     meter.open()
     start = clock.monotonic_ns()
@@ -210,12 +251,63 @@ def test_a_checkpoint_in_the_aftermath_counts_for_half_a_step():
     assert sum(aftermath.step(own) for own in steps) == 50 * MS
 
 
-def test_what_lasts_after_the_first_window_is_said_once_with_a_way_out(caplog):
+def test_what_lasts_after_the_first_window_is_an_answer():
     aftermath = WindowAftermath()
-    run(aftermath, 100 * MS, 112 * MS, windows=3)
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert "12 % slower" in line
-    assert "TEARDOWN_CUPTI=1" in line
+    run(aftermath, 100 * MS, 112 * MS)
+    assert aftermath.lasting_ratio == pytest.approx(0.12)
+    for before, after in ((100 * MS, 101 * MS), (100 * MS, 80 * MS), (None, 300 * MS)):
+        usual = WindowAftermath()
+        run(usual, before, after, windows=3)
+        assert usual.lasting_ratio is None
+    odd = WindowAftermath()
+    odd.window(100 * MS)
+    for step in range(AFTERMATH_STEPS):
+        odd.step(130 * MS if step % 8 < 5 else 99 * MS)
+    assert odd.lasting_ratio is None, "three of eight steps are as fast as before"
+
+
+class Kineto:
+    """What `WindowProfiler.detach` sees of torch."""
+
+    def __init__(self, monkeypatch, cuda="13.0", **environ):
+        self.sessions = []
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        for name in (TEARDOWN_VARIABLE, LAZY_VARIABLE):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        self.profiler = WindowProfiler(on_device=False)
+        self.profiler.install()
+        enable = self.profiler._enable
+        self.profiler._enable = lambda *args: (self.sessions.append(os.environ.get(TEARDOWN_VARIABLE)), enable(*args))
+
+
+def test_cupti_is_detached_by_one_more_session_and_no_window_follows(monkeypatch):
+    kineto = Kineto(monkeypatch)
+    try:
+        assert kineto.profiler.detach()
+        assert kineto.sessions == ["1"], "a session that ends detaches it, with the variable set"
+        assert os.environ[TEARDOWN_VARIABLE] == "1", "the job's own profiler needs it to attach CUPTI anew"
+        kineto.profiler.step_passed()
+        kineto.profiler.step_passed()
+        assert not kineto.profiler.may_open()
+    finally:
+        kineto.profiler.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "environ"),
+    [("12.4", {}), (None, {}), ("13.0", {TEARDOWN_VARIABLE: "0"}), ("13.0", {LAZY_VARIABLE: "1"})],
+)
+def test_cupti_stays_where_the_job_or_an_old_cuda_says_so(monkeypatch, cuda, environ):
+    kineto = Kineto(monkeypatch, cuda, **environ)
+    try:
+        assert not kineto.profiler.detach()
+        assert not kineto.sessions
+        assert os.environ.get(TEARDOWN_VARIABLE) == environ.get(TEARDOWN_VARIABLE)
+        assert not kineto.profiler.may_open()
+    finally:
+        kineto.profiler.uninstall()
 
 
 def test_the_budget_charges_the_aftermath_of_a_device_job_only():
@@ -230,3 +322,85 @@ def test_the_budget_charges_the_aftermath_of_a_device_job_only():
             budget.step(110 * MS, 0, profiled=False)
         costs[on_device] = budget.cost_ns
     assert costs == {False: 0, True: AFTERMATH_STEPS * 10 * MS}
+
+
+class OldEvent:
+    """A row as torch before 2.13 gives it."""
+
+    def __init__(self, name, start, end, *, device=None, stream=0, own=0, link=0, metadata=""):
+        self._name, self._start, self._end = name, start, end
+        self._device, self._stream, self._own, self._link, self._metadata = device, stream, own, link, metadata
+
+    def name(self):
+        return self._name
+
+    def device_type(self):
+        return DeviceType.CPU if self._device is None else DeviceType.CUDA
+
+    def is_user_annotation(self):
+        return False
+
+    def start_ns(self):
+        return self._start
+
+    def duration_ns(self):
+        return self._end - self._start
+
+    def start_thread_id(self):
+        return 1
+
+    def device_resource_id(self):
+        return self._stream
+
+    def correlation_id(self):
+        return self._own
+
+    def linked_correlation_id(self):
+        return self._link
+
+    def metadata_json(self):
+        return self._metadata
+
+
+def test_rows_of_an_older_torch_know_their_stream_and_what_launched_them():
+    """Without that a device's phases cannot be told, and of a collective neither bytes nor group."""
+    events = [
+        OldEvent("gemm", 150, 250, device=0, stream=7, own=901, link=11),
+        OldEvent("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 260, 400, device=0, stream=20, own=902, link=12),
+        OldEvent("aten::mm", 100, 130, own=11),
+        OldEvent("cudaLaunchKernel", 110, 120, own=901, link=11),
+        OldEvent("record_param_comms", 140, 180, own=12, metadata='"Group size": 2'),
+        OldEvent("Memcpy DtoD", 500, 510, device=0, stream=7, own=903),
+    ]
+    rows = _rows_of(SimpleNamespace(events=lambda: events))
+    spans = read_rows(rows, training_thread=None, on_device=True)
+    assert spans.launches == [(100, 250, 7), (140, 400, 20)]
+    assert [(seen.name, seen.metadata) for seen in spans.collectives] == [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", '"Group size": 2')
+    ]
+    assert rows[-1].linked_activity() is None
+
+
+def test_a_job_that_stays_slower_after_its_first_window_has_no_other(caplog):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(steps):
+        for _ in range(steps):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    settings = {"overhead_budget": 1.0, "window_interval_steps": 3, "crew": False, "socket": "/nonexistent/s.sock"}
+    with pacecar.attach(model, optimizer, tune="off", job="slower", **settings) as pacer:
+        train(30)
+        budget = pacer._hook._budget
+        taken = budget.windows
+        assert taken > 1
+        budget._aftermath = WindowAftermath()
+        budget._aftermath.lasting_ratio = 0.18
+        train(30)
+        assert budget.windows <= taken + 1, "one may have been open"
+        assert not pacer._hook.windows.is_installed
+    (line,) = [record.getMessage() for record in caplog.records if "profiles no more" in record.getMessage()]
+    assert "18 % slower" in line

@@ -32,7 +32,7 @@ print(os.environ.get("{KINETO_LOG_VARIABLE}"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [None, "5", "6"])
+@pytest.mark.parametrize("level", [None, "0", "5", "6"])
 def test_windows_are_silent_and_the_jobs_own_profiler_is_as_loud_as_without_them(level: str | None) -> None:
     environ = {name: value for name, value in os.environ.items() if name != KINETO_LOG_VARIABLE}
     environ |= {} if level is None else {KINETO_LOG_VARIABLE: level}

@@ -475,3 +475,19 @@ def test_what_a_profiled_step_did_of_its_own_is_not_charged():
         budget.step(100 * MS, 0, profiled=False)
     assert budget.step(30_000 * MS, 2 * MS, profiled=True, slowed_max_ns=9 * MS) == 11 * MS
     assert budget.step(30_000 * MS, 2 * MS, profiled=True, slowed_max_ns=0) == 2 * MS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parameters", "forward_ms", "price_ms", "slice_rows", "slice_ms"),
+    [(228, 51, 4.6, 95.9, 55, 3.0), (548, 147, 18.3, 386.3, 21, 3.7)],
+)
+def test_first_windows_of_a_gpu_cost_no_more_than_predicted(
+    nodes, parameters, forward_ms, price_ms, slice_rows, slice_ms
+):
+    """What an H200 measured: the slices alone predicted a third of it, and the ceiling is no prediction."""
+    model = WindowPrice(on_device=True)
+    phases = {"forward": int(forward_ms * MS), "backward": int(1.2 * forward_ms * MS), "optimizer": MS}
+    shape = StepShape(int(2.8 * forward_ms * MS), phases, nodes, 1, parameters)
+    model.learn("forward", Slice(slice_rows, int(slice_ms * MS), MS), nodes)
+    predicted = model.predict_ns(shape)
+    assert price_ms * MS <= predicted <= 2 * price_ms * MS
