@@ -24,16 +24,24 @@ BUILDER ?=
 BUILD_FLAGS ?=
 IMAGE ?= pacecar:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TORCH ?=
+PARTS ?=
+CARRY_PYTHON ?= 3.12
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+PIP_IS := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(PIP_IS) install $(PIP_FLAGS) -c constraints.txt
 # Debian has ensurepip in a package of its own (python3-venv); without it the pip that is there brings the new one its pip.
 MAKE_VENV = $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) && \
 	$(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet pip; }
 # A stamp is touched when all of its installation is done, so what Ctrl-C interrupted is done again.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+
+# What images with torch for GPUs do not hold of what pacecar needs.
+CARRY := msgspec isal backports.zstd
+CARRIED := build/gpu-carry
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 NVITOP := .tools/nvitop
 HTA := .tools/attribution/hta
@@ -54,7 +62,7 @@ CHECKED := $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint colle
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-counterfactual bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows deb image dashboards site seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-counterfactual bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows gpu gpu-dry gpu-carry deb image dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -136,6 +144,21 @@ soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost a
 
 soak-storm: $(DEV_STAMP) ## 1000 jobs, a million frames, 200 slow scrapers and 50 reloads, one by one and together
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_load.py
+
+# On a machine with a GPU and without a network: its own python with its own torch, and what gpu-carry gathered for it.
+gpu: ## Prove pacecar on this machine's NVIDIA GPU, without a network and in eight minutes (PARTS="windows ledger": these)
+	@! ls $(CARRIED)/*.whl >/dev/null 2>&1 || $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(CARRIED)/site $(CARRIED)/*.whl
+	@PYTHONPATH=$(CARRIED)/site exec $(GPU_PYTHON) -m tests.gpu $(if $(PARTS),--parts $(PARTS))
+
+gpu-dry: $(DEV_STAMP) ## The same against stand-ins, so that no minute on a GPU is lost to a slip
+	@exec $(BIN)/python -m tests.gpu --stand-in $(if $(PARTS),--parts $(PARTS))
+
+gpu-carry: $(RUN_STAMP) ## Gather in build/gpu-carry what such a machine lacks: our wheel, and wheels for its python (CARRY_PYTHON=3.12)
+	@rm -rf $(CARRIED) build/lib && mkdir -p $(CARRIED)
+	@$(PIP_IS) wheel --no-deps --wheel-dir $(CARRIED) .
+	@$(PIP_IS) download --no-deps --only-binary=:all: --python-version $(CARRY_PYTHON) --implementation cp \
+	  $(foreach old,2_28 2_17,--platform manylinux_$(old)_x86_64) --platform manylinux2014_x86_64 -d $(CARRIED) $(CARRY)
+	@du -sh $(CARRIED)
 
 # A venv of its own: nvitop pins the version of nvidia-ml-py.
 $(NVITOP):

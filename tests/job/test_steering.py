@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_person_sets_freezes_resumes_and_rolls_back_and_all_ranks_follow(daemo
         with job:  # closes its pipes
             job.kill()
             if job.stderr is not None and not job.stderr.closed:
-                print(job.stderr.read())  # where the test failed
+                sys.stderr.write(job.stderr.read())  # where the test failed
     check_log(tmp_path / "run")
 
 
