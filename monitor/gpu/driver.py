@@ -219,12 +219,15 @@ class SramErrors(NamedTuple):
 
 
 class Platform(NamedTuple):
-    """Where the board sits: chassis, slot, tray, host in the tray and module, as the maker numbers them."""
+    """Where the board sits: chassis, slot, tray, host in the tray and module, as the maker numbers them.
+
+    None where there is no chassis to count in: the driver says 0, and 1 of the host, and nvidia-smi "N/A".
+    """
 
     chassis_serial: str
-    slot: int
-    tray: int
-    host: int
+    slot: int | None
+    tray: int | None
+    host: int | None
     module: int
 
 

@@ -266,7 +266,8 @@ class PyNvml:
                 raise
             told = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=1)
         _, chassis, slot, tray, host, _, module = told
-        return Platform(_text(chassis.partition(b"\0")[0]), slot, tray, host, module)
+        serial = _text(chassis.partition(b"\0")[0])
+        return Platform(serial, slot, tray, host, module) if serial else Platform("", None, None, None, module)
 
     def fabric(self, handle: Handle) -> Fabric:
         """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it.

@@ -277,6 +277,12 @@ def test_zero_is_a_measurement(standin, make, clock):
     assert health(outcome, 0, "power_watts") == 0
 
 
+def test_a_board_outside_a_chassis_has_no_place_in_one(standin, make, clock):
+    """The driver of a plain H200 says slot 0, tray 0 and host 1, and nvidia-smi "N/A"."""
+    standin.page.links = 0
+    assert ("pacecar_gpu_platform_info", "", "", "", "", "2") in of_gpu(settled(make(), clock), 1)
+
+
 FABRIC = ("pacecar_gpu_fabric_info", "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1", "5")
 
 

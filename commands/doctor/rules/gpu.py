@@ -177,7 +177,8 @@ def _persistence(facts: NodeFacts) -> Hit | None:
 def _power_cap(facts: NodeFacts) -> Hit | None:
     def says(gpu: GpuFacts) -> str | None:
         limit, default = gpu.power_limit, gpu.power_limit_default
-        if limit is None or default is None or limit >= default:
+        # In whole watts, as they are set: a board may say 700.1 W of a default of 700.2.
+        if limit is None or default is None or round(limit / 1000) >= round(default / 1000):
             return None
         return f"{limit / 1000:.0f} W, the board's default is {default / 1000:.0f} W"
 

@@ -106,7 +106,8 @@ def gpu_questions(gpu: str) -> list[NvmlQuery]:
             yield Sample("pacecar_gpu_row_remap_banks", (gpu, spare), banks)
 
     def platform(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        yield Sample("pacecar_gpu_platform_info", (gpu, *map(str, nvml.platform(handle))), 1)
+        told = ("" if part is None else str(part) for part in nvml.platform(handle))
+        yield Sample("pacecar_gpu_platform_info", (gpu, *told), 1)
 
     clocks = {"sm": EVERY_TICK, "memory": SECONDS_5, "graphics": SECONDS_15, "video": SECONDS_15}
     thresholds = {

@@ -286,8 +286,9 @@ int nvmlDeviceGetPlatformInfo(dev d, platform *p) {
   ENTER(F_PLATFORM, d); u32 newest = page->structures == 1 ? 1 : 2;
   if (p->version != 0x100002c && p->version != 0x200002c) return 25;
   if (p->version >> 24 > newest) return 25;
-  memset(p->chassis, 0, 16); memcpy(p->chassis, "1821425190001", 13);
-  p->slot = 9; p->tray = 4; p->host = 1; p->peer = 2; p->module = 1 + d->gpu; return 0; }
+  memset(p->chassis, 0, 16); p->slot = p->tray = 0; p->host = 1; p->peer = 2; p->module = 1 + d->gpu;
+  if (!page->links) return 0; // a board that stands alone, in no chassis
+  memcpy(p->chassis, "1821425190001", 13); p->slot = 9; p->tray = 4; return 0; }
 int nvmlDeviceGetC2cModeInfoV(dev d, u32 *on) {
   ENTER(F_C2C, d); if (!page->c2c) return 3; *on = !page->zero; return 0; }
 int nvmlDeviceGetCudaComputeCapability(dev d, int *major, int *minor) {
