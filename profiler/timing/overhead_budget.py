@@ -82,6 +82,7 @@ from .step_sampling import SHARE
 
 __all__ = [
     "AFTERMATH_STEPS",
+    "BASELINE_STEPS",
     "EARLY_NS",
     "PRICE_MARGIN",
     "RECENT_STEPS",
@@ -149,6 +150,10 @@ TRIES = 10
 
 AFTERMATH_STEPS = 16
 """Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
+
+BASELINE_STEPS = AFTERMATH_STEPS // 2
+"""Measured steps before the first window of a device job: what comes after it is compared with their median, which two
+or three slow first steps among eight do not move far."""
 
 OUTLIER_RATIO = 1.5
 """A step counts as at most this many usual steps: a longer one saved a checkpoint or waited for something else."""
@@ -374,7 +379,7 @@ class OverheadBudget:
 
     def is_due(self, step: int) -> bool:
         """Return whether `step` should be profiled if that can be afforded."""
-        if not self._turn.is_now(step):
+        if not self._turn.is_now(step) or (self._aftermath is not None and len(self._recent) < BASELINE_STEPS):
             return False
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 

@@ -193,7 +193,8 @@ class WindowProfiler:
         self._pause.end()
         with quiet():
             results: Any = self._disable()
-        return _rows_of(results), hasattr(results, "trace_activities")
+        on_device = ProfilerActivity.CUDA in self._activities
+        return _rows_of(results, on_device=on_device), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
         """End an open session, if any, and drop its rows.
@@ -340,11 +341,12 @@ class _KinetoEventRow:
         return int(self._event.correlation_id())
 
 
-def _rows_of(results: Any) -> Sequence[Activity]:  # noqa: ANN401  as above
+def _rows_of(results: Any, *, on_device: bool = False) -> Sequence[Activity]:  # noqa: ANN401  as above
     if hasattr(results, "trace_activities"):
         rows: Sequence[Activity] = results.trace_activities()
         return rows
     launched_by: dict[int, _KinetoEventRow] = {}
     found = [_KinetoEventRow(event, launched_by) for event in results.events()]
-    launched_by.update((operator, row) for row in found if (operator := row.operator_id()))
+    if on_device:  # a microsecond a row
+        launched_by.update((operator, row) for row in found if (operator := row.operator_id()))
     return found

@@ -15,7 +15,7 @@ from torch._C._autograd import DeviceType
 
 import pacecar
 from pacecar.clock import FakeClock
-from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, OverheadBudget, WindowAftermath
+from pacecar.profiler.timing.overhead_budget import AFTERMATH_STEPS, BASELINE_STEPS, OverheadBudget, WindowAftermath
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.windows.kineto_window import (
     LAZY_VARIABLE,
@@ -310,6 +310,16 @@ def test_cupti_stays_where_the_job_or_an_old_cuda_says_so(monkeypatch, cuda, env
         kineto.profiler.uninstall()
 
 
+def test_the_first_window_of_a_device_job_waits_for_steps_to_compare_with():
+    for on_device, measured in ((False, 0), (True, BASELINE_STEPS)):
+        budget = OverheadBudget(1.0, warmup_steps=1, interval_steps=5, on_device=on_device)
+        for step in range(1, 40):
+            if budget.is_due(step):
+                break
+            budget.step(MS, 0, profiled=False)
+        assert measured <= step <= measured + 5
+
+
 def test_the_budget_charges_the_aftermath_of_a_device_job_only():
     costs = {}
     for on_device in (False, True):
@@ -372,7 +382,7 @@ def test_rows_of_an_older_torch_know_their_stream_and_what_launched_them():
         OldEvent("record_param_comms", 140, 180, own=12, metadata='"Group size": 2'),
         OldEvent("Memcpy DtoD", 500, 510, device=0, stream=7, own=903),
     ]
-    rows = _rows_of(SimpleNamespace(events=lambda: events))
+    rows = _rows_of(SimpleNamespace(events=lambda: events), on_device=True)
     spans = read_rows(rows, training_thread=None, on_device=True)
     assert spans.launches == [(100, 250, 7), (140, 400, 20)]
     assert [(seen.name, seen.metadata) for seen in spans.collectives] == [
