@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from pacecar.profiler.ranks.torch_flight_recorder import SIZES_MAX, TEXT_MAX, dumps, unfinished
 from tests.profiler.ranks.job_flight_recorder import run_groups
+
+RECORDED = Path(__file__).parents[2] / "gpu" / "recorded"
 
 OURS = ""
 """The name of a group that was made beside torch's registry."""
@@ -34,6 +37,18 @@ class Torch:
         if arguments and not self.takes_backend:
             raise TypeError("incompatible function arguments")
         return self.recorders[arguments.get("backend")]
+
+
+def test_what_nccl_recorded_on_a_gpu_is_read():
+    """Torch 2.11 on an H200; then with its third collective under way, as the device had not finished it."""
+    recorded = json.loads((RECORDED / "fr_nccl_timed.json").read_text())
+    assert "all_reduce #7" in unfinished([json.dumps(recorded).encode()])
+    assert "completed" in unfinished([json.dumps(recorded).encode()])
+    for entry in recorded["entries"][2:]:
+        entry |= {"retired": False, "state": "started" if entry["op_id"] == 3 else "scheduled"}
+    said = unfinished([json.dumps(recorded).encode()])
+    assert "_reduce_scatter_base #3 on group 0/default_pg" in said
+    assert "started" in said
 
 
 def test_a_torch_whose_nccl_records_into_a_recorder_of_its_own_is_read():
