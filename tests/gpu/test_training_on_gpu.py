@@ -64,6 +64,6 @@ def test_memory(tmp_path: Path, is_real: bool, figures: Figures) -> None:
     records = [decoder.decode(line) for line in (tmp_path / "rank0.jsonl").read_bytes().splitlines()]
     verdicts = [record for record in records if isinstance(record, Verdict)]
     figures(**found, verdicts=[{"outcome": v.outcome, "reason": v.reason} for v in verdicts])
-    assert found["steps"] > 10
+    assert found["steps"] > (10 if is_real else 0)
     if is_real:
         assert any("memory" in verdict.reason for verdict in verdicts), "nothing that does not fit was tried"
