@@ -9,6 +9,11 @@ import subprocess
 import sys
 from typing import Any
 
+import torch
+
+from tests.kit.forking_python import forking_python
+from tests.kit.net import free_port
+
 __all__ = ["Ended", "run", "run_json"]
 
 
@@ -24,13 +29,11 @@ def run(
     Raises:
         Ended: one took longer than `seconds`; all are ended.
     """
-    from tests.kit.net import free_port
-
     base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
-            "PYTHONUNBUFFERED": "1", **(environ or {})}  # fmt: skip
+            "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(environ or {})}  # fmt: skip
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [_python(), "-m", *command],
             env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )
@@ -50,6 +53,11 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     return found
+
+
+def _python() -> str:
+    """Return a python that starts faster where there is no GPU: what is forked from another cannot use CUDA."""
+    return sys.executable if torch.cuda.is_available() else forking_python()
 
 
 def run_json(*command: str, seconds: float, ranks: int = 1, environ: dict[str, str] | None = None) -> dict[str, Any]:

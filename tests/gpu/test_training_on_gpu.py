@@ -15,7 +15,7 @@ from tests.gpu.jobs import run_json
 pytestmark = pytest.mark.gpu
 
 JOB = "tests.gpu.training_job"
-REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1"}
+REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @pytest.mark.parametrize(
