@@ -152,7 +152,7 @@ AFTERMATH_STEPS = 16
 """Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
 
 BASELINE_STEPS = AFTERMATH_STEPS // 2
-"""Measured steps before the first window of a device job: what comes after it is compared with their median, which two
+"""Steps at least before the first window of a device job: what comes after it is compared with their median, which two
 or three slow first steps among eight do not move far."""
 
 OUTLIER_RATIO = 1.5
@@ -186,6 +186,8 @@ class OverheadBudget:
         on_device: bool = False,
     ) -> None:
         self._ratio = ratio
+        if on_device:
+            warmup_steps = max(warmup_steps, BASELINE_STEPS)
         self._turn = turn_of(rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps)
         self._interval_steps = interval_steps
         self._early_ns = early_ns(rank, world_size)
@@ -379,7 +381,7 @@ class OverheadBudget:
 
     def is_due(self, step: int) -> bool:
         """Return whether `step` should be profiled if that can be afforded."""
-        if not self._turn.is_now(step) or (self._aftermath is not None and len(self._recent) < BASELINE_STEPS):
+        if not self._turn.is_now(step):
             return False
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.timing.overhead_budget import (
+    BASELINE_STEPS,
     CREDIT_STEPS,
     FIRST_CREDIT_STEPS,
     FIRST_WINDOW_NS,
@@ -118,7 +119,7 @@ def test_whatever_the_budget_puts_off_no_two_ranks_of_eight_open_windows_at_once
         if one % 8 == other % 8:
             continue
         assert all(abs(a - b) >= disturbed for a in taken[one] for b in taken[other])
-    assert max(steps[0] for steps in taken) < 3 + 8 * disturbed
+    assert max(steps[0] for steps in taken) < (BASELINE_STEPS if on_device else 3) + 8 * disturbed
 
 
 @given(st.integers(0, 20), st.integers(1, 20), st.integers(1, 300), st.integers(0, 1000))
