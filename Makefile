@@ -148,7 +148,7 @@ soak-storm: $(DEV_STAMP) ## 1000 jobs, a million frames, 200 slow scrapers and 5
 # On a machine with a GPU and without a network: its own python with its own torch, and what gpu-carry gathered for it.
 gpu: ## Prove pacecar on this machine's NVIDIA GPU, without a network and in eight minutes (PARTS="windows ledger": these)
 	@! ls $(CARRIED)/*.whl >/dev/null 2>&1 || $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(CARRIED)/site $(CARRIED)/*.whl
-	@PYTHONPATH=$(CARRIED)/site exec $(GPU_PYTHON) -m tests.gpu $(if $(PARTS),--parts $(PARTS))
+	@PYTHONPATH=$(CURDIR)/$(CARRIED)/site exec $(GPU_PYTHON) -m tests.gpu $(if $(PARTS),--parts $(PARTS))
 
 gpu-dry: $(DEV_STAMP) ## The same against stand-ins, so that no minute on a GPU is lost to a slip
 	@exec $(BIN)/python -m tests.gpu --stand-in $(if $(PARTS),--parts $(PARTS))

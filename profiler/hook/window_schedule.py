@@ -186,8 +186,8 @@ class WindowSchedule:
 
     @property
     def must_stop(self) -> bool:
-        """Whether windows make all steps slower, and have not been stopped for that yet."""
-        return self._budget.lasting_ratio is not None and self._meter.is_installed and self._meter.is_settled
+        """Whether windows make all steps slower, have not been stopped for that yet, and nobody else profiles."""
+        return self._budget.lasting_ratio is not None and self._meter.may_open()
 
     def stop(self) -> None:
         """Take no more windows: steps stay slower after them."""

@@ -29,7 +29,7 @@ QUIET_LEVEL = 1000
 """Above USDT (5): Kineto prints severities >= the level.  No job has this one: the job's own level is told from it."""
 
 UNREAD_LEVEL = 0
-"""Before Kineto has read the variable."""
+"""Before Kineto has read the variable, or when it read this."""
 
 LEVELS = range(-1, 11)
 """What may be a level; another number means that this is not the variable that was meant."""
@@ -57,16 +57,17 @@ def quiet() -> Iterator[None]:
         with _quiet_environment():
             yield
         return
-    before, wanted = level.value, os.environ.get(KINETO_LOG_VARIABLE)
+    before = level.value
+    wanted = os.environ.get(KINETO_LOG_VARIABLE) if before == UNREAD_LEVEL else None
     level.value = QUIET_LEVEL
-    if wanted is not None:
+    if wanted:  # an empty one counts as none
         os.environ[KINETO_LOG_VARIABLE] = str(QUIET_LEVEL)
     try:
         yield
     finally:
-        if wanted is not None:
+        if wanted:
             os.environ[KINETO_LOG_VARIABLE] = wanted
-            before = _read_level(wanted) if before == UNREAD_LEVEL else before
+            before = _read_level(wanted)
         if level.value == QUIET_LEVEL:  # else Kineto has set its default: the job named no level
             level.value = before
 

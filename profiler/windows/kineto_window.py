@@ -16,7 +16,7 @@ own, shows any other record still open (a user's `record_function("epoch")`), no
 process.
 
 On a CUDA device Kineto leaves CUPTI attached when a session has ended, and from then on each launch takes the host
-longer (6.0 us became 7.6 to 9.5 on an H200, docs/measurements/gpu.md).  With TEARDOWN_CUPTI=1 in the environment Kineto
+longer (6 us became 8 to 12 on an H200, docs/measurements/gpu.md).  With TEARDOWN_CUPTI=1 in the environment Kineto
 detaches it at one of the next CUDA calls, from a thread of its own, and a session that begins meanwhile sees nothing.
 So it is no rule here, but the last resort: `detach` ends windows for good, where steps were found to stay slower.
 

@@ -113,7 +113,7 @@ def read_rows(
         span = (start, start + row.duration())
         if row_type == "user_annotation":
             annotations.append(row)
-        elif row_type in _CALLS and name.startswith(LAUNCH_CALLS):
+        elif row_type in _CALL_TYPES and name.startswith(LAUNCH_CALLS):
             launch_calls.append(start)
         host_row = classify_host(row_type, name)
         if host_row is HostRow.OPERATOR:
@@ -168,7 +168,7 @@ def read_rows(
     )
 
 
-_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+_CALL_TYPES = frozenset({"cuda_runtime", "cuda_driver"})
 
 LAUNCH_CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
 """Calls each of which makes one row on the device; the launch of a graph makes any number."""

@@ -1,9 +1,9 @@
-"""Runs the parts on the GPU of this machine, and makes a page of what they found.
+"""Runs the parts of `make gpu` on this machine, and writes the pages that say what they found.
 
-    python -m tests.gpu                            all parts, on a GPU
+    python -m tests.gpu                            all parts, on a GPU, and the pages
     python -m tests.gpu --parts windows ledger     these
     python -m tests.gpu --stand-in                 all parts without a GPU, to try the tests themselves
-    python -m tests.gpu --page findings.jsonl      write docs/measurements/gpu.md from what was found elsewhere
+    python -m tests.gpu --page findings.jsonl      the pages alone, from what was found elsewhere
 
 What may run beside other tests runs first, all parts together; then each part has the machine for itself, at most
 PART_SECONDS long, and all of them end within SECONDS.  A finding is written as soon as it is there, so that a part that
@@ -13,6 +13,7 @@ is killed loses only what it had not found yet.  Exit code 0 when every claim th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,8 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.conftest import FINDINGS
-from tests.gpu.page import write_page
+# Nothing that a bare machine lacks: `missing` says what that is.
+from tests.gpu.page import FINDINGS, write_pages
 
 PARTS = ("windows", "ledger", "training", "overhead", "nvml", "nccl", "stragglers", "commands")
 """In the order of what is most dearly bought: a machine may be taken away before the end."""
@@ -35,7 +36,10 @@ PART_SECONDS = 175
 SECONDS = 480
 TORCH_MIN = (2, 9)
 PYTHON_MIN = (3, 11)
-MODULES = ("click", "jinja2", "msgspec", "prometheus_client", "psutil", "pynvml", "pytest", "xdist", "numpy", "rich")
+MODULES = (
+    "click", "hypothesis", "jinja2", "msgspec", "numpy", "prometheus_client", "psutil", "pynvml", "pytest", "rich",
+    "xdist",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu"
 
@@ -63,11 +67,11 @@ def machine(*, is_stand_in: bool) -> dict[str, str]:
 
     said = {"Python": platform.python_version(), "torch": torch.__version__, "kernel": platform.release()}
     if not is_stand_in:
+        said |= {"GPU": "NVIDIA GPU", "CUDA": str(torch.version.cuda)}
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        name, driver = (
-            subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.split("\n")[0].split(", ")
-        )
-        said |= {"GPU": name, "driver": driver, "CUDA": str(torch.version.cuda)}
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):  # torch would begin to use the GPU
+            told = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+            said["GPU"], said["driver"] = told.splitlines()[0].split(", ")
     return {**said, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
@@ -84,12 +88,23 @@ def run(words: list[str], seconds: float, out: Path, name: str, environ: dict[st
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
             return f"it took more than {seconds:.0f} s and was ended"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return None if code in (0, 1, 5) else f"pytest's exit code was {code}: see {name}.log"  # 5: no tests
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End pytest and what it started: jobs have sessions of their own, and would keep the GPU from the next part."""
+    import psutil
+
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    for one in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
 
 
 def main() -> int:
@@ -101,7 +116,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     if options.page is not None:
-        write_page(options.page)
+        write_pages(options.page)
         return 0
     lacks = missing()
     if lacks is not None and not options.stand_in:
@@ -119,7 +134,7 @@ def main() -> int:
     def note(part: str, reason: str | None) -> None:
         if reason is None:
             return
-        line = {"part": part, "test": part, "claim": f"The part {part} comes to its end.", "outcome": "did not hold",
+        line = {"part": part, "test": part, "claim": "What was started comes to its end.", "outcome": "did not hold",
                 "detail": reason, "seconds": 0.0, "figures": {}}  # fmt: skip
         with findings.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -129,7 +144,7 @@ def main() -> int:
     files = {part: f"tests/gpu/test_{part}_on_gpu.py" for part in options.parts}
     processes = str(min(8, len(os.sched_getaffinity(0))))
     together = ["-n", processes, "--dist", "loadgroup", "-m", "gpu and not exclusive", *files.values()]
-    note("what runs together", run(together, min(PART_SECONDS, left()), options.out, "together", environ))
+    note("together", run(together, min(PART_SECONDS, left()), options.out, "together", environ))
     for part, file in files.items():
         seconds = min(PART_SECONDS, left())
         if seconds < 1:
@@ -137,6 +152,8 @@ def main() -> int:
             continue
         print(f"{time.monotonic() - begun:4.0f} s  {part}", flush=True)
         note(part, run(["-m", "gpu and exclusive", file], seconds, options.out, part, environ))
+    if not options.stand_in:
+        write_pages(findings)
     return tell(findings, time.monotonic() - begun)
 
 

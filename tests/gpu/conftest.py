@@ -1,7 +1,7 @@
 """What the parts of `make gpu` share: the device, and where what they find goes.
 
 A part is a module of tests.  The first line of a test's docstring is the claim that it tries, and what it measures goes
-through `figures`; `python -m tests.gpu` runs the parts and makes a page of both.
+through `figures`; `python -m tests.gpu` runs the parts and writes both to a page.
 
 Without a GPU the same tests run against stand-ins (`device` is the CPU, the driver is `tests.monitor.nvml_standin`), so
 that no minute on a GPU is lost to a slip; what only a GPU can decide is asserted on one only (`is_real`).
@@ -21,7 +21,6 @@ import torch
 from tests.gpu.page import FINDINGS
 
 __all__ = [
-    "FINDINGS",
     "Figures",
     "device",
     "figures",
@@ -50,8 +49,8 @@ def is_real(device: torch.device) -> bool:
 def figures(request: pytest.FixtureRequest) -> Figures:
     """Return a function that keeps what a test measured: `figures(start_ms=1.3, kernels=100)`.
 
-    Numbers, text, or lists of records (dicts), of which the page makes a table.  What was kept counts, whatever fails
-    later.
+    Numbers and short text stand on the page; lists and whatever else JSON can hold stay in the file of findings.  What
+    was kept stays, whatever fails later.
     """
     said = request.node.stash.setdefault(_SAID, {})
     return lambda **values: said.update(values)

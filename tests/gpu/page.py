@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FINDINGS", "write_page"]
+__all__ = ["FINDINGS", "write_pages"]
 
 FINDINGS = "GPU_FINDINGS"
 """Environment variable: the file to which a line of JSON is added for each test, as soon as it is over.
@@ -24,7 +24,7 @@ CHARACTERS_MAX = 100
 UNITS = {"_ms": " ms", "_us": " us", "_s": " s", "_mib": " MiB", "_bytes": " bytes", "_watts": " W"}
 
 
-def write_page(path: Path) -> None:
+def write_pages(path: Path) -> None:
     """Replace the tables of both pages by those of the findings in `path`."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     machine: dict[str, str] = next((line["machine"] for line in lines if "machine" in line), {})
@@ -77,7 +77,7 @@ def _figures(figures: dict[str, Any]) -> str:
 
 
 def _is_short(value: object) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 24 and "\n" not in value)
+    return isinstance(value, (int, float)) or (isinstance(value, str) and 0 < len(value) <= 24 and "\n" not in value)
 
 
 def _name(name: str) -> str:
