@@ -3,6 +3,7 @@
 #   make run PYTHON=python3.12               another interpreter
 #   make run PIP_FLAGS="--index-url ..."     another index, for example one with CPU-only builds of torch
 #   make compatibility TORCH="2.15.0"        one torch version instead of all
+#   make compatibility PYTHON="3.12"         on another Python: its version, its name on PATH or its path
 
 # Where the environment forbids it, each of the thousand processes of `make test` would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,6 +26,8 @@ BUILD_FLAGS ?=
 IMAGE ?= pacecar:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TORCH ?=
 PARTS ?=
+# What `make compatibility` is asked to run on; the environment here is still made with the usual python.
+RUN_ON := $(if $(filter command,$(origin PYTHON)),$(PYTHON))
 CARRY_PYTHON ?= 3.12
 
 VENV := .venv
@@ -62,7 +65,7 @@ CHECKED := $(MAKE) --no-print-directory --jobs=2 --output-sync=target lint colle
 # pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-counterfactual bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows gpu gpu-dry gpu-carry deb image dashboards site seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations collected lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-causal bench-counterfactual bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows gpu gpu-dry gpu-carry deb image dashboards site seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,7 +104,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in page report hearing hook import wire; do echo "== $$bench"; $(BIN)/python bench/bench_$$bench.py || exit; done
+	@for bench in page report hearing import wire; do echo "== $$bench"; $(BIN)/python bench/bench_$$bench.py || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python bench/bench_daemon.py $(BENCH_FLAGS)
@@ -123,9 +126,6 @@ bench-counterfactual: $(DEV_STAMP) ## Slow a rank of real jobs, and compare what
 
 bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BENCH_FLAGS="--cases all" takes many hours)
 	@exec $(BIN)/python bench/bench_tuning.py $(BENCH_FLAGS)
-
-bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is poor
-	@exec $(BIN)/python bench/bench_microbatch.py $(BENCH_FLAGS)
 
 bench-run: $(DEV_STAMP) ## Measure what `pacecar run` costs a script that knows nothing of it
 	@exec $(BIN)/python bench/bench_run.py $(BENCH_FLAGS)
@@ -202,9 +202,10 @@ $(ADAPTERS)/.installed: requirements/adapters.txt constraints.txt $(RUN_STAMP)
 adapters: $(ADAPTERS)/.installed ## Install the libraries that the adapters are for, for their tests
 
 # With TORCH the adapters' tests are left out: they run on the torch that is installed here.
-compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapters and torch versions, and write docs/compatibility.md (TORCH="2.15.0": that version only)
-	@$(if $(TORCH),:,RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table)
-	@PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python tests/compatibility/run.py --torch "$(TORCH)"; ran=$$?; \
+compatibility: override PYTHON := python3
+compatibility: $(DEV_STAMP) $(if $(TORCH)$(RUN_ON),,$(ADAPTERS)/.installed) ## Run adapters and torch versions, and write docs/compatibility.md (TORCH="2.15.0", PYTHON="3.12": those only)
+	@$(if $(TORCH)$(RUN_ON),:,RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table)
+	@PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python tests/compatibility/run.py --torch "$(TORCH)" --python "$(RUN_ON)"; ran=$$?; \
 	$(BIN)/python tests/adapters/compatibility.py && exit $$ran
 
 # Without an environment of its own: whoever wants the package wants no torch.

@@ -6,14 +6,14 @@
             loss = pacer.train_batch(batch, lambda micro: model(**micro).loss)
             optimizer.step(); scheduler.step(); optimizer.zero_grad()
 
-The rest of the loop stays as it is.  Without `train_batch` all of it does: DDP's buckets are tuned without it, and only
-another micro-batch needs it.  To let the loader yield other batches would be simpler and wrong: how often the body of
-the loop runs would change, on one rank otherwise than on another, and bodies gather losses and save every n batches.
-So `train_batch` is called as often as before, and computes what is due (`regroup`), with the division by
-`gradient_accumulation_steps`, the scaler and the `no_sync` that are Accelerate's own.
+The rest of the loop stays as it is.  `train_batch` is needed only to tune the micro-batch; DDP's buckets are tuned
+without it.  Letting the loader yield other batches would be simpler and wrong: it would change how often the body of
+the loop runs, differently on each rank, and bodies gather losses and save every n batches.  So `train_batch` is called
+as often as before and computes what is due (`regroup`), with Accelerate's own division by
+`gradient_accumulation_steps`, scaler and `no_sync`.
 
-Left out: engines that run the inside of the loop.  Under DeepSpeed and Megatron the job is measured and not tuned,
-under FSDP its micro-batch stays.
+Engines that run the inside of the loop limit tuning: under DeepSpeed and Megatron the job is only measured, under FSDP
+its micro-batch stays.
 """
 
 from __future__ import annotations
@@ -27,16 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from pacecar import inert_attach
-
-_unloaded: Exception | None = None
-try:
-    from pacecar.profiler.ranks.data_parallel import find_ddp
-
-    from .regroup import Regrouper
-    from .shared_attach import attach_for, checked
-except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
-    _unloaded = error
+from .shared_imports import Regrouper, attach_for, checked, find_ddp
 
 try:
     from accelerate import Accelerator
@@ -54,7 +45,7 @@ logger = logging.getLogger("pacecar")
 T = TypeVar("T")
 
 OWN_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
-"""Engines that reduce gradients in buckets of their own, at moments of their own."""
+"""Engines that reduce gradients in their own buckets, at their own moments."""
 
 PLAIN_RUNS = ("NO", "MULTI_GPU", "MULTI_CPU")
 """Kinds of run whose gradients accumulate in `.grad` and are synchronized by DistributedDataParallel, or not at all."""
@@ -63,7 +54,7 @@ UNUSED = "the loop does not use pacer.train_batch(batch, loss_fn)"
 
 
 class AcceleratePacer:
-    """What `attach` returns; as `pacecar.Pacer`, but for `train_batch`."""
+    """What `attach` returns: like `pacecar.Pacer`, except for `train_batch`."""
 
     def __init__(self, accelerator: Accelerator, pacer: Pacer) -> None:
         self.pacer = pacer
@@ -82,7 +73,7 @@ class AcceleratePacer:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What would be turned if it might be; on rank 0."""
+        """What would be turned if that were allowed; on rank 0."""
         return self.pacer.advice
 
     def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
@@ -92,9 +83,9 @@ class AcceleratePacer:
     def train_batch(self, batch: T, loss_fn: Callable[[T], torch.Tensor]) -> torch.Tensor:
         """Run forward and `accelerator.backward` for what is due at this batch; return its loss, detached.
 
-        In place of both, inside `accelerator.accumulate(model)`.  `loss_fn` returns the mean loss over the samples of
-        what it is given, has no collectives, and is called once a micro-batch: not at all where this batch waits to be
-        put together with the next ones.  So losses of one update are exact in their sum, and zero in between.
+        Replaces both, inside `accelerator.accumulate(model)`.  `loss_fn` returns the mean loss over the samples of its
+        argument, has no collectives, and is called once for each micro-batch: not at all while this batch waits to be
+        combined with the next ones.  So only the sum of the losses of one update is exact, and some are zero.
         """
         accelerator, regrouper = self._accelerator, self._regrouper
         batcher = None if regrouper is None else self.pacer.batcher
@@ -113,19 +104,19 @@ class AcceleratePacer:
         return total if total is not None else torch.zeros((), device=accelerator.device)
 
     def loss(self, value: torch.Tensor | float) -> None:
-        """Say a loss of the current step; see `pacecar.Pacer.loss`."""
+        """Report a loss of the current step; see `pacecar.Pacer.loss`."""
         self.pacer.loss(value)
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Say how many samples or tokens this rank trains on in the current step."""
+        """Report how many samples or tokens this rank trains on in the current step."""
         self.pacer.count(samples=samples, tokens=tokens)
 
     def checkpoint(self) -> AbstractContextManager[None]:
-        """Return a context whose time is charged to `checkpoint`: put `accelerator.save_state` into it."""
+        """Return a context whose time is charged to `checkpoint`: call `accelerator.save_state` inside it."""
         return self.pacer.checkpoint()
 
     def close(self, reason: str = "closed") -> None:
-        """Detach.  Harmless when repeated."""
+        """Detach.  May be called again."""
         self.pacer.close(reason)
 
     def __enter__(self) -> AcceleratePacer:
@@ -148,16 +139,15 @@ def attach(
     """Measure, and unless `tune` is "off" tune, the job that trains `model` under `accelerator`.
 
     Call it on every rank after `accelerator.prepare` and before the first step.  `options` are those of
-    `pacecar.attach`; what cannot be tuned is said in one line.
+    `pacecar.attach`; one log line names what cannot be tuned.
 
     Raises:
-        TypeError: `accelerator` is none, `model` is not what `prepare` returned, or an option does not exist.
+        TypeError: `accelerator` is not an Accelerator, `model` is not what `prepare` returned, or an option does not
+            exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f"attach(accelerator=...): an Accelerator is needed, not {type(accelerator).__name__}")
-    if _unloaded is not None:
-        return AcceleratePacer(accelerator, inert_attach(_unloaded)(model, optimizer))
     checked(tune, options)
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in PLAIN_RUNS and accelerator.num_processes > 1 and find_ddp(model) is None:

@@ -7,15 +7,15 @@
             engine.backward(loss)
             engine.step()
 
-To end a step where torch's optimizer inside ends one would be wrong: ZeRO calls it once for each group of
-parameters, and gathers the new parameters afterwards.  So a step ends at the `engine.step()` that closes an update, and
-the optimizer's time is that of the whole call.  For that `step` of this engine is wrapped while it is attached; of an
-engine of an unknown class it is `_take_model_step`, which all of them call once an update.
+A step must not end where torch's optimizer inside ends one: ZeRO calls it once for each group of parameters, and
+gathers the new parameters afterwards.  So a step ends at the `engine.step()` that closes an update, and the optimizer's
+time is that of the whole call.  To see it, `step` of this engine is wrapped while pacecar is attached; for an unknown
+class of engine it is `_take_model_step`, which all of them call once an update.
 
 `controller/knobs/deepspeed_zero` knows which of the engine's settings can change while it runs; the rest is advice, in
 `pacer.advice`.  The micro-batch stays: the engine counts its micro-batches, and the loop brings them.
 
-Left out: engines that bring a loop of their own (pipelines) and subclasses: measured, one line says so.
+Engines with a loop of their own (pipelines) and subclasses are only measured; one line says so.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from pacecar import inert_attach
-
-_unloaded: Exception | None = None
-try:
-    from .method_descriptors import MethodReplacement, replace_method
-    from .shared_attach import attach_for, checked, say
-except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
-    _unloaded = error
+from .shared_imports import MethodReplacement, attach_for, checked, replace_method, say
 
 try:
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -70,16 +63,16 @@ class _EngineOptimizer(Optimizer):
 class _StepWrapper:
     """Wraps the method of one engine that ends an update."""
 
-    def __init__(self, engine: Any, beat: _EngineOptimizer, *, is_known: bool) -> None:  # noqa: ANN401  DeepSpeed has no types
+    def __init__(self, engine: Any, stepper: _EngineOptimizer, *, is_known: bool) -> None:  # noqa: ANN401  DeepSpeed has no types
         self._engine = engine
-        self._beat = beat
+        self._stepper = stepper
         self._is_known = is_known
         self._name = "step" if is_known else "_take_model_step"
         self._theirs: Callable[..., Any] | None = getattr(engine, self._name, None)
         self._replacement: MethodReplacement | None = None
 
     def install(self) -> bool:
-        """Return whether there was anything to wrap."""
+        """Wrap the method; return whether there was one."""
         if self._theirs is not None:
             self._replacement = replace_method(self._engine, self._name, self.step)
         return self._replacement is not None
@@ -93,11 +86,11 @@ class _StepWrapper:
         assert self._theirs is not None, "installed only where there is one"
         if self._is_known and not self._engine.is_gradient_accumulation_boundary():
             return self._theirs(*args, **kwargs)
-        return self._beat.around(self._theirs, *args, **kwargs)
+        return self._stepper.around(self._theirs, *args, **kwargs)
 
 
 class DeepSpeedPacer:
-    """What `attach` returns: everything of `pacecar.Pacer` but its micro-batches."""
+    """What `attach` returns: everything of `pacecar.Pacer` except its micro-batches."""
 
     def __init__(self, pacer: Pacer, stepping: _StepWrapper) -> None:
         self.pacer = pacer
@@ -110,7 +103,7 @@ class DeepSpeedPacer:
         return getattr(self.pacer, name)
 
     def close(self, reason: str = "closed") -> None:
-        """Detach, and give the engine its method back.  Harmless when repeated."""
+        """Detach, and restore the engine's method.  May be called again."""
         self._stepping.remove()
         self.pacer.close(reason)
 
@@ -128,24 +121,22 @@ def attach(engine: Any, *, tune: str | None = None, **options: Any) -> DeepSpeed
     """Measure, and unless `tune` is "off" tune, the job that `engine` trains.
 
     Call it on every rank after `deepspeed.initialize` and before the first step.  `options` are those of
-    `pacecar.attach`; what cannot be tuned is said in one line.
+    `pacecar.attach`; one log line names what cannot be tuned.
 
     Raises:
-        TypeError: `engine` is none, or an option does not exist.
+        TypeError: `engine` is not a DeepSpeedEngine, or an option does not exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"attach(engine=...): what deepspeed.initialize returned first, not {type(engine).__name__}")
     is_known = type(engine) is DeepSpeedEngine
     reason = None if is_known else f"the engine is a {type(engine).__name__}"
-    beat = _EngineOptimizer(engine)
-    if _unloaded is not None:
-        return DeepSpeedPacer(inert_attach(_unloaded)(engine, beat), _StepWrapper(engine, beat, is_known=is_known))
+    stepper = _EngineOptimizer(engine)
     checked(tune, options)
-    pacer = attach_for("deepspeed", engine, beat, tune=tune, options=options, untuned_because=reason)
+    pacer = attach_for("deepspeed", engine, stepper, tune=tune, options=options, untuned_because=reason)
     if pacer.has_batcher:
         pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
-    stepping = _StepWrapper(engine, beat, is_known=is_known)
+    stepping = _StepWrapper(engine, stepper, is_known=is_known)
     if pacer.is_active and not stepping.install():
         say("this training is not measured: its engine has no _take_model_step, or the script has replaced its step")
         pacer.close("nothing to measure")

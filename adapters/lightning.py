@@ -1,20 +1,20 @@
 """Measures and tunes Lightning's Trainer by one callback: `Trainer(..., callbacks=[PacecarCallback()])`.
 
-It attaches when training starts, because then the strategy has wrapped the model and made the optimizers.  Lightning
-runs forward and backward of a batch inside one *closure*, which it calls itself while it accumulates and hands to the
+It attaches when training starts, because by then the strategy has wrapped the model and made the optimizers.  Lightning
+runs forward and backward of a batch inside one *closure*, which it calls itself while it accumulates and passes to the
 optimizer's step when an update is complete.  It counts batches by these calls: progress, checkpoints, logging and
 validation intervals.  So the calls stay, and what one computes changes (`regroup`): another closure does what
-Lightning's does, once a micro-batch, by Lightning's own `training_step` and `backward`.
+Lightning's does, once for each micro-batch, through Lightning's own `training_step` and `backward`.
 
-    batch 1    closure                      nothing, or the first pieces        zero_grad first, as ever
+    batch 1    closure                      nothing, or the first pieces        zero_grad first, as always
     batch 2    optimizer.step(closure)      all that is left; the last piece synchronizes
 
-What `training_step` logs is logged once a micro-batch, and what it returns is that of the last one; its loss is
-that of all of them.  A LightningModule's loss cannot be tried beforehand, because `training_step` does more than
-compute, so other micro-batches need the caller's word: `micro_batch=True` says that the loss is a mean over samples.
+What `training_step` logs is logged once for each micro-batch.  What it returns is that of the last one, with the loss
+of all.  A LightningModule's loss cannot be tested beforehand, because `training_step` does more than compute.  So other
+micro-batches need the caller's word: `micro_batch=True` declares that the loss is a mean over samples.
 
-Left out: manual optimization, several optimizers, strategies other than DDP and one device: measured only, or without
-the micro-batch, and one line says so.
+Manual optimization, several optimizers, and strategies other than DDP and one device are measured only, or tuned
+without the micro-batch; one line says so.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import LBFGS
 
-from pacecar import inert_attach
-
-_unloaded: Exception | None = None
-try:
-    from .method_descriptors import MethodReplacement, replace_method
-    from .regroup import Regrouper
-    from .shared_attach import attach_for, checked, say
-except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
-    _unloaded = error
+from .shared_imports import MethodReplacement, Regrouper, attach_for, checked, replace_method, say
 
 try:
     from lightning.pytorch import Callback
@@ -51,7 +43,7 @@ __all__ = ["PacecarCallback"]
 
 logger = logging.getLogger("pacecar")
 
-NO_WORD = "say micro_batch=True if the loss of training_step is a mean over samples"
+UNCONFIRMED = "pass micro_batch=True if the loss of training_step is a mean over samples"
 
 
 class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there when types are checked
@@ -59,8 +51,8 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
 
     Args:
         tune: "off", "advise" or "exact"; default as configured.
-        micro_batch: True says that `training_step` returns a mean over the samples of its batch and calls no
-            collective, so that other micro-batches train the same; else it keeps the loader's.
+        micro_batch: True declares that `training_step` returns a mean over the samples of its batch and calls no
+            collective, so that other micro-batches train the same; otherwise it keeps the loader's.
         options: any other keyword of `pacecar.attach`: `run_dir`, `job`, `config`, keys of [hook] and [tune].
 
     Raises:
@@ -71,7 +63,7 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
     def __init__(self, tune: str | None = None, *, micro_batch: bool = False, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._is_vouched_for = micro_batch
-        self._options = options if _unloaded is not None else checked(tune, options)
+        self._options = checked(tune, options)
         self._fit: _Fit | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present fit, or of the last one; None before."""
@@ -93,14 +85,11 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
         self._detach(f"failed: {type(exception).__name__}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings alone: what is attached belongs to this process."""
+        """Return the settings only: what is attached belongs to this process."""
         return self.__dict__ | {"_fit": None, "pacer": None}
 
     def _attach(self, trainer: Any, module: Any) -> None:  # noqa: ANN401  lightning gives no types
         optimizers = trainer.optimizers
-        if _unloaded is not None:
-            self.pacer = inert_attach(_unloaded)(module, optimizers)
-            return
         if not optimizers:
             say("this training is not measured: it has no optimizer")
             return
@@ -117,9 +106,9 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
             options=self._options,
             untuned_because=untuned,
         )
-        if not self.pacer.has_batcher:  # it has said why
+        if not self.pacer.has_batcher:  # it logged why
             return
-        refused = _refusal(trainer, module) or (None if self._is_vouched_for else NO_WORD)
+        refused = _refusal(trainer, module) or (None if self._is_vouched_for else UNCONFIRMED)
         if refused is not None:
             self.pacer.batcher.refused = refused
             if untuned is None and self.pacer.is_active and self._is_vouched_for and self._tune != "off":
@@ -174,7 +163,7 @@ class _Fit:
         self._ours.clear()
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's
-        """Save as Trainer does; the time is the checkpoint's."""
+        """Save as Trainer does; charge the time to the checkpoint."""
         with self._pacer.checkpoint():
             return self._save(*args, **kwargs)
 
@@ -230,7 +219,7 @@ class _Fit:
         return ClosureResult(total, extra=extra)
 
     def _count_samples_of(self, micro: Any) -> None:  # noqa: ANN401  any nest of tensors
-        """Let what `training_step` logs now weigh as many samples as `micro` has, in the mean over an epoch."""
+        """Weight what `training_step` logs now by the samples of `micro` in the mean over an epoch."""
         results = getattr(self._trainer, "_results", None)
         if results is not None:
             results.batch, results.batch_size = micro, None

@@ -4,17 +4,17 @@
     Wandb(wandb.init(...))                     scalars and events in the run's rows, without steps of their own
     Mlflow(run_id)                             metrics; events as tags
 
-They write on rank 0 and are silent on the others, so that a script may give them on every rank; `every_rank=True` is
-for those who keep one log for each rank.  What the caller opened stays his: nothing here closes a writer or a run.
-Libraries write to disks and servers, so a thread with a bounded queue does it (`RecordQueue`), whose processor time is
-charged to the overhead budget.  A library that hangs holds up that thread; one that raises loses the entry, and after
-some failures in a row its logging ends.
+They write on rank 0 and are silent on the others, so a script may create them on every rank; `every_rank=True` is for
+scripts that keep one log for each rank.  They never close the caller's writer or run.  Libraries write to disks and
+servers, so a thread with a bounded queue does it (`RecordQueue`), whose processor time is charged to the overhead
+budget. A library that hangs blocks that thread only.  One that raises loses the entry, and logging ends after several
+failures in a row.
 
-The obvious call for Weights & Biases, `run.log`, would begin a new row and so count the caller's steps up: a script
-that says `step=` itself then has its own rows refused.  With `commit=False` our entry waits for the row that the script
-writes next, and the script's steps stay its own.
+The obvious call for Weights & Biases, `run.log`, would begin a new row and increment the caller's steps: a script that
+passes `step=` itself would then have its own rows refused.  With `commit=False` our entry waits for the script's next
+row, and its steps stay its own.
 
-Left out: what is logged (`metric_log`); OpenTelemetry, which the daemon exports.
+`metric_log` decides what is logged.  The daemon exports OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ except Exception as error:  # noqa: BLE001  a broken install: nothing is logged,
 __all__ = ["Mlflow", "TensorBoard", "Wandb"]
 
 FAILURES_MAX = 5
-"""Failures in a row after which logging ends: a server may be restarted, but a writer that was closed stays closed."""
+"""Failures in a row after which logging ends: a server may be restarted, but a closed writer stays closed."""
 
 EVENTS_MAX = 32
-"""Events that wait for the script's next row of Weights & Biases; of more, the newest."""
+"""Most events that wait for the script's next row of Weights & Biases; the newest are kept."""
 
 TAG_CHARS_MAX = 500
 """MLflow's servers refuse longer values of tags in some versions."""
@@ -48,18 +48,18 @@ if not TYPE_CHECKING and _unloaded is not None:
     PERIOD_SECONDS = 0.0
 
     class RecordQueue:
-        """Takes records and drops them, in place of the one that could not be imported."""
+        """Accepts records and drops them, in place of the class that could not be imported."""
 
         dropped = 0
-        has_said = False
+        has_logged = False
 
         def __init__(self, *_: object) -> None:
-            """Take what the real one takes."""
+            """Accept what the real one accepts."""
 
         def put(self, record: object) -> None:
-            """Drop `record`; say why, once for all loggers."""
-            if not RecordQueue.has_said:
-                RecordQueue.has_said = True
+            """Drop `record`; log why, once for all loggers."""
+            if not RecordQueue.has_logged:
+                RecordQueue.has_logged = True
                 _log.warning("pacecar does not write into experiment logs: %s: %s", type(_unloaded).__name__, _unloaded)
 
         def close(self, timeout_seconds: float) -> None:
@@ -80,7 +80,7 @@ class _Writer(Protocol):
 class _Carrier:
     def __init__(self, writer: _Writer, period_seconds: float, *, every_rank: bool) -> None:
         self._writer = writer
-        self._journal = MetricLog(period_seconds)
+        self._log = MetricLog(period_seconds)
         self._every_rank = every_rank
         self._is_silent = False
         self._failures = 0
@@ -94,7 +94,7 @@ class _Carrier:
             self._is_silent = True
         if self._is_silent or isinstance(record, Answer):
             return
-        entry = self._journal.take(record)
+        entry = self._log.entry_for(record)
         if entry is not None:
             self._write(entry)
 
@@ -119,7 +119,7 @@ class _Carrier:
 
 
 class TensorBoard(RecordQueue):
-    """Logs into a `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar` and `add_text`."""
+    """Logs into a `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar` and `add_text`."""
 
     def __init__(
         self,
@@ -147,9 +147,9 @@ class _TensorBoard:
 
 
 class Wandb(RecordQueue):
-    """Logs into a `wandb` run, the one that `wandb.init` returned, with the script's own rows.
+    """Logs into a `wandb` run, as returned by `wandb.init`, with the script's own rows.
 
-    `own_rows` writes rows of ours instead: for scripts that write none, or only with `step=None` and do not mind.
+    `own_rows` writes separate rows instead: for scripts that write none, or only with `step=None`.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class _Wandb:
         row: dict[str, Any] = {**entry.scalars, "pacecar/step": entry.step}
         if entry.event is not None:
             at = self._at()
-            if self._own_rows or at != self._row:  # what waited is in a row by now
+            if self._own_rows or at != self._row:  # the waiting events are in a row by now
                 self._row, self._events = at, []
-            # A row has one value a name, so events that wait for the same row share it.
+            # A row has one value for each name, so events that wait for the same row share it.
             self._events = [*self._events, entry.event][-EVENTS_MAX:]
             row["pacecar/event"] = "\n".join(self._events)
         self._run.log(row, commit=self._own_rows)
@@ -194,7 +194,7 @@ class _Wandb:
 
 
 class Mlflow(RecordQueue):
-    """Logs into the MLflow run `run_id`, on the server or folder that MLflow is set to, or on `client`'s."""
+    """Logs into the MLflow run `run_id`, on the server or folder that MLflow or `client` is set to."""
 
     def __init__(
         self,

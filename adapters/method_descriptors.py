@@ -1,8 +1,8 @@
 """Replaces a method of one object by a descriptor in its class, without putting anything on the object.
 
-A method that is set on a trainer is in its `__dict__`, so a copy or a pickle of the trainer has it, and with it all of
-pacecar.  Here it lies in the trainer's class, as a descriptor that gives it to this one object, and to all others what
-they had.  What the script sets on the object itself comes first, as python has it.
+A method that is set on a trainer is in its `__dict__`, so a copy or a pickle of the trainer contains it, and with it
+all of pacecar.  A descriptor in the trainer's class returns the new method for this one object, and for all others what
+they had.  What the script sets on the object itself comes first, as usual in python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MethodReplacement:
         type.__setattr__(self._kind, self._name, self)
 
     def remove(self) -> None:
-        """Restore the class's own; where somebody replaced ours meanwhile, ours stays behind it and passes calls on."""
+        """Restore the class's own; if it was replaced again meanwhile, ours stays and passes calls on."""
         self._is_over = True
         if vars(self._kind).get(self._name) is not self:
             return
@@ -60,7 +60,7 @@ class MethodReplacement:
 
 
 def replace_method(owner: object, name: str, method: Callable[..., Any]) -> MethodReplacement | None:
-    """Let `owner.name` be `method`; None: the script has set one on the object, which is left alone."""
+    """Make `owner.name` be `method`; return None if the script has set one on the object, which stays."""
     if name in getattr(owner, "__dict__", {}):
         return None
     replacement = MethodReplacement(owner, name, method)

@@ -1,17 +1,17 @@
-"""Makes log entries for an experiment of one rank's records: means every few seconds, and one event for each decision.
+"""Turns one rank's records into log entries of an experiment: means every few seconds, and one event per decision.
 
-A record comes with every step, perhaps a thousand times a second, and loggers keep what they get for ever, one file
-entry or one request each.  The mean of a stretch says as much.  It is taken from the *totals* in the records, so that
-steps whose records were dropped are in it too.
+A record comes with every step, perhaps a thousand times a second, and loggers keep what they get forever, one file
+entry or one request each.  The mean over an interval is as informative.  It is taken from the *totals* in the records,
+so that it includes steps whose records were dropped.
 
-    pacecar/step_seconds               mean wall time of the stretch's steps
+    pacecar/step_seconds               mean wall time of the interval's steps
     pacecar/share/<heading>            the ledger's headings, as shares of it (0..1; they sum to one)
-    pacecar/samples_per_second         of this rank; absent where samples are not counted
-    pacecar/samples_guessed            1 where they are a guess: the first dimension of a tensor; else absent
-    pacecar/knob/<knob>                what is in force
+    pacecar/samples_per_second         of this rank; absent if samples are not counted
+    pacecar/samples_guessed            1 if they are a guess: the first dimension of a tensor; else absent
+    pacecar/knob/<knob>                the value in force
     events                             decisions, verdicts, orders, stragglers, hangs: one line of text each
 
-Pure: records in, entries out.  Left out: where entries go (`loggers`).
+Pure: records in, entries out.  `loggers` writes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pacecar.records import Decision, HangSuspicion, JobRecord, StepRecord, Stra
 __all__ = ["MetricEntry", "MetricLog", "event_of"]
 
 PERIOD_SECONDS = 5.0
-"""Between two entries: 720 an hour, which every logger's page still draws."""
+"""Between two entries: 720 an hour, which every logger's page can still draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class MetricEntry:
 
 
 class MetricLog:
-    """Makes entries of one rank's records, in the order in which they come."""
+    """Makes entries from one rank's records, in the order in which they come."""
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_ns = int(period_seconds * 1e9)
         self._last: StepRecord | None = None
 
-    def take(self, record: JobRecord) -> MetricEntry | None:
+    def entry_for(self, record: JobRecord) -> MetricEntry | None:
         """Return what `record` adds to the log, if anything."""
         if not isinstance(record, StepRecord):
             return event_of(record)
@@ -77,7 +77,7 @@ def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, floa
 
 
 def event_of(record: JobRecord) -> MetricEntry | None:
-    """Return the line that people read of `record`; None for what is no event."""
+    """Return the line that describes `record`; None if it is not an event."""
     text: str | None = None
     if isinstance(record, Decision):
         change = f"{record.knob} {setting(record.knob, record.from_value)} -> {setting(record.knob, record.to_value)}"

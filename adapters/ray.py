@@ -8,16 +8,14 @@
             with pacer.checkpoint():
                 ray.train.report(metrics, checkpoint=checkpoint)
 
-Ray starts the workers, so none of a launcher's variables names the job: its name is that of Ray's run.  All else is as
-in a plain loop, because that is what Ray Train's workers run: `prepare_model` returns torch's own
-DistributedDataParallel or FSDP, and ranks are torch's.  A worker group that Ray starts anew is new processes, and
-attaches anew.
+Ray starts the workers, so no launcher's variable names the job: it is named after Ray's run.  The rest is as in a plain
+loop, which is what Ray Train's workers run: `prepare_model` returns torch's own DistributedDataParallel or FSDP, and
+ranks are torch's.  A worker group that Ray restarts consists of new processes, which attach again.
 
-Ray runs that function on a thread of its own.  Windows are as exact there; torch's profiler says once, on stderr, that
-its callback is of another thread than its registration.
+Ray runs that function on a thread of its own.  Windows are as exact there; torch's profiler prints once, on stderr,
+that its callback is of another thread than its registration.
 
-Left out: data. `prepare_data_loader` returns a loader of Ray's own, and so do its datasets: waits are measured, workers
-stay.
+`prepare_data_loader` and Ray's datasets return Ray's own loaders: waits are measured, workers stay.
 """
 
 from __future__ import annotations
@@ -26,13 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pacecar import inert_attach
-
-_unloaded: Exception | None = None
-try:
-    from .shared_attach import attach_for, checked
-except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
-    _unloaded = error
+from .shared_imports import attach_for, checked
 
 try:
     from ray import train
@@ -46,21 +38,17 @@ __all__ = ["attach"]
 
 
 def attach(model: nn.Module, optimizer: object, *, tune: str | None = None, **options: Any) -> Pacer:  # noqa: ANN401
-    """Measure, and unless `tune` is "off" tune, the job of this worker; call it on all of them before the first step.
+    """Measure, and unless `tune` is "off" tune, this worker's job; call it on all workers before the first step.
 
     `model` is what `prepare_model` returned; `options` are those of `pacecar.attach`, `job` by default Ray's run.
 
     Raises:
-        RuntimeError: this is no worker of Ray Train.
+        RuntimeError: this is not a worker of Ray Train.
         TypeError: an option does not exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
-    if _unloaded is None:
-        checked(tune, options)
+    checked(tune, options)
     name = train.get_context().get_experiment_name()
     if name and options.get("job") is None:
         options = {**options, "job": name}
-    if _unloaded is not None:
-        unmeasured: Pacer = inert_attach(_unloaded)(model, optimizer)
-        return unmeasured
     return attach_for("ray", model, optimizer, tune=tune, options=options)

@@ -1,25 +1,25 @@
-"""Forms other micro-batches of the loader batches that a library's loop hands out one at a time.
+"""Forms other micro-batches from the loader batches that a library's loop hands out one at a time.
 
-The obvious way to another micro-batch is another batch size of the loader and another number of accumulation steps.
-In a running trainer that is wrong: its progress, its schedules, its checkpoints and what a resumed run skips all count
+The obvious way to another micro-batch is another batch size of the loader and another number of accumulation steps.  In
+a running trainer that is wrong: its progress, its schedules, its checkpoints and what a resumed run skips all count
 loader batches.  So the loop makes the same calls, one for each loader batch, and only what a call computes changes:
 
     loader batches of 4, update of 4     [0123][4567][89ab][cdef]
     micro_batch 4   (as it came)          0123  4567  89ab  cdef
     micro_batch 2   (cut)                01 23 45 67 89 ab cd ef
-    micro_batch 8   (put together)        .     0..7  .     8..f       nothing is computed at the first call
+    micro_batch 8   (combined)            .     0..7  .     8..f       nothing is computed at the first call
 
 Every update sees the same samples, and the last piece is computed in the call in which the loop synchronizes.  A piece
-has a `share`: its weight in units of loader batches, for a loss that is a mean over samples.  Batches are put
-together only where they have the same number of samples and the same shapes, so that a mean of means is the mean; what
-differs (another padding, the rest of an epoch) goes through by itself.  Ranks may group differently: only the last
-piece of an update synchronizes.
+has a `share`: its weight in units of loader batches, for a loss that is a mean over samples.  Only batches with the
+same number of samples and the same shapes are combined, so that a mean of means is the mean; what differs (another
+padding, the rest of an epoch) goes through by itself.  Ranks may group differently: only the last piece of an update
+synchronizes.
 
-The memory that the first updates took says how large a micro-batch may be (`controller.knobs.batch.micro_batch_knobs`),
-and nobody can redo a trainer's step that fails.  So what is put together has no more elements than as many of the
-largest batches of those updates: where later texts are longer, fewer of them go through together.
+The memory of the first updates shows how large a micro-batch may be (`controller.knobs.batch.micro_batch_knobs`), and a
+failed step of a trainer cannot be redone.  So a combined batch has at most as many elements as that many of the largest
+batches of those updates: if later texts are longer, fewer of them go through together.
 
-Left out: reordering samples; deciding the size (the tuner); losses that are no means over samples.
+Samples are not reordered; the tuner decides the size; the loss must be a mean over samples.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 __all__ = ["Regrouper"]
 
 UPDATE_BATCHES_MAX = 4096
-"""Loader batches that may wait to be put together; no accumulation is longer."""
+"""Loader batches that may wait to be combined; no accumulation is longer."""
 
 SIZING_UPDATES = PERIOD
 """Updates until the sizes that may be tried are offered: the memory at that time is that of their batches."""
 
 PLAIN = (int, float, str, bool, type(None))
-"""What may stand beside tensors in batches that are put together, if it is equal in all of them."""
+"""What may stand beside tensors in batches that are combined, if it is equal in all of them."""
 
 
 class Regrouper:
     """Forms the micro-batches of an update from the loader batches that come one by one.
 
-    `batcher` holds the size in force; the first batch says with which one the job began.
+    `batcher` holds the size in force; the first batch gives the one that the job began with.
     """
 
     def __init__(self, batcher: MicroBatcher) -> None:
@@ -63,14 +63,14 @@ class Regrouper:
         self._largest = (0, 1)  # elements and samples of the batch with most elements a sample
 
     def reset(self) -> None:
-        """Forget what waits: the loop gave up the update under way."""
+        """Drop what waits: the loop gave up the current update."""
         self._waiting, self._kind, self._update_samples = [], None, 0
 
     def micros(self, batch: Any, *, is_last: bool) -> Iterator[tuple[Any, float]]:  # noqa: ANN401  any nest of tensors
         """Yield what to compute now that `batch` came: each micro-batch with its share; perhaps nothing.
 
-        `is_last`: with this batch the update is complete, so everything that waits is computed.  While a piece is out
-        that is not the last of those, DDP does not synchronize.
+        `is_last`: this batch completes the update, so everything that waits is computed.  DDP synchronizes with the
+        last piece only.
         """
         groups = self._groups(batch, is_last=is_last)
         for number, group in enumerate(groups, start=1):
@@ -84,11 +84,11 @@ class Regrouper:
 
     def _groups(self, batch: Any, *, is_last: bool) -> list[list[Any]]:  # noqa: ANN401  any nest of tensors
         samples = _samples(batch)
-        self._note(batch, samples, is_last=is_last)
+        self._record_sizes(batch, samples, is_last=is_last)
         kind = None if samples is None else kind_of(batch)
         groups: list[list[Any]] = []
         if self._waiting and (kind is None or kind != self._kind):
-            groups.append(self._take())
+            groups.append(self._pop_waiting())
         self._waiting.append(batch)
         self._kind = kind
         size = self._batcher.samples.value
@@ -97,15 +97,15 @@ class Regrouper:
             most, among = self._largest
             wanted = min(size // samples, size * most // (among * elements_in(batch)), UPDATE_BATCHES_MAX)
         if is_last or len(self._waiting) >= wanted:
-            groups.append(self._take())
+            groups.append(self._pop_waiting())
         return groups
 
-    def _take(self) -> list[Any]:
+    def _pop_waiting(self) -> list[Any]:
         taken, self._waiting, self._kind = self._waiting, [], None
         return taken
 
-    def _note(self, batch: Any, samples: int | None, *, is_last: bool) -> None:  # noqa: ANN401  any nest of tensors
-        """Record in the batcher what sizes there are to choose from: up to all samples of an update at once."""
+    def _record_sizes(self, batch: Any, samples: int | None, *, is_last: bool) -> None:  # noqa: ANN401  any nest of tensors
+        """Record in the batcher which sizes there are to choose from: up to all samples of an update at once."""
         batcher = self._batcher
         if samples is None:
             batcher.refused = batcher.refused or "a batch has no tensors with one number of samples in dim 0"
@@ -129,7 +129,7 @@ def _samples(batch: Any) -> int | None:  # noqa: ANN401  any nest of tensors
 
 
 def elements_in(value: Any) -> int:  # noqa: ANN401  any nest of tensors
-    """Return how many elements the tensors of a batch have; 1 where there are none."""
+    """Return how many elements the tensors of a batch have; 1 without any."""
     if isinstance(value, Tensor):
         return max(1, value.numel())
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -137,7 +137,7 @@ def elements_in(value: Any) -> int:  # noqa: ANN401  any nest of tensors
 
 
 def kind_of(value: Any) -> Hashable | None:  # noqa: ANN401  any nest of tensors
-    """Return what two batches must have in common to be put together; None: this one is like no other."""
+    """Return what two batches must have in common to be combined; None if this one is like no other."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device) if value.dim() else None
     if isinstance(value, PLAIN):

@@ -1,15 +1,18 @@
 """Attaches on behalf of an adapter: unwraps the optimizer, and only measures where tuning would be unsafe.
 
 Model and optimizer come wrapped.  Frameworks put an object around the optimizer that looks like torch's own and has
-none of its hooks, so what is attached to is the innermost one.  What an adapter finds unclear ends tuning and not
-measuring, and rank 0 says so once, in one line.
+none of its hooks, so the innermost one is attached to.  What an adapter finds unclear ends tuning and not measuring,
+and rank 0 logs one line about it.  A user's mistake is an error when the adapter is made (`checked`).
 
-Left out: what the user typed wrongly, which is an error when the adapter is made (`checked`).
+A trainer's loop is not a public interface: which attribute marks a complete update, and what divides the loss, changes
+between minor versions.  A knob that reads it wrongly would silently train another model, so nothing is turned outside
+the tested versions.  Measuring only needs torch's own hooks.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib import metadata
 from typing import Any
 
 import torch.distributed as dist
@@ -18,12 +21,20 @@ from torch.optim import Optimizer
 
 from pacecar.config import Config, ConfigError
 from pacecar.job.attach import Pacer, attach, check_names, with_options
+from pacecar.version_numbers import major_minor
 
-from .versions import untested
-
-__all__ = ["attach_for", "checked", "innermost", "say"]
+__all__ = ["TESTED", "attach_for", "checked", "innermost", "say", "untested"]
 
 logger = logging.getLogger("pacecar")
+
+TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "transformers": ((5, 23), (5, 23)),
+    "accelerate": ((1, 15), (1, 15)),
+    "lightning": ((2, 6), (2, 6)),
+    "deepspeed": ((0, 19), (0, 19)),
+    "ray": ((2, 60), (2, 60)),
+}
+"""Library -> first and last minor version, both included: what `requirements/adapters.txt` was when tests passed."""
 
 WRAPPERS_MAX = 8
 """Optimizers inside one another; a wrapper that contains itself would have no end."""
@@ -43,7 +54,7 @@ def checked(tune: str | None, options: dict[str, Any]) -> dict[str, Any]:
     except ConfigError:
         raise
     except Exception:
-        logger.debug("options are not checked", exc_info=True)  # what is wrong with us, `attach` says
+        logger.debug("options are not checked", exc_info=True)  # `attach` logs what is wrong with pacecar itself
     return options
 
 
@@ -63,6 +74,21 @@ def say(text: str) -> None:
         logger.warning("pacecar: %s", text)
 
 
+def untested(library: str, version: str | None = None) -> str | None:
+    """Return why `library` must not be tuned in this version (by default the installed one), or None."""
+    if version is None:
+        try:
+            version = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            return f"the version of {library} is unknown"
+    found = major_minor(version)
+    first, last = TESTED[library]
+    if found is not None and first <= found <= last:
+        return None
+    low, high = (".".join(map(str, bound)) for bound in (first, last))
+    return f"{library} {version} is outside the tested versions {low if low == high else f'{low} to {high}'}"
+
+
 def attach_for(
     library: str,
     model: nn.Module,
@@ -72,7 +98,7 @@ def attach_for(
     options: dict[str, Any],
     untuned_because: str | None = None,
 ) -> Pacer:
-    """Attach; only to measure, where `untuned_because` says why or the installed `library` is an untested version."""
+    """Attach; only measure if `untuned_because` gives a reason or the installed `library` is an untested version."""
     reason = untuned_because or untested(library)
     if reason is not None and tune != "off":
         say(f"measured, not tuned: {reason}")

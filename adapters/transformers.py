@@ -1,22 +1,22 @@
 """Measures and tunes transformers' Trainer by one callback: `Trainer(..., callbacks=[PacecarCallback()])`.
 
-A callback is told model and optimizer but not the Trainer, and neither of the two is what is needed: the model is the
-one inside DistributedDataParallel, the optimizer the one around torch's.  When training begins all is built, so the
-Trainer that called is looked up there.  From then on, for the time of one `train()`, methods of *its* are replaced
+A callback receives model and optimizer but not the Trainer, and neither of them is the right one: the model is the one
+inside DistributedDataParallel, the optimizer the one around torch's.  When training begins all is built, so the calling
+Trainer is found on the stack.  From then on, during one `train()`, some of its methods are replaced
 (`method_descriptors`): `get_batch_samples` to time the wait for data, `_save_checkpoint` to time checkpoints, and
 `training_step` to compute other micro-batches.
 
-Trainer calls `training_step` once a loader batch and counts everything by these calls: steps, logs, checkpoints,
-what a resumed run skips.  So the calls stay and what is computed in them changes (`regroup`), through Trainer's own
+Trainer calls `training_step` once for each loader batch and counts everything by these calls: steps, logs, checkpoints,
+what a resumed run skips.  So the calls stay and what they compute changes (`regroup`), through Trainer's own
 `training_step`: autocast, scaling and hooks are its own.  The loss is exact in both of Trainer's ways:
 
     divided by the items of the update (num_items_in_batch)    pieces add up as they are
     a mean, divided by current_gradient_accumulation_steps     that divisor is set to what the piece is a share of
 
-Whether the model's loss really adds up is computed once, before the first step (`loss_additivity`), and not believed.
+Whether the model's loss really adds up is computed once, before the first step (`loss_additivity`).
 
-Left out: what cannot be cut or needs its own loop (FSDP, DeepSpeed, context parallel) is measured, buckets are tuned
-where there is DDP.  A subclass that overrides `training_step` keeps it, and its micro-batch.
+What cannot be cut or needs its own loop (FSDP, DeepSpeed, context parallel) is measured, and buckets are tuned under
+DDP. A subclass that overrides `training_step` keeps it, and its micro-batch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from pacecar import inert_attach
-
-_unloaded: Exception | None = None
-try:
-    from .loss_additivity import differs
-    from .method_descriptors import MethodReplacement, replace_method
-    from .regroup import Regrouper
-    from .shared_attach import attach_for, checked, say
-except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
-    _unloaded = error
+from .shared_imports import MethodReplacement, Regrouper, attach_for, checked, differs, replace_method, say
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -56,7 +47,7 @@ FRAMES_MAX = 16
 """Calls between Trainer and a callback: two in every version we know."""
 
 STEPPING = ("training_step", "get_batch_samples", "_run_epoch", "_inner_training_loop")
-"""What must be Trainer's own where micro-batches are changed."""
+"""What must be Trainer's own if micro-batches are changed."""
 
 
 class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there when types are checked
@@ -64,8 +55,8 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     Args:
         tune: "off", "advise" or "exact"; default as configured.
-        micro_batch: whether another micro-batch may be computed.  None: where the loss is the model's own.  True also
-            where `compute_loss` is the script's: it says that its loss is a mean over samples, or is divided by
+        micro_batch: whether another micro-batch may be computed.  None: if the loss is the model's own.  True: also
+            if `compute_loss` is the script's; it declares that its loss is a mean over samples, or is divided by
             num_items_in_batch.  False: never.
         options: any other keyword of `pacecar.attach`: `run_dir`, `job`, `config`, keys of [hook] and [tune].
 
@@ -77,7 +68,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     def __init__(self, tune: str | None = None, *, micro_batch: bool | None = None, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._may_regroup = micro_batch
-        self._options = options if _unloaded is not None else checked(tune, options)
+        self._options = checked(tune, options)
         self._steps: _Steps | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present training, or of the last one; None before."""
@@ -95,16 +86,13 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._detach("finished")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings alone: what is attached belongs to this process."""
+        """Return the settings only: what is attached belongs to this process."""
         return self.__dict__ | {"_steps": None, "pacer": None}
 
     def __deepcopy__(self, memo: object) -> PacecarCallback:
         return PacecarCallback(self._tune, micro_batch=self._may_regroup, **self._options)
 
     def _attach(self, model: Any, optimizer: Any) -> None:  # noqa: ANN401  transformers gives no types
-        if _unloaded is not None:
-            self.pacer = inert_attach(_unloaded)(model, optimizer)
-            return
         trainer = _trainer_of(self)
         if trainer is None:
             why = "the Trainer that calls this callback cannot be found"
@@ -115,7 +103,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.pacer = attach_for(
             "transformers", trainer.model_wrapped, trainer.optimizer, tune=self._tune, options=self._options
         )
-        if not self.pacer.has_batcher:  # it has said why
+        if not self.pacer.has_batcher:  # it logged why
             return
         steps = _Steps(trainer, self.pacer, is_vouched_for=self._may_regroup is True)
         refused = "micro_batch=False" if self._may_regroup is False else _refusal(trainer, self._may_regroup is True)
@@ -138,7 +126,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 
 class _Steps:
-    """Replaces up to three methods of one Trainer, for the time of one `train()`."""
+    """Replaces up to three methods of one Trainer during one `train()`."""
 
     def __init__(self, trainer: Any, pacer: Pacer, *, is_vouched_for: bool) -> None:  # noqa: ANN401  no types
         self._is_vouched_for = is_vouched_for
@@ -173,7 +161,7 @@ class _Steps:
         self._timed, self._batches = None, []
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's
-        """Save as Trainer does; the time is the checkpoint's."""
+        """Save as Trainer does; charge the time to the checkpoint."""
         assert self._save is not None, "installed only where there is one"
         with self._pacer.checkpoint():
             return self._save(*args, **kwargs)
@@ -202,7 +190,7 @@ class _Steps:
         whole = trainer.current_gradient_accumulation_steps
         try:
             for micro, share in self._regrouper.micros(inputs, is_last=self._at == len(batches)):
-                # Trainer divides a mean by this; a loss that was divided by its items it leaves alone.
+                # Trainer divides a mean by this, but not a loss that was already divided by its items.
                 trainer.current_gradient_accumulation_steps = whole if share == 1.0 else whole / share
                 loss = self._step(model, micro, num_items_in_batch)
                 total = loss if total is None else total + loss
@@ -225,16 +213,16 @@ def _trainer_of(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, o
 
 
 def _refusal(trainer: Any, is_vouched_for: bool) -> str | None:  # noqa: ANN401  transformers gives no types
-    """Return why this Trainer's micro-batch must stay, or None; what its loss does is computed later."""
+    """Return why this Trainer's micro-batch must stay, or None; its loss is tested later."""
     kind = type(trainer).__name__
     for name in STEPPING:
         if name in trainer.__dict__ or getattr(type(trainer), name, None) is not getattr(Trainer, name, None):
             return f"{kind} has a {name} of its own"
     if not is_vouched_for:
         if "compute_loss" in trainer.__dict__ or type(trainer).compute_loss is not Trainer.compute_loss:
-            return f"{kind} has a compute_loss of its own; say micro_batch=True if its loss is a mean over samples"
+            return f"{kind} has a compute_loss of its own; pass micro_batch=True if its loss is a mean over samples"
         if trainer.compute_loss_func is not None:
-            return "compute_loss_func is given; say micro_batch=True if its loss is divided by num_items_in_batch"
+            return "compute_loss_func is given; pass micro_batch=True if its loss is divided by num_items_in_batch"
     accelerator, args = trainer.accelerator, trainer.args
     kind_of_run = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind_of_run not in ("NO", "MULTI_GPU", "MULTI_CPU"):

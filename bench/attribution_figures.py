@@ -1,7 +1,7 @@
-"""What do the runs of bench_attribution add up to?  Medians, ratios, aims and whether the results agree; all pure.
+"""Computes the figures of bench_attribution: medians, ratios, aims, and whether results agree.  Pure.
 
-A ratio is taken between runs that stood beside each other, not between medians of the whole: the machine drifts, and
-what it does to one it does to its neighbour.
+Ratios are between neighbouring runs rather than between overall medians, because drift of the machine affects
+neighbours alike.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def compared(peer: str, ours: Run, theirs: Run, reason: str | None = None) -> li
         if abs(other - mine) > bound:
             wrong.append(f"{word} {other:.3f} {unit} (ours {mine:.3f})")
     if wrong:
-        return [f"{peer}: differs in {', '.join(wrong)}", f"  because {reason or 'nobody has looked yet'}"]
-    return [f"{peer}: agrees on {', '.join(said) or 'nothing, since it says nothing'}, within {largest:.3f} us"]
+        return [f"{peer}: differs in {', '.join(wrong)}", f"  because {reason or 'not investigated yet'}"]
+    return [f"{peer}: agrees on {', '.join(said) or 'nothing, as it has no figures'}, within {largest:.3f} us"]
 
 
 def table(field_: Sequence[Contestant], file: str) -> list[str]:

@@ -1,13 +1,12 @@
-"""What do the contestants of bench_attribution do?  One run each, in a process of its own, and one line of JSON.
+"""Runs one contestant of bench_attribution in its own process, and prints one line of JSON.
 
     python attribution_runs.py ours|decoding|hta|tracelens FILE
     python attribution_runs.py live
     python attribution_runs.py artificial FILE EVENTS
 
-The peers' interpreters run this file too, so nothing is imported at the top that they lack.  A line holds the CPU time
-of the parts that the process can tell apart (`..._s`) and the result, so that the bench can compare what was computed
-and not only how fast.  Everybody is asked for the same: how the time of the device divides into compute,
-communication, how much of that is exposed, and idle, by the cheapest public call that gives it.
+The peers' interpreters run this file too, so imports at the top must exist there.  The line has the CPU time of each
+part (`..._s`) and the result, so that the bench compares results as well as speed.  All contestants compute the same:
+the device's compute, communication, exposed communication and idle time, by the cheapest public call.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ STEP_EVENTS = 2000
 
 def ours(path: Path) -> dict[str, Any]:
     """Read and analyze in this process, with the parts timed."""
-    from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-    from pacecar.profiler.trace.reader import read_trace
+    from pacecar.analysis.one_rank.one_trace import analyze_trace
+    from pacecar.analysis.trace.reader import read_trace
 
     begun, wall = time.process_time(), time.perf_counter()
     trace = read_trace(path)
@@ -151,8 +150,8 @@ def live() -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.ones(8, width)
     clock = SystemClock()
-    meter = WindowReader(clock, on_device=False)
-    meter.install()
+    reader = WindowReader(clock, on_device=False)
+    reader.install()
 
     def step() -> None:
         for _ in range(4):
@@ -164,28 +163,28 @@ def live() -> dict[str, Any]:
     rows = 0
     while len(rounds) < LIVE_ROUNDS:
         step()
-        meter.observed_from(clock.monotonic_ns())
-        if not meter.may_open():
+        reader.observed_from(clock.monotonic_ns())
+        if not reader.may_open():
             continue  # two windows have a whole step between them
-        meter.open()
+        reader.open()
         start = clock.monotonic_ns()
-        meter.observed_from(start)
+        reader.observed_from(start)
         step()
         end = clock.monotonic_ns()
         timed = TimedStep(start_ns=start, end_ns=end, phases={}, marks={}, micro_batches=4, overhead_ns=0)
         begun, wall = time.process_time_ns(), time.perf_counter_ns()
-        taken = meter.close(timed)
+        taken = reader.close(timed)
         cost, wall = time.process_time_ns() - begun, time.perf_counter_ns() - wall
         if taken is not None:
             rows = taken.row_count
             rounds.append((cost / rows / 1000, wall / rows / 1000))
-    meter.uninstall()
+    reader.uninstall()
     cpu, walls = zip(*rounds[1:], strict=True)  # the first round warms up
     return {"us_per_event": cpu, "wall_us_per_event": walls, "events": rows, "version": f"torch {torch.__version__}"}
 
 
 def artificial(path: Path, events: int) -> dict[str, Any]:
-    """Write a trace as torch would, of about as many events: the same for everybody, since its dice are seeded."""
+    """Write a trace as torch would, of about as many events: with a fixed seed."""
     rows = trace_events(events)
     document = {
         "schemaVersion": 1,

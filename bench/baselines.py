@@ -1,7 +1,7 @@
-"""Makes the tuners of others that pacecar's own policy is compared with, and lets a job be tuned by one.
+"""Makes the other tuners that pacecar's policy is compared with, and lets one of them tune a job.
 
-They are policies like the product's, made of its `SamplerPolicy`, but the product cannot be asked for them: whoever
-trains is not served by a search that neither tests its result nor ends a bad trial.
+They are policies built on the product's `SamplerPolicy`.  The product does not offer them, because a search that
+neither tests its result nor ends a bad trial does not serve users.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ BASELINES = ("gaussian-process", "tpe")
 
 
 def make_baseline(name: str, config: TuneConfig, *, seed: int = 0) -> SamplerPolicy:
-    """Return a fresh baseline of that name; `seed` is for those that draw.
+    """Return a new baseline of that name; `seed` is for those that draw.
 
     Raises:
-        ValueError: there is no baseline of that name.
+        ValueError: unknown name.
     """
     sampler: SettingSampler
     if name == "gaussian-process":
@@ -30,14 +30,14 @@ def make_baseline(name: str, config: TuneConfig, *, seed: int = 0) -> SamplerPol
 
         sampler = TpeSampler(seed=seed)
     else:
-        raise ValueError(f"{name!r} is no baseline; there are {', '.join(BASELINES)}")
+        raise ValueError(f"{name!r} is not a baseline; choose from {', '.join(BASELINES)}")
     return SamplerPolicy(config, sampler, name=name)
 
 
 def tune_by(name: str) -> None:
-    """Let the baseline `name` tune what this process attaches from now on, in place of the configuration's policy.
+    """Let the baseline `name` tune what this process attaches from now on, in place of the configured policy.
 
-    The jobs are to be attached with `remember=False`: what a baseline keeps is not proven.
+    Attach with `remember=False`: what a baseline keeps is not proven.
     """
     from pacecar.controller import command_handler  # needs torch, which replays do without
 

@@ -1,20 +1,19 @@
-"""What does `pacecar analyze` cost for a trace file, and do its peers compute the same?
+"""Compares `pacecar analyze` on a trace file with its peers: cost, and whether they compute the same.
 
-On the same files in one run: `pacecar analyze --json`, HolisticTraceAnalysis, TraceLens, and as a limit the mere
-decompressing and decoding of the file with a typed msgspec decoder.  Every run is a process of its own, the contestants
-take turns (A B C A B C), and a first turn that compiles and warms is not counted.  CPU time and the peak of resident
-memory are the kernel's own count for the ended process (wait4).  What starting costs is measured by the same command on
-a trace of two hundred events and shown apart: on a small file it is all there is, on a large one it is noise.
+The contestants are `pacecar analyze --json`, HolisticTraceAnalysis, TraceLens, and as a lower limit just decompressing
+and decoding the file with a typed msgspec decoder.  Every run is its own process, contestants take turns (A B C A B C),
+and a first turn is not counted.  CPU time and peak resident memory are the kernel's (wait4).  The cost of starting is
+measured with a trace of two hundred events and shown separately.
 
     make bench-attribution
     make bench-attribution BENCH_FLAGS="--rounds 3 --files hta_nccl_data"
     python bench/bench_attribution.py --json > figures.json
 
-The obvious getrusage(RUSAGE_CHILDREN) is wrong for memory: a child starts with its parent's peak as its own (the kernel
-carries it over exec), so this process imports nothing large, and shows first that a known allocation is measured right.
+getrusage(RUSAGE_CHILDREN) is wrong for memory: a child inherits its parent's peak, even over exec.  So this process
+imports nothing large, and first checks that a known allocation is measured correctly.
 
-Left out: several ranks, and traces with python frames.  Without the real traces (`PACECAR_TRACES`, see
-tests/profiler/trace/traces.py) an artificial one is made, and said.
+Left out: several ranks, and traces with Python frames.  Without the real traces (`PACECAR_TRACES`, see
+tests/analysis/trace/traces.py) an artificial one is used, with a message.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ KNOWN = {
         HTA,
     ): "only kernels named nccl are communication there, and an operator with a stream (73 us) is a kernel",
 }
-"""Why a peer's result is another one, where it is; pacecar.profiler.analysis.one_rank.steps says more."""
+"""Why a peer's result is another one, where it is; pacecar.analysis.trace.steps says more."""
 PROBE_BYTES = 64 << 20
 PROBE_ERROR_BYTES_MAX = 4 << 20
 PARENT_BYTES_MAX = 24 << 20
@@ -88,7 +87,7 @@ PARENT_BYTES_MAX = 24 << 20
 
 
 def contestants() -> list[Contestant]:
-    """Return who takes part; who cannot is left out aloud."""
+    """Return the contestants; print which ones are missing."""
     here = sys.executable
     found = [
         Contestant(OURS, [here, "-m", "pacecar", "analyze", "--json"]),
@@ -167,7 +166,7 @@ def said(text: bytes) -> Run:
 
 
 def prove_memory() -> None:
-    """Stop with a message where a child's peak would not be its own."""
+    """Exit with a message if a child's peak would not be its own."""
     # Not ru_maxrss, which may itself be inherited: what a child gets is the peak of this process's own memory.
     status = Path("/proc/self/status").read_text()
     own = int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -182,7 +181,7 @@ def prove_memory() -> None:
 def files(wanted: Sequence[str], folder: Path) -> dict[str, Path]:
     """Return the traces by name; the artificial one, made in `folder`, where none of them is here."""
     # In a process of its own, because that module needs pytest, which would make this process large.
-    ask = "from tests.profiler.trace.traces import folder; print(folder() or '')"
+    ask = "from tests.analysis.trace.traces import folder; print(folder() or '')"
     here = subprocess.run(
         [sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout.strip()
@@ -205,7 +204,7 @@ def make(path: Path, events: int) -> Path:
 
 
 def measure(field_: list[Contestant], places: Mapping[str, Path], rounds: int) -> None:
-    """Let all take turns on every file, the small one included; a peer that fails on one has no runs there, said."""
+    """Run all contestants in turns on every file, including the small one; skip a peer that fails on a file."""
     barred: set[tuple[str, str]] = set()
     for number in range(-1, rounds):
         for name, path in places.items():

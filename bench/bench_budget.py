@@ -1,10 +1,10 @@
-"""Measures whether the hook keeps its budget in jobs whose windows are dear; each with and without it, in processes.
+"""Measures whether the hook keeps its budget in jobs with expensive windows; each job runs with and without it.
 
-`ratio` and `most owed` are the hook's own count: the latter is how far cost was at any step beyond budget * wall time
-and what attaching took, and must stay under 200 ms.  `cpu` is the independent count: the processor time a step,
-all threads, with the hook over without it; it says something only on a quiet machine.
+`ratio` and `most owed` are the hook's own account: the latter is the largest excess of cost over budget * wall time
+plus attaching, and must stay under 200 ms.  `cpu` is independent: the processor time per step of all threads, with the
+hook over without it, which is meaningful only on an idle machine.
 
-The last table is the price of a window itself, part by part, against the rows of a step.
+The last table shows the parts of a window's price for steps with more and more rows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pacecar.profiler.windows.trace_spans import read_rows
 Step = Callable[[], object]
 TIMEOUT_SECONDS = 300
 ASK_STEPS = 16
-"""Ranks of one job agree after so many steps whether the time is up."""
+"""Steps after which the ranks of a job agree whether the time is up."""
 
 
 class Dense(nn.Module):
-    """A linear layer behind operators that autograd sees nothing of."""
+    """A linear layer behind operators that are invisible to autograd."""
 
     def __init__(self, operators: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Dense(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's."""
+    """A transformer block."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def fsdp2() -> Any:
 
 
 class FeedForward(nn.Module):
-    """A residual layer; under tensor parallelism each of its operators is one on DTensors."""
+    """A residual layer; under tensor parallelism all of its operators act on DTensors."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class FeedForward(nn.Module):
 
 
 def tensor_parallel() -> Any:
-    """Layers split column by column and row by row, sequences between them, as torchtitan does."""
+    """Layers split by columns and rows, with sequence parallelism between them, as in torchtitan."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor.parallel import (
@@ -178,7 +178,7 @@ def tensor_parallel() -> Any:
 
 
 def compiled() -> Any:
-    """A GPT of two blocks, compiled by a step before the hook attaches: compiling alone would earn a window."""
+    """A GPT of two blocks, compiled before the hook attaches, because compiling alone would earn a window."""
     model, _ = gpt_of(2)
     model, optimizer, step = looped(torch.compile(model, backend=COMPILER), tokens)
     step()
@@ -196,11 +196,11 @@ JOBS: dict[str, Callable[[], Any]] = {
     "compiled": compiled,
 }
 RANKS = {"fsdp2": 2, "tensor_parallel": 2}
-"""On gloo; all others are one process."""
+"""Ranks on gloo; all other jobs are one process."""
 
 
 def run_one(name: str, seconds: float, budget: float | None) -> None:
-    """Train for so long and print what it took; `budget` None: without the hook."""
+    """Train for `seconds` and print the figures; without a budget there is no hook."""
     rank, world_size = int(os.environ.get("RANK", "0")), RANKS.get(name, 1)
     folder = os.environ["BENCH_FOLDER"]
     if world_size > 1:
@@ -220,15 +220,15 @@ def run_one(name: str, seconds: float, budget: float | None) -> None:
         step()
         steps += 1
         if pacer is not None:
-            ledger = pacer._hook._budget
-            most = max(most, ledger.cost_ns - ledger._start_ns - budget * ledger._wall_ns)
+            ledger = pacer._hook.budget
+            most = max(most, ledger.cost_ns - ledger.start_ns - budget * ledger.wall_ns)
     taken = time.perf_counter() - begun
     said: dict[str, Any] = {"step_ms": taken / steps * 1e3, "cpu_ms": (time.process_time() - cpu) / steps * 1e3}
     if pacer is not None:
         hook = pacer._hook
-        hook.flush()
-        said |= {"ratio": hook.overhead_ratio, "owed_ms": most / 1e6, "windows": hook._budget.windows}
-        said |= {"attach_ms": hook._budget._start_ns / 1e6, "expected_ms": hook._budget.predicted_ns / 1e6}
+        hook.records.flush()
+        said |= {"ratio": hook.budget.ratio, "owed_ms": most / 1e6, "windows": hook.budget.windows}
+        said |= {"attach_ms": hook.budget.start_ns / 1e6, "expected_ms": hook.budget.predicted_ns / 1e6}
         pacer.close()
         said["exact"] = Path(folder, f"rank{rank}.jsonl").read_text().count('"source":"exact"')
     sys.stdout.write(json.dumps(said) + "\n")
@@ -239,7 +239,7 @@ def run_one(name: str, seconds: float, budget: float | None) -> None:
 
 
 def is_over(steps: int, end: float) -> bool:
-    """Return whether it is time to end, the same on all ranks."""
+    """Return whether time is up, the same on all ranks."""
     is_late = time.perf_counter() >= end
     if not dist.is_initialized():
         return is_late
@@ -251,7 +251,7 @@ def is_over(steps: int, end: float) -> bool:
 
 
 def run(name: str, seconds: float, budget: float | None) -> list[dict[str, Any]]:
-    """Run a job and return what each of its ranks said."""
+    """Run a job and return the figures of its ranks."""
     command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds)]
     if budget is not None:
         command += ["--budget", str(budget)]
@@ -273,7 +273,7 @@ def run(name: str, seconds: float, budget: float | None) -> list[dict[str, Any]]
 
 
 def show_prices() -> None:
-    """Print the parts of a window's price, microseconds of processor time a row, for steps of more and more rows."""
+    """Print the parts of a window's price, in microseconds of processor time per row, for more and more rows."""
     profiler = WindowProfiler(on_device=False)
     profiler.install()
     begun = time.perf_counter()

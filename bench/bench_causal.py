@@ -1,14 +1,16 @@
-"""Measures how often the causal model of `pacecar analyze` names the right ranks and cause, on simulated jobs.
+"""Measures how often the verdict of `pacecar analyze` names the right ranks and cause, on simulated jobs.
 
-Jobs of all layouts are drawn with one or two faults planted that cost from 3 to 40 % of the wall time, and healthy ones
+Jobs of all layouts are drawn, healthy or with one or two faults that cost 3 to 40 % of the wall time
 (`tests/kit/simulated_jobs/acceptance.py`).  Each is simulated, analyzed from its traces, and judged against the truth
-(`causal_figures`).  Prints tables; `--misses` each fault that was not right, too.  Draws follow from `--seed`: figures
-that were used while mending the model are not held out.  `--late-us` makes all ranks of a host leave collectives later
-than others', always alike, as behind a slow link: from the ends of collectives that looks like a clock.  With
-`--kernel-noise` kernels of healthy jobs vary by so much; the hosts of loud ones stop all the same.  `--form` plants
-certain faults only, or writes traces as some jobs do (`FORMS` in `acceptance.py`): hosts without names, links that
-groups share, rows of the device alone.  With `--exponential-stops` the stops of healthy loud jobs are 3 ms in the mean,
-and of any length, instead of 3 ms each.
+(`causal_figures`).  Jobs depend on `--seed`; seeds that were used while improving the model are not held out.
+
+    --misses               also print each fault that was not named rightly
+    --late-us              all ranks of a host leave collectives later by this, as behind a slow link: from the ends of
+                           collectives that looks like a wrong clock
+    --kernel-noise         variation of kernels in healthy jobs; hosts of loud jobs still stop
+    --form                 only certain faults, or traces of certain forms (`FORMS` in `acceptance.py`): hosts without
+                           names, links shared by groups, rows of the device alone
+    --exponential-stops    stops of healthy loud jobs have a mean of 3 ms instead of exactly 3 ms
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from bench.causal_figures import Case, ClockError, Named, Planted, falsely_named, lines, outcomes
-from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
-from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-from pacecar.profiler.analysis.output.words import untold_words
-from pacecar.profiler.analysis.report import TraceJob
+from pacecar.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.analysis.document.report import TraceJob
+from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.output.words import untold_words
 from tests.kit.simulated_jobs import Run, Truth, simulate
 from tests.kit.simulated_jobs.acceptance import (
     FORMS,
@@ -104,7 +106,7 @@ def drawn(args: argparse.Namespace) -> Iterator[tuple[int, Truth]]:
 
 
 def misses(case: Case) -> list[str]:
-    """Return a line for each fault that was not right, and for whoever was named beside."""
+    """Return a line for each fault that was not right, and for ranks named without a fault."""
     planted = [
         f"{one.word}: {one.fault.kind} of {list(one.fault.ranks or ())[:8]}, {one.fault.saved_ratio:.1%}"
         for one in outcomes(case)

@@ -1,9 +1,9 @@
-"""Is what `pacecar analyze` says that a change would save what it saves?  Real jobs of 4 ranks, with and without it.
+"""Compares the savings that `pacecar analyze` predicts with real savings, on jobs of 4 ranks.
 
-A DDP job on gloo is run with one rank slowed (in compute, data, its own code, or its link) and without; the saving that
-the verdict says, with the error it states, stands beside the difference of the two runs.  Likewise two what-if answers
-about the healthy job: data free, and every link twice as fast.  Each round runs every job once.  The difference is
-that of a round's two runs; medians and the least and greatest of all rounds are printed.
+A DDP job on gloo runs with one rank slowed (in compute, data, its own code, or its link) and without; the predicted
+saving and its stated error are printed beside the difference of the two runs.  So are two what-if answers about the
+healthy job: free data, and every link twice as fast.  Each round runs every job once and compares its two runs; medians
+and extremes over rounds are printed.
 
 Links are shaped in network namespaces, which needs root.  Compute is an operator that sleeps, as the ranks share a few
 processors (`counterfactual_job`).
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.profiler.analysis.reading.parallel_reading import analyze_files
-from pacecar.profiler.analysis.report import TraceJob
+from pacecar.analysis.document.report import TraceJob
+from pacecar.analysis.reading.parallel_reading import analyze_files
 from tests.kit.ranks import finish, start_ranks
 from tests.kit.shaping import Link, Net, shaped, why_not
 
@@ -140,7 +140,7 @@ def lines(question: Question, answers: Sequence[Answer]) -> list[str]:
         )
         others = sorted({f"{list(one.named[0])} {one.named[1]}" for one in answers if one.named is not None})
         found.append(
-            f"  rank and cause right in {right} of {len(answers)} rounds; named: {', '.join(others) or 'nobody'}"
+            f"  rank and cause right in {right} of {len(answers)} rounds; named: {', '.join(others) or 'no rank'}"
         )
     return found
 
@@ -178,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> None:
     named = sum(bool(job.stragglers) for job in healthy)
     errors = [abs(job.replay_error_ratio or 0.0) for job in healthy]
     sys.stdout.write(
-        f"healthy job: somebody named in {named} of {len(healthy)} rounds;"
+        f"healthy job: a rank named in {named} of {len(healthy)} rounds;"
         f" replay off by {100 * statistics.median(errors):.2f} % (at most {100 * max(errors):.2f})\n"
     )
 

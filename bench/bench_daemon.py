@@ -1,27 +1,27 @@
-"""What does the daemon cost, and what does one get for it?  Against nvitop-exporter and prometheus-node-exporter.
+"""Compares the cost of the daemon with nvitop-exporter and prometheus-node-exporter.
 
-Each contestant runs alone, in turn, on the same machine with the same stand-in GPUs (node_exporter has none), reads
-once a second and is scraped as Prometheus does (OpenMetrics accepted, gzip accepted): each second, and every 15 s,
-which is the usual interval.  pacecar also runs on other numbers of GPUs, and without glances between ticks.  In each
-round all of them run in a new order, so what the machine does meanwhile falls on all; a median of rounds, and their
-spread.
+Each contestant runs alone, in turn, on the same machine with the same stand-in GPUs (none for node_exporter), reads
+once a second, and is scraped like by Prometheus (OpenMetrics, gzip): every second, and every 15 s, the usual interval.
+pacecar also runs with other numbers of GPUs, and without glances between ticks.  The order changes in each round, so
+that load on the machine affects all alike; the result is the median over rounds with its spread.
 
     make bench-daemon                                              three rounds: an hour and a half
     make bench-daemon BENCH_FLAGS="--rounds 1 --gpus 8 --glances 10"
-    make bench-daemon BENCH_FLAGS="--old ../before"                and pacecar as it is in another checkout
+    make bench-daemon BENCH_FLAGS="--old ../before"                also pacecar from another checkout
+    make bench-daemon BENCH_FLAGS="--together"                     all of a round at the same time, on a busy machine
+    make bench-daemon BENCH_FLAGS="--call-us 760"                  calls as expensive as a real driver's
 
-CPU time is the process's own by /proc/PID/stat, in steps of 10 ms: --seconds makes it finer.  It is counted after three
-scrapes, when a scraper's beat is known.  Wake-ups are the voluntary context switches of all threads.  Latency is taken
-afterwards, by scrapes at random moments, so that they also meet the ticks.  Where a machine is so busy that ticks are
-missed, CPU time is too low: the share that was missed stands beside it.
+CPU time is that of the process in /proc/PID/stat, in steps of 10 ms (a longer --seconds makes it finer), counted after
+three scrapes, when the daemon knows the interval.  Wake-ups are the voluntary context switches of all threads.  Latency
+is measured afterwards, by scrapes at random moments, so that some meet a tick.  On a busy machine ticks are missed and
+CPU time is too low; the missed share is printed.
 
-A bare server stands among them to show what the machine itself makes of a latency: a scrape can hardly be faster than a
-server that reads nothing and keeps nothing.
+A bare server shows the latency of the machine itself.
 
-What a library's own calls take is in the figures, because whoever makes more of them pays for it: each call of the
-stand-in takes CALL_COST_NS of processor time and each field of a call for many FIELD_COST_NS.  The calls for each GPU
-are counted.  No process is on the GPUs: the stand-in's are those of no process on this machine, and looking for each of
-them in vain made nvitop-exporter look several times as expensive as it is.
+The figures include the calls of the GPU library: each call of the stand-in takes CALL_COST_US of processor time, and
+each field of a multi-field call FIELD_COST_NS.  On a real GPU a call took 760 us (docs/measurements/gpu.md).  Calls per
+GPU are counted.  No process uses the GPUs: the stand-in's processes do not exist on this machine, and looking for them
+made nvitop-exporter look several times as expensive as it is.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ SCRAPE_GAP_SECONDS = 0.02
 GLANCES = 10.0
 """Glances a second that are the default."""
 
-CALL_COST_NS = 15_000
+CALL_COST_US = 15.0
 """Processor time of a call: NVIDIA's own mock of the library takes 14 to 32 us for those of every tick, pynvml's share
 included."""
 
@@ -76,7 +77,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Contestant:
-    """One exporter: how it is started at a port, how many GPUs it sees (0: none), and how often it is scraped."""
+    """One exporter: its command, the number of GPUs it sees, and the interval of scrapes."""
 
     name: str
     command: Callable[[int, Path], list[str]]
@@ -84,7 +85,7 @@ class Contestant:
     gpus: int = GPUS
     is_exporter: bool = True
     tree: Path | None = None
-    """The checkout of pacecar that it is; None: it is another exporter."""
+    """The checkout, if it is pacecar."""
 
     rounds: list[dict[str, float]] = field(default_factory=list)
 
@@ -99,7 +100,7 @@ def pacecar(port: int, folder: Path, *, glances: float) -> list[str]:
 
 
 def bare_server(port: int, folder: Path) -> list[str]:
-    """Return the command of a server of the standard library that answers with as many bytes and knows nothing."""
+    """Return the command of a standard library server that answers with as many bytes."""
     code = (
         "import http.server\n"
         "class Handler(http.server.BaseHTTPRequestHandler):\n"
@@ -192,7 +193,7 @@ def wake_ups(pid: int) -> dict[str, int]:
 
 
 def ticks(page: bytes) -> tuple[float, float]:
-    """Return how many ticks a daemon made and missed, by its page; zeroes for another exporter."""
+    """Return the made and missed ticks on a daemon's page; zeros for another exporter."""
     names = (b"pacecar_daemon_ticks_total", b"pacecar_daemon_ticks_missed_total")
     found = [re.search(b"^" + name + rb" (\S+)", page, re.MULTILINE) for name in names]
     made, missed = (0.0 if one is None else float(one[1]) for one in found)
@@ -200,7 +201,7 @@ def ticks(page: bytes) -> tuple[float, float]:
 
 
 def scrape_for(port: int, seconds: float, interval: float) -> None:
-    """Scrape on the beat, like Prometheus, for so long."""
+    """Scrape at a fixed interval, like Prometheus, for `seconds`."""
     begun = time.monotonic()
     for number in range(int(seconds / interval) + 1):
         time.sleep(max(0.0, begun + number * interval - time.monotonic()))
@@ -219,7 +220,7 @@ def latencies_ms(port: int) -> list[float]:
     return sorted(found)
 
 
-def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
+def measure(contestant: Contestant, seconds: float, call_us: float) -> dict[str, float]:
     """Return the figures of one round."""
     with tempfile.TemporaryDirectory() as name:
         folder, port, beat = Path(name), free_port(), contestant.scrape_seconds
@@ -229,7 +230,7 @@ def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
             build(folder, max(GPUS, contestant.gpus))
             control = Control(folder / "control", max(GPUS, contestant.gpus))
             control.page.count, control.page.idle = contestant.gpus, 1
-            control.page.cost_ns, control.page.field_cost_ns = CALL_COST_NS, FIELD_COST_NS
+            control.page.cost_ns, control.page.field_cost_ns = round(1000 * call_us), FIELD_COST_NS
             environ |= control.environment()
         with running(contestant, port, folder, environ) as pid:
             scrape_for(port, max(WARM_SECONDS_MIN, (WARM_SCRAPES - 0.5) * beat), beat)
@@ -261,7 +262,7 @@ def measure(contestant: Contestant, seconds: float) -> dict[str, float]:
 
 
 def show(field_: list[Contestant], seconds: float) -> None:
-    """Print a table of what was scraped every `seconds`."""
+    """Print the table of the contestants scraped every `seconds`."""
     shown = [contestant for contestant in field_ if contestant.scrape_seconds == seconds and contestant.rounds]
     if not shown:
         return
@@ -286,7 +287,9 @@ def main() -> None:
     parser.add_argument("--scrapes", type=float, nargs="+", default=[1.0, 15.0], help="seconds between two scrapes")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 16], help="stand-in GPUs that pacecar runs on")
     parser.add_argument("--glances", type=float, nargs="+", default=[GLANCES, 0.0], help="glances a second")
+    parser.add_argument("--call-us", type=float, default=CALL_COST_US, help="processor time of a driver's call")
     parser.add_argument("--old", type=Path, help="another checkout of pacecar, measured in turn with this one")
+    parser.add_argument("--together", action="store_true", help="all contestants of a round at the same time")
     parser.add_argument("--no-peers", action="store_true", help="measure pacecar alone")
     options = parser.parse_args()
     if compiler() is None:
@@ -296,12 +299,16 @@ def main() -> None:
         options.old = options.old.resolve()
     field_ = list(contestants(options))
     for number in range(options.rounds):
-        for contestant in random.sample(field_, len(field_)):  # no one always runs first
-            contestant.rounds.append(measure(contestant, options.seconds))
+        order = random.sample(field_, len(field_))  # a new order in each round
+        with ThreadPoolExecutor(len(order) if options.together else 1) as pool:
+            found = list(pool.map(lambda one: measure(one, options.seconds, options.call_us), order))
+        for contestant, figures in zip(order, found, strict=True):
+            contestant.rounds.append(figures)
             cpu = contestant.rounds[-1]["CPU, % of one processor"]
             told = f"round {number + 1}: {contestant.name} scraped every {contestant.scrape_seconds:g} s: {cpu:.2f} %"
             sys.stderr.write(told + "\n")
-    sys.stdout.write(f"{options.rounds} rounds of {options.seconds:g} s, {os.cpu_count()} processors\n")
+    facts = f"{os.cpu_count()} processors, {options.call_us:g} us a driver's call"
+    sys.stdout.write(f"{options.rounds} rounds of {options.seconds:g} s, {facts}\n")
     for seconds in options.scrapes:
         show(field_, seconds)
 

@@ -1,11 +1,9 @@
-"""Measures what the tuner takes to learn of a step that was only counted.
+"""Measures the time for passing a step that was only counted to the tuner, bounded by `tuner_wiring.DECIDE_NS`.
 
-`DECIDE_NS` of `pacecar.job.tuner_wiring` is its bound.
-
-A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always heard, or of 20 ms, which
-are not.  Its knob changes nothing, so it tries both other values and watches from then on.  Between two steps more
-bytes are written than a core's own caches hold, as a job does.  Printed are microseconds of a boundary, in turns:
-median and 99th percentile; the difference is the price of hearing.
+A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always passed to it, or of 20
+ms, which are not.  Its knob changes nothing, so it tries the other two values and then watches.  Between steps, more
+bytes are written than a core's caches hold, as in a job.  It prints microseconds per boundary, median and 99th
+percentile, in turns; the difference is the cost of passing a step on.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script,
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
+from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.observation import JobFacts
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.status_reporter import StatusReporter
@@ -35,7 +34,7 @@ NOISE = 0.05
 EVICTED_BYTES = 4 << 20
 
 
-class Dial:
+class Dial(Actuator):
     """A knob whose values make no difference, so that a trial goes on for long."""
 
     knob = "micro_batch"
@@ -51,9 +50,6 @@ class Dial:
 
     def refusal(self) -> str | None:
         return None
-
-    def layout(self) -> str:
-        return ""
 
     def apply(self, value: int) -> None:
         self.at = value

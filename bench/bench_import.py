@@ -1,4 +1,4 @@
-"""What does `import pacecar` cost?  Medians of fresh interpreters, by the interpreter's own count."""
+"""Measures the time of `import pacecar` and others in fresh interpreters, by their own clock."""
 
 from __future__ import annotations
 

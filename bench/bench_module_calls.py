@@ -1,8 +1,8 @@
-"""What does it cost to see the calls of one module?  Hooks on it, torch's global hooks, and `observe_calls`.
+"""Compares ways to observe the calls of one module: its hooks, torch's global hooks, and `observe_calls`.
 
     .venv/bin/python bench/bench_module_calls.py
 
-Prints the shortest of many runs, in ns a call.  The functions that are called do nothing.
+Prints the shortest of many runs, in ns per call.  The callbacks do nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pacecar.profiler.hook.module_calls import observe_calls
 SUBMODULES = 100
 
 REPEATS = 2000
-"""Short runs, so that on a busy machine some are not interrupted."""
+"""Many short runs, so that some are not interrupted on a busy machine."""
 
 
 class Same(nn.Module):
-    """Returns what it is given."""
+    """Returns its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x

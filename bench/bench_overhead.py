@@ -1,15 +1,15 @@
-"""What does pacecar cost a real DDP job?  Measured from outside, and beside what pacecar says of itself.
+"""Measures pacecar's overhead in a real DDP job, from outside and by pacecar's own account.
 
-Two gloo ranks train with and without the hook in turns, a few steps each (A B B A): one process, because two processes
-differ by more than what is looked for, and short turns, because a shared machine drifts.  "Without" is without: the
-hook's entries are taken out of torch's own tables and put back.
+Two gloo ranks train with and without the hook in turns of a few steps (A B B A).  Both arms run in one process, because
+two processes differ by more than the overhead, and turns are short, because a shared machine drifts.  For the turns
+without, the hook's entries are removed from torch's tables.
 
-Two clocks.  The processor time of the training thread is what pacecar makes the thread do, and is hardly disturbed by
-neighbours; wall time holds waiting too, and noise.  A difference is the trimmed mean over A B B A groups, its interval
-a bootstrap over the groups.  Windows come so seldom that turns would cut them; there a turn is long and means count.
+Two clocks: the processor time of the training thread shows pacecar's work and is hardly disturbed by other programs;
+wall time includes waiting and noise.  A difference is the trimmed mean over A B B A groups, with a bootstrap interval.
+Windows are so rare that short turns would cut them, so there turns are long and plain means count.
 
-The long job is a narrower network with a device that works for 100 ms, which is a sleep in backward: the host has as
-little to do as beside a GPU, its caches are cold, and what the hook costs shows over the noise of the arithmetic.
+The long job is a narrower network with a device that works for 100 ms, simulated by a sleep in backward: the host is as
+idle as beside a GPU, its caches are cold, and the overhead shows above the noise of the arithmetic.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from torch.nn.parallel import DistributedDataParallel
 WORLD = 2
 TIMEOUT_SECONDS = 900
 TURN_STEPS = 4
-"""The tuner's period: each turn holds one vote."""
+"""The tuner's period, so that each turn has one vote."""
 LONG_TURN_STEPS = 20
 WARM_STEPS = 40
-"""With the hook, before anything is measured: the first steps are all different."""
+"""Steps with the hook before the measurement: the first ones all differ."""
 TUNED_STEPS = 200
-"""In these the tuner tries what there is to try, so that what is measured is mostly its watching."""
+"""Steps for the tuner's trials, so that mostly its watching is measured."""
 HOST_NS_MAX = 50_000
 STEP_RATIO_MAX = 0.001
 SELF_RATIO_MAX = 0.2
 JOBS = {"short": (0.0, 384), "long": (0.1, 64)}
-"""Seconds that the device of the job works, and the network's width: steps of about 12 and 105 ms."""
+"""Device seconds per step, and the network's width: steps of about 12 and 105 ms."""
 SHARES = {
     "short": {
         "hook": 4.0,
@@ -60,9 +60,9 @@ SHARES = {
     },
     "long": {"hook": 6.0, "tuner": 0.5, "TraceML": 0.3},
 }
-"""How long an arm is, in --seconds; a window lent at 0.002 is paid back in a minute or more."""
+"""Length of an arm relative to --seconds; at a budget of 0.002 a window takes over a minute to pay back."""
 ON_SHARE = 0.5
-"""Of an arm with windows, without turns: after it the hook is asked what it cost."""
+"""Share of an arm with windows that runs without turns, before the hook's own account is read."""
 LAYERS, BATCH = 6, 64
 TRACEML = Path(__file__).resolve().parents[1] / ".tools" / "traceml" / "bin" / "python"
 
@@ -87,7 +87,7 @@ class Figure:
 
 @dataclass
 class Arm:
-    """What one arm cost, as rank 0 saw it."""
+    """The cost of one arm on rank 0."""
 
     name: str
     step_ns: float
@@ -99,7 +99,7 @@ class Arm:
     windows: int = 0
     threads_ns: float = 0.0
     on_seconds: float = 0.0
-    """How long the job had run with the hook when it said `ratio`."""
+    """Time with the hook when `ratio` was read."""
 
 
 def now() -> tuple[int, int]:
@@ -108,14 +108,14 @@ def now() -> tuple[int, int]:
 
 
 def trimmed_mean(values: Sequence[float], cut: float = 0.2) -> float:
-    """Return the mean without the lowest and highest `cut`: neighbours make outliers of whole groups."""
+    """Return the mean without the lowest and highest share `cut`: other programs disturb whole groups."""
     ordered = sorted(values)
     out = int(len(ordered) * cut)
     return statistics.fmean(ordered[out : len(ordered) - out] or ordered)
 
 
 class Device(torch.autograd.Function):
-    """Nothing, and in backward a wait as for a device."""
+    """Does nothing in forward, and waits in backward as for a device."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Loop:
 
 
 class Tables:
-    """Takes what was registered since `remember` out of torch's tables of hooks, and puts it back."""
+    """Removes the hooks registered since the start from torch's tables, and puts them back."""
 
     def __init__(self, loop: Loop) -> None:
         model, optimizer = loop.model, loop.optimizer
@@ -175,9 +175,9 @@ class Tables:
 
     def put(self, is_on: bool) -> None:
         if is_on == self._is_on:
-            return  # what was remembered may have been replaced since
+            return  # the remembered entries may have been replaced
         if not is_on:
-            self.remember()  # the hook itself takes some away and puts them back, on short steps
+            self.remember()  # on short steps, the hook itself removes and restores some
         for table, ours in zip(self._tables, self._ours, strict=True):
             for key in ours:
                 table.pop(key, None)
@@ -192,9 +192,9 @@ Turn = Callable[[bool], object]
 def measure(
     name: str, loop: Loop, switch: Turn, *, seconds: float, turn_steps: int, end: Callable[[], object] | None = None
 ) -> Arm:
-    """Return the arm that `switch(is_on)` switches on and off, from as many groups of turns as fit into `seconds`.
+    """Measure the arm that `switch(is_on)` switches, with as many groups of turns as fit into `seconds`.
 
-    `end` ends a turn, and its time belongs to the turn.
+    `end` ends a turn, and its time counts for the turn.
     """
     groups: list[dict[bool, list[tuple[int, int]]]] = []
     for number in range(max(4, steps_in(loop, seconds) // (4 * turn_steps))):
@@ -209,7 +209,7 @@ def measure(
                 ending = now()
                 end()
                 spent = tuple(b - a + c for a, b, c in zip(ending, now(), spent, strict=True))
-            if turn_steps > TURN_STEPS:  # what long turns switch on (a profiler) costs something to switch
+            if turn_steps > TURN_STEPS:  # switching a profiler takes time
                 steps[-1] = steps[-1][0] + spent[0], steps[-1][1] + spent[1]
             group[is_on] += steps
         groups.append(group)
@@ -247,47 +247,47 @@ def attached(loop: Loop, folder: Path, **options: Any) -> Iterator[tuple[Any, Ta
 
 
 def pacecar_arm(loop: Loop, name: str, seconds: float, **options: Any) -> Arm:
-    """Measure one way to attach, and read what the hook says of itself in the records of the very same steps."""
+    """Measure one way to attach, and read the hook's own account in the records of the same steps."""
     with tempfile.TemporaryDirectory() as path, attached(loop, Path(path), **options) as (hook, tables):
         is_on = True
 
         def switch(on: bool) -> None:
             nonlocal is_on
-            while is_on and not on and hook._meter.is_open:
+            while is_on and not on and hook.windows.is_open:
                 loop_step_alone(loop)
             tables.put(on)
             if on and not is_on:
-                hook._timer.start_ns = time.monotonic_ns()  # the steps between are not part of the next one
+                hook._timer.start_ns = time.monotonic_ns()  # the steps in between do not belong to the next one
                 hook._timer.events.clear()
             is_on = on
 
         ratio: float | None = None
         on_seconds = 0.0
-        if options.get("windows"):  # without turns: while the hook is out of the tables its threads run on
+        if options.get("windows"):  # no turns: without its entries, the hook's threads would still run
             for _ in range(steps_in(loop, ON_SHARE * seconds)):
                 loop.step()
-            hook.flush()
-            ratio, on_seconds = hook.overhead_ratio, hook._budget._wall_ns / 1e9
+            hook.records.flush()
+            ratio, on_seconds = hook.budget.ratio, hook.budget.wall_ns / 1e9
             seconds *= 1.0 - ON_SHARE
         turn_steps = LONG_TURN_STEPS if options.get("windows") else TURN_STEPS
         for _ in range(WARM_STEPS if options["tune"] == "off" else TUNED_STEPS):
             loop.step()
-        before, step = hook._budget._cost_ns, hook.step
+        before, step = hook.budget._cost_ns, hook.step
         threads = thread_ns()
         begun = time.perf_counter_ns()
         arm = measure(name, loop, switch, seconds=seconds, turn_steps=turn_steps)
         share = (thread_ns() - threads) / (time.perf_counter_ns() - begun)
         arm.threads_ns = share * arm.step_ns
-        hook.flush()
-        # Without what its threads take, which the other figure has not either.
-        arm.own_mean_ns = (hook._budget._cost_ns - before) / (hook.step - step)
+        hook.records.flush()
+        # Without its threads, which the figure from outside does not include either.
+        arm.own_mean_ns = (hook.budget._cost_ns - before) / (hook.step - step)
         if not options.get("windows"):
             time.sleep(0.6)  # the courier looks four times a second
             lines = (Path(path) / f"rank{dist.get_rank()}.jsonl").read_bytes().splitlines()
             records = [record for record in map(json.loads, lines) if record["type"] == "step"]
             own = [r["overhead_ns"] / r["measured_every"] for r in records if r["step"] >= step and not r["disturbed"]]
-            arm.own_mean_ns = trimmed_mean(own)  # its clock runs on while a neighbour has the processor
-        arm.ratio, arm.on_seconds, arm.windows = ratio, on_seconds, hook._budget.windows
+            arm.own_mean_ns = trimmed_mean(own)  # its clock also counts time that other programs take
+        arm.ratio, arm.on_seconds, arm.windows = ratio, on_seconds, hook.budget.windows
     return arm
 
 
@@ -310,7 +310,7 @@ def thread_ns() -> int:
 
 
 def torch_profiler_arm(loop: Loop, seconds: float) -> Arm:
-    """torch.profiler over every step, as it comes; stopping it belongs to its turn, exporting does not happen."""
+    """Measure torch.profiler over every step, including stopping it, without exporting."""
     taken: list[Any] = []
 
     def switch(on: bool) -> None:
@@ -326,7 +326,7 @@ def torch_profiler_arm(loop: Loop, seconds: float) -> Arm:
 
 
 def traceml_arm(loop: Loop, seconds: float) -> Arm:
-    """TraceML's step instrumentation, without the processes that it starts beside a job."""
+    """Measure TraceML's step instrumentation, without its separate processes."""
     import traceml_ai as traceml  # type: ignore[import-not-found]
 
     traceml.init(mode="auto")
@@ -407,7 +407,7 @@ def run(job: str, arms: Sequence[str], seconds: float, python: str = sys.executa
 
 @dataclass(frozen=True)
 class Aim:
-    """A limit, and what was measured against it; an interval that holds the limit decides nothing."""
+    """A limit and its measurement; an interval that contains the limit decides nothing."""
 
     job: str
     text: str
@@ -434,7 +434,7 @@ HEAD = f"{'job':6} {'aim':52} {'measured':>9} {'95 % interval':>18} {'limit':>9}
 
 
 def aims_of(job: str, arm: Arm) -> list[Aim]:
-    """Return what `arm` was to show."""
+    """Return the aims of `arm`."""
     cpu, own, step_ns = arm.cpu, arm.own_mean_ns, arm.step_ns
     aims: list[Aim] = []
 
@@ -483,7 +483,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", choices=JOBS, action="append")
     parser.add_argument("--arms", nargs="*")
-    parser.add_argument("--seconds", type=float, default=28.0, help="of training; an arm has a share or some of them")
+    parser.add_argument("--seconds", type=float, default=28.0, help="base length of an arm (see SHARES)")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--store")
     options = parser.parse_args()

@@ -1,8 +1,7 @@
-"""What does the page cost the daemon?  Its CPU time with no viewer, with twenty, and with twenty that poll instead.
+"""Measures the daemon's CPU time without viewers of its page, with twenty, and with twenty that poll instead.
 
-The daemon runs in a process of its own and shows the made-up node of `tests/monitor/showcase.py` (eight GPUs, ten ranks
-in two jobs); the viewers live here, so that what they spend is not counted.  Rounds alternate, so that a busy machine
-disturbs all alike.
+The daemon runs in its own process and shows the node of `tests/monitor/showcase.py` (eight GPUs, ten ranks in two
+jobs); the viewers run here and are not counted.  Rounds alternate, so that load on the machine affects all alike.
 
     python bench/bench_page.py --seconds 20 --rounds 3
 """
@@ -32,7 +31,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def nobody(port: int, viewers: int):
+def no_viewer(port: int, viewers: int):
     yield lambda: 0
 
 
@@ -79,7 +78,7 @@ def polled(port: int, viewers: int):
         thread.join()
 
 
-WAYS = {"no viewer": nobody, "pushed": pushed, "polled": polled}
+WAYS = {"no viewer": no_viewer, "pushed": pushed, "polled": polled}
 
 
 def main() -> None:

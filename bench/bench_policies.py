@@ -1,9 +1,9 @@
-"""Which policy would have been best?  Every policy on every curve, with noise, over many seeds; `make bench-policies`.
+"""Replays every policy on every curve, with noise, over many seeds; `make bench-policies`.
 
-The jobs are replayed (`tests/controller/replay.py`): the same steps with the same noise for each policy and for the job
-left alone.  Two tables: on curves that `make bench-tuning` measured (`tests/controller/measured_curves.py`), and on
-simulated ones (`tests/controller/curves.py`), which have compression and links that change, too.  Figures are means
-over seeds, the spread is one standard deviation, `worst` the worst seed:
+Each policy and the untuned job see the same steps with the same noise (`tests/controller/replay.py`).  One table is for
+curves that `make bench-tuning` measured (`tests/controller/measured_curves.py`), one for simulated curves
+(`tests/controller/curves.py`), which also have compression and changing links.  Figures are means over seeds, the
+spread is one standard deviation, `worst` the worst seed:
 
     total        time of the whole run against the same job never tuned
     end          pace of the setting that is kept at the end against the best one
@@ -101,6 +101,21 @@ def report(table: dict[Key, list[Run]], every: Iterable[Case], source: str, step
     return "\n".join([*lines, "aims missed:" if missed else "no aim missed", *(f"  {line}" for line in missed)])
 
 
+def markdown(table: dict[Key, list[Run]], every: Iterable[Case]) -> str:
+    """Return the totals as docs/measurements/policies.md shows them: a line for each case."""
+    levels = sorted({level for level, _, _ in table})
+    lines = [
+        "| total (worst seed), % | oracle |"
+        + "".join(f" {name}, {level:.0%} noise |" for level in levels for name in POLICIES),
+        "|---|---|" + "---|" * len(levels) * len(POLICIES),
+    ]
+    for case in every:
+        totals = [[one.saved_ratio * 100 for one in table[lv, case.name, name]] for lv in levels for name in POLICIES]
+        cells = [f"{oracle_ratio(case) * 100:+.2f}", *(f"{fmean(seeds):+.2f} ({max(seeds):+.2f})" for seeds in totals)]
+        lines.append(f"| {case.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def play_all(
     file: Path, levels: Iterable[float], seeds: int, steps: int, only: str, *, processes: int
 ) -> dict[Key, list[Run]]:
@@ -126,12 +141,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--processes", type=int, default=max(1, multiprocessing.cpu_count() // 2))
     parser.add_argument("--json", type=Path, help="keep every run here")
+    parser.add_argument("--markdown", action="store_true", help="print the totals as a Markdown table, too")
     args = parser.parse_args()
     kept = []
     for file in args.curves:
         source, curves = load(file)
+        every = [case for case in cases(curves) if args.only in case.name]
         table = play_all(file, args.noise, args.seeds, args.steps, args.only, processes=args.processes)
-        sys.stdout.write(report(table, cases(curves), source, args.steps, args.seeds) + "\n\n")
+        sys.stdout.write(report(table, every, source, args.steps, args.seeds) + "\n\n")
+        if args.markdown:
+            sys.stdout.write(markdown(table, every) + "\n\n")
         sys.stdout.flush()
         kept += [{"source": source, "key": key, "runs": [asdict(one) for one in r]} for key, r in table.items()]
     if args.json is not None:

@@ -1,16 +1,14 @@
-"""What does `pacecar analyze` cost for all ranks of a job together, and what of it is the graph?
+"""Measures `pacecar analyze` on all ranks of a job together, and the share of the graph.
 
-Traces of simulated jobs (`tests/kit/simulated_jobs`: DDP, a host for every eight ranks; with `--tensor` so many of them
-share each layer) are written as torch.profiler would have written them.  Each folder is analyzed by a process of its
-own: its CPU time and its peak of resident memory are the kernel's count for it and for the processes that it started.
-Then in one process: reading all traces, analyzing each by itself, and all together, which is where matching, clocks,
-graph, verdict and what-if are.
+Traces of simulated jobs (`tests/kit/simulated_jobs`: DDP, a host for every eight ranks; with `--tensor` that many share
+each layer) are written as by torch.profiler.  Each folder is analyzed by its own process, whose CPU time and peak
+resident memory are the kernel's, including its children.  Then, in one process: reading all traces, analyzing each
+alone, and all together, which adds matching, clocks, graph, verdict and what-if.
 
     python bench/bench_ranks.py
     python bench/bench_ranks.py --jobs 8x6 64x6 64x72     ranks x steps; the last has some five million events
 
-A child starts with its parent's peak of memory as its own, so this process imports nothing large: it writes traces and
-measures within one process by running itself.
+A child inherits its parent's peak memory, so this process imports nothing large, and runs itself to write traces.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _job(word: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)x(\d+)", word)
     if found is None or int(found[1]) < 2 or int(found[2]) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no RANKSxSTEPS, such as 8x6, of at least 2 ranks")
+        raise argparse.ArgumentTypeError(f"{word!r} is not RANKSxSTEPS with at least 2 ranks, such as 8x6")
     return int(found[1]), int(found[2])
 
 
@@ -86,7 +84,7 @@ def _itself(*words: str) -> Any:
 
 def write(folder: Path, ranks: int, steps: int, tensor: int) -> int:
     """Write the traces of a job, and return how many events the reader finds in them."""
-    from pacecar.profiler.trace.reader import read_trace
+    from pacecar.analysis.trace.reader import read_trace
     from tests.kit.simulated_jobs import Job, Layout, Model, simulate
     from tests.kit.simulated_jobs.kineto import write_job
 
@@ -108,9 +106,9 @@ def _whole(folder: Path) -> Whole:
 
 def inside(folder: Path) -> list[float]:
     """Return the CPU seconds of reading all, of analyzing each by itself, and of analyzing all together."""
-    from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
-    from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-    from pacecar.profiler.trace.reader import read_trace
+    from pacecar.analysis.all_ranks.rank_comparison import analyze_job
+    from pacecar.analysis.one_rank.one_trace import analyze_trace
+    from pacecar.analysis.trace.reader import read_trace
 
     at = [time.process_time()]
     traces = [read_trace(path) for path in sorted(folder.iterdir())]

@@ -1,10 +1,10 @@
-"""What does `pacecar report` cost on a large run?  Time and memory of the command, on records of this program's making.
+"""Measures time and memory of `pacecar report` on a large synthetic run.
 
     python bench/bench_report.py                       100 000 step records of 8 ranks
-    python bench/bench_report.py --records 1000000     what docs/report.md says
+    python bench/bench_report.py --records 1000000     the figures in docs/report.md
 
-Records are as the hook writes them, byte for byte the same encoder; steps vary, ranks wait for each other, two changes
-are tried and one kept.  The command runs as a process of its own, so that its peak memory (wait4) is its own.
+The records come from the hook's encoder; steps vary, ranks wait for each other, two changes are tried and one is kept.
+The command runs in its own process, so that its peak memory (wait4) is its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does `pacecar run` cost a script that knows nothing of it?  Ratios against the bare script, interleaved.
+"""Measures the overhead of `pacecar run` against the bare script, in turns.
 
-Start-up: fresh interpreters that do nothing, and that import torch.  Steps: a script on two gloo ranks, bare and
-watched in turn; medians of its steps after both have settled, and the whole run's wall time.
+Start-up: fresh interpreters that do nothing, or import torch.  Steps: a script on two gloo ranks, bare and measured in
+turns; medians of its steps once settled, and the wall time of the whole run.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What does one Prometheus need for many nodes?  200 simulated daemons of 8-GPU nodes, scraped by a real one.
+"""Measures what one real Prometheus needs to scrape 200 simulated daemons of 8-GPU nodes.
 
-Nodes come in steps, so that what a node costs is a slope and not a share of what Prometheus takes anyway.  At each
-step: series, resident memory, the processor that scraping and rules take, and how long the expressions of the Fleet
-dashboard take, as Grafana asks them (a query at one time for tables, many points for graphs).
+Nodes are added in steps, so that the cost of a node is a slope.  Each step reports series, resident memory, processor
+time of scraping and rules, and the time of the Fleet dashboard's expressions as Grafana sends them (instant queries for
+tables, range queries for graphs).
 
     make bench-scaling
     make bench-scaling BENCH_FLAGS="--nodes 50,100,200 --seconds 180 --json scaling.json"
 
-Figures and what they come to at 10 000 GPUs: docs/scaling.md.
+Figures, extrapolated to 10 000 GPUs: docs/scaling.md.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Asks `pacecar analyze` who held up three real jobs of which the answer is known, and sets it beside that answer.
+"""Compares the verdict of `pacecar analyze` with the known stragglers of three real jobs.
 
-The jobs are those of ByteDance's StragglerAnalysis: AR has one worker that was slowed, ST a last pipeline stage with
-more work, SE sequences of different lengths and, less, a longer last stage.  Their tables are not a part of pacecar:
+The jobs are those of ByteDance's StragglerAnalysis: AR has one slowed worker, ST a last pipeline stage with more work,
+SE sequences of different lengths and a slightly longer last stage.  Their tables are not part of pacecar:
 
     git clone https://github.com/ByteDance-Seed/StragglerAnalysis
     pip install pyarrow
     python bench/bench_stragglers.py StragglerAnalysis/data
 
-Each table is written as one trace a worker (`straggler_traces`) and analyzed by the command, as a user would.  Beside
-what it said stands the answer of their own simulator (`mw-*.json` beside the tables): a step as it replays it, and with
-every operation at the mean of its kind, which takes all causes away at once.
+Each table becomes one trace per worker (`straggler_traces`), which the command analyzes.  Beside it is the answer of
+their simulator (`mw-*.json` next to the tables): a replayed step, and one with every operation at the mean of its kind,
+which removes all causes at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _lines(job: str, found: dict[str, Any], stages: int, data: Path) -> list[str
             f"  named: {who}: {one['cause']}, saves {saved / 1e9:.3f} s a step ({share:.1%}), error {error / 1e9:.3f}"
         )
     if not found["stragglers"]:
-        lines.append("  nobody is named")
+        lines.append("  no rank is named")
     lines += [f"  {one['code']}: {one['message']}" for one in found["warnings"]]
     every = next((one for one in found["what_if"] if one["name"] == "straggler_median"), None)
     if every is not None:

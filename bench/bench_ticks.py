@@ -1,14 +1,14 @@
-"""What does one tick of the daemon cost?  Checkouts side by side at the same time, for machines that are never quiet.
+"""Compares the processor time of a daemon's tick between checkouts, also on a busy machine.
 
-`bench_daemon` measures a share of a processor, each contestant alone: where other work takes the processors meanwhile,
-ticks are missed, and the share says little.  Here daemons of several checkouts run at the same time, so that what the
-machine does falls on all alike, and what is compared is the processor time of a tick that was made.
+`bench_daemon` measures the share of a processor, each contestant alone; under other load ticks are missed, and the
+share means little.  Here daemons of several checkouts run at the same time, so that load affects all alike, and the
+figure is the processor time per completed tick.
 
     python bench/bench_ticks.py before=../before now=.             with a scrape every 15 s
     python bench/bench_ticks.py before=../before now=. --beat 1
 
-CPU time is the process's own by its clock, with the driver's stand-in in it, of eight GPUs: those calls are made in the
-daemon's threads.  Of wake-ups, those of threads that ended meanwhile are not counted.
+CPU time is that of the process, including the stand-in driver with eight GPUs, whose calls run in the daemon's threads.
+Wake-ups of threads that have ended are not counted.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ for _ in sys.stdin:
                               for name in ("daemon_ticks", "daemon_ticks_missed", "collector_glances"))
     print(json.dumps([time.process_time_ns(), time.monotonic_ns(), ticks, missed, glances]), flush=True)
 """
-"""A daemon that says, for each line that it is sent, what it took so far.  Not by `service`, which ends a daemon that
-got no processor for so long that its ticks stopped."""
+"""A daemon that prints its usage for each line on its input.  Not `service`, which ends a daemon whose ticks stopped
+for lack of a processor."""
 
 CLIENT = """
 import sys, time, urllib.request
@@ -71,7 +71,7 @@ while True:
 
 
 class Contestant:
-    """The daemon of one checkout, and who scrapes it."""
+    """The daemon of one checkout, and its scraper."""
 
     def __init__(self, name: str, tree: Path, driver: Path, options: argparse.Namespace) -> None:
         self.name = name
@@ -98,11 +98,11 @@ class Contestant:
         return cpu, now, ticks, missed, glances, wake_ups(self._daemon.pid), sum(self._control.calls_in_all()[:-1])
 
     def begin(self) -> None:
-        """Begin to count."""
+        """Start a round."""
         self._before = self._state()
 
     def end(self) -> None:
-        """Take the figures since `begin`."""
+        """Store the figures since `begin`."""
         before, after = self._before, self._state()
         cpu, elapsed, ticks, missed, glances = (after[n] - before[n] for n in range(5))
         wakes = sum(count - before[5].get(thread, 0) for thread, count in after[5].items())
@@ -141,7 +141,7 @@ def main() -> None:
         build(driver.name)
         for name, _, tree in (each.partition("=") for each in options.trees):
             field.append(Contestant(name, Path(tree).resolve(), Path(driver.name), options))
-        time.sleep(max(20.0, 3.5 * options.beat))  # a scraper's beat is known after three
+        time.sleep(max(20.0, 3.5 * options.beat))  # the daemon knows the interval after three scrapes
         for number in range(options.rounds):
             for contestant in field:
                 contestant.begin()

@@ -1,11 +1,11 @@
-"""What do votes on a group of our own cost, against votes on the job's?  Real ranks on this machine's loopback.
+"""Compares votes on pacecar's own process group with votes on the job's, with real ranks on loopback.
 
     python bench/bench_votes.py --ranks 2 4 8 16
 
-For each number of ranks: what it takes to make the group (once, in `attach`), what it holds (memory, threads, sockets),
-and what one vote costs the training thread of a rank: to send it, and to read it a step later, when it is there.  The
-vote of before, an all-reduce of five numbers on the job's own group, beside it.  Medians of rank 0, which has the
-machine's cores to share with the others: with more ranks than cores a wait says little, processor time more.
+For each number of ranks it prints the time to make the group (once, in `attach`), its memory, threads and sockets, and
+the cost of one vote for the training thread: sending it, and reading it a step later.  Beside it is the former vote, an
+all-reduce of five numbers on the job's group.  Figures are medians of rank 0; with more ranks than cores, only
+processor time is meaningful.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, it has only its own folder on the path
 
 VOTES, STEP_SECONDS = 200, 0.01
 NAMES = ("send_us", "read_us", "cpu_us")
@@ -77,7 +78,7 @@ def held() -> dict[str, int]:
 
 
 def timed(send: Any, read: Any) -> dict[str, float]:
-    """Return microseconds: of the thread that sends and reads, and of all of this process."""
+    """Return microseconds per vote of the thread that sends and reads, and of the whole process."""
     sends, reads, process = [], [], time.process_time()
     for _ in range(VOTES):
         begun = time.perf_counter()
@@ -92,20 +93,17 @@ def timed(send: Any, read: Any) -> dict[str, float]:
 
 
 def main() -> None:
+    from tests.kit.ranks import finish, start_ranks
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     sys.stdout.write(f"{'ranks':>5} {'made ms':>9} {'memory kB':>10} {'threads':>8} {'sockets':>8}")
     sys.stdout.write("".join(f" {whose + ' ' + what:>12}" for whose in ("own", "job") for what in NAMES) + "\n")
     for world in parser.parse_args().ranks:
-        port = 20000 + os.getpid() % 20000 + world
-        environ = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = [
-            subprocess.Popen([sys.executable, __file__], env={**environ, "RANK": str(r)}, stdout=subprocess.PIPE)
-            for r in range(world)
-        ]
-        said = json.loads(ranks[0].communicate(timeout=600)[0])
-        for other in ranks[1:]:
-            other.communicate(timeout=60)
+        ended = finish(start_ranks([__file__], world, python=sys.executable))
+        if any(one.code != 0 for one in ended):
+            raise SystemExit(f"a rank failed: {ended}")
+        said = json.loads(ended[0].out)
         sys.stdout.write(
             f"{world:5d} {said['made_ms']:9.1f} {said['kb']:10d} {said['threads']:8d} {said['sockets']:8d}"
         )

@@ -1,4 +1,4 @@
-"""What does a step record cost on its way?  Encode, decode and JSON, medians over many."""
+"""Measures the time to encode and decode a step record, and to write it as JSON; medians over many."""
 
 from __future__ import annotations
 

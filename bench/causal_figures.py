@@ -1,9 +1,8 @@
-"""Judges what `pacecar analyze` said of a simulated job against what is true of it, and sums up many of them.
+"""Judges verdicts of `pacecar analyze` on simulated jobs against the truth, and summarizes them.
 
-A planted fault is *right* if a finding names ranks that have it, and only those, with a true cause; *wrong cause* if
-only the ranks are right; else *untold* where `analyze` says that it cannot tell, and *missed* where it says that nobody
-holds the job up, or somebody else does.  A finding that belongs to no fault is *false*.  Savings are compared as shares
-of the true step.
+A planted fault is *right* if a finding names only ranks that have it, with a true cause; *wrong cause* if only the
+ranks are right; otherwise *untold* if `analyze` cannot tell, and *missed* if it names no rank or another one.  A
+finding without a fault is *false*.  Savings are compared as shares of the true step.
 
 Pure: values in, values and lines of text out.  Tested in `tests/bench`.
 """
@@ -68,7 +67,7 @@ class Case:
     clocks: tuple[ClockError, ...]
     replay_error_ratio: float | None
     is_told: bool = True
-    """Whether `analyze` answers who holds the job up: that nobody does is an answer, that it cannot be told is none."""
+    """Whether `analyze` gives an answer: "no straggler" is one, "cannot tell" is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def lines(cases: Sequence[Case]) -> list[str]:
             accused = [case for case in healthy if case.named]
             untold = sum(not case.is_told for case in healthy)
             found.append(
-                f"healthy, {noise}: somebody named in {len(accused)} of {len(healthy)} jobs, not told in {untold}"
+                f"healthy, {noise}: a rank named in {len(accused)} of {len(healthy)} jobs, not told in {untold}"
             )
             found += [f"  draw {case.number}, {case.layout}: {_words(case.named)}" for case in accused]
     return [*found, *_savings(every), *_clocks(cases), *_replays(cases)]

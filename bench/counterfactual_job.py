@@ -1,11 +1,11 @@
-"""A rank of a DDP job on gloo, slowed in one way on one rank or not at all; it records a Kineto trace of its steps.
+"""One rank of a DDP job on gloo, with one rank slowed or none; it records a Kineto trace of its steps.
 
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=... MASTER_PORT=... python bench/counterfactual_job.py FOLDER FAULT RANK
 
 FAULT is none, compute, data or host of RANK, or no_data (batches cost nothing, on all ranks).  Writes
-FOLDER/rank<r>.json, and to standard output the nanoseconds of each recorded step.  The operator that stands for compute
-sleeps: it takes as long as a kernel on a device of its own would, whatever else runs on the processors that the ranks
-share.  The rest is real: DDP, its buckets, gloo, loader, optimizer.
+FOLDER/rank<r>.json, and prints the nanoseconds of each recorded step.  Compute is an operator that sleeps, so that it
+takes as long as a kernel on a separate device, whatever else runs on the shared processors.  The rest is real: DDP, its
+buckets, gloo, loader, optimizer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch.utils.data import DataLoader, Dataset
 WARM_STEPS, RECORDED_STEPS = 10, 24
 
 LAYERS, WIDTH = 8, 192
-"""Of a linear layer each: 148 kB of gradients."""
+"""Width of each linear layer: 148 kB of gradients."""
 
 FORWARD_SECONDS = 0.0015
-"""Of an operator, of which a layer has one forward and one, twice as long, backward."""
+"""Time of an operator; a layer has one in forward and one, twice as long, in backward."""
 
 SAMPLE_SECONDS = 0.002
-"""What making a batch takes."""
+"""Time to make a batch."""
 
 SLOWED = {"compute": 0.3, "data": 0.012, "host": 0.010}
 """Compute: the share by which each operator takes longer; data: seconds more for a batch; host: seconds more that the

@@ -6,10 +6,10 @@ of a process with squared-exponential kernel (one length for all dimensions, MiB
 standardized scores; 21 samples in all.  Steps after a switch count.  Parameters are chained: all of that is done again
 for each value of a choice.  The best single sample wins, however lucky.
 
-Where it differs, always in its favour: length and height of the kernel are the best of a grid (the original descends
-from 1 and 1, where the likelihood of samples that are 4 MiB apart is flat); expected improvement is looked up at every
-setting that exists instead of by descent and rounding.  Other scales than bytes are stretched over the same 0 to 64.
-Left out: the cycle time, which DDP has not.
+It differs only in its own favour: length and height of the kernel are the best of a grid (the original descends from 1
+and 1, where the likelihood of samples 4 MiB apart is flat), and expected improvement is evaluated at every existing
+setting instead of by descent and rounding.  Scales other than bytes are stretched over the same 0 to 64.
+Left out: the cycle time, which DDP does not have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST = (4.0, 32.0, 16.0, 8.0)
 """Horovod's defaults; `FIRST` are its test points, on the scale 0 to `SPAN`."""
 
 SETTINGS_MAX = 4096
-"""Settings among which the next one is looked up; more knobs than that are thinned out evenly."""
+"""Most settings that the next one is chosen from; of more, an even sample."""
 
 LENGTHS = tuple(2.0**k for k in range(-1, 8))
 HEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -56,13 +56,17 @@ class GaussianProcessSampler:
         self._start: dict[str, int] = {}
         self._settings: list[tuple[tuple[float, ...], dict[str, int]]] = []
         self._choices: list[dict[str, int]] = [{}]
-        self._told: list[tuple[tuple[float, ...], float]] = []
         self._next: tuple[tuple[float, ...], dict[str, int]] | None = None
+        self._restart()
+
+    def _restart(self) -> None:
+        self._scores: list[tuple[tuple[float, ...], float]] = []
         self._warmups = WARMUP_SAMPLES
         self._best: tuple[float, dict[str, int]] | None = None
 
     def begin(self, spaces: Sequence[KnobSpace]) -> None:
-        """Lay out the settings that exist."""
+        """Lay out the settings that exist, and start over."""
+        self._restart()
         self._start = {space.knob: space.value for space in spaces}
         chosen = [space for space in spaces if _is_choice(space.knob)]
         scales = [space for space in spaces if not _is_choice(space.knob)]
@@ -98,11 +102,11 @@ class GaussianProcessSampler:
         score = 1e9 / pace_ns
         if self._best is None or score > self._best[0]:
             self._best = (score, {knob: values[knob] for knob in self._start})
-        self._told.append((self._next[0], score))
-        count = len(self._told)
+        self._scores.append((self._next[0], score))
+        count = len(self._scores)
         if count > SAMPLES_MAX or len(self._settings) == 1:
             del self._choices[0]
-            self._told = []
+            self._scores = []
             self._next = self._nearest(FIRST[0])
         elif count < len(FIRST):
             self._next = self._nearest(FIRST[count])
@@ -114,8 +118,8 @@ class GaussianProcessSampler:
         return min(self._settings, key=lambda setting: sum((x - place) ** 2 for x in setting[0]))
 
     def _most_promising(self) -> int:
-        x = np.array([place for place, _ in self._told])
-        y = np.array([score for _, score in self._told])
+        x = np.array([place for place, _ in self._scores])
+        y = np.array([score for _, score in self._scores])
         spread = float(y.std())
         y = (y - y.mean()) / (spread if spread > 0 else 1.0)
         length, height = fit(x, y)

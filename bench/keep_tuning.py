@@ -36,8 +36,9 @@ def put(page: str, place: re.Pattern[str], made: str) -> str:
 
 
 def figures(folder: Path = SWEEPS) -> str:
-    """Return the tables of all files in the folder."""
-    return summary([case for file in sorted(folder.glob("*.json")) for case in json.loads(file.read_text())])
+    """Return the short tables of all files in the folder; `bench_tuning --show` prints the long ones."""
+    kept = [case for file in sorted(folder.glob("*.json")) for case in json.loads(file.read_text())]
+    return summary(kept, is_short=True)
 
 
 def main(files: Sequence[str]) -> None:

@@ -1,12 +1,12 @@
-"""Nodes for bench_scaling: one real daemon of an 8-GPU node as the model, and many exporters that serve such a page.
+"""Simulates nodes for bench_scaling: one real daemon of an 8-GPU node as the model, and many exporters of such a page.
 
     python bench/scaling_nodes.py model FILE
     python bench/scaling_nodes.py serve FILE FIRST COUNT PERIOD      prints the ports, serves until its input ends
 
-The model is a real daemon with its own collectors: NVML is the stand-in library (8 GPUs, 18 NVLinks each), /proc and
-/sys are the recorded machine's with eight RDMA adapters, and eight ranks of a tuned job report.  What it would serve is
-kept as samples.  Each simulated node has a real exporter and a real web server; its board is the model's samples, of
-which every counter grows and every measured gauge moves, so that nothing is stored as a constant.
+The model is a real daemon with real collectors: NVML is the stand-in library (8 GPUs, 18 NVLinks each), /proc and /sys
+are those of the recorded machine with eight RDMA adapters, and eight ranks of a tuned job report.  Its samples are
+kept. Each simulated node has a real exporter and web server, and serves these samples with growing counters and moving
+gauges, so that Prometheus cannot compress constants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes recorded operations of a pipeline-parallel job as the traces that torch.profiler would have made of it.
+"""Writes recorded operations of a pipeline-parallel job as torch.profiler traces.
 
 The operations are those of ByteDance's StragglerAnalysis (github.com/ByteDance-Seed/StragglerAnalysis, Apache 2.0; the
 paper is "Understanding Stragglers in Large Model Training Using What-if Analysis"): for some steps of a job, the start
-and duration of each forward, backward, send, receive and collective on each worker, on one clock that begins anew with
+and duration of each forward, backward, send, receive and collective on each worker, on one clock that restarts with
 every step.  Here the steps follow each other.
 
 On each worker an operation begins when the one before has ended, so all are put on one stream, in that order.  A send
@@ -13,7 +13,7 @@ With `Rows.DEVICE` only the device is recorded, as by `activities=[CUDA]`: no la
 kernel of its own on a stream of its kind, and nothing says which row waits for which.
 
 Pure: operations in, documents of Chrome's JSON out.  Left out: collections of garbage (of no length in these tables),
-and tensor-parallel ranks, which the tables do not have, so layer norms meet nobody.
+and tensor-parallel ranks, which the tables do not have, so layer norms are not all-reduced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs Optuna's tree-structured Parzen estimator (TPE), by Optuna itself: 20 trials of 20 steps, then stop.
 
-The first trial is the setting that the job came with, as anybody would enqueue it.  A scale is an integer along its
+The first trial is the setting that the job came with, as a user would enqueue it.  A scale is an integer along its
 values (so halving and doubling are equally far), a choice is categorical.  A trial's value is the mean step of its 20
 steps after two that settle.  The best single trial wins, however lucky.
 """
@@ -29,7 +29,11 @@ class TpeSampler:
 
     def __init__(self, *, seed: int = 0) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study: Any = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._seed = seed
+        self._restart()
+
+    def _restart(self) -> None:
+        self._study: Any = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=self._seed))
         self._spaces: list[KnobSpace] = []
         self._distributions: dict[str, Any] = {}
         self._trial: Any = None
@@ -37,7 +41,8 @@ class TpeSampler:
         self._best: tuple[float, dict[str, int]] | None = None
 
     def begin(self, spaces: Sequence[KnobSpace]) -> None:
-        """Lay out the search space and enqueue the present setting."""
+        """Start over: lay out the search space and enqueue the present setting."""
+        self._restart()
         self._spaces = list(spaces)
         for space in spaces:
             known = by_name.get(space.knob)

@@ -15,6 +15,9 @@ SLOW_RATIO = 1.2
 STOLEN_MAX = 0.03
 """What others may take of the processors in a step: with 10 % a step takes some 5 % longer."""
 
+OURS = ("exact", "lossy")
+"""The arms of pacecar's own policy."""
+
 NEIGHBOURS = 4
 """Calm steps whose median stands for a disturbed one."""
 
@@ -132,14 +135,16 @@ def compact(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "curve_seconds": curve, "finals": finals, "runs": runs}
 
 
-def summary(kept: Sequence[dict[str, Any]]) -> str:
+def summary(kept: Sequence[dict[str, Any]], *, is_short: bool = False) -> str:
     """Return Markdown tables of cases by arms: total time, where each arm arrived, what trials cost, what was forecast.
+
+    A short one leaves out the last two, and where the policies of others arrived.
 
     Cases without the arms `never` and `oracle` are left out: there is nothing to compare with.
     """
     kept = [case for case in kept if {"never", "oracle"} <= {run["arm"] for run in case["runs"]}]
     tried = [arm for arm in _arms_of(kept) if arm != "never"]
-    arrived = ["default", *(arm for arm in tried if arm != "oracle")]
+    arrived = ["default", *(arm for arm in tried if arm in OURS or (arm != "oracle" and not is_short))]
     totals = [
         f"| total against never | steps | stolen | replaced | {' | '.join(tried)} |",
         "|---|" + "---|" * (len(tried) + 3),
@@ -147,28 +152,33 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
     ends = [f"| end against oracle | {' | '.join(arrived)} |", "|---|" + "---|" * len(arrived)]
     searched = [arm for arm in tried if arm != "oracle"]
     costs = [f"| trial steps, slowest, slow steps | {' | '.join(searched)} |", "|---|" + "---|" * len(searched)]
-    told = ["| expected and measured gain of each trial | exact | lossy |", "|---|---|---|"]
+    told = [f"| expected and measured gain of each trial | {' | '.join(OURS)} |", "|---|---|---|"]
     for case in kept:
+        name = case["case"].replace(", 2 ranks", "")
         runs = [Run(**run) for run in case["runs"]]
         by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ("never", *tried)}
         never, best = median(run.total for run in by_arm["never"]), median(run.final for run in by_arm["oracle"])
         saved = [spread([run.total / never - 1 for run in by_arm[arm]]) for arm in tried]
         host = f"{_stolen(runs)} | {_replaced(runs)}"
-        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {host} | {' | '.join(saved)} |")
+        totals.append(f"| {name} | {len(runs[0].paces)} | {host} | {' | '.join(saved)} |")
         by_arm["default"] = by_arm["never"]
         off = [_end(case.get("finals", {}), arm, by_arm[arm], best) for arm in arrived]
-        ends.append(f"| {case['case']} | {' | '.join(off)} |")
+        ends.append(f"| {name} | {' | '.join(off)} |")
         typical = median(pace for run in by_arm["never"] for pace in run.calm_paces)
-        costs.append(f"| {case['case']} | {' | '.join(_cost(by_arm[arm], typical) for arm in searched)} |")
-        told.append(f"| {case['case']} | {' | '.join(_told(by_arm.get(arm, [])) for arm in ('exact', 'lossy'))} |")
-    notes = (
+        costs.append(f"| {name} | {' | '.join(_cost(by_arm[arm], typical) for arm in searched)} |")
+        told.append(f"| {name} | {' | '.join(_told(by_arm.get(arm, [])) for arm in OURS)} |")
+    notes = [
         "Stolen: the most that the hypervisor gave to others of any arm's processor time.",
         f"Replaced: the most steps of an arm in which others took over {STOLEN_MAX:.0%}; for each stands the median of"
         f" the nearest {NEIGHBOURS} calm ones.",
         "~ by the typical step of the last fifth, where nothing ran side by side",
-        "Slowest: the worst trial's loss against what it was compared with; slow: 20 % slower than never tuning's.",
-    )
-    return "\n".join([*totals, "", *ends, "", *costs, "", *told, "", *notes])
+    ]
+    if not is_short:
+        notes.append(
+            "Slowest: the worst trial's loss against what it was compared with; slow: 20 % slower than never tuning's."
+        )
+    trials = [] if is_short else [*costs, "", *told, ""]
+    return "\n".join([*totals, "", *ends, "", *trials, *notes])
 
 
 def _stolen(runs: Sequence[Run]) -> str:

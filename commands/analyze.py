@@ -1,9 +1,9 @@
-"""Runs `pacecar analyze`: options in, results on stdout, what went wrong on stderr, an exit code out.
+"""Runs `pacecar analyze`: results go to stdout, errors to stderr.
 
-    0 at least one trace was analysed    1 none could be, or an output could not be written
+    0 at least one trace was analyzed    1 none could be, or an output could not be written
 
-With `--json` stdout has the document and nothing else, and neither rich nor multiprocessing is imported for one file:
-on a small trace they would take longer than the analysis.
+With `--json`, stdout has only the document, and one file needs neither rich nor multiprocessing: on a small trace,
+importing them would take longer than the analysis.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
-from pacecar.profiler.analysis.reading.one_file import EngineError, Window
-from pacecar.profiler.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
-from pacecar.profiler.analysis.reading.trace_paths import find_traces, printable
-from pacecar.profiler.analysis.report import TraceDocument
-from pacecar.profiler.trace.columns import TraceWarning
+from pacecar.analysis.document.report import TraceDocument
+from pacecar.analysis.reading.one_file import EngineError, Window
+from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
+from pacecar.analysis.reading.trace_paths import find_traces, printable
+from pacecar.analysis.trace.columns import TraceWarning
 from pacecar.safe_files import is_stdout
 
 from .shared_options import complain
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AnalyzeOptions", "run_analyze"]
 
 SHOW_PROGRESS_SECONDS = 1.0
-"""Work that is done sooner needs no bar."""
+"""Shorter work shows no progress bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class AnalyzeOptions:
 
 
 def run_analyze(options: AnalyzeOptions) -> int:
-    """Analyse, print, and return the exit code."""
+    """Analyze, print, and return the exit code."""
     try:
         document = _analyze(options) if options.compare is None else _compare(options, options.compare)
     except EngineError as error:
@@ -80,8 +80,8 @@ def run_analyze(options: AnalyzeOptions) -> int:
 
 
 def _write_csv(document: TraceDocument, folder: Path) -> bool:
-    """Write the document's lists into `folder`; return whether that was possible, after saying why not."""
-    from pacecar.profiler.analysis.output.csv_tables import write_csv
+    """Write the document's lists into `folder`; on failure print why and return False."""
+    from pacecar.analysis.output.csv_tables import write_csv
 
     try:
         write_csv(document, folder)
@@ -92,29 +92,29 @@ def _write_csv(document: TraceDocument, folder: Path) -> bool:
 
 
 def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
-    """Analyse the paths and write what else was asked for; None when there is nothing to show."""
+    """Analyze the paths and write the requested files; None if there is nothing to show."""
     window = options.window or ("steps" if options.steps is not None else "trace")
     analysis = _read(options, options.paths, window)
     if analysis is None:
         return None
     outputs: list[tuple[Path, Callable[[Path], None]]] = []
     if options.perfetto is not None:
-        from pacecar.profiler.analysis.merged_trace.perfetto import write_perfetto
+        from pacecar.analysis.output.merged_trace.perfetto import write_perfetto
 
         outputs.append((options.perfetto, lambda path: write_perfetto(analysis, path)))
     if options.picture is not None:
-        from pacecar.profiler.analysis.output.svg_timeline import write_picture
+        from pacecar.analysis.output.page.picture import write_picture
 
         outputs.append((options.picture, lambda path: write_picture(analysis, path, options.step)))
     if options.html is not None:
-        from pacecar.profiler.analysis.page.page import write_page
+        from pacecar.analysis.output.page.page import write_page
 
         outputs.append((options.html, lambda path: write_page(analysis, path, options.step)))
     for path, write in outputs:
         try:
             write(path)
         except BrokenPipeError:
-            raise  # click knows what to do when the reader went away
+            raise  # click handles a closed pipe
         except OSError as error:
             complain(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}")
             return None
@@ -125,7 +125,7 @@ def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
 
 
 def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument | None:
-    from pacecar.profiler.analysis.compare import compare
+    from pacecar.analysis.compare import compare
 
     sides = []
     for path in paths:
@@ -143,7 +143,7 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument
 
 
 def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Analysis | None:
-    """Find and analyse the files behind `paths`; None, after saying why, when there is not a single trace."""
+    """Find and analyze the files at `paths`; print why and return None if there is no trace at all."""
     found = find_traces(paths)
     missing = [TraceWarning("not_found", message) for message in found.errors]
     if not found.files:
@@ -180,22 +180,22 @@ def _print(document: TraceDocument, options: AnalyzeOptions) -> None:
 
 
 def _parts(document: TraceDocument, options: AnalyzeOptions, console: Console) -> Iterator[Any]:
-    from pacecar.profiler.analysis.output.text import document_text
+    from pacecar.analysis.output.text import document_text
 
     if options.tables:
-        from pacecar.profiler.analysis.output.tabletext import tables_text
+        from pacecar.analysis.output.tabletext import tables_text
 
         return tables_text(document, options.tables, console, options.by)
     if document.comparison is None:
         return document_text(document, console)
-    from pacecar.profiler.analysis.output.comparetext import comparison_text
+    from pacecar.analysis.output.comparetext import comparison_text
 
     return comparison_text(document, console)
 
 
 @contextmanager
 def _progress(is_quiet: bool, stream: TextIO) -> Iterator[Progress | None]:
-    """Yield the callback to which the engine reports progress: a bar on a terminal once work is long, else None."""
+    """Yield the engine's progress callback, which draws a bar once work takes long; None without a terminal."""
     if is_quiet or not stream.isatty():
         yield None
         return
@@ -220,7 +220,7 @@ def _progress(is_quiet: bool, stream: TextIO) -> Iterator[Progress | None]:
 
 
 def _bar() -> tuple[Any, Any]:
-    """Start a bar on stderr that leaves nothing behind."""
+    """Start a transient progress bar on stderr."""
     from importlib.util import find_spec
 
     if find_spec("rich") is None:
@@ -237,7 +237,7 @@ def _bar() -> tuple[Any, Any]:
 
 
 class _NoBar:
-    """Stands in for the bar where rich is not installed: `--json` works without it."""
+    """Replaces the bar if rich is not installed, since `--json` works without it."""
 
     def update(self, *_: object, **__: object) -> None: ...
 

@@ -1,9 +1,8 @@
 """Sends a request to a running job, or to the daemon itself, through the daemon's socket, and yields the answers.
 
-One connection carries one request and then its answers: first the daemon's own, which names the ranks that it reached,
-then those of the ranks.  The caller waits with a deadline of its own, which grows with the pace of the job; neither the
-daemon nor the job waits for him.  Whatever happens after the ranks were reached, he gets a reply for each of them, if
-only that no answer came.
+One connection carries one request and its answers: first the daemon's, with the ranks that it reached, then those of
+the ranks.  The caller's deadline depends on the pace of the job; neither daemon nor job waits for the caller.  Once the
+ranks are reached, the caller gets a reply for each of them, even if it is only that no answer came.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 __all__ = ["AskError", "Reply", "ask", "converse"]
 
 FIRST_SECONDS = 10.0
-"""The daemon answers at once; it may be busy with a tick."""
+"""The daemon answers at once, unless it is busy with a tick."""
 
 PATIENCE_SECONDS = 60.0
-"""In addition to the steps: ranks look for commands four times a second, and write and compress what they measured."""
+"""Added to the time of the steps: ranks poll for commands four times a second, and write and compress traces."""
 
 SLOWER = 5.0
-"""A traced step takes at worst (with stacks) so many times as long."""
+"""A traced step takes at worst (with stacks) this many times as long."""
 
 UNKNOWN_SECONDS = 300.0
-"""For the steps of a job whose pace nobody knows yet: it may be compiling."""
+"""For the steps of a job whose pace is not known yet: it may be compiling."""
 
 _SERIAL = 1
-"""One request a connection."""
+"""There is one request per connection."""
 
 
 class AskError(RuntimeError):
-    """No request can be sent, or nobody answers; the message says why and what to do."""
+    """The request cannot be sent, or there is no answer; the message says why and what to do."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One rank's final answer; "silent": it gave none."""
+    """The final answer of one rank; "silent" if it gave none."""
 
     rank: int
     state: Literal["done", "refused", "silent"]
@@ -61,13 +60,13 @@ def ask(
     timeout_seconds: float | None = None,
     ranks: tuple[int, ...] = (),
 ) -> Iterator[Answer | Reply]:
-    """Ask `job` for `action` through the daemon at `path`: yield interim answers as they come, then a Reply a rank.
+    """Ask `job` for `action` through the daemon at `path`: yield interim answers as they come, and a Reply per rank.
 
-    `ranks` says which are meant, none all of them that are on this node.  `timeout_seconds` None: as long as the steps
-    in `arguments` may take at the job's pace, and PATIENCE_SECONDS.
+    An empty `ranks` means all ranks on this node.  Without `timeout_seconds`, the deadline is the time of the steps in
+    `arguments` at the job's pace, plus PATIENCE_SECONDS.
 
     Raises:
-        AskError: there is no daemon, it has no such job, or the job belongs to somebody else.
+        AskError: there is no daemon, it has no such job, or the job belongs to another user.
     """
     begun = time.monotonic()
     request = Request(serial=_SERIAL, job=job, action=action, arguments=arguments, ranks=ranks)
@@ -89,7 +88,7 @@ def ask(
 
 
 def converse(path: str, request: DumpRequest | HealthRequest, *, timeout_seconds: float) -> Answer:
-    """Return the one answer that the daemon at `path` gives to a request of its own.
+    """Return the answer of the daemon at `path` to a request to itself.
 
     Raises:
         AskError: there is no daemon, or it does not answer in time.
@@ -99,7 +98,7 @@ def converse(path: str, request: DumpRequest | HealthRequest, *, timeout_seconds
         try:
             connection.send(encode_frame(request))
         except (FrameError, OSError) as error:
-            raise AskError(f"the daemon at {path} cannot be asked: {error}") from error
+            raise AskError(f"cannot ask the daemon at {path}: {error}") from error
         answer = _next(connection, deadline)
     if answer is None:
         raise AskError(f"the daemon at {path} does not answer within {timeout_seconds:g} s")
@@ -137,17 +136,17 @@ def _patience(first: Answer, arguments: dict[str, KnobValue]) -> float:
 
 def _connect(path: str, timeout_seconds: float) -> socket.socket:
     try:
-        # Root's own path is /run/pacecar; another one he has named, to speak with a user's daemon.
+        # Root's own path is /run/pacecar; with another one, root asks for a user's daemon.
         return connect(path, timeout_seconds, any_owner=os.geteuid() == 0)
     except UntrustedDaemonError as error:
-        raise AskError(f"the daemon at {path} is not asked: {error}") from error
+        raise AskError(f"refusing to use the daemon at {path}: {error}") from error
     except OSError as error:
         hint = ": is the daemon running, and is this its socket?" if isinstance(error, FileNotFoundError) else ""
         raise AskError(f"cannot reach the daemon at {path}: {error.strerror or error}{hint}") from error
 
 
 def _next(connection: socket.socket, deadline: float) -> Answer | None:
-    """Return the next answer; None when none comes in time."""
+    """Return the next answer; None if the deadline passes."""
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -166,4 +165,4 @@ def _next(connection: socket.socket, deadline: float) -> Answer | None:
         except FrameError as error:
             raise AskError(f"the daemon cannot be understood: {error}") from error
         if isinstance(message, Answer):
-            return clean_values(message)  # a job chose its words; a person's terminal must not obey them
+            return clean_values(message)  # text from a job must not control the terminal

@@ -22,7 +22,7 @@ def dashboards() -> None:
 
 @dashboards.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--runbook-url", metavar="URL", help="Where your runbook is; alerts then lead there.")
+@click.option("--runbook-url", metavar="URL", help="Address of your runbook, for the links in alerts.")
 def export(directory: Path, runbook_url: str | None) -> None:
     """Write dashboards (JSON), recording rules and alert rules (YAML) as files into DIRECTORY."""
     from pacecar.dashboards import export as export_dashboards
@@ -39,10 +39,10 @@ def export(directory: Path, runbook_url: str | None) -> None:
 
 @dashboards.command()
 @click.option("--url", required=True, help="The address of Grafana: http(s)://host[:port][/path].")
-@click.option("--token", envvar="GRAFANA_TOKEN", help="A service account's token; better in $GRAFANA_TOKEN.")
-@click.option("--user", help="Or a user; the password is in $GRAFANA_PASSWORD, or asked for.")
-@click.option("--folder", help="Title of the folder, made if it is not there.  [default: none]")
-@click.option("--overwrite", is_flag=True, help="Replace dashboards that are there, and what was changed in them.")
+@click.option("--token", envvar="GRAFANA_TOKEN", help="Service account token; safer in $GRAFANA_TOKEN.")
+@click.option("--user", help="Or a user, with the password in $GRAFANA_PASSWORD or prompted for.")
+@click.option("--folder", help="Title of the folder, created if missing.  [default: none]")
+@click.option("--overwrite", is_flag=True, help="Replace existing dashboards and any changes made in them.")
 @click.option("--timeout-seconds", type=click.FloatRange(0.1, 600.0), default=15.0, show_default=True)
 def push(
     url: str, token: str | None, user: str | None, folder: str | None, overwrite: bool, timeout_seconds: float
@@ -53,14 +53,14 @@ def push(
     from pacecar.dashboards.push import push as push_dashboards
 
     try:
-        # A user that was named goes before a token that happens to be in the environment.
+        # A user given explicitly overrides a token in the environment.
         grafana = Grafana(
             url, None if user else token, user, _password() if user else None, timeout_seconds=timeout_seconds
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if url.startswith("http://") and not re.match(r"http://(localhost|127\.|\[::1\])", url):
-        click.echo("pacecar: over http everybody on the way can read the credentials; https is better", err=True)
+        click.echo("pacecar: http sends the credentials in clear text; use https", err=True)
     texts = committed(".json")
     done = failed = 0
     try:
@@ -72,7 +72,7 @@ def push(
     except (Unreachable, Refused) as error:
         fail(f"{error} ({done} of {len(texts)} dashboards pushed)")
     if failed:
-        hint = "" if overwrite else "; --overwrite replaces those that are there"
+        hint = "" if overwrite else "; --overwrite replaces existing ones"
         fail(f"{done} of {len(texts)} dashboards pushed{hint}")
 
 

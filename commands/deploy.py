@@ -1,10 +1,10 @@
-"""Defines `pacecar deploy`: what an installation of this version needs around it, shown or written out.
+"""Defines `pacecar deploy`: shows or writes the files that an installation of this version needs.
 
     show, export    the files of deploy/, with dashboards and rules
     man             manual pages
-    completion      what a shell needs to complete our commands
+    completion      shell completions
 
-Left out: installing anything.  Whoever reads the files decides what they do to a machine.
+It installs nothing: the administrator decides what to do with the files.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def show(what: str | None) -> None:
 
 @deploy.command("export")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--force", is_flag=True, help="Replace files that are there and differ.")
+@click.option("--force", is_flag=True, help="Replace existing files that differ.")
 def export_(directory: Path, force: bool) -> None:
-    """Write all of them, with dashboards and rules, below DIRECTORY."""
+    """Write all files, with dashboards and rules, below DIRECTORY."""
     from pacecar.deploy import DeployError, export
 
     try:
@@ -89,7 +89,7 @@ def man(directory: Path) -> None:
 @deploy.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what SHELL needs to complete commands and options: for its folder of completions, or to be sourced."""
+    """Print the completion script for SHELL, to be sourced or put into its completions folder."""
     from click.shell_completion import get_completion_class
 
     completing = get_completion_class(shell)

@@ -1,8 +1,7 @@
-"""Defines `pacecar dump`: asks the daemon to write a recording of its last minutes, or shows what is in such a file.
+"""Defines `pacecar dump`: asks the daemon to write a recording of its last minutes, or shows the content of one.
 
-The request goes through the daemon's socket, and the daemon decides who may make it
-(`pacecar.monitor.ingest.authorization`).  Showing needs no daemon: a recording is read on any machine.
-Left out: what follows from a recording (`pacecar report`).
+The request goes through the daemon's socket, and the daemon authorizes it (`pacecar.monitor.ingest.authorization`).
+Showing needs no daemon.  `pacecar report` draws conclusions from a recording.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["dump"]
 
 PATIENCE_SECONDS = 60.0
-"""Writing takes a second; a disk that is busy with a checkpoint takes longer."""
+"""Writing takes a second, or longer on a disk that is busy with a checkpoint."""
 
 EVENTS_SHOWN = 20
 
@@ -35,26 +34,26 @@ EVENTS_SHOWN = 20
 @click.command()
 @config_option
 @click.option("--socket", help="The daemon's socket.  [default: as configured]")
-@click.option("--note", default="", help="Why; it is written into the recording.")
+@click.option("--note", default="", help="A note to write into the recording.")
 @click.option("--show", "shown", type=click.Path(path_type=Path), metavar="FILE", help="Show FILE instead.")
-@click.option("--salvage", is_flag=True, help="With --show: take what is whole of a damaged file.")
+@click.option("--salvage", is_flag=True, help="With --show: read the intact part of a damaged file.")
 @click.option("--json", "as_json", is_flag=True, help="With --show: print JSON.")
 def dump(
     config_file: Path | None, socket: str | None, note: str, shown: Path | None, salvage: bool, as_json: bool
 ) -> None:
-    """Have the daemon write its last minutes to a file, and print where; or --show such a file."""
+    """Have the daemon write its last minutes to a file, and print its path; or --show such a file."""
     if shown is not None:
         if note or socket:
-            raise click.UsageError("--show reads a file: it goes with no --note and no --socket")
+            raise click.UsageError("--show reads a file: leave out --note and --socket")
         _show(shown, salvage=salvage, as_json=as_json)
         return
     if salvage or as_json:
-        raise click.UsageError("--salvage and --json go with --show FILE")
+        raise click.UsageError("--salvage and --json need --show FILE")
     click.echo(clean(_ask(load(config_file, {"socket": socket}).daemon.socket, note)))
 
 
 def _ask(path: str, note: str) -> str:
-    """Return where the recording is; ends the command when there is none."""
+    """Return the path of the recording; exits if there is none."""
     from pacecar.records import Answer, DumpRequest
 
     from .daemon_client import AskError, converse
@@ -79,9 +78,9 @@ def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
     except RecordingError as error:
         fail(str(error))
     if recording.problem is not None:
-        complain(f"{recording.problem}; shown is what is whole")
+        complain(f"{recording.problem}; the intact part is shown")
     if as_json:
-        click.echo(json.dumps(summary, indent=2))  # which escapes all but ASCII, so that nothing reaches a terminal raw
+        click.echo(json.dumps(summary, indent=2))  # escapes everything but ASCII, which is safe on a terminal
         return
     host, version, written = summary["host"], summary["pacecar_version"], _clock(summary["written_seconds"])
     click.echo(clean(f"{host}, pacecar {version}, written {written}"))
@@ -90,7 +89,7 @@ def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
 
 
 def _summary(recording: Recording) -> dict[str, Any]:
-    """Return what is in `recording`, counted, as plain values; raises RecordingError."""
+    """Return counts and facts of `recording` as plain values; raises RecordingError."""
     header = recording.header
     counts = {"ticks": 0, "glances": 0, "records": 0, "events": 0}
     series: set[tuple[str, tuple[str, ...]]] = set()
@@ -153,7 +152,7 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for job, kinds in summary["records_of_jobs"].items():
         ranks = sum(rank["training_job"] == job for rank in summary["ranks"])
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        yield "job", f"{job}: {ranks} ranks on the board; {said}"
+        yield "job", f"{job}: {ranks} ranks; {said}"
     for event in summary["latest_events"]:
         yield "event", f"{_clock(event['wall_seconds'])}  {event['kind']}: {event['text']}"
 

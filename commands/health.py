@@ -1,10 +1,10 @@
-"""Defines `pacecar health`: says by its exit code whether the daemon of this machine has fresh numbers.
+"""Defines `pacecar health`: its exit code tells whether the daemon of this machine has fresh numbers.
 
-It is for supervisors that ask by starting a program: HEALTHCHECK of a container image, an `exec` probe.  The request
-goes through the daemon's socket.  By HTTP it would need what a check has not: with TLS the certificate's name, with
-passwords one in clear (the configuration has hashes only), with client certificates a key.
+It is for supervisors that run a program: HEALTHCHECK of a container image, an `exec` probe.  The request goes through
+the daemon's socket, because HTTP may need the certificate's name (TLS), a clear password (the configuration has only
+hashes) or a client key.
 
-Left out: whether a client reaches the port.  `/-/healthy` says that to whoever may read the numbers.
+Left out: whether a client reaches the port, which `/-/healthy` answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shared_options import config_option, fail, load
 __all__ = ["health"]
 
 TIMEOUT_SECONDS = 4.0
-"""The daemon answers in milliseconds; less than the 10 s after which the image's HEALTHCHECK is ended."""
+"""The daemon answers in milliseconds; the image's HEALTHCHECK gives up after 10 s."""
 
 
 @click.command()
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 4.0
 @click.option("--socket", help="The daemon's socket.  [default: as configured]")
 @click.option("--timeout-seconds", type=click.FloatRange(min=0.1), default=TIMEOUT_SECONDS, show_default=True)
 def health(config_file: Path | None, socket: str | None, timeout_seconds: float) -> None:
-    """Print ok and exit with 0 where the daemon here has fresh numbers, else say why not and exit with 1."""
+    """Print ok and exit with 0 if the daemon here has fresh numbers, else print why not and exit with 1."""
     from pacecar.records import HealthRequest
 
     from .daemon_client import AskError, converse

@@ -1,7 +1,7 @@
-"""Gives commands their help where python has dropped docstrings (`python -OO`, PYTHONOPTIMIZE=2).
+"""Restores the help of commands when Python drops docstrings (`python -OO`, PYTHONOPTIMIZE=2).
 
-click takes a command's help from its function's docstring.  Where python has compiled that away, it still stands in the
-source, which is read here; an install without sources has commands without descriptions.
+click takes a command's help from the docstring of its function, which is still in the source.  An install without
+sources has commands without descriptions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["restore_help"]
 
 
 def restore_help(command: click.Command) -> None:
-    """Set the help of `command`, and of all below it, where it is missing, from the source of what it runs."""
+    """Set the missing help of `command` and its subcommands from their source."""
     if command.help is None and command.callback is not None:
         code = inspect.unwrap(command.callback).__code__
         command.help = _docstrings(Path(code.co_filename)).get(code.co_name)
@@ -28,7 +28,7 @@ def restore_help(command: click.Command) -> None:
 
 @cache
 def _docstrings(source: Path) -> dict[str, str]:
-    """Return the docstrings of the functions of a module by name; none where its source cannot be read."""
+    """Return the docstrings of a module's functions by name; empty if its source cannot be read."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,7 +1,7 @@
 """Defines `pacecar knobs`: lists, shows and forgets the best knobs of earlier runs.
 
-It reads the same file as the jobs, without torch and without a daemon.  Nothing is changed but by `forget`, and a
-file that cannot be read is named and left as it is: only a job that wants to write moves it aside.
+It reads the same file as the jobs, without torch or a daemon.  Only `forget` changes it.  An unreadable file is
+reported and left alone: only a job that wants to write moves it aside.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pacecar.formatting.dates import day_text
 from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
 
-from .json_output import print_json
-from .shared_options import config_option, fail, load
+from .shared_options import config_option, fail, load, print_json
 
 if TYPE_CHECKING:
     from pacecar.controller.memory.knob_store import KnobStore, StoredKnobs
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["knobs"]
 
 KEY_DIGITS_MIN = 4
-"""Digits of a key that name an entry: enough for 256 entries, and nobody forgets a dozen of them by a slip."""
+"""Shortest prefix of a key that selects an entry, so that a typing error does not forget a dozen of them."""
 
 _file_option = click.option(
     "--file", "path", type=click.Path(path_type=Path), help="The knobs file.  [default: as configured]"
@@ -42,7 +41,7 @@ def knobs() -> None:
 @_file_option
 @_json_option
 def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
-    """List what is remembered, what was used last first."""
+    """List the remembered knobs, the last used first."""
     from pacecar.formatting.quantities import large_count, percent
 
     file = _file(config_file, path)
@@ -69,7 +68,7 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
 @_json_option
 @click.argument("key")
 def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -> None:
-    """Show the entry whose KEY begins so."""
+    """Show the entry whose key begins with KEY."""
     from pacecar.formatting.quantities import DASH, large_count, percent
     from pacecar.formatting.tables import TextColumn, fact_lines, table_lines
 
@@ -90,7 +89,7 @@ def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -
         ("versions", f"torch {kind.torch}, pacecar {entry.pacecar_version}"),
     ]
     if entry.stale is not None:
-        facts.append(("stale", f"not tried any more: {entry.stale}"))
+        facts.append(("stale", f"no longer tried: {entry.stale}"))
     rows = []
     for knob in sorted(kind.began.keys() | entry.knobs.keys()):
         values = (kind.began.get(knob), entry.knobs.get(knob, kind.began.get(knob)))
@@ -109,7 +108,7 @@ def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -
 def forget(
     config_file: Path | None, path: Path | None, everything: bool, is_stale: bool, keys: tuple[str, ...]
 ) -> None:
-    """Forget the entries whose KEYS begin so."""
+    """Forget the entries whose keys begin with KEYS."""
     if everything + is_stale + bool(keys) != 1:
         raise click.UsageError("give KEYS, or --all, or --stale")
     from pacecar.controller.memory.knob_store import KnobsFileError, forgotten
@@ -136,7 +135,7 @@ def _file(config_file: Path | None, path: Path | None) -> KnobStore:
         return KnobStore(Path(configured).expanduser().absolute(), is_ours=False)
     place = default_place()
     if place is None:
-        fail("this user has no home, so nothing is remembered unless [tune] knobs_file says where", code=2)
+        fail("this user has no home directory: set [tune] knobs_file to remember knobs", code=2)
     return KnobStore(place, is_ours=True)
 
 

@@ -1,10 +1,10 @@
-"""Defines the command `pacecar` with its subcommands, each of which imports its room only when it runs.
+"""Defines the command `pacecar` and its subcommands.
 
-The daemon must never load torch, and `pacecar --help` must not load the daemon, so nothing here imports a room at the
-top.  Whatever the user can cause (a wrong key, a port in use, a package that is not installed) ends in one line on
-stderr and an exit code, never in a traceback:
+Each subcommand imports its room only when it runs: the daemon must never load torch, and `pacecar --help` must not load
+the daemon.  Errors that a user can cause (a wrong key, a port in use, a missing package) end in one line on stderr and
+an exit code, never in a traceback:
 
-    0 done    1 it failed    2 wrong usage or configuration    130 interrupted
+    0 success    1 failure    2 wrong usage or configuration    130 interrupted
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .help_text import restore_help
 from .knobs import knobs
 from .report.command import report
 from .run import run
-from .shared_options import config_option
+from .shared_options import config_option, print_json
 from .shared_options import fail as _fail
 from .shared_options import load as _load
 from .top.command import top
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["cli", "main"]
 
 TRACE_ATTEMPTS = 3
-"""How often a trace is asked for where all ranks were past its steps before they heard of it."""
+"""Attempts to request a trace if all ranks had passed its steps before they received the request."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -58,8 +58,8 @@ def cli() -> None:
 @cli.command()
 @config_option
 @click.option("--host", help="Address of the metrics endpoint.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="Port of the metrics endpoint; 0 takes a free one.  [default: 9850]")
-@click.option("--socket", help="Unix socket on which hooks in training jobs report.")
+@click.option("--port", type=int, help="Port of the metrics endpoint; 0 picks a free one.  [default: 9850]")
+@click.option("--socket", help="Unix socket to which hooks in training jobs report.")
 @click.option("--period-seconds", type=float, help="Time between two ticks.  [default: 1.0]")
 @click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
 @click.option("--web-config-file", help="TLS and passwords of the endpoint, in Prometheus' web configuration form.")
@@ -90,10 +90,8 @@ def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  cli
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as one JSON object.")
 @click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
 def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # noqa: ANN401  click's values
-    """Sample this machine once and print what was read.  Needs no daemon."""
+    """Sample this machine once and print the values.  Needs no daemon."""
     config = _load(config_file, flags)
-    import msgspec
-
     from pacecar.monitor.sampling.collector_registry import DaemonError, sample_once
 
     from .sample_text import document, lines
@@ -104,7 +102,7 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
     except DaemonError as error:
         _fail(str(error))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(document(snapshot)), indent=2))
+        print_json(document(snapshot))
         return
     for line in lines(snapshot):
         click.echo(clean(line))
@@ -114,10 +112,10 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1.0),
-    help="How long to train.  [default: until the tuner rests, at most 150]",
+    help="Training time.  [default: until the tuner rests, at most 150]",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Train so many steps instead.")
-@click.option("--world-size", type=click.IntRange(min=1, max=64), help="Ranks.  [default: 2, or the GPUs there are]")
+@click.option("--steps", type=click.IntRange(min=1), help="Train this many steps instead.")
+@click.option("--world-size", type=click.IntRange(min=1, max=64), help="Ranks.  [default: the number of GPUs, or 2]")
 @click.option("--tune", type=click.Choice(["off", "advise", "exact"]), default="exact", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step, on each rank.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences in a forward and backward, on each rank.")
@@ -127,7 +125,7 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(**options: Any) -> None:  # noqa: ANN401  click's values
-    """Train a small language model here, with daemon, hook and tuner, and show what tuning was worth."""
+    """Train a small language model here, with daemon, hook and tuner, and report what tuning brought."""
     if options["steps"] is not None and options["seconds"] is not None:
         raise click.UsageError("give --steps or --seconds, not both")
     _need("torch", "the demo trains a model with PyTorch", "torch")
@@ -141,7 +139,7 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @cli.command()
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="TRACE...")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole analysis as one JSON object.")
-@click.option("--steps", metavar="A:B", help="Only the steps A to B, both included; A: and :B leave an end open.")
+@click.option("--steps", metavar="A:B", help="Only the steps A to B, inclusive; A: and :B leave one end open.")
 @click.option(
     "--window",
     type=click.Choice(["trace", "steps", "hta"]),
@@ -153,7 +151,7 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @click.option(
     "--tables",
     metavar="NAMES",
-    help="Print tables in place of the ledger: all, or some of kernels,operators,roofline,launches,memory,annotations,"
+    help="Print tables instead of the ledger: all, or some of kernels,operators,roofline,launches,memory,annotations,"
     "all_to_all.",
 )
 @click.option(
@@ -161,19 +159,21 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     type=click.Choice(["total", "exposed", "critical"]),
     default="total",
     show_default=True,
-    help="The time by which kernels and operators are the longest.",
+    help="The time by which kernels and operators are sorted.",
 )
 @click.option("--csv", type=click.Path(path_type=Path), metavar="FOLDER", help="Write all tables as CSV files.")
 @click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
-@click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a page that needs no network.")
-@click.option("--step", type=int, metavar="N", help="The step to draw.  [default: the median one]")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one or more ranks."
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a self-contained page.")
+@click.option("--step", type=int, metavar="N", help="The step to draw.  [default: a typical one]")
 @click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
 @click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Files read at the same time.  [default: one a core]")
+@click.option("--jobs", type=click.IntRange(min=1), help="Files read in parallel.  [default: one per core]")
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
 def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
-    """Say where the time of profiled steps went: traces of torch.profiler, files or folders of them."""
+    """Show where the time of profiled steps went, from traces of torch.profiler: files or folders."""
     if (not traces) == (options["compare"] is None):
         raise click.UsageError("give traces, or --compare A B")
     outputs = [options[name] for name in ("picture", "perfetto", "html")]
@@ -182,24 +182,24 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
     if sum(map(is_stdout, outputs)) + options["as_json"] > 1 and any(map(is_stdout, outputs)):
         raise click.UsageError("standard output takes one of --json, --perfetto -, --picture - and --html -")
     if options["compare"] is not None and (options["picture"] or options["perfetto"] or options["html"]):
-        raise click.UsageError("--compare draws and writes nothing: no --picture, no --html and no --perfetto")
+        raise click.UsageError("--compare does not draw or write: leave out --picture, --html and --perfetto")
     if options["step"] is not None and not (options["picture"] or options["html"]):
-        raise click.UsageError("--step is the step to draw: it needs --picture or --html (to choose steps: --steps)")
+        raise click.UsageError("--step is the step to draw: it needs --picture or --html (--steps selects steps)")
     if (options["engine"] == "dask") != (options["dask_address"] is not None):
         raise click.UsageError("--engine dask and --dask-address go together")
     if options["steps"] is not None and options["window"] in {"trace", "hta"}:
-        raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
+        raise click.UsageError("--steps selects steps: it needs --window steps")
     options["steps"] = _steps(options["steps"])
     options["tables"] = _tables(options["tables"])
     if options["by"] != "total" and not options["tables"]:
-        raise click.UsageError("--by orders the rows of tables: it needs --tables")
+        raise click.UsageError("--by sorts the rows of tables: it needs --tables")
     if options["tables"] and options["compare"] is not None:
-        raise click.UsageError("--compare has its own tables, down to kernels and operators: no --tables")
-    # Its threads are started by numpy's import and spin; nothing here multiplies matrices.
+        raise click.UsageError("--compare has its own tables, down to kernels and operators: leave out --tables")
+    # Importing numpy starts OpenBLAS threads, which spin; nothing here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need("numpy", "the analysis calculates with numpy", "analyze")
     if not options["as_json"]:
-        _need("rich", "the tables are drawn with rich (--json does without)", "analyze")
+        _need("rich", "the tables are drawn with rich (--json works without)", "analyze")
     from .analyze import AnalyzeOptions, run_analyze
 
     sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))
@@ -209,7 +209,7 @@ def _tables(text: str | None) -> tuple[str, ...]:
     """Return the names of the tables in "kernels,roofline", all of "all"."""
     if text is None:
         return ()
-    from pacecar.profiler.analysis.report_tables import TABLE_NAMES
+    from pacecar.analysis.document.report_tables import TABLE_NAMES
 
     names = tuple(name.strip() for name in text.split(","))
     if wrong := [name for name in names if name not in (*TABLE_NAMES, "all")]:
@@ -218,7 +218,7 @@ def _tables(text: str | None) -> tuple[str, ...]:
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
-    """Return "3:7" as (3, 7); an open end is as far as numbers go."""
+    """Return "3:7" as (3, 7); an open end is 0 or sys.maxsize."""
     if text is None:
         return None
     first, colon, last = text.partition(":")
@@ -235,13 +235,22 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 @cli.command()
 @config_option
 @click.argument("job")
-@click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="How many steps to trace.")
-@click.option("--stacks", is_flag=True, help="Also record python stacks; the steps become much slower.")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where the job writes.  [default: its run folder]")
+@click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="Number of steps to trace.")
+@click.option("--stacks", is_flag=True, help="Also record Python stacks; the steps become much slower.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="Folder for the traces.  [default: the job's run folder]"
+)
 @click.option("--socket", help="The daemon's socket.  [default: as configured]")
-@click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Begin at step N, the same on several nodes.")
-@click.option("--timeout-seconds", type=click.FloatRange(min=1.0), help="Give up then.  [default: by the job's pace]")
-@click.option("--no-analysis", is_flag=True, help="Only print where the traces are.")
+@click.option(
+    "--at-step",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Begin at step N, to trace the same steps on several nodes.",
+)
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(min=1.0), help="Give up after this time.  [default: from the job's pace]"
+)
+@click.option("--no-analysis", is_flag=True, help="Only print the paths of the traces.")
 def trace(
     config_file: Path | None,
     job: str,
@@ -253,7 +262,7 @@ def trace(
     timeout_seconds: float | None,
     no_analysis: bool,
 ) -> None:
-    """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyse them."""
+    """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyze them."""
     config = _load(config_file, {"socket": socket})
     from pacecar.records.commands import TOO_LATE
 
@@ -277,7 +286,7 @@ def trace(
         is_late = all(reply.state == "refused" and reply.detail.startswith(TOO_LATE) for reply in replies)
         if at_step is not None or not replies or not is_late or not attempts_left:
             break
-        click.echo("the job was faster than it was: asking again", err=True)
+        click.echo("the job passed these steps before the request arrived: asking again", err=True)
     files = [reply.detail for reply in sorted(replies, key=lambda reply: reply.rank) if reply.state == "done"]
     if not files:
         _fail(f"no rank of {job} wrote a trace")
@@ -316,7 +325,7 @@ if sys.flags.optimize >= 2:  # python -OO drops docstrings
 
 
 def main() -> NoReturn:
-    """Run the command and exit.  Where the reader of a pipe went away, click exits with code 1 and says nothing."""
+    """Run the command and exit.  If the reader of a pipe is gone, click exits with code 1 and no message."""
     try:
         code = cli(standalone_mode=False)
     except click.Abort:
@@ -325,15 +334,15 @@ def main() -> NoReturn:
         error.show()
         context = error.ctx if isinstance(error, click.NoSuchOption) else None
         if context is not None and any(isinstance(one, click.Argument) for one in context.command.params):
-            click.echo(f"A name that begins with a dash goes behind --: {context.command_path} -- -NAME", err=True)
+            click.echo(f"Put a name that begins with a dash behind --: {context.command_path} -- -NAME", err=True)
         sys.exit(error.exit_code)
-    # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
+    # In this mode click returns the code of --help and ctx.exit() instead of raising it.
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _analyze(files: list[str]) -> None:
-    _need("numpy", "the analysis calculates with numpy (--no-analysis only takes the traces)", "analyze")
-    _need("rich", "the tables are drawn with rich (--no-analysis only takes the traces)", "analyze")
+    _need("numpy", "the analysis calculates with numpy (--no-analysis works without)", "analyze")
+    _need("rich", "the tables are drawn with rich (--no-analysis works without)", "analyze")
     from .analyze import AnalyzeOptions, run_analyze
 
     code = run_analyze(AnalyzeOptions(paths=tuple(Path(file) for file in files)))

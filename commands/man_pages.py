@@ -1,11 +1,10 @@
-"""Writes the manual pages of all commands, from what click knows of them: help, arguments, options and defaults.
+"""Generates the manual pages of all commands from their click help, arguments, options and defaults.
 
-A page that is kept by hand says what a command did two versions ago.  click-man (PyPI) makes pages of click commands as
-well, and was not taken: it cuts the one sentence behind the name at 45 characters, on which `apropos` searches, and
-leaves backslashes and dots at the start of a line as they are, which groff obeys.
+click-man (PyPI) does this too, but it cuts the summary, which `apropos` searches, at 45 characters, and does not escape
+backslashes and leading dots, which groff interprets.
 
-Pure: commands in, name and text of each page out (roff with the macros of man(7)).
-Left out: a date.  Pages belong to a version, and the same version gives the same bytes.
+Pure: commands in, name and text of each page out (roff with the macros of man(7)).  There is no date, so that one
+version gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from pacecar.config import SYSTEM_FILE
 __all__ = ["man_pages"]
 
 EXIT_STATUS = (
-    ("0", "It is done."),
-    ("1", "It failed; the reason is on standard error."),
+    ("0", "Success."),
+    ("1", "Failure; the reason is on standard error."),
     ("2", "Wrong usage or configuration."),
     ("130", "Interrupted."),
 )
-"""Of all commands but those whose help names others; on the first page only."""
+"""For all commands whose help does not name others; on the first page only."""
 
 
 def man_pages(root: click.Group, name: str = "pacecar") -> dict[str, str]:
-    """Return file name -> page of `root` and, at every depth, of its commands that are not hidden."""
+    """Return file name -> page for `root` and all its visible commands, at every depth."""
     return {f"{page.replace(' ', '-')}.1": text for page, text in _pages(root, _context(root, name, None))}
 
 
@@ -61,7 +60,7 @@ def _page(command: click.Command, context: click.Context) -> Iterator[str]:
     yield ".SH DESCRIPTION"
     for paragraph in paragraphs:
         yield from _paragraph(paragraph)
-    # Arguments are in the synopsis, and the help says what they are.
+    # Arguments are in the synopsis, and described in the help.
     records = [one.get_help_record(context) for one in command.get_params(context) if isinstance(one, click.Option)]
     options = [record for record in records if record is not None]
     if options:
@@ -77,9 +76,9 @@ def _page(command: click.Command, context: click.Context) -> Iterator[str]:
             yield from (".TP", f"\\fB{_escaped(page)}\\fR(1)", _escaped(text) or "\\&")
     if any(option.name == "config_file" for option in command.params):
         yield from (".SH FILES", ".TP", f"\\fI{_escaped(str(SYSTEM_FILE))}\\fR")
-        yield _escaped("Configuration, where neither --config nor $PACECAR_CONFIG names another.")
+        yield _escaped("Configuration, unless --config or $PACECAR_CONFIG names another file.")
     if context.parent is None:
-        yield from (".SH EXIT STATUS", "Where a command's own help names no others:")
+        yield from (".SH EXIT STATUS", "Unless the help of a command names others:")
         for code, text in EXIT_STATUS:
             yield from (".TP", f"\\fB{code}\\fR", _escaped(text))
     related = [context.parent.command_path.replace(" ", "-")] if context.parent is not None else []
@@ -89,7 +88,7 @@ def _page(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _paragraph(text: str) -> Iterator[str]:
-    r"""Yield a paragraph of help; one that begins with click's mark \b keeps its lines."""
+    r"""Yield a paragraph of help; click's mark \b at its start keeps its line breaks."""
     kept = text.startswith("\b")
     lines = text.removeprefix("\b").strip("\n").split("\n")
     yield ".PP"
@@ -104,6 +103,6 @@ def _one_line(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return `text` so that roff prints it: no escape, no macro at the start, hyphens that can be copied."""
+    """Escape `text` for roff: backslashes, a leading dot or quote, and hyphens, so that they can be copied."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

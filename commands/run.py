@@ -1,8 +1,8 @@
-"""Runs `pacecar run`: starts a training script that does not call pacecar, with the variables that attach it.
+"""Runs `pacecar run`: starts a training script that does not call pacecar, with environment variables that attach it.
 
-`pacecar run` becomes the command that it is given: same process, so signals, terminal, exit code and children are what
-they would be.  What is added goes by the environment, through whatever launcher, to every python of the job; there
-`job/startup` takes over.  Where a launcher cannot be wrapped, the variables can be printed and set by other means.
+`pacecar run` replaces itself with the given command, so signals, terminal, exit code and children are unchanged.  The
+variables reach every Python process of the job through any launcher; there `job/startup` takes over.  If a launcher
+cannot be wrapped, the variables can be printed and set by other means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PTH = (
     "import os, sys; os.environ.get('PACECAR_RUN', '0') in ('', '0') or"
     " (sys.path.insert(0, {folder!r}), __import__('pacecar_startup').begin(), sys.path.remove({folder!r}))"
 )
-"""What python runs at each start from a .pth file; it does nothing unless the variable is set."""
+"""Python runs this line at each start from a .pth file; it does nothing unless the variable is set."""
 
 
 def environment(
@@ -37,9 +37,9 @@ def environment(
     run_dir: Path | None = None,
     config_file: Path | None = None,
 ) -> dict[str, str]:
-    """Return the variables to set, with their values, given those that are set."""
+    """Return the variables to add to `environ`."""
     path = environ.get("PYTHONPATH", "")
-    # An empty entry is the working folder, so it stays; an empty path has no entries.
+    # An empty entry means the working directory, so it stays; an empty path has no entries.
     parts = [part for part in path.split(os.pathsep) if part != str(STARTUP)] if path else []
     found = {"PACECAR_RUN": "1", "PYTHONPATH": os.pathsep.join([str(STARTUP), *parts])}
     if tune is not None or "PACECAR_TUNE_MODE" not in environ:
@@ -54,7 +54,7 @@ def environment(
 
 
 def without_startup(command: Sequence[str]) -> str | None:
-    """Return the option with which `command` starts a python that reads no PYTHONPATH or imports no `site`, or None."""
+    """Return the option that makes the Python in `command` ignore PYTHONPATH or `site`, or None."""
     if not re.fullmatch(r"python[\d.]*t?", os.path.basename(command[0]) if command else ""):
         return None
     left = iter(command[1:])
@@ -71,12 +71,14 @@ def without_startup(command: Sequence[str]) -> str | None:
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("--tune", type=click.Choice(["off", "advise", "exact"]), help="How far it may go.  [default: off]")
+@click.option("--tune", type=click.Choice(["off", "advise", "exact"]), help="What the tuner may do.  [default: off]")
 @click.option("--job", help="Name of the job.  [default: from the launcher]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder for rank<r>.jsonl.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG.")
-@click.option("--print-env", is_flag=True, help="Print the variables for a shell, and start nothing.")
-@click.option("--print-pth", is_flag=True, help="Print a line for a .pth file in site-packages, and start nothing.")
+@click.option("--print-env", is_flag=True, help="Print the variables for a shell, without starting anything.")
+@click.option(
+    "--print-pth", is_flag=True, help="Print a line for a .pth file in site-packages, without starting anything."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run(
     tune: str | None,
@@ -88,7 +90,7 @@ def run(
     print_pth: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Start a training script that does not know pacecar, and measure it: pacecar run -- torchrun ... train.py."""
+    """Start an unchanged training script and measure it: pacecar run -- torchrun ... train.py."""
     from pacecar.config import ConfigError, load_config
 
     added = environment(os.environ, tune=tune, job=job, run_dir=run_dir, config_file=config_file)
@@ -106,7 +108,7 @@ def run(
     if not command:
         raise click.UsageError("which command?  pacecar run -- torchrun ... train.py")
     if (option := without_startup(command)) is not None:
-        complain(f"{command[0]} {option} reads no PYTHONPATH or no site, so nothing is measured in it; see docs/run.md")
+        complain(f"{command[0]} {option} ignores PYTHONPATH or site, so it will not be measured; see docs/run.md")
     os.environ.update(added)
     sys.stdout.flush()
     try:

@@ -1,7 +1,7 @@
-"""Formats one snapshot of the collectors as plain values or as lines for people, in base units.
+"""Formats one snapshot of the collectors in base units, as plain values or as lines of text.
 
-A snapshot holds inside units (nanoseconds, milliwatts): printed as it is, `..._seconds` would be off by a billion.  So
-whatever leaves the daemon as text goes through the catalog's scale, here or in the exporter.
+A snapshot holds internal units (nanoseconds, milliwatts), so every value must be scaled by the catalog before it is
+printed, here as in the exporter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["document", "lines"]
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
-    """Return `snapshot` as plain values: collectors with outcome, duration and samples in base units."""
+    """Return `snapshot` as plain values: each collector's outcome, duration and samples."""
     return {
         "wall_seconds": snapshot.wall_ns / NS_PER_SECOND,
         "collectors": {
@@ -38,7 +38,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def lines(snapshot: Snapshot) -> Iterator[str]:
-    """Yield `snapshot` as lines for people, a collector's samples under its outcome."""
+    """Yield `snapshot` as lines of text: the outcome of a collector, then its samples."""
     for name, outcome in snapshot.outcomes.items():
         unread = _read_failures(outcome)
         yield (

@@ -1,4 +1,4 @@
-"""Holds what all commands share: the `--config` option, loading the configuration, and errors."""
+"""Holds what commands share: the `--config` option, loading the configuration, JSON output and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pacecar.formatting.plain_text import clean
 if TYPE_CHECKING:
     from pacecar.config import Config
 
-__all__ = ["complain", "config_option", "fail", "load"]
+__all__ = ["complain", "config_option", "fail", "load", "print_json"]
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
@@ -21,10 +21,10 @@ config_option = click.option(
 
 
 def load(file: Path | None, flags: dict[str, Any]) -> Config:
-    """Return the configuration, `flags` being of [daemon]; ends the command when it cannot be used."""
+    """Return the configuration with `flags` for [daemon]; exits with code 2 if it is invalid."""
     from pacecar.config import ConfigError, load_config
 
-    # An option that may be repeated and was not given is an empty tuple.
+    # A repeatable option that was not given is an empty tuple.
     given = {key: value for key, value in flags.items() if value not in (None, ())}
     try:
         return load_config(file, flags={"daemon": given})
@@ -33,7 +33,7 @@ def load(file: Path | None, flags: dict[str, Any]) -> Config:
 
 
 def complain(message: str) -> None:
-    """Print `message` on stderr; each line is cleaned, for it may quote a file or another process."""
+    """Print `message` on stderr, with each line cleaned, since it may quote a file or another process."""
     click.echo("\n".join(map(clean, f"pacecar: {message}".split("\n"))), err=True)
 
 
@@ -41,3 +41,10 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
     """Print `message` on stderr and exit."""
     complain(message)
     sys.exit(code)
+
+
+def print_json(value: object) -> None:
+    """Print `value`, anything that msgspec encodes, as JSON indented by two."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))

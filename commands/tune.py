@@ -1,8 +1,7 @@
 """Defines `pacecar tune`: shows the tuner of a running job, freezes and resumes it, and sets its knobs by hand.
 
-Each command asks rank 0 of the job through the socket of its node's daemon, and waits until all ranks have done what
-was ordered or the tuner says why not.  The daemon decides who may ask, by the uid that the kernel gives: the user of
-the job, and root.
+Each command asks rank 0 of the job through the socket of its node's daemon, and waits until all ranks have carried out
+the order or the tuner says why not.  The daemon authorizes the user of the job and root, by the uid from the kernel.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import click
 
 from pacecar.formatting.plain_text import clean
 
-from .json_output import print_json
-from .shared_options import config_option, fail, load
+from .shared_options import config_option, fail, load, print_json
 
 if TYPE_CHECKING:
     from .daemon_client import Reply
@@ -29,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def tune() -> None:
-    """Look at the tuner of a running job, hold it, or turn its knobs by hand."""
+    """Inspect or pause the tuner of a running job, or set its knobs by hand."""
 
 
 def _options(command: F) -> F:
@@ -47,7 +45,7 @@ def _options(command: F) -> F:
 @click.argument("job")
 @_options
 def status(job: str, **options: Any) -> None:  # noqa: ANN401  click's values
-    """Say what the tuner of JOB does, what is in force, and what it was worth."""
+    """Show what the tuner of JOB is doing, the knobs in force, and the gains so far."""
     reply = _ask(job, {"order": "status"}, options)
     if reply.state != "done" or reply.report is None:
         fail(reply.detail)
@@ -64,7 +62,7 @@ def status(job: str, **options: Any) -> None:  # noqa: ANN401  click's values
 @click.argument("job")
 @_options
 def freeze(job: str, **options: Any) -> None:  # noqa: ANN401
-    """Try nothing more in JOB: what was kept stays, what is being tried is taken back."""
+    """Stop trials in JOB: kept changes stay, a trial in progress is undone."""
     _order(job, {"order": "freeze"}, options)
 
 
@@ -72,7 +70,7 @@ def freeze(job: str, **options: Any) -> None:  # noqa: ANN401
 @click.argument("job")
 @_options
 def resume(job: str, **options: Any) -> None:  # noqa: ANN401
-    """Let the tuner of JOB go on, also with knobs that were set by hand."""
+    """Let the tuner of JOB continue, including knobs that were set by hand."""
     _order(job, {"order": "resume"}, options)
 
 
@@ -82,7 +80,7 @@ def resume(job: str, **options: Any) -> None:  # noqa: ANN401
 @click.argument("job")
 @_options
 def set_(knob: str, value: str, job: str, **options: Any) -> None:  # noqa: ANN401
-    """Turn KNOB to VALUE on all ranks of JOB (4MiB, 8, fp16); the tuner leaves it there until `resume`."""
+    """Set KNOB to VALUE (4MiB, 8, fp16) on all ranks of JOB; the tuner leaves it alone until `resume`."""
     from pacecar.knobs import read_setting
 
     try:
@@ -96,7 +94,7 @@ def set_(knob: str, value: str, job: str, **options: Any) -> None:  # noqa: ANN4
 @click.argument("job")
 @_options
 def rollback(job: str, **options: Any) -> None:  # noqa: ANN401
-    """Turn all knobs of JOB back to what it began with, and freeze."""
+    """Set all knobs of JOB back to their initial values, and freeze."""
     _order(job, {"order": "rollback"}, options)
 
 
@@ -110,7 +108,7 @@ def _order(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -
 
 
 def _ask(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -> Reply:
-    """Return what rank 0 finally says; ends the command when nobody can be asked."""
+    """Return the final answer of rank 0; exits if there is none."""
     config = load(options["config_file"], {"socket": options["socket"]})
     from .daemon_client import AskError, Reply, ask
 
@@ -125,7 +123,7 @@ def _ask(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -> 
     except AskError as error:
         fail(str(error))
     if not replies:
-        fail(f"nobody answered for {job}")
+        fail(f"no answer from {job}")
     if replies[0].state == "silent":
-        fail(f"rank 0 of {job}: {replies[0].detail}; it answers between two steps, so is the job still training?")
+        fail(f"rank 0 of {job}: {replies[0].detail}; it answers between steps, so check that the job is still training")
     return replies[0]

@@ -1,7 +1,7 @@
-"""Formats a tuner's report for a terminal, as lines of at most so many columns.
+"""Formats a tuner's report as lines for a terminal.
 
-What a person wants first stands first: what the tuner does now and why, then what is in force, then what was tried and
-what became of it, then what the trials cost.  Pure.
+The order follows the reader's questions: what the tuner does now and why, which knobs are in force, what was tried with
+which result, and what the trials cost.  Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pacecar.records.commands import TunerChange, TunerReport
 __all__ = ["WIDTH_MIN", "lines"]
 
 WIDTH_MIN = 64
-"""Narrower terminals wrap the lines; lines wider than WIDTH_MAX are hard to read."""
+"""On narrower terminals lines wrap; lines wider than WIDTH_MAX are hard to read."""
 
 WIDTH_MAX = 100
 
@@ -26,7 +26,7 @@ CHANGES_SHOWN_MAX = 8
 
 
 def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
-    """Yield the report; `job` and `report` are foreign text and are cleaned."""
+    """Yield the report; `job` and `report` are untrusted text and are cleaned."""
     job, report = clean(job), clean_values(report)
     width = max(WIDTH_MIN, min(WIDTH_MAX, width))
     yield f"{job}, step {report.step}: {report.state}"

@@ -1,17 +1,17 @@
-"""Executes people's commands to the tuner on rank 0, and reports the tuner's state to whoever asks.
+"""Executes people's commands to the tuner on rank 0, and reports the tuner's state.
 
-What a report says comes from the tuner, from its policy and from the records that passed by (`tuner_history`).  Orders
-go to the `OrderedPolicy`; each ends as a record of its own.
+A report comes from the tuner, its orders, and the records that passed by (`status_reporter`).  Orders go to
+`HandOrders`; each ends as a record.
 
-Commands arrive on the training thread, between two steps, so nothing here may wait: no rank is asked, and no file read
-but three of the kernel's, which it makes from memory (`NodeMonitor.is_crowded`).
+Commands arrive on the training thread between two steps, so nothing here may wait: no rank is asked, and the only files
+read are three that the kernel makes from memory (`NodeMonitor.is_crowded`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import nn
 
@@ -23,7 +23,6 @@ from pacecar.records import (
     Answer,
     Command,
     JobHello,
-    Knobs,
     KnobValue,
     TunerOrder,
     TunerReport,
@@ -34,51 +33,39 @@ from pacecar.records.commands import ORDERS
 from .guards.node_monitor import NodeMonitor
 from .memory.job_fingerprint import fingerprint
 from .memory.store_thread import JobMemory, StoreThread, store_thread_for
-from .policy.ordered_policy import Action, Order, OrderedPolicy, OrderError
+from .observation import Policy
+from .policy.hand_orders import Action, HandOrders, Order, OrderError
 from .policy.registry import make_policy
 from .restart_advice import advise
-from .tuner_history import DETAIL_CHARACTERS_MAX, TunerHistory
+from .status_reporter import DETAIL_CHARACTERS_MAX, StatusReporter
+from .tuner import Tuner
 
-__all__ = ["CommandHandler", "TunedKnobs", "make_ordered_policy", "tune_is_off"]
+__all__ = ["CommandHandler", "make_policy_and_orders", "tune_is_off"]
 
 _log = logging.getLogger(__name__)
 
 
-class TunedKnobs(Protocol):
-    """What a report needs to know of the tuner."""
-
-    @property
-    def knobs(self) -> Knobs:
-        """The knobs in force."""
-        ...
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Knob -> why it is not tuned."""
-        ...
-
-
 class CommandHandler:
-    """Takes the commands called "tune" of one job, on its rank 0; `reply` sends an answer without waiting.
+    """Executes the commands called "tune" of one job, on its rank 0; `reply` sends an answer without waiting.
 
-    `node` describes this rank's node in reports; None: it is not monitored.
+    `node` describes this rank's node in reports; None if it is not monitored.
     """
 
     def __init__(
         self,
         hello: JobHello,
         config: TuneConfig,
-        policy: OrderedPolicy,
-        tuner: TunedKnobs,
-        history: TunerHistory,
+        orders: HandOrders,
+        tuner: Tuner,
+        reporter: StatusReporter,
         *,
         reply: Callable[[Answer], None],
         node: NodeMonitor | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._policy = policy
+        self._orders = orders
         self._tuner = tuner
-        self._history = history
+        self._reporter = reporter
         self._hello = hello
         self._config = config
         self._reply = reply
@@ -89,7 +76,7 @@ class CommandHandler:
         """Execute a command called "tune".
 
         Raises:
-            MessageRefusal: it is not such a command, or it cannot be executed.
+            MessageRefusal: the command is unknown or cannot be executed.
         """
         what = command.arguments.get("order")
         if what == "status":
@@ -103,41 +90,41 @@ class CommandHandler:
             )
             self._reply(answer)
         elif what in ORDERS:
-            self._order(what, command, reply)  # type: ignore[arg-type]  # one of ORDERS
+            self._accept(what, command, reply)  # type: ignore[arg-type]  # one of ORDERS
         else:
             raise MessageRefusal(f"a tuner takes status, {', '.join(ORDERS)}, not {str(what)[:40]!r}")
 
     def report(self) -> TunerReport:
         """Return the tuner as it is now."""
-        status, policy, began = self._history.status, self._policy, self._policy.began
+        status, orders, began = self._reporter.status, self._orders, self._orders.began
         node = () if self._node is None else self._node.describe()
         return TunerReport(
             mode=self._config.mode,
             policy=self._config.policy,
             state="off" if status is None else status.state,
-            detail="it has said nothing yet" if status is None else status.detail[:DETAIL_CHARACTERS_MAX],
-            step=policy.step,
-            knobs=_whole(self._tuner.knobs.values),
+            detail="no status yet" if status is None else status.detail[:DETAIL_CHARACTERS_MAX],
+            step=orders.step,
+            knobs=_integers(self._tuner.knobs.values),
             began=dict(began),
-            domains=policy.domains(),
-            by_hand=tuple(sorted(policy.by_hand)),
+            domains=orders.domains(),
+            by_hand=tuple(sorted(orders.by_hand)),
             refused={knob: reason[:DETAIL_CHARACTERS_MAX] for knob, reason in self._tuner.refused.items()},
             trials=0 if status is None else status.trials,
             exploration_ns=0 if status is None else status.exploration_ns,
-            elapsed_ns=policy.elapsed_ns,
+            elapsed_ns=orders.elapsed_ns,
             budget_ratio=self._config.exploration_budget,
-            changes=self._history.changes(),
-            orders=self._history.orders,
+            changes=self._reporter.changes(),
+            orders=self._reporter.orders,
             advice=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.advice()),
             node=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in node),
         )
 
     def advice(self) -> tuple[str, ...]:
-        """Return what would be turned, and what needs a restart, in sentences."""
+        """Return what the tuner would turn, and what needs a restart, in sentences."""
         return advise(
             mode=self._config.mode,
-            ledger=self._policy.ledger,
-            decisions=tuple(self._history.advised.values()),
+            ledger=self._orders.ledger,
+            decisions=tuple(self._reporter.advised.values()),
             refused=self._tuner.refused,
             backend=self._hello.backend,
             device=self._hello.device,
@@ -145,13 +132,13 @@ class CommandHandler:
         )
 
     def close(self) -> None:
-        """Report what is advised.  Harmless when repeated."""
-        sentences, status = self.advice(), self._history.status
+        """Report the advice of mode advise.  Harmless when repeated."""
+        sentences, status = self.advice(), self._reporter.status
         if self._config.mode == "advise" and sentences and status is not None:
             detail = "; ".join(sentences)[:DETAIL_CHARACTERS_MAX]
             if detail != status.detail:
                 _log.info("pacecar advises: %s", "\n  ".join(sentences))
-                self._history.emit(
+                self._reporter.emit(
                     TunerStatus(
                         job=self._hello.job,
                         rank=self._hello.rank,
@@ -166,21 +153,21 @@ class CommandHandler:
 
     # --- orders ---------------------------------------------------------------------------------------
 
-    def _order(self, action: Action, command: Command, reply: Reply) -> None:
+    def _accept(self, action: Action, command: Command, reply: Reply) -> None:
         values: dict[str, int] = {}
 
         def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:
             if state != "accepted":
-                self._note(action, state, command.uid, values, detail)
+                self._record(action, state, command.uid, values, detail)
             reply(state, detail)
 
         try:
             if action == "set":
                 values.update(self._value(command.arguments))
             who = "by hand" if command.uid is None else f"by hand (uid {command.uid})"
-            self._policy.accept(Order(action, values, who, answer))
+            self._orders.accept(Order(action, values, who, answer))
         except OrderError as error:
-            answer("refused", self._because(str(error)))
+            answer("refused", self._refusal(str(error)))
 
     def _value(self, arguments: Mapping[str, KnobValue]) -> dict[str, int]:
         knob, text = str(arguments.get("knob", "")), str(arguments.get("value", ""))
@@ -196,14 +183,14 @@ class CommandHandler:
             raise OrderError(f"{knob} cannot be turned in this job: {reason}")
         return {knob: value}
 
-    def _because(self, refusal: str) -> str:
-        """Return the tuner's own status where it ended before the policy saw a step; else `refusal`."""
-        status = self._history.status
-        if self._policy.steps == 0 and status is not None and status.state in ("off", "frozen"):
+    def _refusal(self, refusal: str) -> str:
+        """Return the tuner's own status if it ended before the policy saw a step, else `refusal`."""
+        status = self._reporter.status
+        if self._orders.steps == 0 and status is not None and status.state in ("off", "frozen"):
             return f"{status.state}: {status.detail}"
         return refusal
 
-    def _note(
+    def _record(
         self,
         action: Action,
         outcome: Literal["done", "refused"],
@@ -211,33 +198,33 @@ class CommandHandler:
         values: Mapping[str, int],
         detail: str,
     ) -> None:
-        self._history.emit(
+        self._reporter.emit(
             TunerOrder(
                 job=self._hello.job,
                 action=action,
                 outcome=outcome,
                 uid=uid,
                 values=dict(values),
-                step=self._policy.step,
+                step=self._orders.step,
                 wall_ns=self._clock.wall_ns(),
                 detail=detail,
             )
         )
 
 
-def make_ordered_policy(
+def make_policy_and_orders(
     model: nn.Module, hello: JobHello, config: TuneConfig
-) -> tuple[OrderedPolicy, StoreThread | None]:
-    """Return the policy of a job's rank 0, which executes people's orders, around the one that the user chose.
+) -> tuple[Policy, HandOrders, StoreThread | None]:
+    """Return the policy of a job's rank 0, people's orders over it, and a started thread that keeps what is proven.
 
-    Only what pacecar's own policy keeps is proven, so only that is remembered: by the second value, a started thread.
+    Only pacecar's own policy proves what it keeps, so only that is remembered; the thread is None for other policies.
     """
     store = store_thread_for(config.knobs_file) if config.remember and config.policy == "pacecar" else None
     memory: JobMemory | None = None
     if store is not None:
         store.start()
         memory = JobMemory(store, fingerprint(model, hello), hello, SystemClock())
-    return OrderedPolicy(config, lambda: make_policy(config), memory=memory), store
+    return make_policy(config), HandOrders(config, memory=memory), store
 
 
 def tune_is_off(command: Command, reply: Reply) -> None:
@@ -245,5 +232,5 @@ def tune_is_off(command: Command, reply: Reply) -> None:
     raise MessageRefusal('this job is not tuned: tune="off"')
 
 
-def _whole(values: Mapping[str, KnobValue]) -> dict[str, int]:
+def _integers(values: Mapping[str, KnobValue]) -> dict[str, int]:
     return {knob: value for knob, value in values.items() if isinstance(value, int)}

@@ -1,31 +1,39 @@
-"""Defines what a policy receives and returns: observations of steps, facts of the job, requested knob values.
+"""Defines what a policy receives and returns: observations of steps, facts about the job, proposals and records.
 
 A policy runs on rank 0 only.  It receives one Observation a step, with the pace of the *slowest* rank, because that is
-the pace of the job.  It returns a TuningTurn (a request to bring the knobs to these values) and records for people.
-It never touches torch, a clock or a process group, so recorded observations replay exactly.
+the pace of the job.  It returns a Proposal (the values to put in force) and records for people.  It never touches
+torch, a clock or a process group, so recorded observations replay exactly.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
 __all__ = [
+    "Guard",
     "JobFacts",
     "KnobSpace",
     "NodeView",
     "Observation",
     "Policy",
-    "PolicyLayer",
-    "TuningTurn",
+    "Proposal",
+    "Record",
+    "RememberedSetting",
+    "TunerState",
     "absurdity",
     "bounded",
 ]
+
+Record = Decision | Verdict | TunerStatus
+
+TunerState = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+"""What a tuner does now, as its status says."""
 
 PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 """A step longer than a day is a broken timer."""
@@ -33,9 +41,9 @@ PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class KnobSpace:
-    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending.
+    """One knob that every rank can turn: its value at the start and its possible values, ascending.
 
-    What the values mean is said in `pacecar.knobs`.
+    `pacecar.knobs` says what the values mean.
     """
 
     knob: str
@@ -44,7 +52,7 @@ class KnobSpace:
 
 
 def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
-    """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
+    """Return the space within the user's bounds, always with the present value; None if nothing can be turned."""
     if space.knob not in config.knobs:
         return None
     low = getattr(config, space.knob + "_min", None)
@@ -58,13 +66,22 @@ def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
 
 
 @dataclass(frozen=True, slots=True)
+class RememberedSetting:
+    """What an earlier job like this one kept: `knobs` saved `gain_ratio`, as `origin` tells people."""
+
+    knobs: dict[str, int]
+    gain_ratio: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """What does not change while the job runs.
 
-    `gradient_bytes` holds the size of each synchronized gradient in the order in which they become ready in
-    backward (as DDP's Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number
-    of samples of one rank and step, None when unknown.  DDP came with buckets of `bucket_bytes`, the first
-    one of `first_bucket_bytes`: torch makes it 1 MiB where the user names no size, and only then another than the rest.
+    `gradient_bytes` holds the size of each synchronized gradient in the order in which backward finishes them (as DDP's
+    Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number of samples of one rank
+    and step, None when unknown.  DDP began with buckets of `bucket_bytes`, the first of them of `first_bucket_bytes`:
+    torch makes it 1 MiB if the user names no size, and like the others if they do.
     """
 
     job: str
@@ -73,14 +90,15 @@ class JobFacts:
     batch_samples: int | None = None
     bucket_bytes: int | None = None
     first_bucket_bytes: int | None = None
+    remembered: RememberedSetting | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The state of rank 0's node by its daemon's last fresh signal; None for what is not known.
+    """The state of rank 0's node from its daemon's last fresh signal; None for what is not known.
 
-    `link_ratio` is everybody's traffic over the link's rated speed, `headroom_ratio` the share of the memory that this
-    rank could still take (the device's, on a CPU the host's), `cpu_stalled_ratio` the share of time in which some task
+    `link_ratio` is all traffic over the link's rated speed, `headroom_ratio` the share of memory that this rank could
+    still take (of the device, or of the host for CPU jobs), `cpu_stalled_ratio` the share of time in which some task
     waited for a processor.
     """
 
@@ -93,11 +111,11 @@ class NodeView:
 class Observation:
     """One step of the job.
 
-    `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the
-    ledger are rank 0's own, `exact` says whether that ledger came from a profiled window.  A `profiled` step carries a
-    window's cost on some rank, a checkpoint's or an evaluation's, so its pace must not be judged.  `node` is what is
-    known of the node when the policy sees the step.  `switches` is how many switches every rank could pay for by then
-    out of its overhead budget; None: nothing limits them.
+    `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the ledger
+    are rank 0's own; `exact` if the ledger came from a profiled window.  A `profiled` step includes the cost of a
+    window, a checkpoint or an evaluation on some rank, so its pace must not be judged.  `node` is the node's state when
+    the policy sees the step.  `switches` is how many switches every rank's overhead budget covers by then; None if
+    nothing limits them.
     """
 
     step: int
@@ -117,127 +135,119 @@ class Observation:
     switches: int | None = None
 
     def can_pay_for(self, switches: int) -> bool:
-        """Return whether every rank's overhead budget covers so many switches."""
+        """Return whether every rank's overhead budget covers this many switches."""
         return self.switches is None or self.switches >= switches
 
 
 def absurdity(step: Observation, last: Observation | None) -> str | None:
-    """Return why an observation cannot be true after the `last` one, or None."""
+    """Return why an observation cannot be true after the `last` one, or None if it can."""
     if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
-        return f"step {step.step} is said to have taken {step.pace_ns} ns"
+        return f"step {step.step} was reported to take {step.pace_ns} ns"
     if last is not None and step.step <= last.step:
         return f"step {step.step} came after step {last.step}"
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class TuningTurn:
-    """A request to bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
+class Proposal:
+    """What a policy wants to be in force on all ranks as soon as they agree.
 
-    `is_trial`: not proven.  If tuning freezes before a turn that is not a trial was carried out, all ranks go back to
-    the values before the first trial turn that was.  So the end of a trial is a TuningTurn too, even where it changes
-    no value.
+    The end of a trial is proposed too, even if it changes no value: until then a freeze restores the values from before
+    the trial.
     """
 
     decision: int
-    values: dict[str, int] = field(default_factory=dict)
+    """The number under which the switch is recorded."""
+    values: dict[str, int]
+    """Knob -> value; other knobs stay as they are."""
     is_trial: bool = False
+    """Whether a freeze takes these values back; if not, they are what a freeze restores."""
 
 
 class Policy(Protocol):
     """Decides which settings are tried and kept.  Calls come in step order, from one thread."""
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; called once, before the first observation.
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
+        """Learn what can be turned; called before the first observation, and again after an order to start over.
 
-        `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
+        `spaces` hold what the user's mode allows, and the values to search from.  After an order, knobs that a person
+        set are missing.  Decision numbers and totals go on.  If not `turns_knobs`, the policy only advises.
         """
         ...
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         """Judge no step from the next call of `advance` on, for `reason`; None releases.  May be repeated.
 
-        What is tried meanwhile is taken back and tuning goes on after the release, as after a straggler.  A hold that
-        `is_brief` (evaluation, a checkpoint) leaves knobs and an open trial as they are.
+        A hold takes back what is being tried, and tuning goes on after the release.  One that `is_brief` (an
+        evaluation, a checkpoint) leaves knobs and an open trial as they are.
         """
         ...
 
-    def advance(
-        self, observations: Sequence[Observation]
-    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Take the steps since the last call; return the requested turn, if any, and records for people.
+    def advance(self, observations: Sequence[Observation]) -> tuple[Proposal | None, list[Record]]:
+        """Take the steps since the last call; return a proposal, if there is one, and records for people.
 
-        A TuningTurn is carried out some steps later, or never if the ranks do not agree.  Observations say which values
-        are in force, and a policy judges by that alone.
+        A Proposal is carried out some steps later, or never if the ranks do not agree.  Observations say which values
+        are in force; a policy judges by that alone.
         """
         ...
 
     def is_calm(self) -> bool:
-        """Return False while the policy must see every step soon, although its status does not say that it tries one.
+        """Return False to see every step soon even while the status is "watching" or "advising".
 
-        Asked between steps.  While this is True and its status is "watching" or "advising", ranks exchange steps less
-        often.
+        Asked between steps.  Ranks exchange steps less often while this is True and the status is one of those.
         """
         return True
 
-    def is_urgent(self) -> bool:
-        """Return whether `advance` must be called although no step was observed; asked at every vote."""
-        return False
-
     def wants_window(self) -> bool:
-        """Return whether an exact window of the setting in force would be useful now; asked after `advance`.
+        """Return whether an exact window of the setting in force would help now; asked after `advance`.
 
-        The profiler's budget decides whether and when one comes.
+        The profiler's budget decides when one comes, if at all.
         """
         return False
 
-    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
+    def number(self) -> int:
+        """Return a decision number for an order, which is recorded like a decision; 0 from a policy without numbers."""
+        return 0
+
+    def disproved(self) -> str | None:
+        """Return, once, why the remembered setting does not hold in this job; None if it does or was not tried."""
+        return None
+
+    def finish(self, reason: str = "the job ended") -> list[Record]:
         """End, for `reason`: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
         ...
 
     @property
     def spent_ns(self) -> float | None:
-        """Time lost to exploring so far; None: its statuses alone say that."""
+        """Time lost to exploring so far; None if only its statuses say that."""
         return None
 
 
-class PolicyLayer(Policy):
-    """Passes everything on to `policy`: what stands around a policy overrides what it changes."""
+class Guard:
+    """Watches what the policy does not, and may overrule it.  The tuner asks each guard, on rank 0 only.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    This base class never objects; a guard overrides the methods that it needs.
+    """
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Pass on."""
-        self._policy.begin(facts, spaces, mode=mode)
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
+        """Learn what can be turned; called once, before the policy begins."""
 
-    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        """Pass on."""
-        self._policy.hold(reason, is_brief=is_brief)
+    def pause_reason(self, step: int) -> str | None:
+        """Return why tuning must pause at `step`, the last one observed, or None."""
+        return None
 
-    def advance(
-        self, observations: Sequence[Observation]
-    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Pass on."""
-        return self._policy.advance(observations)
+    def must_act(self) -> bool:
+        """Return whether `take_back` must be called even without new steps; asked at every vote."""
+        return False
 
     def is_calm(self) -> bool:
-        """Pass on."""
-        return self._policy.is_calm()
+        """Return False while ranks must exchange steps often even though the policy is calm."""
+        return True
 
-    def is_urgent(self) -> bool:
-        """Pass on."""
-        return self._policy.is_urgent()
+    def judgeable(self, step: Observation) -> Observation:
+        """Return `step` as the policy may see it."""
+        return step
 
-    def wants_window(self) -> bool:
-        """Pass on."""
-        return self._policy.wants_window()
-
-    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
-        """Pass on."""
-        return self._policy.finish(reason)
-
-    @property
-    def spent_ns(self) -> float | None:
-        """Pass on."""
-        return self._policy.spent_ns
+    def take_back(self, proposal: Proposal | None, records: list[Record]) -> tuple[Proposal | None, list[Record]]:
+        """Return what the policy proposed and recorded, changed if something must be taken back."""
+        return proposal, records

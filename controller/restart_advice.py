@@ -1,12 +1,11 @@
 """Lists, in sentences, what the tuner would turn if it were allowed to, and what only a restart can change.
 
-A tuner that stays within what it may turn leaves the larger gains unsaid: half of a step may go to the launches of
-kernels, and no bucket size changes that.  So the last exact ledger is compared with a few thresholds.  Each heading
-over its threshold gets one sentence with the figure that it rests on and what usually helps.  Nothing is promised: a
-gain is named only where the policy's model gave one.
+Larger gains often lie outside what the tuner may turn: half of a step may go to launching kernels, and no bucket size
+changes that.  So each heading of the last exact ledger that is over its threshold gets one sentence, with its figure
+and what usually helps.  A gain is named only if the policy's model gave one.
 
-On a machine where tasks wait for processors the host is slow whatever the script does, and what is compiled waits as
-well.  So there the advice is to make room, as the doctor's is.
+On a machine where tasks wait for processors, the host is slow whatever the script does, and compiled code waits too.
+There the advice is to make room, as the doctor's is.
 
 Pure.  Left out: what needs a look at the machine (drivers, sysctls, NCCL's choice of links).
 """
@@ -21,17 +20,17 @@ from pacecar.records import Decision, Ledger
 __all__ = ["advise", "engine_advice"]
 
 EXPOSED_RATIO_MIN = 0.10
-"""Share of exposed communication that is worth another mode or another link; under 3 % there is no gain (TUNING)."""
+"""From this share of exposed communication another mode or link may pay; under 3 % there is no gain (TUNING)."""
 
 HOST_BOUND_RATIO_MIN = 0.15
 DATA_WAIT_RATIO_MIN = 0.05
 COPY_RATIO_MIN = 0.05
 OPTIMIZER_RATIO_MIN = 0.10
 CHECKPOINT_RATIO_MIN = 0.02
-"""Shares of the step from which on a change of the script or its configuration is worth the work."""
+"""From these shares of the step on, a change of the script or its configuration is worth the work."""
 
 ADVICE_MAX = 12
-"""Most sentences that are returned: a longer list is not read."""
+"""Most sentences returned: a longer list is not read."""
 
 _HELP = (
     (
@@ -72,22 +71,22 @@ _HELP_CROWDED = {
         " threads or loader workers; `pacecar doctor` says what it is"
     ),
 }
-"""What helps in place of the usual, by heading, where the machine is crowded."""
+"""What helps on a crowded machine instead, by heading."""
 
-ENGINES = {
-    # Its source (runtime/zero/stage_1_and_2.py, stage3.py): overlap_comm decides about streams when the engine is made,
-    # and reduce_scatter about the collective; sizes are read in each step (deepspeed_zero).
+ENGINE_ADVICE = {
+    # runtime/zero/stage_1_and_2.py and stage3.py: overlap_comm chooses streams when the engine is made, reduce_scatter
+    # the collective; sizes are read in each step (deepspeed_zero).
     "DeepSpeedEngine": (
         "DeepSpeed owns its buckets: zero_bucket_bytes turns ZeRO's; try overlap_comm and reduce_scatter in its"
         " configuration (needs a restart)"
     ),
 }
-"""What to say of engines that manage our knobs themselves, by the name of the model's class."""
+"""Advice for engines that manage our knobs themselves, by the model's class name."""
 
 
 def engine_advice(model_class: str) -> str | None:
     """Return what only the engine's own configuration can change; None for a model without such an engine."""
-    return ENGINES.get(model_class)
+    return ENGINE_ADVICE.get(model_class)
 
 
 def advise(
@@ -102,22 +101,22 @@ def advise(
 ) -> tuple[str, ...]:
     """Return what would help, most certain first.
 
-    Of `decisions` those of kind "advise" count, of each knob the last; `refused` is knob -> why it is not tuned;
-    `ledger` is of the last exact window, None when there was none; `is_crowded` says that more wants to run on this
-    machine than it has processors (`pacecar.kernel_files.contention`).
+    `decisions` of kind "advise" count, the last one of each knob.  `refused` is knob -> why it is not tuned.  `ledger`
+    comes from the last exact window, None before the first.  `is_crowded`: more wants to run on this machine than it
+    has processors (`pacecar.kernel_files.contention`).
     """
-    said = [
+    sentences = [
         f"would turn {decision.reason}" for decision in {d.knob: d for d in decisions if d.kind == "advise"}.values()
     ]
     if ledger is not None and ledger.wall_ns > 0:
-        said += _of_ledger(ledger, mode, backend, device, is_crowded=is_crowded)
-    said += [f"{knob} is not tuned: {reason}" for knob, reason in sorted(refused.items())]
-    return tuple(said[:ADVICE_MAX])
+        sentences += _ledger_advice(ledger, mode, backend, device, is_crowded=is_crowded)
+    sentences += [f"{knob} is not tuned: {reason}" for knob, reason in sorted(refused.items())]
+    return tuple(sentences[:ADVICE_MAX])
 
 
-def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str, *, is_crowded: bool) -> list[str]:
+def _ledger_advice(ledger: Ledger, mode: str, backend: str | None, device: str, *, is_crowded: bool) -> list[str]:
     shares = {heading: ns / ledger.wall_ns for heading, ns in ledger.parts().items()}
-    said: list[str] = []
+    sentences: list[str] = []
     exposed = shares["exposed_communication"]
     if exposed >= EXPOSED_RATIO_MIN:
         ways = []
@@ -127,10 +126,10 @@ def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str, *, i
             lossy = ", ".join(knob.name for knob in KNOBS if knob.knob_class == "lossy")
             ways.append(f'tune="lossy", which may also turn {lossy}')
         ways.append("a faster link, or fewer ranks for a model of this size")
-        said.append(f"exposed communication is {exposed:.0%} of the step: {'; or '.join(ways)} (needs a restart)")
-    said += [
+        sentences.append(f"exposed communication is {exposed:.0%} of the step: {'; or '.join(ways)} (needs a restart)")
+    sentences += [
         f"{what} for {shares[key]:.0%} of the step: {_HELP_CROWDED.get(key, help_) if is_crowded else help_}"
         for key, least, what, help_ in _HELP
         if shares.get(key, 0.0) >= least
     ]
-    return said
+    return sentences

@@ -1,22 +1,38 @@
-"""Reports one rank's tuner: emits its status and its knob switches as records, and keeps the last status.
+"""Reports one rank's tuner: emits its records, and keeps the last of them for a person who asks.
 
-Left out: the policy's own records; those pass through unchanged.
+The policy's records pass through unchanged.  A report (`command_handler`) shows what the tuner does now and why, what
+it tried, and what that was expected to save and did save.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections import deque
+from collections.abc import Callable
 
 from pacecar.clock import Clock
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, TunerStatus
+from pacecar.records import (
+    Decision,
+    JobHello,
+    JobRecord,
+    Knobs,
+    KnobSwitch,
+    TunerChange,
+    TunerOrder,
+    TunerStatus,
+    Verdict,
+)
+from pacecar.records.commands import REPORTED_CHANGES_MAX, REPORTED_ORDERS_MAX
+from pacecar.records.judged_decision import by_number, pair
 
-__all__ = ["State", "StatusReporter"]
+from .observation import TunerState
+
+__all__ = ["DETAIL_CHARACTERS_MAX", "StatusReporter"]
 
 logger = logging.getLogger(__name__)
 
-State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+DETAIL_CHARACTERS_MAX = 600
+"""Longest reason in a report: a frame holds 16 of this length, and a terminal shows few."""
 
 
 class StatusReporter:
@@ -28,24 +44,37 @@ class StatusReporter:
         self._hello = hello
         self._emit = emit
         self.status: TunerStatus | None = None
-        """The status reported last, by the policy or by this rank; None before the first."""
+        """The last status, from the policy or from this rank; None before the first."""
+        self.advised: dict[str, Decision] = {}
+        """Knob -> the last advice on it, in mode advise."""
+        self._decisions: deque[Decision] = deque(maxlen=REPORTED_CHANGES_MAX)
+        self._verdicts: deque[Verdict] = deque(maxlen=REPORTED_CHANGES_MAX)
+        self._orders: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
 
     @property
-    def state(self) -> State:
+    def state(self) -> TunerState:
         """The state reported last; "off" before the first report."""
         return self.status.state if self.status is not None else "off"
 
-    def pass_on(self, records: Sequence[JobRecord]) -> None:
-        """Emit the policy's records, and keep the last status among them."""
-        for record in records:
-            if isinstance(record, TunerStatus):
+    def emit(self, record: JobRecord) -> None:
+        """Keep a record for reports and pass it on."""
+        match record:
+            case TunerStatus():
                 self.status = record
-            self._emit(record)
+            case Decision():
+                self._decisions.append(record)
+                if record.kind == "advise":
+                    self.advised[record.knob] = record
+            case Verdict():
+                self._verdicts.append(record)
+            case TunerOrder():
+                self._orders.append(record)
+        self._emit(record)
 
-    def report(self, state: State, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
-        """Record and log a change of state that is not the policy's; every rank reports its own."""
+    def report(self, state: TunerState, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
+        """Record and log this rank's own change of state."""
         last = self.status
-        self.status = TunerStatus(
+        status = TunerStatus(
             job=self._hello.job,
             rank=self._hello.rank,
             state=state,
@@ -57,13 +86,13 @@ class StatusReporter:
         )
         logger.log(level, "pacecar: tuner %s: %s", state, detail)
         try:
-            self._emit(self.status)
+            self.emit(status)
         except Exception:
             logger.exception("pacecar: a status could not be emitted")
 
     def switched(self, decision: int, step: int, knobs: Knobs, duration_ns: int) -> None:
         """Record a switch of this rank's knobs."""
-        self._emit(
+        self.emit(
             KnobSwitch(
                 job=self._hello.job,
                 rank=self._hello.rank,
@@ -73,4 +102,29 @@ class StatusReporter:
                 knobs=knobs,
                 duration_ns=duration_ns,
             )
+        )
+
+    @property
+    def orders(self) -> tuple[TunerOrder, ...]:
+        """The last orders of people, oldest first."""
+        return tuple(self._orders)
+
+    def changes(self) -> tuple[TunerChange, ...]:
+        """Return the last decisions and their outcomes."""
+        judged = pair(by_number(self._decisions), by_number(self._verdicts))
+        return tuple(
+            TunerChange(
+                decision=decision.decision,
+                kind=decision.kind,
+                knob=decision.knob,
+                from_value=int(decision.from_value),
+                to_value=int(decision.to_value),
+                step=decision.step,
+                expected_gain_ratio=decision.expected_gain_ratio,
+                measured_gain_ratio=one.measured_gain_ratio,
+                outcome=one.outcome,
+                reason=one.reason[:DETAIL_CHARACTERS_MAX],
+            )
+            for one in judged.values()
+            if (decision := one.decision) is not None
         )

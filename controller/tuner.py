@@ -2,10 +2,11 @@
 
     step record -> agreement (paces of all ranks) -> policy on rank 0 -> proposal -> vote -> actuators -> KnobSwitch
 
-The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
-training thread at step boundaries.  It waits for other ranks only where a vote is read and at a switch.  Nothing that
-it raises reaches the job: an exception freezes the tuner, on all ranks.
-The votes go on until every rank knows, so that all go back from what is not proven.
+The Tuner decides nothing itself: the policy says what to try, people's orders come first, guards say when to pause and
+what to take back, the agreement says when to switch, actuators know how.  It runs on the training thread at step
+boundaries and waits for other ranks only where a vote is read and at a switch.  None of its errors reaches the job: an
+exception freezes the tuner on all ranks.  Votes go on until every rank knows that, so that all of them go back from
+what is not proven.
 
 Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; all others turn knobs.
 Left out: measuring (the hook does), judging (the policy does).
@@ -16,26 +17,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
 from pacecar.config import TuneConfig
 from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.records import Knobs, TunerStatus
 
 from .consensus.agreement import Agreement, LocalAgreement, RendezvousError
 from .consensus.channels import VoteSubject
 from .consensus.knob_switch import REHEARSAL_BOUNDARIES_MAX, KnobSwitcher, SwitchRehearsal
-from .consensus.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Proposal, ProposalKind
+from .consensus.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, ProposalKind, SwitchProposal
 from .consensus.rank_agreement import RankAgreement
-from .consensus.step_observations import MeasuredSteps, ObservationBacklog, ObservationListener
+from .consensus.step_observations import ObservationBacklog, ObservationListener
 from .experiment.switch_price import RESERVED_SWITCHES, SwitchPrice
 from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
-from .observation import JobFacts, Policy, TuningTurn
-from .status_reporter import State, StatusReporter
+from .observation import Guard, JobFacts, Observation, Policy, Proposal, Record, TunerState
+from .policy.hand_orders import HandOrders
+from .status_reporter import StatusReporter
 
 __all__ = ["FIRST_WINDOW_BOUNDARIES_MAX", "OFFER_BOUNDARY", "TunedJob", "Tuner", "choose_agreement"]
 
@@ -46,25 +49,25 @@ OFFER_BOUNDARY = PERIOD
 
 
 FIRST_WINDOW_BOUNDARIES_MAX = 64
-"""So long trials wait for rank 0's first exact window, which shows where the time went before anything was tuned.  Its
-price is known after a turn or two, and it takes another: 15 steps with two ranks, 50 with eight."""
+"""Trials wait this long for rank 0's first exact window, which shows where the time went before anything was tuned.
+It comes after 15 steps with two ranks, and after 50 with eight."""
 
 
 class TunedJob(Protocol):
-    """What a tuner asks of the job that it tunes, and tells it.  All calls are made on the training thread.
+    """The job as its tuner sees it.  All calls are made on the training thread.
 
-    A class that derives from this one has the answers of a job that never pauses and that no rank leaves.
+    The defaults describe a job that never pauses and that no rank leaves.
     """
 
     counted_ns_min: int = LONG_STEP_NS
-    """The shortest step that is worth observing where it was only counted."""
+    """The shortest step worth observing if it was only counted, not measured."""
 
     def facts(self) -> JobFacts:
-        """Return what a policy needs to know of the job; called once, when the knobs are settled."""
+        """Return what a policy needs to know about the job; called once, when the knobs are settled."""
         ...
 
     def set_knobs(self, knobs: Knobs) -> None:
-        """Take what is in force from now on."""
+        """Record the knobs that are in force from now on."""
         ...
 
     def request_window(self) -> None:
@@ -72,10 +75,10 @@ class TunedJob(Protocol):
         ...
 
     def must_leave(self) -> str | None:
-        """Return why this rank must leave now, for good and without a vote; None: it need not."""
+        """Return why this rank must leave now, for good and without a vote; None if it can stay."""
         return None
 
-    def was_paused(self, step: MeasuredSteps | CountedStep) -> bool:
+    def was_paused(self, step: FinishedStep | CountedStep) -> bool:
         """Return whether `step` contains a checkpoint or an evaluation."""
         return False
 
@@ -87,10 +90,10 @@ class TunedJob(Protocol):
         return 0
 
     def waited(self, duration_ns: int) -> None:
-        """Note that so much of this boundary passed until the last rank came to it."""
+        """Note how much of this boundary passed until the last rank reached it."""
 
     def headroom_ns(self) -> int | None:
-        """Return what may still be spent within the overhead budget; negative: overspent, None: nothing limits it."""
+        """Return what is left of the overhead budget; negative if overspent, None if nothing limits it."""
         return None
 
     def earned_ns(self, wall_ns: int) -> int:
@@ -98,15 +101,15 @@ class TunedJob(Protocol):
         return 0
 
     def reserve(self, cost_ns: int) -> None:
-        """Keep so much of the overhead budget for switches, out of what is lent to windows."""
+        """Keep this much of the overhead budget for switches; windows must not borrow it."""
 
     def awaits_first_window(self) -> bool:
-        """Return whether this rank's first exact window is about to come, whose ledger is that of the job untuned."""
+        """Return whether this rank's first exact window is about to come: the ledger of the untuned job."""
         return False
 
 
 def choose_agreement(config: TuneConfig) -> Agreement:
-    """Return how the ranks of this process' job agree: by votes on a group of their own, or alone at once."""
+    """Return how the ranks of this process' job agree: by votes on a separate group, or at once if alone."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return LocalAgreement()
     has_votes = config.mode != "advise"
@@ -116,8 +119,9 @@ def choose_agreement(config: TuneConfig) -> Agreement:
 class Tuner:
     """One rank's part of the controller.
 
-    `policy` is used on rank 0 only.  `agreement` is how this rank reaches the others (`choose_agreement`).  `gradients`
-    compares the ranks' gradients after a switch, `node` says what disturbs this rank's node; None: nobody does.
+    `policy`, `orders` and `guards` are used on rank 0 only.  `agreement` is how this rank reaches the others
+    (`choose_agreement`).  `gradients` compares the ranks' gradients after a switch, and `node` says what disturbs this
+    rank's node; None leaves that out.
     """
 
     def __init__(
@@ -127,22 +131,27 @@ class Tuner:
         status: StatusReporter,
         *,
         policy: Policy | None,
+        orders: HandOrders | None = None,
+        guards: Sequence[Guard] = (),
         actuators: Sequence[Actuator],
         agreement: Agreement,
         gradients: GradientCheck | None = None,
         node: NodeMonitor | None = None,
     ) -> None:
         self._job = job
-        self._hearing = ObservationListener(job.counted_ns_min)
+        self._listener = ObservationListener(job.counted_ns_min)
         self._node = node
         self._gradients = gradients
         self._config = config
         self._policy = policy if status.rank == 0 else None
+        self._orders = orders if status.rank == 0 else None
+        self._guards = tuple(guards)
+        self._pause: str | None = None  # why the policy is held
         self._actuators = {a.knob: a for a in actuators}
         self._status = status
         self._agreement = agreement
         self._switcher = KnobSwitcher(self._actuators, agreement, status.clock)
-        self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
+        self._turns_knobs = config.mode != "advise"
         self._is_active = False
         self._has_failed = False
         self._boundary = 0
@@ -154,19 +163,20 @@ class Tuner:
         self._is_begun = False
         self._rehearsal = SwitchRehearsal(self._agreement)
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
-        self._sound: tuple[int, ...] | None = None  # the values before a switch after which gradients differ
+        # The values before a switch after which gradients differ.
+        self._before_difference: tuple[int, ...] | None = None
         self._decision = 0
-        self._before: tuple[int, ...] | None = None  # the values before the last switch
+        self._previous: tuple[int, ...] | None = None  # the values before the last switch
         self._serial = 0  # of the last switch
         self._is_keeping = False  # a proposal of kind KEEP is out
-        self._windowed = -1  # the last trial that a window was requested for
+        self._windowed_trial = -1  # the last trial that a window was requested for
         self._reverted: str | None = None
         self._price = SwitchPrice()
         self._waited_ns = 0  # for the other ranks, at the last switch
-        self._turned_at = 0  # the boundary of the last switch or rehearsal
-        self._is_at_rest = False
-        self._has_ended = False  # all heard that nothing is turned any more
-        self._stays = ""  # what could not be taken back, for people
+        self._turned_at = 0  # boundary of the last switch or rehearsal
+        self._is_restored = False
+        self._has_ended = False  # every rank knows that tuning is over
+        self._unproven = ""  # says what could not be taken back
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
     @property
@@ -180,7 +190,7 @@ class Tuner:
         return self._agreement
 
     @property
-    def state(self) -> State:
+    def state(self) -> TunerState:
         """What the tuner is doing, as reported last; "off" before `start`."""
         return self._status.state
 
@@ -199,16 +209,16 @@ class Tuner:
         if self._config.mode == "off":
             return
         try:
-            self._agreement.open(f"mode {self._mode}")
+            self._agreement.open("a mode that turns knobs" if self._turns_knobs else "mode advise")
         except RendezvousError as error:
-            self._say("off", f"not tuning: {error}", level=logging.WARNING)
+            self._report("off", f"not tuning: {error}", level=logging.WARNING)
             return
         self._is_active = True
         self._guarded(self._publish_knobs, 0)
-        self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
+        self._report("warming" if self._turns_knobs else "advising", "waiting for the first steps")
 
-    def on_boundary(self, step: MeasuredSteps | CountedStep | None) -> None:
-        """Take part in one step boundary; `step` is the one that just ended, None if nothing is known of it.
+    def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
+        """Take part in one step boundary; `step` is the one that just ended, None if it was not observed.
 
         Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
         """
@@ -220,17 +230,17 @@ class Tuner:
         if must_leave is not None:
             self._leave(must_leave)
             return
-        self._guarded(self._note, step)
+        self._guarded(self._note_step, step)
         is_checking = self._gradients is not None and self._gradients.is_armed
         if is_checking or self._agreement.has_vote or self._reverted is not None:
             self._job.begin_vote()
         if self._reverted is not None:
-            self._guarded(self._take_back)
+            self._guarded(self._undo_with_knob)
         if is_checking:
             self._guarded(self._check_gradients)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
-        if self._agreement.has_vote:  # not at most boundaries: nothing can have come in, nothing is to be voted for
+        if self._agreement.has_vote:
             self._vote()
         elif not is_checking:
             return
@@ -238,74 +248,77 @@ class Tuner:
 
     def _vote(self) -> None:
         """Take part in a boundary at which a vote is launched or read."""
-        self._guarded(self._look)
-        self._guarded(self._listen)
+        self._guarded(self._exchange_node_state)
+        self._guarded(self._receive)
         if self._agreement.frozen is None:
-            self._guarded(self._think)
-            self._guarded(self._rest)
-        self._guarded(self._decide)
-        if self._agreement.has_retired and not self._is_at_rest:
-            self._is_at_rest = True
-            self._guarded(self._come_to_rest)
+            self._guarded(self._run_policy)
+            self._guarded(self._report_calm)
+        self._guarded(self._take_vote)
+        if self._agreement.has_retired and not self._is_restored:
+            self._is_restored = True
+            self._guarded(self._restore_proven)
         if self._agreement.frozen is not None and not self._has_ended:
             self._has_ended = True
-            if self.state != "off":  # a person may have frozen it before, which is no end
-                self._say("frozen", self._agreement.frozen + self._stays, level=logging.WARNING)
+            if self.state != "off":
+                self._report("frozen", self._agreement.frozen + self._unproven, level=logging.WARNING)
             self._finish_policy()
 
     def freeze(self, reason: str) -> None:
-        """Freeze on all ranks, because this one cannot measure any more; boundaries must still be passed on."""
+        """Freeze on all ranks, because this one can no longer measure; keep calling `on_boundary`."""
         if self._is_active:
             self._agreement.freeze(reason)
 
     def reverted(self, reason: str) -> None:
-        """A knob went back by itself, for `reason`, on all ranks in the step under way."""
+        """Note that a knob went back by itself, for `reason`, on all ranks in the step under way."""
         if self._is_active:
             self._reverted = reason
 
     def close(self, *, is_exit: bool = False) -> None:
-        """End.  Where all ranks do so after the same step, what is not proven is taken back and what is out waited for.
+        """End.  If all ranks close after the same step, they take back what is not proven.
 
-        `is_exit`: the process ends, so that nothing is trained with what stays.  Harmless when repeated.
+        With `is_exit` the process ends, so nothing is trained with the knobs that stay.  Harmless when repeated.
         """
         if not self._is_active:
             return
         self._is_active = False
         self._finish_policy()
-        if not is_exit and self._mode == "exact" and self._agreement.spaces:
-            was_said = bool(self._stays)
-            self._guarded(lambda: self._come_to_rest(closes=True))
-            if self._stays and not was_said:
-                self._say("frozen", f"closed, not after the same step on all ranks{self._stays}", level=logging.WARNING)
+        if not is_exit and self._turns_knobs and self._agreement.spaces:
+            was_said = bool(self._unproven)
+            self._guarded(lambda: self._restore_proven(closes=True))
+            if self._unproven and not was_said:
+                self._report(
+                    "frozen", f"closed, not after the same step on all ranks{self._unproven}", level=logging.WARNING
+                )
         self._guarded(self._agreement.close)
 
     def _leave(self, reason: str) -> None:
         self._is_active = False
         self._agreement.freeze(reason)
-        if self._before is not None:  # something was turned
-            self._stays = self._switcher.staying(self._switcher.rest(self._sound or self._proven))
-        self._say("frozen", reason + self._stays, level=logging.WARNING)
+        if self._previous is not None:  # something was turned
+            resting = self._switcher.resting_values(self._before_difference or self._proven)
+            self._unproven = self._switcher.describe_unrestored(resting)
+        self._report("frozen", reason + self._unproven, level=logging.WARNING)
         self._finish_policy()
         self._guarded(self._agreement.leave)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
-        """Call `act`: whatever it raises freezes the tuner and does not reach the job."""
+        """Call `act`; an exception freezes the tuner and does not reach the job."""
         try:
             act(*arguments)
         except Exception as error:
-            # Once: a group that is gone fails at each attempt to vote.
+            # Log it once: a lost process group fails at every vote.
             level = logging.DEBUG if self._has_failed else logging.ERROR
             self._has_failed = True
             logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
-    def _note(self, step: MeasuredSteps | CountedStep | None) -> None:
-        pace_ns = None if step is None else self._hearing.pace_ns(step, are_all_calm=self._agreement.are_all_calm)
+    def _note_step(self, step: FinishedStep | CountedStep | None) -> None:
+        pace_ns = None if step is None else self._listener.pace_ns(step, are_all_calm=self._agreement.are_all_calm)
         if step is None or pace_ns is None:
-            self._agreement.note(self._step, None, profiled=False)
+            self._agreement.record_step(self._step, None, profiled=False)
             return
         self._step_ns = step.wall_ns
-        self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._job.was_paused(step))
+        self._agreement.record_step(step.step, pace_ns, profiled=step.disturbed or self._job.was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
@@ -319,25 +332,25 @@ class Tuner:
         self._agreement.offer(offer)
 
     def _publish_knobs(self, epoch: int) -> None:
-        """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
-        self._knobs = Knobs(epoch, self._switcher.published())
+        """Publish the value of every knob that has one, including knobs that are not tuned."""
+        self._knobs = Knobs(epoch, self._switcher.current_values())
         self._job.set_knobs(self._knobs)
 
-    def _look(self) -> None:
-        """Report what disturbs this rank's node and what it can pay for; take what others reported of their nodes."""
+    def _exchange_node_state(self) -> None:
+        """Report what disturbs this rank's node and what it can pay for; take what others reported about theirs."""
         earned_ns = self._job.earned_ns(self._step_ns)
-        self._agreement.afford(self._price.affordable(self._job.headroom_ns(), earned_ns))
+        self._agreement.report_affordable(self._price.affordable(self._job.headroom_ns(), earned_ns))
         is_trying = self._proven is not None
         self._job.reserve(RESERVED_SWITCHES * self._price.price_ns(earned_ns) if is_trying else 0)
         if self._node is not None:
-            self._agreement.disturb(self._node.look())
+            self._agreement.report_disturbance(self._node.update())
             self._node.others = self._agreement.disturbed
 
-    def _listen(self) -> None:
-        heard = self._agreement.listen()
-        if heard.refused is not None:
-            self._settle_knobs(heard.refused)
-        self._backlog.pair(heard.paces, self._switcher.live(), is_calm=self._is_calm())
+    def _receive(self) -> None:
+        update = self._agreement.receive_updates()
+        if update.refused is not None:
+            self._settle_knobs(update.refused)
+        self._backlog.pair(update.paces, self._switcher.live(), is_calm=self._is_calm())
 
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
@@ -348,9 +361,9 @@ class Tuner:
         spaces = self._agreement.spaces
         if not spaces:
             reasons = "; ".join(f"{knob}: {reason}" for knob, reason in refused.items())
-            self._say("off", f"nothing to tune: {reasons or 'no knobs'}")
+            self._report("off", f"nothing to tune: {reasons or 'no knobs'}")
             self._agreement.freeze("nothing to tune")
-        elif self._policy is not None and self._mode == "exact":
+        elif self._policy is not None and self._turns_knobs:
             self._rehearsal.plan()
             self._rehearse()
         elif self._policy is not None:
@@ -358,7 +371,7 @@ class Tuner:
 
     def _rehearse(self) -> None:
         """Ask all ranks to apply the values in force; begin when every knob was rehearsed."""
-        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._switcher.values()):
+        if self._policy is not None and not self._rehearsal.propose_next(self._boundary, self._switcher.values()):
             self._begin(self._policy)
 
     def _begin(self, policy: Policy) -> None:
@@ -366,28 +379,36 @@ class Tuner:
         if not live:
             self._agreement.freeze("every knob failed when its present value was applied")
             return
-        policy.begin(self._job.facts(), live, mode=self._mode)
+        facts = self._job.facts()
+        for guard in self._guards:
+            guard.begin(facts, live, turns_knobs=self._turns_knobs)
+        if self._orders is None:
+            policy.begin(facts, live, turns_knobs=self._turns_knobs)
+        else:
+            self._orders.begin(policy, facts, live, turns_knobs=self._turns_knobs)
         self._is_begun = True
         self._backlog.begin(live)
 
-    def _rest(self) -> None:
-        self._agreement.rest(is_calm=self._is_calm(), step_ns=self._step_ns)
+    def _report_calm(self) -> None:
+        self._agreement.report_calm(is_calm=self._is_calm(), step_ns=self._step_ns)
 
     def _is_calm(self) -> bool:
-        """Return whether nothing is under way here; ranks without a policy are calm from the offers on.
+        """Return whether nothing is under way here; ranks without a policy are calm once knobs are settled.
 
-        Not for some steps after a switch, nor in a trial.  Gradients are compared then, a larger micro-batch is proven,
-        what does not fit goes back, and the policy, on another rank perhaps, has to see all of that soon.
+        A rank is not calm in a trial or just after a switch.  Then gradients are compared, a larger micro-batch may go
+        back, and the policy, perhaps on another rank, has to see all of that soon.
         """
         if self._proven is not None or self._boundary - self._switched_at < CALM_PERIOD:
             return False
         if self._policy is None:
             return bool(self._agreement.spaces)
         if self._is_begun and self._agreement.affordable == 0:
-            return True  # no trial can begin, and more votes would only cost more
-        return self._is_begun and self.state in ("watching", "advising") and self._policy.is_calm()
+            return True  # no trial can begin, so more votes would only cost time
+        is_watching = self._is_begun and self.state in ("watching", "advising")
+        has_order = self._orders is not None and not self._orders.is_calm()
+        return is_watching and not has_order and self._policy.is_calm() and all(g.is_calm() for g in self._guards)
 
-    def _think(self) -> None:
+    def _run_policy(self) -> None:
         policy = self._policy
         if policy is None:
             return
@@ -396,29 +417,61 @@ class Tuner:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
         observations = self._backlog.drain()
-        if not observations and not policy.is_urgent():
+        must_act = [guard.must_act() for guard in self._guards]
+        if not observations and not any(must_act):
             return
-        affordable = self._agreement.affordable
-        if self._boundary <= FIRST_WINDOW_BOUNDARIES_MAX and self._job.awaits_first_window():
-            affordable = 0
-        if affordable is not None:
-            observations = [replace(step, switches=affordable) for step in observations]
-        turn, records = policy.advance(observations)
-        self._status.pass_on(records)
-        if policy.wants_window():
+        proposal: Proposal | None = None
+        records: list[Record] = []
+        if observations:
+            self._hold(policy, observations[-1].step)
+            proposal, records = self._advance(policy, self._judgeable(observations))
+        for guard in self._guards:
+            proposal, records = guard.take_back(proposal, records)
+        for record in records:
+            self._status.emit(record)
+        if (self._orders is None or self._orders.is_calm()) and policy.wants_window():
             self._job.request_window()
-        if turn is not None and self._mode == "exact":
-            self._wish(turn)
+        if proposal is not None and self._turns_knobs:
+            self._propose(proposal)
 
-    def _wish(self, turn: TuningTurn) -> None:
-        present, values = self._switcher.agreed(), self._switcher.wished(turn.values)
-        if values == present and (turn.is_trial or self._proven is None):
+    def _advance(self, policy: Policy, steps: Sequence[Observation]) -> tuple[Proposal | None, list[Record]]:
+        """Ask the policy what to try, unless a person's order is to be carried out first."""
+        orders = self._orders
+        if orders is None:
+            return policy.advance(steps)
+        proposal = orders.pursue(steps)
+        if proposal is None:
+            proposal = orders.review(*policy.advance(steps))
+        return proposal, orders.drain()
+
+    def _hold(self, policy: Policy, step: int) -> None:
+        """Hold the policy while any guard gives a reason to."""
+        reasons = [guard.pause_reason(step) for guard in self._guards]
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason != self._pause:
+            self._pause = reason
+            (self._orders or policy).hold(reason)
+
+    def _judgeable(self, observations: Sequence[Observation]) -> list[Observation]:
+        """Return the steps for the policy, with the node's state and the number of switches that can be paid for."""
+        switches = self._agreement.affordable
+        if self._boundary <= FIRST_WINDOW_BOUNDARIES_MAX and self._job.awaits_first_window():
+            switches = 0
+        node = None if self._node is None else self._node.view
+        steps = [replace(step, node=node, switches=switches) for step in observations]
+        for guard in self._guards:
+            steps = [guard.judgeable(step) for step in steps]
+        return steps
+
+    def _propose(self, proposal: Proposal) -> None:
+        present, values = self._switcher.agreed(), self._switcher.values_for(proposal.values)
+        if values == present and (proposal.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
-        elif not (turn.is_trial and self._is_keeping):  # first what is proven: a freeze in the trial would undo it
-            self._is_keeping = not turn.is_trial
+        elif not (proposal.is_trial and self._is_keeping):  # keep first: a freeze in the trial would undo it
+            self._is_keeping = not proposal.is_trial
             self._agreement.propose(
-                turn.decision, values, kind=ProposalKind.TRIAL if turn.is_trial else ProposalKind.KEEP
+                proposal.decision, values, kind=ProposalKind.TRIAL if proposal.is_trial else ProposalKind.KEEP
             )
 
     def _finish_policy(self) -> None:
@@ -426,26 +479,37 @@ class Tuner:
         if policy is not None and self._is_begun:
             frozen = self._agreement.frozen
             reason = "the job ended" if frozen is None else f"tuning froze ({frozen})"
-            self._guarded(lambda: self._status.pass_on(policy.finish(reason)))
+            self._guarded(self._finish, policy, reason)
+
+    def _finish(self, policy: Policy, reason: str) -> None:
+        if self._orders is None:
+            records = policy.finish(reason)
+        else:
+            self._orders.finish(reason)
+            records = self._orders.drain()
+        for guard in self._guards:
+            _, records = guard.take_back(None, records)
+        for record in records:
+            self._status.emit(record)
 
     # --- switches, on all ranks ---------------------------------------------------------------------
 
-    def _decide(self) -> None:
+    def _take_vote(self) -> None:
         proposal = self._agreement.decide(self._can_apply)
-        if self._gradients is not None:  # what was sent before the vote that was read is there on all ranks
-            self._differ(self._gradients.compare())
+        if self._gradients is not None:  # all ranks have what was sent before the vote that was just read
+            self._freeze_if_different(self._gradients.compare())
         if proposal is not None:
             self._switch(proposal)
 
-    def _can_apply(self, proposal: Proposal) -> bool:
-        """Return this rank's vote; where its node is disturbed it votes against trials, so that no rank begins one."""
+    def _can_apply(self, proposal: SwitchProposal) -> bool:
+        """Return this rank's vote.  With a disturbed node it votes against trials, so that no rank begins one."""
         is_disturbed = self._node is not None and self._node.disturbance is not None
         return self._switcher.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
 
-    def _switch(self, proposal: Proposal, *, closes: bool = False) -> bool:
-        """Carry out what all ranks voted for, and remember what to come back to while it is not proven.
+    def _switch(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
+        """Carry out what all ranks voted for, and remember what to come back to until it is proven.
 
-        Return whether it was done.  `closes`: nobody voted, but all ranks may be closing after this step.
+        Return whether it was done.  With `closes` there was no vote, but all ranks may be closing after this step.
         """
         if proposal.kind is ProposalKind.KEEP:
             self._is_keeping = False
@@ -458,7 +522,7 @@ class Tuner:
                 self._rehearse()
             return False
         if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
-            self._gradients.prepare(self._tell_gradients)
+            self._gradients.prepare(self._send_gradients)
         switch = self._switcher.carry_out(proposal)
         self._turned_at = self._boundary
         if proposal.kind is ProposalKind.REHEARSAL:
@@ -474,57 +538,58 @@ class Tuner:
         elif self._proven is None:
             self._proven = before
         if switch.turned:
-            self._before = before
-            # Not where tuning ends: there is nothing to go back to.
+            self._previous = before
+            # Serial 0 ends tuning, and then there is nothing to go back to.
             if self._gradients is not None and proposal.serial > 0 and concerns_gradients(switch.turned):
                 self._gradients.arm()
             elif self._gradients is not None and proposal.serial == 0:
                 self._gradients.arm(is_on=False)
             self._switched(proposal, switch.duration_ns)
         elif proposal.kind is ProposalKind.KEEP:
-            self._job.request_window()  # it was in force already; windows of it choose the next candidate
+            self._job.request_window()  # already in force; windows of it choose the next candidate
         return True
 
-    def _take_back(self) -> None:
-        """Go back from what was turned together with a knob that went back by itself, in this step on all ranks."""
+    def _undo_with_knob(self) -> None:
+        """Undo the rest of the switch whose knob went back by itself, in this step on all ranks."""
         reason, self._reverted = self._reverted, None
-        self._say(self.state, str(reason), level=logging.WARNING)
-        self._switcher.adopt()
-        if self._before is not None and self._before != self._switcher.agreed():
-            self._switch(Proposal(self._serial, self._decision, self._before))
+        self._report(self.state, str(reason), level=logging.WARNING)
+        self._switcher.adopt_current()
+        if self._previous is not None and self._previous != self._switcher.agreed():
+            self._switch(SwitchProposal(self._serial, self._decision, self._previous))
         else:
             self._proven = None
-            self._switched(Proposal(self._serial, self._decision, self._switcher.agreed()), 0)
+            self._switched(SwitchProposal(self._serial, self._decision, self._switcher.agreed()), 0)
 
-    def _come_to_rest(self, *, closes: bool = False) -> None:
-        """Go back from what is not proven: all ranks see at this very boundary that tuning froze, or close after it.
+    def _restore_proven(self, *, closes: bool = False) -> None:
+        """Go back from what is not proven: at this boundary all ranks see that tuning froze, or close after it.
 
-        Loss and gradients are not watched any more either, so nothing lossy stays in force.  Where a rank closes and
-        others train on, there is no boundary at which all could go back together, and everything stays.
+        Loss and gradients are no longer watched, so nothing lossy stays in force.  If one rank closes while others
+        train on, no boundary lets all of them go back together, and everything stays.
         """
-        home = self._sound or self._proven
-        rest = self._switcher.rest(home, closes=closes)
+        home = self._before_difference or self._proven
+        rest = self._switcher.resting_values(home, closes=closes)
         is_needed = rest != self._switcher.agreed() or (home is not None and not closes)
-        if is_needed and not self._switch(Proposal(serial=0, decision=self._decision, values=rest), closes=closes):
-            self._stays = self._switcher.staying(rest)
+        proposal = SwitchProposal(serial=0, decision=self._decision, values=rest)
+        if is_needed and not self._switch(proposal, closes=closes):
+            self._unproven = self._switcher.describe_unrestored(rest)
         self._proven = None
 
     def _check_gradients(self) -> None:
-        """Send and compare gradients; ranks that find a difference vote to freeze, and with that vote all go back.
+        """Send and compare gradients; a rank that finds a difference votes to freeze, and with that vote all go back.
 
-        Not at this boundary: where answers come late, ranks find the same difference after different steps.
+        They do not go back at this boundary: if answers are late, ranks find the same difference at different steps.
         """
         if self._gradients is not None:
-            self._differ(self._gradients.look(self._tell_gradients))
+            self._freeze_if_different(self._gradients.check(self._send_gradients))
 
-    def _differ(self, difference: str | None) -> None:
-        if difference is not None and self._before is not None:
+    def _freeze_if_different(self, difference: str | None) -> None:
+        if difference is not None and self._previous is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
-            self._sound = self._before
+            self._before_difference = self._previous
 
     def _learn_price(self, is_checking: bool) -> None:
-        """Note what this boundary cost, to price the switches to come."""
+        """Record what this boundary cost, to price later switches."""
         cost_ns = self._job.spent_ns()
         if self._turned_at == self._boundary:
             self._price.switched(cost_ns + self._waited_ns // 2)  # about half of it lengthens the step
@@ -533,27 +598,27 @@ class Tuner:
         else:
             self._price.voted(cost_ns)
 
-    def _tell_gradients(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        return self._agreement.tell(VoteSubject.GRADIENTS, numbers)
+    def _send_gradients(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+        return self._agreement.start_gather(VoteSubject.GRADIENTS, numbers)
 
-    def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
+    def _rehearsed(self, proposal: SwitchProposal, *, is_done: bool) -> None:
         if self._policy is None:
             return
-        self._rehearsal.played(proposal, is_done=is_done)
+        self._rehearsal.record_outcome(proposal, is_done=is_done)
         self._rehearse()
 
-    def _switched(self, proposal: Proposal, duration_ns: int) -> None:
+    def _switched(self, proposal: SwitchProposal, duration_ns: int) -> None:
         self._switched_at = self._boundary
-        self._hearing.switched()
+        self._listener.switched()
         self._publish_knobs(self._knobs.epoch + 1)
         self._status.switched(proposal.decision, self._step, self._knobs, duration_ns)
-        # Once in a trial: a profiled step cannot be judged, and the setting that is switched back to is known.
-        if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed:
-            self._windowed = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
+        # Only once in a trial: a profiled step cannot be judged, and the setting to return to is already known.
+        if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed_trial:
+            self._windowed_trial = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
             self._job.request_window()
 
     # --- status ---------------------------------------------------------------------------------------
 
-    def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
+    def _report(self, state: TunerState, detail: str, *, level: int = logging.DEBUG) -> None:
         """Record and log a change of state that is not the policy's; every rank reports its own."""
         self._status.report(state, detail, step=self._step, level=level)

@@ -1,22 +1,19 @@
 """Generates the Grafana dashboards and Prometheus rules from the metric catalog, and exports the committed ones.
 
-Dashboards that are kept by hand drift from the metrics.  Here one list, the catalog, feeds dashboards, rules and docs.
-
     queries        PromQL through the catalog, in the scope of a dashboard        pure
-    palette        which colour means what                                        pure
-    panels         a panel is a title, help, queries, a unit and a text for "no data"
-    frame          variables, links and annotations, the same on all dashboards
-    boards/        the five dashboards (fleet, node, job, tuning, itself), their rows, and the tables they rank by
+    palette        the meaning of colours                                         pure
+    panels         panels with title, help, queries, unit and a text for "no data"
+    frame          variables, links and annotations of all dashboards
+    boards/        the five dashboards (fleet, node, job, tuning, itself), their rows and ranked tables
     rules/         recording and alert rules
-    omitted        metrics that are on no panel, and why
-    tidy           removes from grafanalib's output what Grafana must not see     pure
+    tidy           removes unused and harmful fields from grafanalib's output     pure
     render         all dashboards and rules as text
     kubernetes     the same for the Prometheus operator and for Grafana's sidecar
     reference      docs/metrics.md, from the same catalog                         pure
     push           sends dashboards to a running Grafana
 
-grafanalib and pyyaml are an extra and are imported only by what draws; `export` and `push` hand out the committed files
-without them.  Left out: contact points and routes of alerts, which are settings of whoever receives the alerts.
+grafanalib and pyyaml are an extra and are imported only to draw; `export` and `push` use the committed files.  Left
+out: contact points and routes of alerts, which depend on the receivers.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ _RUNBOOK = "runbook: docs/runbook.md#"
 
 
 class DashboardsError(RuntimeError):
-    """The dashboards cannot be drawn here; the message says what to do."""
+    """The dashboards cannot be generated here; the message says what to do."""
 
 
 def generate(out_dir: Path) -> list[Path]:
-    """Write every dashboard and rule from the catalog into `out_dir` and return the files, replaced if they exist.
+    """Write all dashboards and rules from the catalog to `out_dir`, replacing files, and return the paths.
 
     Raises:
         DashboardsError: grafanalib or pyyaml is not installed.
@@ -47,7 +44,7 @@ def generate(out_dir: Path) -> list[Path]:
     if missing:
         raise DashboardsError(
             f"{missing[0]} is not installed: pip install 'pacecar[dashboards]', or export the dashboards that come with"
-            " pacecar, which need nothing"
+            " pacecar"
         )
     from .render import render
 
@@ -55,16 +52,16 @@ def generate(out_dir: Path) -> list[Path]:
 
 
 def committed(suffix: str = "") -> dict[str, str]:
-    """Return name -> text of the files that came with this version of pacecar and end in `suffix`."""
+    """Return name -> text of the files in this version of pacecar whose names end in `suffix`."""
     generated = files("pacecar.dashboards") / "generated"
     names = sorted(item.name for item in generated.iterdir() if item.name.endswith((".json", ".yml")))
     return {name: (generated / name).read_text(encoding="utf-8") for name in names if name.endswith(suffix)}
 
 
 def export(out_dir: Path, *, runbook_url: str | None = None) -> list[Path]:
-    """Copy dashboards and rules that came with this version of pacecar into `out_dir` and return the files.
+    """Copy the dashboards and rules of this version of pacecar to `out_dir` and return the paths.
 
-    With `runbook_url` alerts lead to that page instead of to the file in pacecar's sources.
+    With `runbook_url`, alerts link to that page instead of the file in pacecar's sources.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -79,7 +76,7 @@ def _write(out_dir: Path, texts: dict[str, str]) -> list[Path]:
     written = []
     for name, text in texts.items():
         path = out_dir / name
-        # Not 0600: they are the same in every installation, and Prometheus and Grafana read them as other users.
+        # Not 0600, because Prometheus and Grafana read them as other users.
         with replacing(path, mode=0o644, keep_mode=True, make_mode=FOLDER_MODE) as stream:
             stream.write(text.encode())
         written.append(path)

@@ -1,8 +1,8 @@
 """Writes the generated dashboards, rules and docs/metrics.md into the checkout in the working directory.
 
-Run as `python -m pacecar.dashboards`; `make dashboards` calls it.  The files are those of dashboards/generated/,
-docs/metrics.md, and the rules once more as an object of the Prometheus operator.  To get the dashboards out of an
-installed pacecar use `pacecar dashboards export DIR`.
+Run as `python -m pacecar.dashboards` or `make dashboards`.  It writes dashboards/generated/, docs/metrics.md, and the
+rules as an object of the Prometheus operator.  To get the dashboards of an installed pacecar, use `pacecar dashboards
+export DIR`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(root: Path) -> int:
         return 2
     try:
         written = generate(root / "dashboards" / "generated")
-        from .kubernetes import prometheus_rule  # needs pyyaml, which `generate` has asked for
+        from .kubernetes import prometheus_rule  # needs pyyaml, for which `generate` has checked
 
         page.write_text(reference(), encoding="utf-8")
         rule.write_text(prometheus_rule(), encoding="utf-8")

@@ -1,10 +1,10 @@
 """Builds what all dashboards share: variables, links, annotations, and the settings around the panels.
 
-The variables have the same names everywhere, so that a link can carry them over: who looks at GPU 3 of node7 and goes
-to the job stays with that node.  The data source is a variable too, so a dashboard can be imported as it is.
+Variables have the same names everywhere, so that links keep the selection: from GPU 3 of node7 to the job on that
+node.  The data source is a variable too, so a dashboard can be imported unchanged.
 
-`cluster` is a label that pacecar does not set: users with several clusters add it in Prometheus.  Where nobody did, the
-variable has no value but All, which stands for `.*` and matches series without the label.
+`cluster` is a label that users with several clusters add in Prometheus.  Without it, the variable has only the value
+All, which stands for `.*` and matches series without the label.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .queries import CLUSTER, GPU, INTERVAL, JOB, LAUNCH, NODE, ONE_JOB, RANK, S
 __all__ = ["TITLES", "dashboard", "decision_marks", "variables"]
 
 SCHEMA_VERSION = 39
-"""Of Grafana 10; grafanalib's own default (12) would run ten years of migrations over each panel."""
+"""The version of Grafana 10; with grafanalib's default, 12, Grafana would run ten years of migrations per panel."""
 
 TITLES = {
     "pacecar-fleet": "Fleet", "pacecar-node": "Node", "pacecar-job": "Job", "pacecar-tuning": "Tuning",
@@ -30,16 +30,16 @@ TITLES = {
 """Uid -> title of the dashboard, in the order of the links."""
 
 ANY = ".*"
-"""What All stands for: a regex of 10 000 names would be refused, and this matches a label that is absent."""
+"""The value of All: a regex of 10 000 names would be refused, and this also matches a missing label."""
 
 
 class _Variable(core.Template):  # type: ignore[misc]  # grafanalib has no types
-    """A variable that begins at All if it has one; grafanalib would write neither text nor value."""
+    """A variable whose initial value is All, if it has one; grafanalib would write neither text nor value."""
 
     def to_json_data(self) -> dict[str, Any]:
-        """Return grafanalib's JSON without its `current` value; a variable that has All begins at All."""
+        """Return grafanalib's JSON with the initial value All, or without one."""
         said: dict[str, Any] = super().to_json_data()
-        # Without a value Grafana takes the first one there is.
+        # Without a value, Grafana takes the first one.
         del said["current"]
         return said | ({"current": {"text": ["All"], "value": ["$__all"]}} if self.includeAll else {})
 
@@ -52,9 +52,9 @@ def _query(name: str, label: str, text: str, *, many: bool = True, all_value: st
 
 
 def _launches() -> core.Template:
-    """Return the variable of the launches of one job, the newest first: that is the one that Grafana takes.
+    """Return the variable of the launches of one job, newest first, because Grafana selects the first.
 
-    Launches are random numbers, so `label_values` would have them in no order.
+    Launches are random numbers, so `label_values` would return them in no useful order.
     """
     started = Scope({CLUSTER: '=~"$cluster"', JOB: '="$job"'}).select("pacecar_job_start_time_seconds")
     newest = combine("max", f"last_over_time({started}[$__range])", LAUNCH)
@@ -65,16 +65,16 @@ def _launches() -> core.Template:
 
 
 def variables(*names: str, one_job: bool = False) -> core.Templating:
-    """Return the variables called `names`, behind data source and cluster.
+    """Return the variables `names`, after data source and cluster.
 
-    With `one_job` there is one launch of one job at a time, and nodes and ranks are its own.
+    With `one_job` a single launch of a single job is selected, and nodes and ranks are those of it.
     """
     within = f'{CLUSTER}=~"$cluster"'
     of_job = f'{within}, {JOB}="$job", {LAUNCH}="$launch"'
     known = {
         "job": _query("job", "Job", f"label_values(pacecar_rank_info{{{within}}}, {JOB})", many=not one_job),
         "launch": _launches(),
-        # All nodes of one job are named one by one: `.*` would be the nodes of other jobs too.
+        # All nodes of one job are listed, because `.*` would include nodes of other jobs.
         "node": _query("node", "Node", f"label_values(pacecar_rank_info{{{of_job}}}, {NODE})", all_value=None)
         if one_job
         else _query("node", "Node", f"label_values(pacecar_build_info{{{within}}}, {NODE})"),
@@ -89,7 +89,7 @@ def variables(*names: str, one_job: bool = False) -> core.Templating:
 
 
 def _links(uid: str) -> list[core.DashboardLink]:
-    """Return the links to the other dashboards, which take variables and time with them."""
+    """Return the links to the other dashboards, which keep variables and time."""
     return [
         core.DashboardLink(
             title=title, type="link", uri=f"/d/{other}", icon="dashboard", includeVars=True, keepTime=True,
@@ -101,11 +101,11 @@ def _links(uid: str) -> list[core.DashboardLink]:
 
 
 def decision_marks() -> core.Annotations:
-    """Return the annotations of what the tuner decided, what became of it, and what people ordered."""
+    """Return the annotations of the tuner's decisions and verdicts and of orders by hand."""
 
     def marks(name: str, metric: str, labels: str, title: str, shade: str) -> dict[str, object]:
         counter = ONE_JOB.select(metric)
-        # A counter that is born at 1 has no increase: what was not there a moment ago counts too.
+        # A counter that starts at 1 has no increase, so new series count too.
         fresh = f"({counter} unless {counter} offset {INTERVAL})"
         return {
             "name": name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": shade,

@@ -1,13 +1,13 @@
-"""Renders what Kubernetes reads of rules and dashboards: a PrometheusRule, and the kustomization of ConfigMaps.
+"""Renders rules and dashboards for Kubernetes: a PrometheusRule, and a kustomization with ConfigMaps.
 
-The Prometheus operator takes rules as an object of its own kind, and Grafana's sidecar takes dashboards out of
-ConfigMaps with a label.  A second copy by hand would drift, so both are made of what Prometheus and Grafana read.
+The Prometheus operator reads rules from its own kind of object, and Grafana's sidecar reads dashboards from labelled
+ConfigMaps.
 
     prometheus_rule     deploy/kubernetes/components/prometheusrule/prometheusrule.yaml
-    kustomization       dashboards/generated/kustomization.yaml: kustomize reads files below a kustomization only, so it
-                        stands beside the dashboards, and components/grafana-dashboards names this folder
+    kustomization       dashboards/generated/kustomization.yaml, beside the dashboards, because kustomize reads only
+                        files below a kustomization; components/grafana-dashboards refers to this folder
 
-The Helm chart needs neither: its templates read the files themselves.
+The Helm chart needs neither, because its templates read the files themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .rules.rule_files import dumped, rule_groups
 __all__ = ["NAMESPACE", "kustomization", "prometheus_rule"]
 
 NAMESPACE = "pacecar"
-"""That of deploy/kubernetes/base; a kustomization around it may set another."""
+"""The namespace of deploy/kubernetes/base; an outer kustomization may change it."""
 
 NAME_LABEL = {"app.kubernetes.io/name": "pacecar"}
 
 SIDECAR_LABEL = {"grafana_dashboard": "1"}
-"""What the sidecar of Grafana's chart, and of kube-prometheus-stack, looks for unless it is told otherwise."""
+"""The label that the sidecars of Grafana's chart and of kube-prometheus-stack look for by default."""
 
 
 def prometheus_rule() -> str:
@@ -40,11 +40,11 @@ def prometheus_rule() -> str:
 
 
 def kustomization(dashboards: Iterable[str]) -> str:
-    """Return a component that makes a ConfigMap of each of the files `dashboards`."""
+    """Return a component that makes a ConfigMap from each of the files `dashboards`."""
     component: dict[str, Any] = {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",
-        # A hash in the name would leave the dashboards of the version before beside those of this one.
+        # With a hash in the name, the previous version's dashboards would remain.
         "generatorOptions": {
             "disableNameSuffixHash": True,
             "labels": NAME_LABEL | SIDECAR_LABEL,

@@ -1,10 +1,9 @@
-"""Builds panels, each with a title, a sentence of help, queries, a unit and a text for no data, and places them.
+"""Builds panels, each with a title, help, queries, a unit and a text for "no data", and places them.
 
-grafanalib lets each of these be left out.  The result is a panel that says "No data", and nobody can tell whether that
-is good news.  So here none of them has a default.  The help of each panel ends with what the catalog says about the
-metrics that it draws.
+None of these has a default, unlike in grafanalib: a panel that just says "No data" does not tell whether that is good
+news.  The help of each panel ends with the catalog's description of its metrics.
 
-Positions are computed: panels of a row flow from left to right, so that none can overlap.
+Panels of a row are placed from left to right, so that they cannot overlap.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ GRID_COLUMNS = 24
 ROW_HEIGHT = 1
 
 Steps = Sequence[tuple[float, str]]
-"""Thresholds: from this value on, this colour.  Below the first the colour is neutral."""
+"""Thresholds: (value, colour from there on).  Below the first the colour is neutral."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression and the name of its series; `instant` asks for the last value only."""
+    """One PromQL expression and the name of its series; `instant` requests only the last value."""
 
     expression: str
     legend: str
@@ -61,7 +60,7 @@ Panelled: TypeAlias = tuple[int, int, core.Panel]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A row of the dashboard, panels in reading order."""
+    """A row of the dashboard, with panels in reading order."""
 
     title: str
     panels: Sequence[Panelled]
@@ -89,10 +88,7 @@ def _help(text: str, queries: Sequence[Query]) -> str:
 
 
 def thresholds_of(steps: Steps, base: str = NEUTRAL) -> list[dict[str, Any]]:
-    """Return `steps` as Grafana writes them: null for the base, which is minus infinity.
-
-    The base must not be left out: Grafana's code compares with it, and would stop at the first step for every value.
-    """
+    """Return `steps` in Grafana's format.  The base has the value null, meaning minus infinity, and must be present."""
     return [{"color": base, "value": None}, *({"value": value, "color": shade} for value, shade in steps)]
 
 
@@ -102,7 +98,7 @@ def colour(series: str, shade: str) -> dict[str, Any]:
 
 
 def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, Any]:  # noqa: ANN401  a property is of any type
-    """Return an override of field properties for the series called `series` (dots are written `__`)."""
+    """Return an override of field properties for the series `series`; `__` in names of properties is a dot."""
     return {
         "matcher": {"id": "byRegexp" if regex else "byName", "options": series},
         "properties": [{"id": name.replace("__", "."), "value": value} for name, value in properties.items()],
@@ -113,19 +109,19 @@ NAMES = {
     CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
     "os": "Distribution", "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
 }  # fmt: skip
-"""Headings of columns whose label is not readable as it is."""
+"""Headings of columns whose label is not readable."""
 
 
 def heads(label: str) -> str:
-    """Return the heading of the column of `label`, in English words."""
+    """Return the heading for the column of `label`."""
     words = label.replace("_", " ")
     return NAMES.get(label) or words[0].upper() + words[1:]
 
 
 def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return `overrides`, and a colour for each line whose name is fixed, from the palette for the colour-blind.
+    """Return `overrides`, and for each line with a fixed name a colour that colour-blind people can distinguish.
 
-    Grafana has no such palette of its own.  Lines named by labels (ranks, GPUs) get Grafana's colours and a legend.
+    Lines named by labels (ranks, GPUs) get Grafana's colours and a legend.
     """
     taken = {rule["matcher"]["options"] for rule in overrides if any(p["id"] == "color" for p in rule["properties"])}
     names = [query.legend for query in queries if "{{" not in query.legend and query.legend not in taken]
@@ -133,12 +129,12 @@ def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]
 
 
 def in_order(*names: str) -> list[dict[str, Any]]:
-    """Return overrides that give the lines called `names` the colours of the palette, whichever of them there are."""
+    """Return overrides that give the lines `names` the colours of the palette, in order."""
     return [colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)]
 
 
 def columns(*names: str) -> list[dict[str, Any]]:
-    """Return the transformations that keep the columns `names` of a table and put them in this order."""
+    """Return the transformations that keep the columns `names` of a table, in this order."""
     order = {name: index for index, name in enumerate(names)}
     return [
         {"id": "filterFieldsByName", "options": {"include": {"names": list(names)}}},
@@ -164,14 +160,14 @@ def time_series(
     overrides: Iterable[Mapping[str, Any]] = (),
     repeat: str | None = None,
 ) -> core.TimeSeries:
-    """Return a panel of lines over time.  `empty` is what it says when there is no series at all.
+    """Return a panel of lines over time; `empty` is its text without series.
 
-    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole); `soft_limit` is the least that the axis
-    reaches up to, so that a bound is in the picture.  `repeat` names the variable to repeat it for.
+    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole); the axis reaches at least to
+    `soft_limit`, so that a bound is visible.  `repeat` is the variable to repeat the panel for.
     """
     if unit == "none" and soft_limit is None:
-        soft_limit = 1  # counts that are all zero would get an axis up to a hundred
-    # A table of sixteen ranks leaves no room for their lines; the tooltip has the numbers.
+        soft_limit = 1  # the axis of counts that are all zero would reach up to a hundred
+    # A legend table of sixteen ranks would leave no room for lines; the tooltip has the numbers.
     many = any(f"{{{{{label}}}}}" in query.legend for query in queries for label in (RANK, GPU))
     return core.TimeSeries(
         title=title,
@@ -210,7 +206,7 @@ def stat(
     decimals: int | None = None,
     show: Literal["value", "name", "value_and_name"] = "value",
 ) -> core.Stat:
-    """Return a panel of one big number per series, or of its name, or of both."""
+    """Return a panel with one big number per series, or its name, or both."""
     return core.Stat(
         title=title,
         description=_help(text, queries),
@@ -225,7 +221,7 @@ def stat(
         reduceCalc="lastNotNull",
         textMode=show,
         maxDataPoints=None,
-        # Stat has a `thresholds` of its own that it never writes; the panel's would stay "".
+        # grafanalib never writes the `thresholds` of a Stat; the panel's would stay "".
         extraJson={
             "fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": thresholds_of(thresholds)}}}
         },
@@ -233,9 +229,9 @@ def stat(
 
 
 def state_timeline(title: str, text: str, queries: Sequence[Query], *, empty: str, shade: str) -> core.StateTimeline:
-    """Return a panel with one bar per series, drawn in `shade` while the series is there.
+    """Return a panel with one bar per series, drawn in `shade` while the series exists.
 
-    Grafana's state timeline does not show `empty` yet (grafana#88004, open); it is set all the same.
+    Grafana's state timeline does not show `empty` yet (grafana#88004, open).
     """
     return core.StateTimeline(
         title=title,
@@ -262,7 +258,7 @@ def table(
     unit: str = "none",
     overrides: Iterable[Mapping[str, Any]] = (),
 ) -> core.Table:
-    """Return a table of the last values, one row a series, after `transformations`."""
+    """Return a table of the last values, one row per series, after `transformations`."""
     return core.Table(
         title=title,
         description=_help(text, queries),
@@ -293,11 +289,11 @@ def bar_chart(
     transformations: Sequence[Mapping[str, Any]],
     overrides: Iterable[Mapping[str, Any]],
     limit: float,
-    is_lying: bool = False,
+    is_horizontal: bool = False,
 ) -> core.BarChart:
-    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave.
+    """Return stacked bars, one per value of `x_field`, from the table after `transformations`.
 
-    With `is_lying` the bars are horizontal, which leaves room for long names beside them.
+    With `is_horizontal` there is room for long names beside the bars.
     """
     return core.BarChart(
         title=title,
@@ -306,7 +302,7 @@ def bar_chart(
         targets=_targets(queries, as_table=True),
         transformations=list(transformations),
         stacking="normal",
-        orientation="horizontal" if is_lying else "auto",
+        orientation="horizontal" if is_horizontal else "auto",
         showValue="never",
         fillOpacity=80,
         tooltipMode="multi",
@@ -331,7 +327,7 @@ def place(sections: Sequence[Section]) -> list[core.Panel]:
         panels = [panel for _, _, panel in section.panels]
         bottom = _flow(section, y)
         if section.collapsed:
-            row.panels = panels  # what a collapsed row holds takes no room until it is opened
+            row.panels = panels  # they take no room until the row is opened
             placed.append(row)
         else:
             placed += [row, *panels]
@@ -342,7 +338,7 @@ def place(sections: Sequence[Section]) -> list[core.Panel]:
 
 
 def _flow(section: Section, top: int) -> int:
-    """Set positions from left to right and line by line, beginning at `top`; return where the section ends."""
+    """Set positions from left to right, line by line, starting at `top`; return where the section ends."""
     x, y, bottom = 0, top, top
     for width, height, panel in section.panels:
         assert 0 < width <= GRID_COLUMNS, f"{panel.title}: {width} columns"

@@ -1,14 +1,14 @@
-"""Sends dashboards to a running Grafana through its HTTP API, one request a dashboard.
+"""Sends dashboards to a running Grafana through its HTTP API, one request per dashboard.
 
-What somebody changed in Grafana is theirs: without `overwrite` Grafana refuses a dashboard that is there already, and
-the result says so.  A dashboard that is refused does not stop the others.  What would fail for all of them (no
-connection, wrong credentials) ends the run, so that nobody waits for five timeouts.
+Changes made in Grafana are not lost: without `overwrite`, Grafana refuses a dashboard that exists, and the result says
+so.  A refused dashboard does not stop the others.  A failure that concerns all of them (no connection, wrong
+credentials) ends the run, to avoid repeated timeouts.
 
-Secrets must not leak: a redirect is not followed, because the request would carry them elsewhere, and they are removed
-from whatever of Grafana's answers is repeated.
+Secrets must not leak: redirects are not followed, because the request would carry the secrets elsewhere, and secrets
+are removed from quoted answers.
 
 Source: Grafana's HTTP API, "Dashboard" (POST /api/dashboards/db) and "Folder" (/api/folders).  Left out: rules, which
-Prometheus loads from files; Grafana's own provisioning, which reads what `export` writes.
+Prometheus loads from files; Grafana's provisioning, which reads what `export` writes.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["Grafana", "Pushed", "Refused", "Unreachable", "push"]
 
 TIMEOUT_SECONDS = 15.0
 ANSWER_BYTES_MAX = 1 << 20
-"""Most bytes read of an answer; a thousand folders are some 200 kB."""
+"""Bytes read of an answer; a thousand folders are about 200 kB."""
 
 WORDS_MAX = 300
-"""Most characters of Grafana's message that we repeat: the rest is a page of HTML."""
+"""Characters quoted from Grafana's message; the rest may be a page of HTML."""
 
 FOLDERS_MAX = 1000
 
 
 class Unreachable(RuntimeError):  # noqa: N818  it is what happened
-    """No request can succeed: no connection, no Grafana there, or credentials that it does not take."""
+    """No request can succeed: no connection, not a Grafana, or wrong credentials."""
 
 
 class Refused(RuntimeError):  # noqa: N818  it is what happened
-    """Grafana refused this one request; the message is what it said."""
+    """Grafana refused this one request; the message is Grafana's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of one dashboard: the address that it has now, or why it has none."""
+    """The result for one dashboard: its address, or the problem."""
 
     name: str
     url: str | None
@@ -58,12 +58,12 @@ class Pushed:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: object, **kwargs: object) -> None:
-        """Follow no redirect: the answer comes back as an error that names where it leads."""
+        """Refuse to follow a redirect; the answer becomes an error with its target."""
 
 
 @dataclass(frozen=True)
 class Grafana:
-    """The address of one Grafana and our credentials there: a service account's token, or user and password."""
+    """The address of a Grafana, and credentials: a service account's token, or user and password."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -74,20 +74,20 @@ class Grafana:
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{self.url}: not an address of a Grafana: write http(s)://host[:port][/path]")
+            raise ValueError(f"{self.url}: not an address; use http(s)://host[:port][/path]")
         if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("the address holds more than host, port and path: say who you are with a token or a user")
+            raise ValueError("the address has more than host, port and path; pass credentials as a token or a user")
         if (self.token is None) == (self.user is None):
-            raise ValueError("say who you are: either a token, or user and password")
+            raise ValueError("pass either a token, or user and password")
         if any(not c.isprintable() or c.isspace() for c in self.token or ""):
-            raise ValueError("the token has blanks or line ends in it")
+            raise ValueError("the token contains blanks or line ends")
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401  a JSON value
         """Return Grafana's answer to a GET of `path`, or to a POST of `body`.
 
         Raises:
-            Unreachable: no request of ours will succeed.
-            Refused: this one did not.
+            Unreachable: no request can succeed.
+            Refused: this request failed.
         """
         request = urllib.request.Request(
             self.url.rstrip("/") + path,
@@ -106,7 +106,7 @@ class Grafana:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise Unreachable(f"{self.url}{path} answers, but not with JSON: is it a Grafana?") from None
+            raise Unreachable(f"{self.url}{path} does not answer with JSON: is it a Grafana?") from None
 
     def _who(self) -> dict[str, str]:
         if self.token is not None:
@@ -117,18 +117,18 @@ class Grafana:
     def _fail(self, path: str, error: urllib.error.HTTPError) -> NoReturn:
         if 300 <= error.code < 400:
             where = self._said(error.headers.get("Location", "elsewhere"))
-            raise Unreachable(f"{self.url} redirects to {where}: give that address, without the path {path}")
+            raise Unreachable(f"{self.url} redirects to {where}: use that address, without the path {path}")
         words = self._said(_message(error, self.timeout_seconds))
         if error.code == 401:
-            raise Unreachable(f"{self.url} does not know these credentials (401): {words}")
+            raise Unreachable(f"{self.url} rejects these credentials (401): {words}")
         if error.code == 403:
             raise Unreachable(f"{self.url} forbids it (403): {words}; the account needs the role Editor")
         if error.code == 404 and path.startswith("/api/"):
-            raise Unreachable(f"{self.url}{path} is not there (404): {words}; is the path of the address right?")
+            raise Unreachable(f"{self.url}{path} does not exist (404): {words}; is the path of the address right?")
         raise Refused(f"{words} ({error.code})")
 
     def _said(self, text: str) -> str:
-        """Return `text` in one line, cut, and without our secrets, which go first: a part of one would leak too."""
+        """Return `text` on one line, without our secrets, and then cut, because part of a secret would leak too."""
         for secret in (self.token, self.password, self._who()["Authorization"].partition(" ")[2]):
             if secret:
                 text = text.replace(secret, "***")
@@ -136,7 +136,7 @@ class Grafana:
 
 
 def _read(answer: HTTPResponse | urllib.error.HTTPError, timeout_seconds: float) -> bytes:
-    """Return the body, as far as it came in time: the socket's own limit begins anew with each byte."""
+    """Return the body; raise TimeoutError if it takes too long, since the socket's timeout restarts with each byte."""
     until = time.monotonic() + timeout_seconds
     text = b""
     while len(text) < ANSWER_BYTES_MAX and (part := answer.read1(ANSWER_BYTES_MAX)):
@@ -147,7 +147,7 @@ def _read(answer: HTTPResponse | urllib.error.HTTPError, timeout_seconds: float)
 
 
 def _message(error: urllib.error.HTTPError, timeout_seconds: float) -> str:
-    """Return what Grafana says in the JSON of an error; the text itself where there is none."""
+    """Return Grafana's message in the JSON of an error, or the text itself."""
     try:
         text = _read(error, timeout_seconds).decode(errors="replace")
     except (OSError, HTTPException):
@@ -173,25 +173,25 @@ def _reason(error: Exception, timeout_seconds: float) -> str:
 
 
 def _folder_uid(grafana: Grafana, title: str) -> str:
-    """Return the uid of the folder called `title`, made if it is not there."""
+    """Return the uid of the folder `title`, which is created if missing."""
     folders = grafana.ask(f"/api/folders?limit={FOLDERS_MAX}")
     for folder in folders if isinstance(folders, list) else ():
         if isinstance(folder, dict) and folder.get("title") == title and isinstance(folder.get("uid"), str):
             return str(folder["uid"])
     made = grafana.ask("/api/folders", {"title": title})
     if not isinstance(made, dict) or not isinstance(made.get("uid"), str):
-        raise Refused("Grafana made the folder and does not say its uid")
+        raise Refused("Grafana created the folder but did not return its uid")
     return str(made["uid"])
 
 
 def push(
     grafana: Grafana, dashboards: Mapping[str, str], *, folder: str | None, overwrite: bool, message: str
 ) -> Iterator[Pushed]:
-    """Send `dashboards` (file name -> JSON text) one by one and yield what became of each.
+    """Send `dashboards` (file name -> JSON text) one by one and yield the result of each.
 
     Raises:
-        Unreachable: no request can succeed; what was yielded before is in Grafana.
-        Refused: the folder could not be made.
+        Unreachable: no request can succeed; dashboards that were yielded before are in Grafana.
+        Refused: the folder could not be created.
     """
     where = {} if folder is None else {"folderUid": _folder_uid(grafana, folder)}
     for name, text in dashboards.items():

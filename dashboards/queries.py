@@ -1,10 +1,10 @@
-"""Writes PromQL through the metric catalog, so that a query with a wrong metric name or label cannot be written.
+"""Writes PromQL through the metric catalog, which rules out wrong metric names and labels.
 
-A PromQL string with a typed-in metric name keeps working until somebody renames the metric, and then shows an empty
-panel, which looks like a healthy cluster.  So no panel types a name: these functions look the metric up, refuse labels
-that it does not have, refuse a rate of a gauge, and add the dashboard's variables by the metric's own labels.
+A query with a renamed metric shows an empty panel, which looks like a healthy cluster.  So these functions look each
+metric up, refuse labels that it does not have and rates of gauges, and add the dashboard's variables by the metric's
+own labels.
 
-Everything here is pure text and needs no grafanalib.  Left out: a full PromQL builder.
+Pure, without grafanalib.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ __all__ = [
 ]
 
 JOB, LAUNCH, RANK = by_name("pacecar_rank_info").labels[:3]
-"""The labels that say which training job, which start of that name, and which rank; the catalog decides how they are
-spelt.  Two jobs may have one name: whatever is aggregated or joined by job is by name and launch."""
+"""The labels of a training job, its launch and a rank, as spelt in the catalog.  Two jobs may have one name, so
+aggregate and join by name and launch."""
 
 GPU = by_name("pacecar_gpu_info").labels[0]
 
 OWNER = (JOB, LAUNCH, "pod_namespace", "pod_name", "slurm_job")
-"""Whose a process is, of `pacecar_process_info`; labels that do not apply are empty."""
+"""Labels of `pacecar_process_info` for the owner of a process; those that do not apply are empty."""
 
 NODE = "instance"
-"""The label that Prometheus itself puts on everything that it scraped from one daemon."""
+"""The label that Prometheus adds to everything scraped from one daemon."""
 
 CLUSTER = "cluster"
-"""A label that users with several clusters add in Prometheus; where it is absent `.*` still matches."""
+"""A label that users with several clusters add in Prometheus; without it, `.*` still matches."""
 
 INTERVAL = "$__rate_interval"
-"""Grafana's own window: at least four scrapes, so that a rate never falls between two of them."""
+"""Grafana's own window: at least four scrapes, so that a rate has enough samples."""
 
 _OF_THE_TARGET = frozenset({CLUSTER, NODE})
 _OPERATORS = ("!=", "=~", "!~")
@@ -62,15 +62,15 @@ _METRICS = {series: metric for metric in CATALOG for series in metric.series}
 
 
 class QueryError(ValueError):
-    """A query that could not return what it says: wrong label, rate of a gauge."""
+    """An invalid query: wrong label, rate of a gauge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the queries of one dashboard select: its variables, as matchers of label -> `="$job"`.
+    """The variables of a dashboard that its queries select by, as matchers of label -> `="$job"`.
 
-    `jobs` are for metrics that name a job, `nodes` for all others.  A matcher whose label a metric lacks is left out,
-    but for those of the target, which everything scraped has.
+    `jobs` are for metrics with a job label, `nodes` for all others.  A matcher is omitted if the metric lacks its
+    label, except labels of the target, which every series has.
     """
 
     jobs: Mapping[str, str] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class Scope:
     interval: str = INTERVAL
 
     def select(self, name: str, where: Mapping[str, str] | None = None, *, all_ranks: bool = False) -> str:
-        """Return a selector for the metric `name` among what this scope looks at.
+        """Return a selector for the metric `name` in this scope.
 
-        `where` maps labels to values; a value may begin with `!=`, `=~` or `!~`.  `all_ranks` leaves the rank variable
-        out, for what is true of the job as a whole.
+        `where` maps labels to values; a value may begin with `!=`, `=~` or `!~`.  `all_ranks` ignores the rank
+        variable, for figures of the whole job.
 
         Raises:
             KeyError: the metric is not in the catalog.
@@ -97,27 +97,26 @@ class Scope:
     def increase(
         self, name: str, where: Mapping[str, str] | None = None, *, window: str | None = None, all_ranks: bool = False
     ) -> str:
-        """Return how much the counter `name` grew in `window`; raises as `rate`."""
+        """Return the growth of the counter `name` in `window`; raises as `rate`."""
         return f"increase({self._counter(name, where, all_ranks)}[{window or self.interval}])"
 
     def mean_of(self, total: str, count: str, *, all_ranks: bool = False) -> str:
         """Return the mean of a total per count over the window, from two counters.
 
-        A gauge of the last value shows the one step that happened to end before a scrape; this has seen them all.
+        Unlike a gauge, which shows only the last step before a scrape, it covers all steps.
         """
         return divide(self.rate(total, all_ranks=all_ranks), self.rate(count, all_ranks=all_ranks))
 
     def percentile(self, share: float, name: str, *labels: str) -> str:
-        """Return the value of the histogram `name` below which `share` (0..1) of all counted ones are, by `labels`.
+        """Return the percentile `share` (0..1) of the histogram `name`, by `labels`.
 
-        A Prometheus that keeps native histograms has these alone, all others the buckets of fixed bounds; the question
-        for the one is empty where there is the other.
+        A Prometheus stores either native histograms or fixed buckets, so one of the two queries is empty.
 
         Raises:
-            KeyError, QueryError: as `select`; and QueryError for what is no histogram.
+            KeyError, QueryError: as `select`; QueryError if it is not a histogram.
         """
         if by_name(name).kind is not MetricKind.HISTOGRAM:
-            raise QueryError(f"{name} is no histogram: it has no percentiles")
+            raise QueryError(f"{name} is not a histogram: it has no percentiles")
         selector = self.select(name, all_ranks=True)
         fixed = selector.replace(name, f"{name}_bucket", 1)
         native, classic = (
@@ -127,16 +126,16 @@ class Scope:
         return f"{native} or {classic}"
 
     def fast_times(self, name: str) -> str:
-        """Return the lowest tenth of the gauge `name` in the range that is shown: one value, the same at each point.
+        """Return the 10th percentile of the gauge `name` in the range shown, the same value at each point.
 
-        Without `@ end()` each point of a graph would look back over as much again before it, at the cost of a range
-        a point.  Prometheus from 2.33 on, VictoriaMetrics and Mimir know it.
+        Without `@ end()` each point of a graph would query its own range.  Supported by Prometheus 2.33 and later,
+        VictoriaMetrics and Mimir.
         """
         return f"quantile_over_time(0.1, {self.select(name)}[$__range] @ end())"
 
     def _counter(self, name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
         if by_name(name).kind is not MetricKind.COUNTER:
-            raise QueryError(f"{name} is no counter: it has no rate")
+            raise QueryError(f"{name} is not a counter: it has no rate")
         return self.select(name, where, all_ranks=all_ranks)
 
     def _matchers(self, metric: Metric, where: Mapping[str, str], all_ranks: bool) -> Iterator[str]:
@@ -157,10 +156,10 @@ _IN_CLUSTER = {CLUSTER: '=~"$cluster"'}
 _NODES = {**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}
 
 ONE_JOB = Scope({**_IN_CLUSTER, JOB: '="$job"', LAUNCH: '="$launch"', RANK: '=~"$rank"'}, _NODES)
-"""One launch of a job, and the nodes that it runs on."""
+"""One launch of a job, and its nodes."""
 
 ON_NODES = Scope({**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}, _NODES)
-"""Nodes, and what jobs do there."""
+"""Nodes, and jobs on them."""
 
 _FLEET_NODES = {**_IN_CLUSTER, NODE: '=~"$node"'}
 
@@ -168,7 +167,7 @@ FLEET = Scope({**_IN_CLUSTER, JOB: '=~"$job"'}, _FLEET_NODES)
 """All jobs, and all nodes."""
 
 FLEET_NODES = Scope(_FLEET_NODES, _FLEET_NODES)
-"""All nodes, and whatever runs on them, of a job that was chosen or not."""
+"""All nodes, and everything that runs on them, in the selected job or not."""
 
 
 def combine(operation: str, expression: str, *labels: str) -> str:
@@ -180,12 +179,12 @@ def combine(operation: str, expression: str, *labels: str) -> str:
 
 
 def divide(part: str, whole: str, *, matching: str = "") -> str:
-    """Return part / whole, absent where the whole is zero: a share of nothing is not zero."""
+    """Return part / whole, absent if the whole is zero."""
     return f"{part} / {matching + ' ' if matching else ''}({whole} > 0)"
 
 
 def gpus_held(scope: Scope, *owner: str) -> str:
-    """Return 1 for each GPU and each owner of a process on it; `owner` are labels of `pacecar_process_info`."""
+    """Return 1 for each GPU and each owner of a process on it; `owner` has labels of `pacecar_process_info`."""
     owned = [label for label in owner if label != CLUSTER]
     memory, info = scope.select("pacecar_gpu_process_memory_bytes"), scope.select("pacecar_process_info")
     owners = combine("group", info, CLUSTER, NODE, "pid", *owned)
@@ -194,7 +193,7 @@ def gpus_held(scope: Scope, *owner: str) -> str:
 
 
 def or_zero(expression: str, of: str) -> str:
-    """Return `expression`, and 0 where it is empty but something of `of` is there: none of many is a measurement."""
+    """Return `expression`, or 0 if it is empty and `of` is not, because "none of many" is a measurement."""
     return f"{expression} or 0 * count({of})"
 
 
@@ -202,7 +201,7 @@ def metrics_in(expressions: Iterable[str]) -> list[Metric]:
     """Return the catalog entries named in `expressions`, each once, in order of appearance.
 
     Raises:
-        KeyError: something is named like a metric of ours and is not in the catalog.
+        KeyError: a `pacecar_` name is not in the catalog.
     """
     names = dict.fromkeys(name for text in expressions for name in _NAME.findall(text))
     return list(dict.fromkeys(_METRICS.get(name) or by_name(name) for name in names))

@@ -1,4 +1,4 @@
-"""Renders all dashboards as JSON and all rules as YAML, by file name; the one place where drawing becomes text."""
+"""Renders all dashboards as JSON and all rules as YAML, by file name."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def render() -> dict[str, str]:
 
 
 def _plain(dashboard: object) -> Any:  # noqa: ANN401  a JSON value is of any type
-    """Return `dashboard` as plain, tidy JSON values; grafanalib leaves its own objects at every depth."""
+    """Return `dashboard`, with grafanalib's nested objects, as plain, tidy JSON values."""
     return tidy(json.loads(json.dumps(dashboard, cls=DashboardEncoder)))

@@ -1,8 +1,7 @@
-"""Removes from grafanalib's output what was not set and what Grafana no longer reads.
+"""Removes unset fields, and fields that Grafana no longer reads, from grafanalib's output.  Pure.
 
-grafanalib writes every field that it knows: nulls where nothing was set, `thresholds.steps: ""` where Grafana's code
-expects a list and crashes, fields of Grafana 5 beside those of Grafana 10.  This takes the JSON values and keeps what
-carries meaning.  It is pure: values in, values out.
+grafanalib writes every field that it knows: nulls for unset ones, `thresholds.steps: ""`, on which Grafana crashes, and
+fields of Grafana 5 beside those of Grafana 10.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ LEGACY = frozenset(
 """Fields that Grafana >= 9 does not read."""
 
 TABLE_LEGACY = frozenset({"color", "columns", "fontSize", "mappings", "styles"})
-"""Fields of a table of Grafana 6; today all of it is in fieldConfig."""
+"""Fields of a table in Grafana 6; today they are in fieldConfig."""
 
 ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"})
-"""All fields of a row; grafanalib adds the queries and thresholds of a panel."""
+"""All fields of a row; grafanalib adds those of a panel."""
 
 
 def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
-    """Return `value` without nulls, without empty strings and without legacy fields, at every depth.
+    """Return `value` without nulls, empty strings and legacy fields, at every depth.
 
-    The base of thresholds keeps its null, which in Grafana means minus infinity.
-    Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were set.
+    The base of thresholds keeps its null, which means minus infinity.  Empty lists and objects, which mean "none", and
+    zero and false stay.
     """
     if isinstance(value, dict):
         if value.keys() == {"color", "value"}:
-            return value  # a threshold: null is minus infinity there
+            return value  # a threshold, where null is minus infinity
         kept = {key: item for key, item in value.items() if key not in LEGACY}
         if value.get("type") == "row":
             kept = {key: item for key, item in kept.items() if key in ROW_FIELDS}
@@ -48,7 +47,7 @@ def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
             kept = {key: item for key, item in kept.items() if key not in TABLE_LEGACY}
             kept["fieldConfig"] = _without_display_mode(value["fieldConfig"])
         if "expr" in value:
-            kept.pop("query", None)  # the same text again, for another kind of data source
+            kept.pop("query", None)  # the same text, for another kind of data source
         return {key: tidy(item) for key, item in kept.items() if item is not None and item != ""}
     if isinstance(value, list):
         return [tidy(item) for item in value if item is not None]
@@ -56,12 +55,12 @@ def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
 
 
 def _without_display_mode(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the field configuration of a table without what Grafana 9.4 replaced by `cellOptions`."""
+    """Return the field configuration of a table without `displayMode`, replaced by `cellOptions` in Grafana 9.4."""
     defaults = dict(config.get("defaults", {}))
     defaults["custom"] = {key: item for key, item in defaults.get("custom", {}).items() if key != "displayMode"}
     return config | {"defaults": defaults}
 
 
 def dumps(value: Any) -> str:  # noqa: ANN401  a JSON value is of any type
-    """Return `value` as JSON that is the same on every machine: sorted keys, two spaces, a final newline."""
+    """Return `value` as reproducible JSON: sorted keys, two spaces, a final newline."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

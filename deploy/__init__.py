@@ -1,12 +1,18 @@
-"""Shows and writes out the files of `deploy/` (units, manifests, scripts) that come with the installed version.
+"""Prints and exports the files of `deploy/` (units, manifests, scripts) of the installed version.
 
-An installation from a wheel has no checkout to copy a unit file from, and a unit file on a web page is that of another
-version.  So `pacecar deploy show systemd` prints what belongs to the pacecar that is installed.
+An installation from a wheel has no checkout to copy a unit file from, and a unit file on a web page may be of another
+version.
 
-Files that are written out keep their paths in the repository (`deploy/...` and `dashboards/generated/...`), because
+Exported files keep their paths in the repository (`deploy/...` and `dashboards/generated/...`), because
 compose.yaml and the kustomizations name each other by them.
 
-Left out: applying anything.  Whoever reads the files decides what they do to a machine.
+This module applies nothing to a machine.
+
+To add a value to the Helm chart in `deploy/helm/pacecar/`: document it in `values.yaml`, declare its type in
+`values.schema.json`, use it in a template, and refuse contradicting values in
+`deploy/helm/pacecar/templates/_checks.tpl`.  In `tests/deploy/test_helm.py`, add it to `EVERYTHING`, and test the
+refusal.  If `deploy/kubernetes/base` also needs it,
+add it there.
 """
 
 from __future__ import annotations
@@ -29,11 +35,11 @@ PROGRAMS = (".sbatch", ".sh")
 
 
 class DeployError(RuntimeError):
-    """A file cannot be shown or written; the message names it and what there is."""
+    """A file cannot be shown or written; the message names it."""
 
 
 def listing() -> dict[str, list[str]]:
-    """Return the topics, which are the folders, and the files of each by their path."""
+    """Return the paths of the files of each topic, which is a folder."""
     found: dict[str, list[str]] = {}
     for path in _texts(files("pacecar.deploy"), ""):
         topic, slash, _ = path.partition("/")
@@ -43,22 +49,22 @@ def listing() -> dict[str, list[str]]:
 
 
 def show(what: str) -> str:
-    """Return one file, or all of a topic with their names between them; raises DeployError."""
+    """Return a file, or all files of a topic with headings; raises DeployError."""
     topics = listing()
     texts = _texts(files("pacecar.deploy"), "")
     if what in texts:
         return texts[what]
     if what not in topics:
-        raise DeployError(f"there is no {what!r}; there are {', '.join(topics)}, and their files")
+        raise DeployError(f"no file or topic {what!r}; the topics are {', '.join(topics)}")
     return "\n".join(f"# ---- deploy/{path}\n{texts[path]}" for path in topics[what])
 
 
 def export(out_dir: Path, *, force: bool = False) -> list[Path]:
-    """Write all files below `out_dir` and return them; what is there and the same stays.
+    """Write all files below `out_dir` and return their paths.
 
     Raises:
-        DeployError: a file is there and differs, and `force` is not given; nothing is written then.
-        OSError: it cannot be written.
+        DeployError: an existing file differs and `force` is false; then nothing is written.
+        OSError: a file cannot be written.
     """
     wanted = {f"deploy/{path}": text for path, text in _texts(files("pacecar.deploy"), "").items()}
     generated = files("pacecar.dashboards") / "generated"
@@ -66,12 +72,12 @@ def export(out_dir: Path, *, force: bool = False) -> list[Path]:
     if not force:
         for path, text in wanted.items():
             if (out_dir / path).exists() and (out_dir / path).read_text(encoding="utf-8", errors="replace") != text:
-                raise DeployError(f"{out_dir / path} is there and differs: --force replaces it; nothing was written")
+                raise DeployError(f"{out_dir / path} exists and differs; nothing was written (--force replaces it)")
     written = []
     for path, text in sorted(wanted.items()):
         file = out_dir / path
         is_program = file.suffix in PROGRAMS
-        # Not 0600: they are the same in every installation, and Prometheus and Grafana read them as other users.
+        # Not 0600: the files hold no secrets, and Prometheus and Grafana read them as other users.
         with replacing(
             file, mode=0o755 if is_program else 0o644, keep_mode=not is_program, make_mode=FOLDER_MODE
         ) as stream:
@@ -81,7 +87,7 @@ def export(out_dir: Path, *, force: bool = False) -> list[Path]:
 
 
 def _texts(folder: Traversable, prefix: str) -> dict[str, str]:
-    """Return path -> text of every file that is data, in order."""
+    """Return path -> text of all data files, sorted."""
     return dict(sorted(_walk(folder, prefix)))
 
 

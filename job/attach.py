@@ -1,17 +1,11 @@
-"""Provides `attach`, the one call with which a training script is measured and tuned; it returns a `Pacer`.
+"""Provides `attach`, the one call that measures and tunes a training script, and checks its arguments.
 
-`attach` connects the rooms inside the training process: the hook that measures, the sinks that carry records away, and
-the tuner that turns knobs.  What the caller typed wrongly is an error at once, where he sees it.  What is wrong with
-the world (a bad configuration file, a missing daemon, a second hook, a torch that is not understood) never is.  It is
-logged once, and the pacer that comes back is *inert*: `data`, `microbatches` and `backward` still do their arithmetic,
-so the same script trains to the same numbers.
+A wrong argument or option raises at once, where the caller sees it: a misspelt option that is ignored is the worst
+configuration bug.  A problem in the environment (a bad configuration file, a missing daemon, a second hook, an unknown
+torch) never raises.  It is logged once, and the returned pacer is *inert*: `data`, `microbatches` and `backward` still
+do their arithmetic, so the same script trains to the same numbers.
 
-`check_arguments` checks the arguments and options of `attach`, and merges the options into a configuration.
-
-Whatever is wrong here is an error at once, where the caller sees it: a misspelt option that is ignored is the worst
-configuration bug, because the user believes in it.  Left out: files and environment (`pacecar.config`).
-
-Left out: the `Pacer` itself (`handle`), which is there where this module cannot be imported.
+The `Pacer` itself is in `handle`, which is available even if this module cannot be imported.
 """
 
 from __future__ import annotations
@@ -64,7 +58,7 @@ def attach(
 ) -> Pacer:
     """Measure, and unless `tune` is "off" tune, the job that trains `model` with `optimizer`.
 
-    Call it on every rank, after the process group and DistributedDataParallel are made and before the first step.
+    Call it on every rank, after creating the process group and DistributedDataParallel and before the first step.
 
     Args:
         model: what the loop calls; DistributedDataParallel or not.
@@ -72,56 +66,53 @@ def attach(
         tune: "off", "advise", "exact", "lossy" or "adaptive"; default as configured ([tune] mode, "exact").
         micro_batch: samples per forward and backward to begin with.  Giving it lets the controller tune it, and the
             loop must use `pacer.microbatches` and `pacer.backward`, or `pacer.train_batch`.
-        micro_tokens: the same in padded tokens, for loops that say `tokens`; it is tuned in place of `micro_batch`.
-        scaler: a GradScaler that `pacer.backward` shall use.
+        micro_tokens: the same in padded tokens, for loops that pass `tokens`; tuned instead of `micro_batch`.
+        scaler: a GradScaler for `pacer.backward` to use.
         job: name of the job; default from the launcher's environment.
         run_dir: folder for `rank<r>.jsonl`; default none.
         config: all settings; default from file and environment (see `pacecar.config.load_config`).
-        loggers: where records go besides, see `pacecar.adapters.loggers`; `close` closes them.
+        loggers: further places for records, see `pacecar.adapters.loggers`; `close` closes them.
         options: any key of [hook] or [tune], for example `exploration_budget=0.02`.
 
     Returns:
-        A Pacer.  It is inert, with the reason in `inert_because` and in the log, when this process already has one,
-        when [hook] enabled is false, or when pacecar could not start.
+        A Pacer.  It is inert, with the reason in `inert_because` and in the log, if this process already has one,
+        if [hook] enabled is false, or if pacecar could not start.
 
     Raises:
-        TypeError: model, optimizer, micro_batch or micro_tokens is of a wrong type, or an option does not exist.
+        TypeError: model, optimizer, micro_batch or micro_tokens has a wrong type, or an option does not exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
     check_arguments(model, optimizer, {"micro_batch": micro_batch, "micro_tokens": micro_tokens}, options)
-    rescue: OomSafeTrial | None = None
+    given = {**options, "mode": tune, "job": job, "run_dir": None if run_dir is None else os.fspath(run_dir)}
+    trials: OomSafeTrial | None = None
     try:
         batcher = MicroBatcher(find_ddp(model), micro_batch, micro_tokens=micro_tokens, scaler=scaler)
-        rescue = OomSafeTrial(model, batcher)
-        base = config if config is not None else load_config()
-    except ConfigError as error:
-        return inert(f"configuration: {error}", rescue, scaler=scaler)
-    except Exception as error:  # as below
-        logger.debug("attach failed", exc_info=True)
-        return inert(f"could not start: {type(error).__name__}: {error}", rescue, scaler=scaler)
-    given = {**options, "mode": tune, "job": job, "run_dir": None if run_dir is None else os.fspath(run_dir)}
-    try:
+        trials = OomSafeTrial(model, batcher)
+        try:
+            base = config if config is not None else load_config()
+        except ConfigError as error:
+            return inert(f"configuration: {error}", trials)
         settings = with_options(base, given)
     except ConfigError:
         raise
-    except Exception as error:  # as below: msgspec looks at our modules anew, and they may be gone
+    except Exception as error:  # as below
         logger.debug("attach failed", exc_info=True)
-        return inert(f"could not start: {type(error).__name__}: {error}", rescue, scaler=scaler)
-    if not settings.hook.enabled:
-        return inert("[hook] enabled is false", rescue, level=logging.INFO)
+        return inert(f"could not start: {type(error).__name__}: {error}", trials, scaler=scaler)
     try:
-        pacer = Pacer(rescue, JobRun(model, optimizer, rescue, settings, loggers))
+        if not settings.hook.enabled:
+            return inert("[hook] enabled is false", trials, is_wanted=True)
+        pacer = Pacer(trials, JobRun(model, optimizer, trials, settings, loggers))
         atexit.register(pacer._end_at_exit)
         return pacer
     except AlreadyAttachedError as error:
-        return inert(f"{error}; close that one first if this one shall measure", rescue)
-    except Exception as error:  # the job comes first: nothing of ours may end it
+        return inert(f"{error}; to measure with this one, close that one first", trials)
+    except Exception as error:  # the job comes first: pacecar must not end it
         logger.debug("attach failed", exc_info=True)
-        return inert(f"could not start: {type(error).__name__}: {error}", rescue)
+        return inert(f"could not start: {type(error).__name__}: {error}", trials, scaler=scaler)
 
 
 def check_arguments(model: object, optimizer: object, sizes: dict[str, object], options: dict[str, Any]) -> None:
-    """Raise TypeError or ConfigError for arguments that cannot be used; `sizes` are those of the micro-batch."""
+    """Raise TypeError or ConfigError for unusable arguments; `sizes` are those of the micro-batch."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach(model=...): a torch.nn.Module is needed, not {type(model).__name__}")
     if not callable(getattr(optimizer, "register_step_post_hook", None)):
@@ -138,7 +129,7 @@ def check_arguments(model: object, optimizer: object, sizes: dict[str, object], 
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """Raise TypeError for an option that is neither of [hook] nor of [tune]."""
+    """Raise TypeError for an option that is neither in [hook] nor in [tune]."""
     known = {*HookConfig.__struct_fields__, *TuneConfig.__struct_fields__}
     for key in options:
         if key not in known:
@@ -146,7 +137,7 @@ def check_names(options: dict[str, Any]) -> None:
 
 
 def with_options(base: Config, options: dict[str, Any]) -> Config:
-    """Return `base` with `options` of [hook] and [tune] that are not None; raise ConfigError for values not allowed."""
+    """Return `base` with the `options` of [hook] and [tune] that are not None; raise ConfigError for bad values."""
     given = {key: value for key, value in options.items() if value is not None}
     hook = {key: value for key, value in given.items() if key in HookConfig.__struct_fields__}
     tune = {key: value for key, value in given.items() if key in TuneConfig.__struct_fields__}

@@ -1,14 +1,13 @@
 """Defines `Pacer`, the object that `attach` returns to the script, active or inert.
 
-An inert one measures and tunes nothing, and trains the script to the same numbers.  It must be there when nothing else
-of pacecar can be imported, not even torch.  So this module imports the standard library alone, and gets the parts of an
-active one from outside.  Left out: how these are made (`attach`, `wiring`).
+An inert one measures and tunes nothing, and trains the script to the same numbers.  It must exist even if nothing else
+of pacecar can be imported, not even torch.  So this module imports the standard library only, and gets the parts of an
+active pacer from `attach` and `wiring`.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -27,31 +26,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Pacer", "inert", "inert_attach"]
 
-logger = logging.getLogger("pacecar")
-
 T = TypeVar("T")
 
 
 class Pacer:
     """What `attach` returns: the script's handle on the hook and the tuner.  Also a context manager.
 
-    Not thread-safe: call it from the thread that trains.
+    Not thread-safe: call it from the training thread.
     """
 
     def __init__(
         self,
-        rescue: OomSafeTrial | None,
+        trials: OomSafeTrial | None,
         run: JobRun | None = None,
         *,
         inert_because: str | None = None,
         scaler: Any = None,  # noqa: ANN401
     ) -> None:
-        """Make an active pacer of `run`, or an inert one without it; without `rescue` batches are not cut.
+        """Make an active pacer of `run`, or an inert one without it.  Without `trials`, batches are not cut.
 
-        `scaler` scales losses where there is no `rescue` to do it.
+        `scaler` scales losses if there is no `trials` to do it.
         """
-        self._batcher: MicroBatcher | None = None if rescue is None else rescue.batcher
-        self._rescue = rescue
+        self._batcher: MicroBatcher | None = None if trials is None else trials.batcher
+        self._trials = trials
         self._scaler = scaler
         self._run = run
         self._hook = None if run is None else run.hook
@@ -69,12 +66,12 @@ class Pacer:
 
     @property
     def has_batcher(self) -> bool:
-        """Whether there is a `batcher`; False where pacecar could not be loaded."""
+        """Whether there is a `batcher`; False if pacecar could not be loaded."""
         return self._batcher is not None
 
     @property
     def batcher(self) -> MicroBatcher:
-        """What holds the micro-batch in force; for adapters, whose library runs forward and backward itself.
+        """The micro-batch in force; for adapters whose library runs forward and backward itself.
 
         Raises:
             RuntimeError: pacecar could not be loaded, so nothing cuts batches; `inert_because` says why.
@@ -85,34 +82,34 @@ class Pacer:
 
     @property
     def knobs(self) -> Knobs:
-        """The knobs in force and their epoch; empty values when nothing is tuned."""
+        """The knobs in force and their epoch; without values if nothing is tuned."""
         return self._untuned if self._tuner is None else self._tuner.knobs
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
+        """What would be turned if that were allowed, and what only a restart can change; on rank 0, empty elsewhere."""
         return () if self._run is None or self._run.commands is None else self._run.commands.advice()
 
     def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
         """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
 
-        The wrapper iterates like `loader`, as often as wanted, and has its length.  Samples are the first dimension of
+        The wrapper iterates like `loader`, any number of times, and has its length.  Samples are the first dimension of
         the first tensor in a batch unless `count` says otherwise.
 
-        The workers of the first loader are tuned, if it is torch's; `tune=True` names another, False rules one out.
+        The workers of the first loader are tuned if it is torch's; `tune=True` names another, False rules one out.
         """
         if self._knobs is not None:
-            loader = self._knobs.loaders.take(loader, tune)
-        return self._hook.data(loader) if self._hook is not None else loader
+            loader = self._knobs.loaders.wrap(loader, tune)
+        return self._hook.loop.data(loader) if self._hook is not None else loader
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield what makes one optimizer update: a batch of `loader`, or several put together along dimension 0.
+        """Yield the batch of each optimizer update: one of `loader`, or several concatenated along dimension 0.
 
-        Only mode "adaptive" with the knob `batch_samples` puts any together.  Use it around `data` where both are
-        wanted, `pacer.batches(pacer.data(loader))`, and cut what it yields by `microbatches` or `train_batch`.
+        Only mode "adaptive" with the knob `batch_samples` combines batches.  To use both, put it around `data`,
+        `pacer.batches(pacer.data(loader))`, and cut what it yields with `microbatches` or `train_batch`.
 
         Raises:
-            ValueError: batches that are to be put together differ in more than dimension 0.
+            ValueError: batches to combine differ in more than dimension 0.
         """
         batch = None if self._knobs is None else self._knobs.global_batch
         return iter(loader) if batch is None else batch.grouper.batches(loader)
@@ -123,15 +120,15 @@ class Pacer:
         """Yield `batch` in slices along dimension 0, as large as the micro-batch knob says.
 
         Under DistributedDataParallel the gradients are synchronized with the last slice only.  Use `backward` on each
-        slice's loss: it weighs the slice by its share of the samples, so that the accumulated gradient of a
-        mean-reduced loss equals that of the whole batch but for the order of summation.
+        slice's loss: it weights the slice by its share of the samples, so that the accumulated gradient of a
+        mean-reduced loss equals that of the whole batch, except for the order of summation.
 
         Args:
             batch: tensors in any nest of tuples, lists and mappings.
             tokens: a mask (samples, positions), or each sample's length; with `attach(micro_tokens=...)` a slice takes
-                at most so many tokens, padding included.
-            count: for a loss that is a mean over tokens: a mask of what it is a mean over, such as
-                `labels != -100`, or each sample's number; slices without any are left out.
+                at most that many tokens, padding included.
+            count: for a loss that is a mean over tokens: a mask of the tokens that count, such as `labels != -100`, or
+                each sample's number; slices without any are left out.
             trim: drop the columns that a whole slice pads, from tensors whose dimension 1 is as wide as the mask.
 
         Raises:
@@ -144,7 +141,7 @@ class Pacer:
     def backward(self, loss: torch.Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
         """Backpropagate the mean-reduced `loss` of the current micro-batch with its weight, or with `weight`.
 
-        A loss that is a sum has the weight 1.  Other keywords go to torch unchanged.
+        A loss that is a sum has weight 1.  Other keywords go to torch unchanged.
         """
         if self._batcher is None:
             weighted = loss if weight is None or weight == 1.0 else loss * weight
@@ -165,52 +162,52 @@ class Pacer:
     ) -> torch.Tensor:
         """Run forward and backward of `batch` in micro-batches; return the loss of the whole batch, detached.
 
-        In place of the loop over `microbatches`: `loss_fn(slice)` returns the slice's mean loss, everything else is
-        as there.  A micro-batch that does not fit into memory then costs no step: a larger one runs first
-        where it can do no harm, and is barred on all ranks if it fails on one.
+        Replaces the loop over `microbatches`: `loss_fn(slice)` returns the slice's mean loss; the rest is the same.  A
+        micro-batch that does not fit into memory then costs no step: a larger one runs first where it can do no harm,
+        and is barred on all ranks if it fails on one.
 
-        Every rank calls it equally often between two optimizer steps, and `loss_fn` has no collectives of its own.
+        Every rank must call it equally often between two optimizer steps, and `loss_fn` must not contain collectives.
         """
-        if self._rescue is None:
+        if self._trials is None:
             whole = loss_fn(batch)
             self.backward(whole)
             return whole.detach()
-        loss = self._rescue.train_batch(batch, loss_fn, tokens=tokens, count=count, trim=trim)
+        loss = self._trials.train_batch(batch, loss_fn, tokens=tokens, count=count, trim=trim)
         if self._loss_monitor is not None:
             self._loss_monitor.loss(loss)
         return loss
 
     def loss(self, value: torch.Tensor | float) -> None:
-        """Say a loss of the current step, where `backward` is not used; several in one step add up.
+        """Report a loss of the current step if `backward` is not used; several in one step add up.
 
         Mode "lossy" watches it: compression of gradients is taken back when the loss leaves its band.  A tensor is read
-        some steps later and never waited for.
+        some steps later, without waiting for it.
         """
         if self._loss_monitor is not None:
             self._loss_monitor.loss(value)
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Say how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
+        """Report how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
         if self._hook is not None:
-            self._hook.count(samples=samples, tokens=tokens)
+            self._hook.loop.count(samples=samples, tokens=tokens)
 
     def checkpoint(self) -> AbstractContextManager[None]:
-        """Return a context whose time is charged to `checkpoint`: put the saving of a checkpoint into it.
+        """Return a context whose time is charged to `checkpoint`: save checkpoints inside it.
 
-        It may stand anywhere in the loop, before the first step and after the last.  Of an asynchronous save it
-        holds what the loop waits for.
+        It may stand anywhere in the loop, before the first step and after the last.  For an asynchronous save, put the
+        part that the loop waits for into it.
         """
-        return self._hook.checkpoint() if self._hook is not None else nullcontext()
+        return self._hook.loop.checkpoint() if self._hook is not None else nullcontext()
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context whose time is charged to `data_wait`, for loops whose loader cannot go through `data`."""
-        return self._hook.waiting() if self._hook is not None else nullcontext()
+        return self._hook.loop.waiting() if self._hook is not None else nullcontext()
 
     def close(self, reason: str = "closed") -> None:
-        """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated.
+        """Detach: remove every hook, deliver what is queued (for at most two seconds).  May be called again.
 
-        Close on all ranks after the same step: then a setting that is only being tried is taken back.  Where a rank
-        closes alone it stays, on all ranks, and the log says so.
+        Close on all ranks after the same step: then a setting that is only being tried is taken back.  If one rank
+        closes alone, the setting stays on all ranks, and the log says so.
         """
         self._end(reason, is_exit=False)
 
@@ -238,7 +235,7 @@ class Pacer:
 
 
 def _no_knobs() -> Knobs:
-    """Return empty knobs; imported once, as pacecar's files may be gone when a script asks."""
+    """Return empty knobs; imported once, since pacecar's files may be gone when a script asks."""
     try:
         from pacecar.records import Knobs
 
@@ -249,14 +246,17 @@ def _no_knobs() -> Knobs:
 
 def inert(
     reason: str,
-    rescue: OomSafeTrial | None = None,
+    trials: OomSafeTrial | None = None,
     *,
-    level: int = logging.WARNING,
+    is_wanted: bool = False,
     scaler: Any = None,  # noqa: ANN401  a GradScaler
 ) -> Pacer:
-    """Return a pacer that does nothing, for `reason`, which is logged once."""
-    logger.log(level, "pacecar does not measure this job: %s", reason)
-    return Pacer(rescue, inert_because=reason, scaler=scaler)
+    """Return a pacer that does nothing, and log `reason` once, as a warning unless the user wants it so."""
+    import logging  # here, because importing it takes ten times as long as `import pacecar` without it
+
+    level = logging.INFO if is_wanted else logging.WARNING
+    logging.getLogger("pacecar").log(level, "pacecar does not measure this job: %s", reason)
+    return Pacer(trials, inert_because=reason, scaler=scaler)
 
 
 def _copied() -> Pacer:
@@ -264,7 +264,7 @@ def _copied() -> Pacer:
 
 
 def inert_attach(error: Exception) -> Callable[..., Pacer]:
-    """Return an `attach` that returns inert pacers, because what the real one needs raised `error` when imported."""
+    """Return an `attach` that returns inert pacers, because importing the real one raised `error`."""
     reason = f"could not be loaded: {type(error).__name__}: {error}"
 
     def attach(model: object, optimizer: object, *, scaler: Any = None, **options: Any) -> Pacer:  # noqa: ANN401

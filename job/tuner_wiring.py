@@ -1,6 +1,6 @@
-"""Builds what a tuner consists of: the job as it sees it, the knobs that may be turned, the guards around its policy.
+"""Builds the parts of a tuner: the job as it sees it, the knobs that may be turned, the guards over its policy.
 
-Left out: when it is built, started and closed (`wiring`).
+`wiring` decides when it is built, started and closed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import Agreement
 from pacecar.controller.consensus.channels import VoteSubject
 from pacecar.controller.consensus.step_boundaries import RankDeparture
-from pacecar.controller.consensus.step_observations import MeasuredSteps
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.loss_monitor import LossMonitor
 from pacecar.controller.guards.node_monitor import NodeMonitor
-from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
+from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.actuator import Actuator
 from pacecar.controller.knobs.batch.global_batch import open_global_batch
 from pacecar.controller.knobs.batch.memory_forecast import unused_bytes
@@ -32,7 +31,7 @@ from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
-from pacecar.controller.observation import JobFacts, Policy
+from pacecar.controller.observation import Guard, JobFacts
 from pacecar.controller.tuner import TunedJob, Tuner
 from pacecar.knobs import allows
 from pacecar.profiler.hook.hook import Hook
@@ -42,7 +41,7 @@ from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.ranks.data_parallel import find_ddp
 from pacecar.records import JobHello, Knobs
 
-__all__ = ["HookedJob", "JobKnobs", "TunedPeers", "guarded", "make_node"]
+__all__ = ["HookedJob", "JobKnobs", "TunedPeers", "make_guards", "make_node"]
 
 DECIDE_NS = 150_000
 """What the tuner takes to receive a step and to decide, rounded up; 1 % of a step of 15 ms pays for it."""
@@ -62,9 +61,9 @@ def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
 
 
 class HookedJob(TunedJob):
-    """A job to its tuner: the hook measures it, DDP's reducer and the micro-batcher know its sizes.
+    """A job as its tuner sees it: the hook measures it, DDP's reducer and the micro-batcher know its sizes.
 
-    `at_forward`: boundaries are at a forward, where it is not the hook's boundary that is charged with them.
+    `at_forward`: boundaries are at a forward, so the hook's own boundary is not charged with them.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class HookedJob(TunedJob):
         self._at_forward = at_forward
         self._departure = RankDeparture(model)
         self._vote_begun_ns = self._spared_ns = 0
-        self.counted_ns_min = round(DECIDE_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0
+        self.counted_ns_min = round(DECIDE_NS / hook.budget.ratio_max) if hook.budget.ratio_max > 0 else 0
 
     def facts(self) -> JobFacts:
         """Return the sizes of gradients, buckets and batch."""
@@ -99,25 +98,23 @@ class HookedJob(TunedJob):
         )
 
     def set_knobs(self, knobs: Knobs) -> None:
-        """Have the records of the steps that follow carry these."""
+        """Put these knobs into the records of the steps that follow."""
         self._hook.knobs = knobs
 
     def request_window(self) -> None:
-        """Request one of the hook, whose overhead budget decides."""
+        """Request a window from the hook, whose overhead budget decides."""
         self._hook.request_window()
 
     def must_leave(self) -> str | None:
-        """Return what `RankDeparture` says of the model's process groups."""
+        """Return the reason that `RankDeparture` finds in the model's process groups."""
         return self._departure.reason()
 
-    def was_paused(self, step: MeasuredSteps | CountedStep) -> bool:
-        """Return what the hook saw in it."""
-        if isinstance(step, CountedStep):
-            return self._hook.was_paused(step.start_ns)
-        return isinstance(step, FinishedStep) and self._hook.was_paused(step.raw.start_ns)
+    def was_paused(self, step: FinishedStep | CountedStep) -> bool:
+        """Return whether the hook saw a pause in it."""
+        return self._hook.loop.was_paused(step.start_ns if isinstance(step, CountedStep) else step.raw.start_ns)
 
     def begin_vote(self) -> None:
-        """Have the hook leave out what the kernel gives to other programs meanwhile."""
+        """Start timing; the hook leaves out what the kernel gives to other programs meanwhile."""
         self._vote_begun_ns = time.monotonic_ns()
         if not self._at_forward:
             self._hook.preemption.begin()
@@ -137,41 +134,45 @@ class HookedJob(TunedJob):
         return self._hook.headroom_ns()
 
     def earned_ns(self, wall_ns: int) -> int:
-        """Return the share of `wall_ns` that the hook's overhead budget is."""
-        return round(self._hook.overhead_budget * wall_ns)
+        """Return the hook's overhead budget for `wall_ns`."""
+        return round(self._hook.budget.ratio_max * wall_ns)
 
     def awaits_first_window(self) -> bool:
         """Ask the hook."""
         return self._hook.awaits_first_window()
 
     def reserve(self, cost_ns: int) -> None:
-        """Keep it from windows."""
-        self._hook.reserve(cost_ns)
+        """Keep this much of the budget from windows."""
+        self._hook.budget.reserved_ns = cost_ns
 
 
 class JobKnobs:
-    """The knobs of one job: what its mode, its model and its loop allow to be turned."""
+    """The knobs of one job that its mode, its model and its loop allow to be turned."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        rescue: OomSafeTrial,
+        trials: OomSafeTrial,
         hello: JobHello,
         config: TuneConfig,
         agreement: Agreement,
     ) -> None:
-        batcher = rescue.batcher
+        batcher = trials.batcher
         self._config = config
         self.ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
-        self.micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+        self.micro = [knob(model, batcher, config, trials) for knob in (MicroBatchActuator, MicroTokensActuator)]
         self.loaders = LoaderKnobs(config)
         self.global_batch = open_global_batch(
-            optimizer, batcher, config, hello.world_size, lambda numbers: agreement.tell(VoteSubject.NOISE, numbers)
+            optimizer,
+            batcher,
+            config,
+            hello.world_size,
+            lambda numbers: agreement.start_gather(VoteSubject.NOISE, numbers),
         )
         self._engines = [*fsdp_knobs(model, config), *zero_knobs(model, config)]
         self.loss_monitor = self._make_loss_monitor(model, is_first=hello.rank == 0)
-        """On rank 0, which decides, and where compression may be tried; else None."""
+        """On rank 0, which decides, if compression may be tried; else None."""
 
     def _make_loss_monitor(self, model: nn.Module, *, is_first: bool) -> LossMonitor | None:
         is_wanted = self._config.mode in ("lossy", "adaptive") and "compression" in self._config.knobs and is_first
@@ -184,18 +185,18 @@ class JobKnobs:
         return [one for one in found if one.knob in self._config.knobs and allows(self._config.mode, one.knob)]
 
 
-def guarded(policy: Policy, knobs: JobKnobs, pause: TuningPause) -> Policy:
-    """Return `policy` as it is where the job is tuned: paused by `pause`, and inside what `knobs` need around it."""
-    policy = PausedPolicy(policy, pause)
+def make_guards(knobs: JobKnobs, pause: TuningPause) -> list[Guard]:
+    """Return the guards over the policy: `pause`, and those that `knobs` need."""
+    guards: list[Guard] = [pause]
     if knobs.global_batch is not None:
-        policy = StatisticalPace(policy, knobs.global_batch.noise_scale)
+        guards.append(StatisticalPace(knobs.global_batch.noise_scale))
     if knobs.loss_monitor is not None:
-        policy = CompressionRollback(policy, knobs.loss_monitor.arrived)
-    return policy
+        guards.append(CompressionRollback(knobs.loss_monitor.arrived))
+    return guards
 
 
 class TunedPeers(TrialPeers):
-    """The other ranks, this rank's tuner and its node, where a larger micro-batch is tried."""
+    """The other ranks, this rank's tuner and its node, during a trial of a larger micro-batch."""
 
     def __init__(self, agreement: Agreement, tuner: Tuner, node: NodeMonitor) -> None:
         self._agreement = agreement
@@ -203,16 +204,16 @@ class TunedPeers(TrialPeers):
         self._node = node
 
     def any_rank(self, is_so: bool) -> bool:
-        """Ask all ranks.  True if an answer came too late for any rank; where ranks have left, this rank's answer."""
-        answers = self._agreement.ask(VoteSubject.MEMORY, [float(is_so)])
+        """Ask all ranks.  True if an answer was too late for any rank; if ranks have left, this rank's answer."""
+        answers = self._agreement.start_gather(VoteSubject.MEMORY, [float(is_so)])()
         if answers is None:
             return is_so or not self._agreement.has_left
         return any(answer[0] for answer in answers)
 
     def reverted(self, reason: str) -> None:
-        """Tell the tuner."""
+        """Report it to the tuner."""
         self._tuner.reverted(reason)
 
     def room_bytes(self) -> int | None:
-        """Return what the daemon says of this rank's node."""
+        """Return what the daemon reports for this rank's node."""
         return self._node.room_bytes()

@@ -6,10 +6,10 @@
                v                    |
               JobRun -> tuner, loss monitor, trace requests, commands of the daemon; rank monitor on its own thread
 
-A part gets what it needs when it is made.  Two things run against the order in which they are made, and are handed over
-when they start: the hook gets its listener, a queue the hook whose late records it asks for.
+A part gets what it needs when it is made.  Two dependencies run against the order of construction and are passed when
+the parts start: the hook gets its listener, and a queue the hook that it asks for late records.
 
-Left out: what the script calls (`handle`), and which knobs there are (`tuner_wiring`).
+`handle` has what the script calls, `tuner_wiring` the knobs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, HookConfig, TuneConfig, default_socket
-from pacecar.controller.command_handler import CommandHandler, make_ordered_policy, tune_is_off
+from pacecar.controller.command_handler import CommandHandler, make_policy_and_orders, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
 from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.batch.oom_safe_trial import OomSafeTrial
 from pacecar.controller.memory.store_thread import StoreThread
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import Tuner, choose_agreement
-from pacecar.controller.tuner_history import TunerHistory
 from pacecar.profiler.hook.commands.daemon_messages import DaemonMessages, Reply, ThrottleNews
 from pacecar.profiler.hook.commands.trace_request import TraceRequests
 from pacecar.profiler.hook.hook import Hook, StepListener
@@ -49,26 +48,26 @@ from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Answer, Command, JobRecord, StepRecord, Throttling
 from pacecar.records.host_signals import HostSignals
 
-from .tuner_wiring import HookedJob, JobKnobs, TunedPeers, guarded, make_node
+from .tuner_wiring import HookedJob, JobKnobs, TunedPeers, make_guards, make_node
 
 __all__ = ["JobRun"]
 
 logger = logging.getLogger("pacecar")
 
 CLOSE_SECONDS_MAX = 2.0
-"""How long closing may wait for queued records: the end of a job is on nobody's step path, but it is waited for."""
+"""How long closing may wait for queued records: the end of a job delays no step, but the user waits for it."""
 
 HOOK_IS_OFF = "pacecar's hook has turned itself off in this rank; its log says why"
 
 
 class JobRun(StepListener, DaemonInbox):
-    """What an active pacer is made of.  Of what is None there is none in this job, or on this rank."""
+    """The parts of an active pacer.  A part that is None does not exist in this job or on this rank."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        rescue: OomSafeTrial,
+        trials: OomSafeTrial,
         settings: Config,
         loggers: Sequence[RecordSink],
     ) -> None:
@@ -76,7 +75,7 @@ class JobRun(StepListener, DaemonInbox):
 
         Raises:
             AlreadyAttachedError: another hook is active in this process.
-            Exception: whatever keeps a part from starting; those before it are closed then, `loggers` are not.
+            Exception: whatever keeps a part from starting; the parts before it are closed then, `loggers` are not.
         """
         config = settings.hook
         hello = make_hello(model, job=config.job, overhead_budget=config.overhead_budget)
@@ -85,13 +84,13 @@ class JobRun(StepListener, DaemonInbox):
         self._node = make_node(model, hello)
         self.messages = DaemonMessages(hello.job, hello.rank)
         """The daemon's commands to this rank."""
-        # Where nobody named a socket a node may well have no daemon.
+        # Without a configured socket, a node may well have no daemon.
         self._outbox = DaemonSocket(config.socket, hello, inbox=self, is_optional=config.socket == default_socket())
         self._queues: list[RecordQueue] = [self._outbox]
         if config.run_dir is not None:
             self._queues.append(RunLog(config.run_dir, hello))
-        what_if = RankWhatIf(_emitter(self._queues), is_job=hello.world_size == 1)
-        self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, what_if)
+        self._what_if = RankWhatIf(hello.job, hello.rank, _emitter(self._queues), is_job=hello.world_size == 1)
+        self.sinks: tuple[RecordSink, ...] = (*self._queues, *loggers, self._what_if)
         self._emit = _emitter(self.sinks)
         self._pause = TuningPause(self._node)
         self.hook = Hook(model, optimizer, hello=hello, config=config, sinks=self.sinks, clock=SystemClock())
@@ -102,7 +101,7 @@ class JobRun(StepListener, DaemonInbox):
         self.knobs: JobKnobs | None = None
         self.tuner: Tuner | None = None
         self.commands: CommandHandler | None = None
-        """What executes people's commands to the tuner."""
+        """Executes users' commands to the tuner."""
         self.rank_monitor: RankMonitor | None = None
         self._forward_boundaries: ForwardBoundaries | None = None
         self._store: StoreThread | None = None
@@ -113,7 +112,7 @@ class JobRun(StepListener, DaemonInbox):
                 if isinstance(sink, RecordQueue):
                     sink.serve(self.hook, has_late_records=sink in self._queues)
             if settings.tune.mode != "off":
-                self._start_tuner(model, optimizer, rescue, settings.tune)
+                self._start_tuner(model, optimizer, trials, settings.tune)
             if config.crew:
                 self._start_rank_monitor(config)
         except BaseException:
@@ -123,28 +122,30 @@ class JobRun(StepListener, DaemonInbox):
         self.messages.register("trace", self.tracing.trace)
         self.messages.register("tune", self._tune)
 
-    def _start_tuner(self, model: nn.Module, optimizer: Optimizer, rescue: OomSafeTrial, config: TuneConfig) -> None:
+    def _start_tuner(self, model: nn.Module, optimizer: Optimizer, trials: OomSafeTrial, config: TuneConfig) -> None:
         hello, clock = self._hello, SystemClock()
         agreement = choose_agreement(config)
-        self.knobs = knobs = JobKnobs(model, optimizer, rescue, hello, config, agreement)
-        history = TunerHistory(self._emit)
-        ordered = None
+        self.knobs = knobs = JobKnobs(model, optimizer, trials, hello, config, agreement)
+        reporter = StatusReporter(hello, self._emit, clock)
+        policy = orders = None
         if hello.rank == 0:
-            ordered, self._store = make_ordered_policy(model, hello, config)
+            policy, orders, self._store = make_policy_and_orders(model, hello, config)
         self.tuner = tuner = Tuner(
-            HookedJob(model, self.hook, knobs.ddp.reducer, rescue.batcher, hello, at_forward=config.at_forward),
+            HookedJob(model, self.hook, knobs.ddp.reducer, trials.batcher, hello, at_forward=config.at_forward),
             config,
-            StatusReporter(hello, history.emit, clock),
-            policy=None if ordered is None else guarded(ordered, knobs, self._pause),
+            reporter,
+            policy=policy,
+            orders=orders,
+            guards=make_guards(knobs, self._pause),
             actuators=knobs.actuators(),
             agreement=agreement,
             gradients=knobs.ddp.gradient_check(),
             node=self._node,
         )
-        rescue.join(TunedPeers(agreement, tuner, self._node))
-        if ordered is not None:
+        trials.join(TunedPeers(agreement, tuner, self._node))
+        if orders is not None:
             self.commands = CommandHandler(
-                hello, config, ordered, tuner, history, reply=self._outbox.put, node=self._node
+                hello, config, orders, tuner, reporter, reply=self._outbox.put, node=self._node
             )
         tuner.start()
         if config.at_forward and (find_ddp(model) or find_fsdp(uncompiled(model))) is not None:
@@ -152,7 +153,7 @@ class JobRun(StepListener, DaemonInbox):
                 model,
                 tuner.on_boundary,
                 now_ns=clock.monotonic_ns,
-                charge=self.hook.charge,
+                charge=self.hook.budget.charge,
                 preemption=self.hook.preemption,
             )
             self._forward_boundaries.open()
@@ -165,6 +166,7 @@ class JobRun(StepListener, DaemonInbox):
             emit=_emitter([*self.sinks, self._pause]),
             throttled=self._throttling.is_throttled,
             is_told=lambda: self.tuner is not None and self.tuner.agreement.has_left,
+            is_pipeline=lambda: self._what_if.is_pipeline,
         )
         self.rank_monitor.start()
 
@@ -174,8 +176,8 @@ class JobRun(StepListener, DaemonInbox):
     # --- each step ------------------------------------------------------------------------------
 
     def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
-        """Call the parts in their order: a step is over."""
-        if not self.hook.is_alive and self.tuner is not None:  # the others would wait for its paces for ever
+        """Call the parts in order: a step is over."""
+        if not self.hook.is_alive and self.tuner is not None:  # or the others would wait for its paces forever
             self.tuner.freeze(HOOK_IS_OFF)
         if self.knobs is not None and self.knobs.loss_monitor is not None:
             self.knobs.loss_monitor.boundary(None if step is None else step.step)
@@ -188,16 +190,16 @@ class JobRun(StepListener, DaemonInbox):
         if self.messages.waiting:
             if self.hook.is_alive:
                 self.messages.boundary(self.hook.step, self._outbox.put)
-            else:  # it counts no steps any more, so theirs would never come
+            else:  # no more steps are counted, so the requested one would never come
                 self.messages.close(self._outbox.put, HOOK_IS_OFF)
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Have the learning rate that the knobs set follow the script to its next optimizer."""
+        """Have the learning rate of the knobs follow the script to its next optimizer."""
         if self.knobs is not None and self.knobs.global_batch is not None:
             self.knobs.global_batch.follow(optimizer)
 
     def wants_boundary(self) -> bool:
-        """Return whether any part wants the next one: a call costs microseconds, also one that finds nothing to do."""
+        """Return whether any part wants the next boundary: each call costs microseconds, even with nothing to do."""
         return self.tuner is not None or self.tracing.is_tracing or bool(self.messages.waiting)
 
     def holds_windows(self) -> bool:
@@ -205,7 +207,7 @@ class JobRun(StepListener, DaemonInbox):
         return bool(self.messages.waiting)
 
     def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
-        """Pass a measured step on to the rank monitor."""
+        """Pass a measured step to the rank monitor."""
         if self.rank_monitor is not None:
             self.rank_monitor.note(timed, record)
 
@@ -216,7 +218,7 @@ class JobRun(StepListener, DaemonInbox):
         return self.messages.receive(command)
 
     def receive_news(self, news: News | None) -> None:
-        """Record what the daemon says of device and node."""
+        """Record what the daemon reports about device and node."""
         if not isinstance(news, HostSignals):
             self._throttling.record(news)
         if not isinstance(news, Throttling):
@@ -225,17 +227,17 @@ class JobRun(StepListener, DaemonInbox):
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self, reason: str, *, is_exit: bool) -> None:
-        """End every part, then deliver what is queued; never raises.  Harmless when repeated.
+        """End every part, then deliver what is queued; never raises.  May be called again.
 
-        `is_exit`: the process ends, so that nothing is trained with what stays.
+        `is_exit`: the process ends, so nothing is trained with the settings that stay.
         """
         self._close_parts(reason, is_exit=is_exit)
         self._close_sinks(self.sinks)
 
     def _close_sinks(self, sinks: Sequence[RecordSink]) -> None:
-        """Deliver what is queued: their threads must not live into the interpreter's own end."""
+        """Deliver what is queued: the queues' threads must end before the interpreter does."""
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
-        for sink in reversed(sinks):  # the file needs no deadline, while an absent daemon uses up all of it
+        for sink in reversed(sinks):  # the file needs no deadline, but an absent daemon uses up all of it
             _guard(sink, partial(sink.close, max(0.0, deadline - time.monotonic())))
 
     def _close_parts(self, reason: str, *, is_exit: bool) -> None:
@@ -259,7 +261,7 @@ class JobRun(StepListener, DaemonInbox):
 
 
 def _guard(part: object, close: Callable[[], None]) -> None:
-    """Close a part, or a logger of the user's; never raises: training is over, and its end must be its own."""
+    """Close a part or a user's logger; never raises: training is over, and its end must be the script's own."""
     try:
         close()
     except Exception as error:  # noqa: BLE001  as above

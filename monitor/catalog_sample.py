@@ -1,4 +1,4 @@
-"""Makes a sample of a metric of the catalog, for collectors and for what parts of the daemon know of themselves."""
+"""Makes samples of metrics in the catalog, for collectors and for the daemon's own parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["sample"]
 
 
 def sample(metric: str, value: int | float, *labels: str) -> Sample:
-    """Return a sample of a metric of the catalog; a name or a label count that is not the catalog's is a bug."""
+    """Return a sample of a metric in the catalog; another name or number of labels is a bug."""
     expected = by_name(metric).labels
     assert len(labels) == len(expected), f"{metric} has labels {expected}, got {labels}"
     return Sample(metric, labels, value)

@@ -4,7 +4,7 @@
                                        |
                                exporter, routes (page, /api/), OTLP
 
-Left out on purpose: everything that acts.  The daemon sets nothing on any device and starts no program.
+The daemon sets nothing on any device and starts no program.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from .http.web import pages
 from .ingest.socket_server import SocketServer
 from .ingest.unix_socket import UnixSocket, UnixSocketError
 from .jobs.job_energy import JobEnergies
-from .jobs.node_signals import NodeSignalsSource, Throttles
+from .jobs.node_signals import SIGNAL_TICKS, NodeSignalsSource, Throttles
 from .jobs.state import DaemonState
 from .recorder.recorder import Around, FlightRecorder, RecorderLimits
 from .reload import ReloadResults, in_force
 from .sampling.collector_registry import DaemonError, default_collectors
-from .sampling.glance_control import GlanceControl
+from .sampling.cpu_budget import GlanceControl
 from .sampling.sampler import Sampler
 from .sampling.ticker import SamplingTick, sampling_ticks
 from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, ThreadWatch, WatchedThread
@@ -63,13 +63,16 @@ DEADLINE_RATIO = 0.8
 """Share of the period that a tick waits for its collectors; the rest is for jitter and for publishing."""
 
 STALE_PERIODS = 3
-"""Data that a tick read this many periods ago are not served any more: pages and /-/healthy answer 503 instead."""
+"""Data older than this many periods is not served: pages and /-/healthy answer 503 instead."""
 
 STALE_SECONDS_MIN = 3.0
-"""The least age at which data count as old: with short periods a busy machine would make a gap of every pause."""
+"""The least age at which data is stale: with short periods every pause of a busy machine would be a gap."""
+
+RARE_READ_SECONDS = 3.0
+"""The longest time for which totals and levels that no chart shows are not read, while no reader is expected."""
 
 STALLED_PERIODS = 10
-"""A daemon that did not tick for so many periods, and LIMIT_SECONDS at least, ends; its supervisor starts it anew."""
+"""A daemon without a tick for so many periods, and at least LIMIT_SECONDS, ends; its supervisor restarts it."""
 
 T = TypeVar("T")
 
@@ -77,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """The daemon of one node.  Construct, `start`, `close`; everything it needs of the world is passed in."""
+    """The daemon of one node.  Construct, `start`, `close`; its world is passed in."""
 
     def __init__(
         self,
@@ -114,9 +117,9 @@ class Daemon:
             else collectors,
             self._clock,
             deadline_seconds=config.period_seconds * DEADLINE_RATIO,
-            pace=self._glances.rate,
+            glances_per_second=lambda: self._glances.rate,
             window_seconds=config.window_seconds,
-            overhear=None if self._recorder is None else self._recorder.overhear_glance,
+            on_glance=None if self._recorder is None else self._recorder.overhear_glance,
         )
         self._state = DaemonState(
             self._clock,
@@ -140,6 +143,7 @@ class Daemon:
         self._inventory = GpuInventory(known_gpus_path(config.recordings, platform.node()), self._clock)
         self._gpu_verdicts = GpuVerdicts()
         self._derived: Sequence[Sample] = ()
+        self._health_samples: Sequence[Sample] = ()
         self._builder = StatusDocumentBuilder(
             self._identity.residence, self._faults, node=platform.node(), period_seconds=config.period_seconds
         )
@@ -155,7 +159,7 @@ class Daemon:
         self._started_ns: int | None = None
         self._security = Security()
         self.reloads = ReloadResults()
-        """How reloads went, recorded by whoever reloads."""
+        """Results of reloads, recorded by the caller of `adopt`."""
 
     @property
     def config(self) -> DaemonConfig:
@@ -169,7 +173,7 @@ class Daemon:
 
     @property
     def port(self) -> int:
-        """The port that is served; after `start` never 0."""
+        """The port that is served; never 0 after `start`."""
         return self._web.port
 
     @property
@@ -178,12 +182,12 @@ class Daemon:
         return self._config.socket
 
     def start(self) -> None:
-        """Take the port and the socket and begin to tick; raises DaemonError and then holds nothing."""
+        """Open the port and the socket and start to tick; raises DaemonError, and then holds nothing open."""
         self._started_wall_ns, self._started_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
         self.reloads.started(self._started_wall_ns)
         try:
             self.secure(self._config)
-            # The port first: it tells two daemons apart before either touches the socket file.
+            # The port first, so that a second daemon fails before it touches the socket file.
             self._web.bind()
             self._socket_server.start()
             self._start_otlp()
@@ -203,23 +207,23 @@ class Daemon:
         self._watch_threads()
 
     def secure(self, config: DaemonConfig) -> None:
-        """Read the web configuration anew and apply it to each client from now on; raises WebConfigError."""
+        """Read the web configuration again and apply it to each new client; raises WebConfigError."""
         self._security = read_security(config.web_config_file)
         self._web.secure(self._security)
 
     def adopt(self, wanted: DaemonConfig) -> None:
-        """Apply the settings of `wanted` that need no restart; raises WebConfigError and has then changed nothing."""
+        """Apply the settings of `wanted` that need no restart; raises WebConfigError, and then has changed nothing."""
         config = in_force(self._config, wanted)
         if config.web_config_file != self._config.web_config_file:
             self.secure(config)
-        self._glances.limit(config.cpu_budget, config.glances_per_second)
+        self._glances.set_limits(config.cpu_budget, config.glances_per_second)
         self._state.limit(
             jobs_max=config.jobs_max, ranks_max=config.ranks_max, job_forget_seconds=config.job_forget_seconds
         )
         self._config = config
 
     def close(self) -> None:
-        """Stop, release port and socket, and wait for the threads; a hanging collector is left behind."""
+        """Stop, release port and socket, and wait for the threads; a hung collector is left behind."""
         self._stopping.set()
         if self._otlp is not None:
             self._otlp.close()
@@ -229,7 +233,7 @@ class Daemon:
         self._socket_server.close()
         if self._ticker is not None:
             if not self._ticker.join(CLOSE_SECONDS):
-                _log.warning("the thread of the tick does not return and is left behind")
+                _log.warning("the tick's thread does not return and is left behind")
             self._ticker = None
             self._sampler.close()
         self._inventory.close()
@@ -243,7 +247,7 @@ class Daemon:
             self._otlp = otlp
 
     def _readings(self) -> list[OtlpReading]:
-        """Return what a scrape would find now."""
+        """Return what a scrape would return now."""
         snapshot = self._state.snapshot()
         is_old = snapshot is None or self._staleness() is not None
         ticked = (
@@ -252,18 +256,18 @@ class Daemon:
         return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Served]:
-        """Return the samples that are made at each scrape and not by a tick: jobs, and what the daemon's parts know."""
+        """Return the samples that each scrape makes: those of jobs and of the daemon's parts."""
         jobs = self._state.jobs()
-        own = list(self._own_samples())  # before the jobs', which take long: the page was just found to be new enough
+        own = list(self._own_samples())  # before the jobs', which take long: the page was just found fresh
         return [*job_samples(jobs, self._identity.residence, self._faults), *own]
 
     def _own_samples(self) -> Iterator[Sample]:
-        """Yield what the parts of the daemon know; `collectors.daemon_process` reads its CPU time and memory."""
+        """Yield the samples of the daemon's parts; `collectors.daemon_process` reads its CPU time and memory."""
         for name, samples in self._parts().items():
             yield from self._faults.each(ContainedPart.DAEMON, f"the samples of {name}", samples)
 
     def _parts(self) -> dict[str, Callable[[], Iterable[Sample]]]:
-        """Return, by name, what yields each part's samples: from any thread, without a wait for anything."""
+        """Return, by name, what yields each part's samples: callable from any thread, without waiting."""
         parts: dict[str, Callable[[], Iterable[Sample]]] = {
             "the state": self._state.own_samples,
             "the process": self._process_samples,
@@ -291,7 +295,7 @@ class Daemon:
             yield sample("pacecar_daemon_start_time_seconds", self._started_wall_ns)
 
     def _document(self) -> StatusDocument:
-        """Return the status document of this moment."""
+        """Return the current status document."""
         return self._builder.build(
             self._state.snapshot(),
             self._state.jobs(),
@@ -303,17 +307,11 @@ class Daemon:
         )
 
     def _figures(self) -> StatusFigures:
-        """Return what of the status document is not of the daemon itself."""
-        return self._builder.figures(
-            self._state.snapshot(),
-            self._state.jobs(),
-            now_ns=self._clock.monotonic_ns(),
-            throttled=self._throttled,
-            gpus=self._gpu_verdicts,
-        )
+        """Return the figures of the status document that the history keeps."""
+        return self._builder.figures(self._state.snapshot(), self._state.jobs(), now_ns=self._clock.monotonic_ns())
 
     def is_healthy(self) -> bool:
-        """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
+        """Return whether a tick was published recently, and everything that serves hooks and clients works."""
         return self._trouble() is None
 
     def _trouble(self) -> str | None:
@@ -324,12 +322,12 @@ class Daemon:
         return self._state.snapshot() is not None
 
     def staleness_reason(self) -> str | None:
-        """Return why the data served now are old, in words; None when they are not."""
+        """Return why the data served now is stale, in words; None if it is not."""
         troubles = self._watch.troubles()
         return troubles[0] if troubles else self._staleness()
 
     def stalls(self) -> list[str]:
-        """Return the troubles that do not pass by themselves, in words: threads that ended or hang, missing ticks."""
+        """Return the problems that do not pass by themselves, in words: threads that ended or hang, missing ticks."""
         late = self._late_seconds(max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds))
         return self._watch.troubles() + ([] if late is None else [f"no tick has been published for {late:.0f} s"])
 
@@ -338,7 +336,7 @@ class Daemon:
         return None if late is None else f"the newest numbers are {late:.1f} s old: no tick has been published since"
 
     def _late_seconds(self, limit_seconds: float) -> float | None:
-        """Return how old the newest tick is, or the daemon while there was none, if that is over the limit."""
+        """Return the age of the newest tick, or of the daemon before its first, if that is over the limit."""
         snapshot, now = self._state.snapshot(), self._clock.monotonic_ns()
         since_ns = self._started_ns if snapshot is None else snapshot.started_ns
         if since_ns is None or now - since_ns <= limit_seconds * NS_PER_SECOND:
@@ -365,31 +363,47 @@ class Daemon:
         )
 
     def _tick(self) -> None:
-        """Tick until the daemon stops; a tick that fails costs itself, and a step of it that fails only that step."""
+        """Tick until the daemon stops; a tick that fails loses only itself, a step of it only that step."""
         ticker = self._ticker
         assert ticker is not None, "it runs this"
-        for tick in self._ticks:  # which outlive a failure of this loop: their numbers go on
+        for tick in self._ticks:  # they outlive a failure of this loop, so their numbers go on
             ticker.progress()
-            self._faults.contain(ContainedPart.TICK, "a tick", partial(self._take_tick, tick), None)
+            self._faults.contain(ContainedPart.TICK, "a tick", partial(self._run_tick, tick), None)
 
-    def _take_tick(self, tick: SamplingTick) -> None:
-        snapshot = self._sampler.sample(tick)
-        self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot), set[int]())
+    def _run_tick(self, tick: SamplingTick) -> None:
+        snapshot = self._sampler.sample(tick, everything=self._should_read_everything(tick))
+        self._on_gpus = self._step("processes on GPUs", lambda: gpu_processes(snapshot), set[int]())
         energy = self._step("energy", lambda: self._energies.update(snapshot, self._state.jobs), list[Sample]())
         health = self._step("health of GPUs", lambda: self._gpu_health.update(snapshot), dict[str, GpuHealth]())
-        self._step("GPUs that are missing", lambda: self._inventory.update(snapshot), None)
+        self._step("missing GPUs", lambda: self._inventory.update(snapshot), None)
+        if health is not self._gpu_verdicts.health:
+            self._health_samples = list(health_samples(health))
         self._gpu_verdicts = GpuVerdicts(health, self._inventory.missing(), self._inventory.last_known)
-        self._derived = [*energy, *health_samples(health)]
+        self._derived = [*energy, *self._health_samples]
         self._exporter.publish([*snapshot.samples(), *self._derived])
         self._state.publish(snapshot)
         if self._recorder is not None:
             self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)
         self._throttled = self._step("throttles", lambda: self._throttles.update(snapshot), {})
         signals = self._step("signals of the node", lambda: self._signals.update(snapshot), None)
-        self._step("what hooks are told", lambda: self._socket_server.tell(self._throttled, signals), None)
+        self._step("signals to hooks", lambda: self._socket_server.tell(self._throttled, signals), None)
         self._step("the page and its history", self._routes.tick, None)
-        self._step("the daemon's own budget", self._keep_budget, None)
-        self._step("the heap", lambda: self._heap.tick(self._clock.monotonic_ns()), None)
+        now_ns, glance_ns = self._clock.monotonic_ns(), self._sampler.glance_cpu_ns()
+        self._step("the CPU budget", lambda: self._glances.update(time.process_time_ns(), glance_ns, now_ns), None)
+        self._step("the heap", lambda: self._heap.tick(now_ns), None)
+
+    def _should_read_everything(self, tick: SamplingTick) -> bool:
+        """Return whether this tick also reads the collectors that no peak and no chart needs each time.
+
+        It does if a reader is expected to look at the result, and for each of the node's signals.
+        """
+        is_short = self._config.period_seconds <= RARE_READ_SECONDS / SIGNAL_TICKS
+        return (
+            not is_short
+            or (tick.number + 1) % SIGNAL_TICKS == 0
+            or self._exporter.is_awaited(tick.started_ns)
+            or self._routes.is_awaited()
+        )
 
     def _step(self, name: str, act: Callable[[], T], otherwise: T) -> T:
         return self._faults.contain(ContainedPart.TICK, name, act, otherwise)
@@ -412,14 +426,11 @@ class Daemon:
         )
 
     def _around(self) -> Around:
-        """Return the ranks that the daemon knows and their identity, for a recording."""
+        """Return the known ranks and their identity, for a recording."""
         jobs = self._state.jobs()
         served = job_samples(jobs, self._identity.residence)
         identity = [s for s in served if isinstance(s, Sample) and s.metric == "pacecar_rank_info"]
         return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
-
-    def _keep_budget(self) -> None:
-        self._glances.look(time.process_time_ns(), self._sampler.glance_cpu_ns(), self._clock.monotonic_ns())
 
     def _members(self) -> list[CgroupMember]:
         return [

@@ -1,9 +1,8 @@
-"""Contains a bug of our own to the job, collector, part or step of the tick in which it shows; counts, logs it once.
+"""Contains a bug of our own to the job, collector, part or step of a tick in which it occurs; counts it, logs it once.
 
-Frames are checked when they are accepted, so no record should make any page fail.  If one does all the same, the
-samples of that job are missing for that tick; the tick, the page and all other jobs are unaffected.  A log line for
-each time would fill the disk at the rate of the scrapes, so each place in the code is logged once, with its traceback,
-and the metric counts the rest.
+Frames are validated when they arrive, so no record should break a page.  If one does, that tick loses only the samples
+of its job; the tick, the page and all other jobs are unaffected.  A log line at each scrape would fill the disk.  So
+each place in the code is logged once, with its traceback, and the metric counts the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .catalog_sample import sample
 __all__ = ["ContainedPart", "FaultContainment"]
 
 PLACES_MAX = 256
-"""Places in the code that are remembered as logged; beyond that faults are counted and not logged."""
+"""Places in the code that are remembered as logged; beyond that, faults are only counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +48,16 @@ class FaultContainment:
         self._logged: set[tuple[object, ...]] = set()
 
     def counts(self) -> dict[str, int]:
-        """Return how many faults were caught, by part; every part is there."""
+        """Return the number of faults of every part."""
         return {part.value: self._counts[part] for part in ContainedPart}
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield how many faults were caught, by part."""
+        """Yield the number of faults of every part."""
         for part, count in self.counts().items():
             yield sample("pacecar_daemon_faults_total", count, part)
 
     def caught(self, part: ContainedPart, subject: str, error: BaseException) -> None:
-        """Count `error`, which cost `subject` its output, and log it if it is new; called while it is handled."""
+        """Count `error`, which lost the output of `subject`, and log a new one; called in its handler."""
         place = (part, type(error), *_innermost(error))
         with self._lock:
             self._counts[part] += 1
@@ -67,12 +66,12 @@ class FaultContainment:
                 self._logged.add(place)
         if is_new:
             _log.error(
-                "a bug costs %s its part, and nothing else (logged once, counted each time): %s: %s",
+                "a bug loses the output of %s and nothing else (logged once, counted each time): %s: %s",
                 subject, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
 
     def contain(self, part: ContainedPart, subject: str, act: Callable[[], T], otherwise: T) -> T:
-        """Return what `act` returns; `otherwise` where it raises."""
+        """Return what `act` returns, or `otherwise` if it raises."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001  the outer boundary: a bug in one part must not stop the others
@@ -80,7 +79,7 @@ class FaultContainment:
             return otherwise
 
     def each(self, part: ContainedPart, subject: str, samples: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """Yield all of `samples()`, or nothing where it raises before its end."""
+        """Yield all of `samples()`, or nothing if it raises before its end."""
         nothing: list[T] = []
         yield from self.contain(part, subject, lambda: list(samples()), nothing)
 

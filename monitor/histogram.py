@@ -1,15 +1,14 @@
-"""Counts durations in buckets: a few of fixed bounds, and many narrow ones of which only those that are met take room.
+"""Counts durations in buckets: a few with fixed bounds, and many narrow ones that take room only when used.
 
-A gauge of the last value shows the one step that ended before a scrape, and a mean hides the slow one in a hundred.
-Percentiles of several ranks and nodes can only be taken of counts in buckets that are the same everywhere.  Bounds
-that are fixed in advance are either few, and a median is off by half, or a series each.  So there are both: the few for
-a Prometheus that knows no others, and those of a *native histogram*, each 4.4 % wide, which is one series whatever is
-in it.
+A gauge shows only the last step before a scrape, and a mean hides the slow one in a hundred.  Percentiles over ranks
+and nodes need counts in buckets that are the same everywhere.  Fixed bounds are either few, and a median is off by
+half, or cost a series each.  So there are both: a few fixed ones for any Prometheus, and those of a *native histogram*,
+each 4.4 % wide, which is one series however many there are.
 
     native bucket i    2^((i-1)/16) < seconds <= 2^(i/16)      (schema 4; zero has a bucket of its own)
 
-Pure.  Left out: merging, which the query does; a lower resolution when there are many buckets, because all durations
-that a record may hold fill at most a thousand.
+Pure.  Left out: merging, which queries do; and a lower resolution when there are many buckets, because all durations
+that a record may contain fill at most a thousand.
 
 Source: prometheus.io/docs/specs/native_histograms, "Schema".
 """
@@ -31,11 +30,11 @@ BOUNDS_NS = tuple(
     round(seconds * NS_PER_SECOND)
     for seconds in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 )
-"""Upper bounds of the fixed buckets, in nanoseconds: from the step of a small model to a long one with its checkpoint.
-Each is a series."""
+"""Upper bounds of the fixed buckets, one series each: from a step of a small model to a large one with its
+checkpoint."""
 
 SCHEMA = 4
-"""16 buckets from one power of two to the next: a percentile is off by 2.2 % at most, less than a knob mostly wins."""
+"""16 buckets per power of two: a percentile is off by at most 2.2 %, less than most knobs gain."""
 
 _PER_OCTAVE = 1 << SCHEMA
 _FRACTIONS = tuple(2.0 ** (step / _PER_OCTAVE - 1) for step in range(_PER_OCTAVE))
@@ -43,10 +42,10 @@ _FRACTIONS = tuple(2.0 ** (step / _PER_OCTAVE - 1) for step in range(_PER_OCTAVE
 
 
 class Histogram(msgspec.Struct, frozen=True, gc=False):
-    """Durations that were counted, as they were at one moment.
+    """A histogram of durations at one moment.
 
-    `below[i]` is how many were at most `BOUNDS_NS[i]`; `native` are pairs (index, count) of the native buckets that are
-    not empty, by rising index; `zeroes` those of no duration at all, which are in no native bucket.
+    `below[i]` counts durations up to `BOUNDS_NS[i]`; `native` has (index, count) of the native buckets that are not
+    empty, by rising index; `zeroes` counts durations of 0, which are in no native bucket.
     """
 
     count: int
@@ -59,7 +58,7 @@ class Histogram(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistogramSample(msgspec.Struct, frozen=True, gc=False):
-    """One histogram: as `Sample`, with a histogram for a value."""
+    """One histogram: like `Sample`, with a histogram as its value."""
 
     metric: str
     labels: tuple[str, ...]
@@ -67,7 +66,7 @@ class HistogramSample(msgspec.Struct, frozen=True, gc=False):
 
 
 Served = Sample | HistogramSample
-"""What a scrape gets."""
+"""What a scrape returns."""
 
 
 class DurationHistogram:
@@ -82,7 +81,7 @@ class DurationHistogram:
         self._view: Histogram | None = None
 
     def observe(self, duration_ns: int) -> None:
-        """Count one duration of zero or more."""
+        """Count a duration of zero or more."""
         self._min_ns = min(self._min_ns, duration_ns) if self._native or self._zeroes else duration_ns
         self._max_ns = max(self._max_ns, duration_ns)
         self._view = None
@@ -94,7 +93,7 @@ class DurationHistogram:
             self._native[native_index(duration_ns / NS_PER_SECOND)] += 1
 
     def view(self) -> Histogram | None:
-        """Return what was counted, None where nothing was; the same object until more is counted."""
+        """Return the histogram so far, None if it is empty; the same object until more is counted."""
         if self._view is None and (self._native or self._zeroes):
             below = []
             total = 0

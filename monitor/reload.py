@@ -1,17 +1,15 @@
-"""Watches the configuration files of a running daemon and reads them anew when they change; a bad file changes nothing.
+"""Watches a running daemon's configuration files and reads them again when they change; a bad file changes nothing.
 
-To start a second daemon with the new settings, or to stop and start, leaves a gap in every series.  To read a file as
-soon as it changes reads half of it: an editor truncates and writes, and half of a TOML file is often a valid one with
-fewer settings.  So a file that changed is read when it has looked the same twice.  A file that cannot be used, or that
-is gone, leaves everything as it was: the log names it, the metric goes to 0, and it is tried again when it changes.
+A restart would leave a gap in every series.  Reading a file as soon as it changes would read half of it: an editor
+truncates and writes, and half of a TOML file is often valid with fewer settings.  So a changed file is read after two
+equal checks.  An invalid or missing file changes nothing: the log names it, the metric goes to 0, and it is tried again
+when it changes.  SIGHUP reads at once, because its sender knows that the file is complete.
 
-SIGHUP reads at once: whoever sends it says that the file is whole.
+Some settings cannot change under a running daemon: a bound port, a running collector.  The log names changed settings
+that wait for a restart.
 
-Not every setting can change under a running daemon: a port that is bound, a collector that runs.  Settings that were
-changed and wait for a restart are named in the log too, so that nobody takes them for applied.
-
-Left out: inotify.  It needs a file descriptor and a parser of its own to save one stat(2) a second, and sees neither
-network file systems nor the swap of a Kubernetes volume's link.
+Left out: inotify.  It needs a descriptor and a parser to save one stat(2) a second, and sees neither network file
+systems nor the replaced link of a Kubernetes volume.
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ LIVE = frozenset(
         "web_config_file",
     }
 )
-"""Keys of [daemon] that take effect at once; docs/configuration.md says the same, and a test compares."""
+"""Keys of [daemon] that take effect at once; a test compares them with docs/configuration.md."""
 
 Stamp = tuple[int, int, int, int, int] | None
-"""What tells one state of a file from another; None where there is none."""
+"""What distinguishes two states of a file; None if there is none."""
 
 _log = logging.getLogger(__name__)
 
 
 class ReloadResults:
-    """How reloads went.  One thread records them, any thread reads."""
+    """The results of reloads.  One thread records them, any thread reads."""
 
     def __init__(self) -> None:
         self._is_good = True
@@ -58,18 +56,18 @@ class ReloadResults:
         self._reloads = {"success": 0, "failure": 0}
 
     def started(self, wall_ns: int) -> None:
-        """Note when the daemon was started, with settings that could be used."""
+        """Record when the daemon was started, with valid settings."""
         self._good_wall_ns = wall_ns
 
     def record(self, *, has_succeeded: bool, is_good: bool, wall_ns: int) -> None:
-        """Count a reload; `is_good` says whether what is in the files can be used, of those not read this time too."""
+        """Count a reload; `is_good` says whether all files are valid, including those not read this time."""
         self._reloads["success" if has_succeeded else "failure"] += 1
         self._is_good = is_good
         if is_good:
             self._good_wall_ns = wall_ns
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield whether the files can be used, since when, and how many reloads there were."""
+        """Yield whether the files are valid, since when, and how many reloads there were."""
         yield sample("pacecar_daemon_config_last_reload_successful", int(self._is_good))
         if self._good_wall_ns is not None:
             yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", self._good_wall_ns)
@@ -91,15 +89,15 @@ def changes(before: DaemonConfig, after: DaemonConfig) -> Changes:
 
 
 def in_force(running: DaemonConfig, wanted: DaemonConfig) -> DaemonConfig:
-    """Return what is in force after a reload: the live settings of `wanted`, the rest as the daemon was started."""
+    """Return the settings after a reload: the live ones of `wanted`, the others as the daemon was started."""
     return msgspec.structs.replace(running, **{name: getattr(wanted, name) for name in LIVE})
 
 
 class ReloadWatch:
-    """Files that are read together, and what reading them does.
+    """Files that are read together, and how.
 
-    `read` reads and applies them, and raises one of `errors` when they cannot be used; it then has changed nothing.
-    `files` gives their paths, as they are after the last good reading.
+    `read` reads and applies them, or raises one of `errors` if they are invalid and then has changed nothing. `files`
+    returns their paths as of the last valid reading.
     """
 
     def __init__(
@@ -115,13 +113,13 @@ class ReloadWatch:
         self.is_good = True
 
     def is_due(self) -> bool:
-        """Return whether files changed since they were tried, and have not between the last two looks."""
+        """Return whether files changed since they were last tried, but not between the last two checks."""
         stamps = self._stamps()
         settled, self._seen = stamps == self._seen, stamps
         return settled and stamps != self._tried
 
     def reload(self, why: str) -> bool:
-        """Read the files; return whether they could be used.  What went wrong is one line in the log."""
+        """Read the files; return whether they were valid.  An error is one line in the log."""
         before = self._stamps()
         gone = [path for path, stamp in before.items() if stamp is None and self._good.get(path) is not None]
         try:
@@ -131,9 +129,9 @@ class ReloadWatch:
             self.is_good = True
         except self._errors as error:
             self.is_good = False
-            _log.error("%s: %s; the settings before it stay in force", why, error)
+            _log.error("%s: %s; the previous settings stay in force", why, error)
         after = self._stamps()
-        # Else it was written meanwhile: this state was not tried, and is due once it has settled.
+        # Otherwise it was written meanwhile: this state was not tried, and is due once it has settled.
         if all(after.get(path, stamp) == stamp for path, stamp in before.items()):
             self._tried = after
             if self.is_good:

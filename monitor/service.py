@@ -1,13 +1,14 @@
 """Runs the daemon as a service: handles signals, changed configuration, stalled threads and systemd, on one thread.
 
-    SIGTERM, SIGINT   stop            SIGHUP   read the configuration anew
-    a file changed    the same        each LOOK_SECONDS, a few stat(2)
+    SIGTERM, SIGINT   stop
+    SIGHUP            read the configuration again
+    a file changed    the same; a few stat(2) each LOOK_SECONDS
     a thread stalls   end with a status that a supervisor takes for a failure
 
-A reload happens beside the running threads: what they share is exchanged in one assignment, so no scrape waits and none
-is refused.  `reload` says what may change; the rest is named in the log and waits for a restart.
+A reload happens beside the running threads: shared objects are replaced in one assignment, so no scrape waits or is
+refused.  `reload` defines what may change; other changes are logged and wait for a restart.
 
-Left out: logging.config, and daemonizing.  Whoever starts services (systemd, a container) does both.
+Left out: logging.config, and daemonizing, which systemd or a container do.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ from .heap_trimming import HeapTrimming
 from .http.security.web_config import WebConfigError
 from .reload import ReloadWatch, changes
 from .systemd import Notifier, inherited_socket
-from .watched_threads import Verdicts
+from .watched_threads import StallConfirmation
 
 __all__ = ["EXIT_STALLED", "run"]
 
 EXIT_STALLED = 70
-"""Status of a daemon that ends because a thread of it ended or hangs: EX_SOFTWARE of sysexits.h."""
+"""Exit status after a thread ended or hung: EX_SOFTWARE of sysexits.h."""
 
 CLOSE_SECONDS = 10.0
-"""The most that a stalled daemon takes to close what it can."""
+"""The longest time that a stalled daemon takes to close what it can."""
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at the files.  A change is in force after two looks that saw the same."""
+"""Seconds between two checks of the files.  A change is applied after two equal checks."""
 
 OPEN_FILES = 4096
-"""What 512 hooks, 256 clients and ourselves need, with room; the usual soft limit is 1024, the hard one far above."""
+"""Enough for 512 hooks, 256 clients and the daemon itself; the usual soft limit is 1024, the hard one far above."""
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
-waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
+"""How long a thread may keep the interpreter from waiting ones.  With Python's 5 ms a scrape during a tick waits up to
+5 ms for each busy thread; lower values brought nothing when measured."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Settings:
-    """The configuration of a running daemon, and how it is read anew."""
+    """The configuration of a running daemon, and how it is read again."""
 
     def __init__(
         self, daemon: Daemon, load: Callable[[], DaemonConfig] | None, file: Path | None, clock: Clock
@@ -73,15 +74,15 @@ class _Settings:
 
     @property
     def is_good(self) -> bool:
-        """Whether all files could be used when they were last read."""
+        """Whether all files were valid when last read."""
         return all(watch.is_good for watch in self._watches.values())
 
     def due(self) -> list[str]:
         """Return what changed and has settled."""
-        return [name for name, watch in self._watches.items() if watch.is_due()]  # each must look, so no any()
+        return [name for name, watch in self._watches.items() if watch.is_due()]  # each must check, so no any()
 
     def reload(self, names: list[str] | None = None) -> None:
-        """Read `names` anew; None is all."""
+        """Read `names` again; None means all."""
         done = [
             watch.reload(f"the {name} could not be reloaded")
             for name, watch in self._watches.items()
@@ -102,7 +103,7 @@ class _Settings:
             _log.info("reloaded: %s", ", ".join(f"{n} = {getattr(wanted, n)!r}" for n in changed.live))
         waiting = changes(self._daemon.config, wanted).restart
         if waiting:
-            _log.warning("changed, but in force only after a restart: %s", ", ".join(waiting))
+            _log.warning("changed, but applied only after a restart: %s", ", ".join(waiting))
 
     def _secure(self) -> None:
         self._daemon.secure(self._daemon.config)
@@ -117,26 +118,25 @@ def run(
     load: Callable[[], DaemonConfig] | None = None,
     file: Path | None = None,
 ) -> int:
-    """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start.
+    """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError if it cannot start.
 
-    It also ends, with EXIT_STALLED, when a thread without which it serves nothing new has ended or hangs: its
-    supervisor (systemd, Kubernetes) then starts it anew.  The process may end inside this call, if that thread cannot
-    be closed.
-    `load` reads the configuration anew, from `file` among others; without it there is nothing to reload.
+    It also ends, with EXIT_STALLED, if a thread that it needs to serve new data has ended or hangs; its supervisor
+    (systemd, Kubernetes) then restarts it.  The process may end inside this call if that thread cannot be closed.
+    `load` reads the configuration again, from `file` and elsewhere; without it there is nothing to reload.
     """
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[to_stderr])
     sys.setswitchinterval(SWITCH_SECONDS)
     _allow_files()
-    # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.
-    # The byte in the pipe is written at once, by whichever thread the kernel gives the signal to.
+    # Not an Event: Python runs a handler in the main thread, which would be waiting for the Event.  The byte in the
+    # pipe is written at once, by whichever thread receives the signal.
     signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        """The byte is enough."""
+        """Do nothing: the byte in the pipe is enough."""
 
-    HeapTrimming().settle()  # of the whole process, so not for a Daemon that is part of another program
+    HeapTrimming().settle()  # affects the whole process, so not in Daemon, which may be part of another program
     daemon, notifier = Daemon(config, otlp=otlp, listener=inherited_socket()), Notifier()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}
@@ -150,7 +150,7 @@ def run(
         notifier.ready(f"serving {config.host}:{daemon.port}")
         stall = _serve(daemon, settings, notifier, signalled)
         if stall is not None:
-            _log.critical("%s: the daemon ends with status %d, for its supervisor to start anew", stall, EXIT_STALLED)
+            _log.critical("%s: the daemon ends with status %d so that its supervisor restarts it", stall, EXIT_STALLED)
         _log.info("stopping")
         notifier.stopping()
     finally:
@@ -167,19 +167,19 @@ def run(
 
 
 def _close_or_exit(daemon: Daemon) -> None:
-    """Close a daemon of which a thread hangs; where that hangs too, end the process."""
+    """Close a daemon that has a hung thread; if that hangs too, end the process."""
     closing = threading.Thread(target=daemon.close, name="pacecar-close", daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
     if closing.is_alive():
-        _log.critical("it cannot be closed: the process ends at once")
+        _log.critical("the daemon cannot be closed: the process ends at once")
         logging.shutdown()
         os._exit(EXIT_STALLED)
 
 
 def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: int) -> str | None:
-    """Wait for signals, look at files, threads and the watchdog; return None when told to stop, else what stalls."""
-    verdicts = Verdicts()
+    """Handle signals, files, threads and the watchdog; return None when told to stop, else what stalls."""
+    confirmation = StallConfirmation()
     clock = SystemClock()
     pause = min(LOOK_SECONDS, notifier.interval_seconds or LOOK_SECONDS)
     poll = select.poll()
@@ -193,7 +193,7 @@ def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: i
             _reload(daemon, settings, notifier, None)
         elif clock.monotonic_ns() - looked_ns >= 0.9e9 * LOOK_SECONDS:
             looked_ns = clock.monotonic_ns()
-            stall = verdicts.look(daemon.stalls())
+            stall = confirmation.update(daemon.stalls())
             if stall is not None:
                 return stall
             due = settings.due()
@@ -206,14 +206,14 @@ def _reload(daemon: Daemon, settings: _Settings, notifier: Notifier, names: list
     notifier.reloading()
     try:
         settings.reload(names)
-    except Exception:  # noqa: BLE001  a bug in a reload must not end what it was to change
-        _log.exception("the reload failed; the settings before it stay in force")
+    except Exception:  # noqa: BLE001  a bug in a reload must not end the daemon
+        _log.exception("the reload failed; the previous settings stay in force")
     status = "" if settings.is_good else "; its configuration cannot be used, see the log"
     notifier.ready(f"serving {daemon.config.host}:{daemon.port}{status}")
 
 
 def _allow_files() -> None:
-    """Raise the soft limit of open files as far as we may and need."""
+    """Raise the soft limit of open files as far as needed and allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

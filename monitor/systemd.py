@@ -1,23 +1,16 @@
-"""Tells systemd that the daemon is ready, reloading or stopping, and feeds its watchdog, by sd_notify's protocol.
+"""Talks to systemd: reports readiness, feeds the watchdog, and takes over the hooks' socket.
 
-A library for this would be a dependency for one datagram: sd_notify(3) is lines of NAME=value, sent to the socket that
-$NOTIFY_SOCKET names.  Without that variable nothing is sent, so the same daemon runs from a shell.
+Messages follow sd_notify(3): lines of NAME=value, sent as a datagram to the socket in $NOTIFY_SOCKET.  Without that
+variable nothing is sent, so the same daemon runs from a shell.  The watchdog is fed only while ticks are published, not
+from a thread that merely runs.  A send never waits: a message that systemd does not accept is lost and logged once.
 
-The watchdog is fed only while ticks are published.  Fed from a thread that merely runs, it would show only that this
-thread runs.  What a message costs is bounded: the send never waits, and what systemd does not take is lost and logged
-once.
+Without socket activation a restart would remove the hooks' socket, and a hook that connects then would find no daemon.
+A socket of systemd (pacecar.socket) stays: hooks connect, the kernel keeps what they send, and the next daemon reads
+it.  The protocol is sd_listen_fds(3): descriptors from 3 on, as many as $LISTEN_FDS says, for the process in
+$LISTEN_PID.
 
-`inherited_socket` takes over the hooks' socket from the service manager (socket activation), so that a restart
-refuses no hook.
-
-Without this the socket is gone for as long as a restart or an upgrade takes, and a hook that connects then finds no
-daemon.  A socket of systemd's (pacecar.socket) stays: hooks connect, what they send waits in the kernel, and the next
-daemon reads it.
-
-The protocol is sd_listen_fds(3): descriptors from 3 on, as many as $LISTEN_FDS says, for the process in $LISTEN_PID.  A
-library for it would be a dependency for two variables.
-
-Left out: vsock addresses (a virtual machine's, systemd.exec(5)), file descriptors, and `BARRIER=1`.
+Left out: vsock addresses (a virtual machine's, systemd.exec(5)), file descriptors, `BARRIER=1`, and a library for so
+few lines.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ __all__ = [
 NS_PER_MICROSECOND = 1000
 
 WATCHDOG_SHARE = 0.4
-"""Share of the watchdog's time after which it is fed again: sd_watchdog_enabled(3) advises half, and we may be late."""
+"""Share of the watchdog's time after which it is fed again: sd_watchdog_enabled(3) advises half, but we may be late."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +38,11 @@ FIRST_DESCRIPTOR = 3
 """SD_LISTEN_FDS_START"""
 
 DESCRIPTORS_MAX = 64
-"""Most descriptors that are looked at; a unit that passes more is not ours."""
+"""Most descriptors that are examined; a unit that passes more is not ours."""
 
 
 class Notifier:
-    """Tells the service manager the daemon's state; does nothing where there is none.  One thread uses it."""
+    """Reports the daemon's state to the service manager, if there is one.  Used by one thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET"))
@@ -59,31 +52,31 @@ class Notifier:
 
     @property
     def interval_seconds(self) -> float | None:
-        """How often `feed` must be called; None where there is no watchdog."""
+        """How often to call `feed`; None without a watchdog."""
         return None if self._watchdog_ns is None else WATCHDOG_SHARE * self._watchdog_ns / 1e9
 
     def ready(self, status: str) -> None:
-        """Report that the start, or a reload, is over."""
-        self._say(f"READY=1\nSTATUS={_line(status)}")
+        """Report that the start, or a reload, is complete."""
+        self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def reloading(self) -> None:
         """Report that a reload begins; `ready` must follow."""
-        # Type=notify-reload tells this message from an older one by the time in it (systemd.service(5)).
-        self._say(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // NS_PER_MICROSECOND}")
+        # Type=notify-reload distinguishes this message from an older one by its time (systemd.service(5)).
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // NS_PER_MICROSECOND}")
 
     def stopping(self) -> None:
-        """Report that the daemon begins to stop."""
-        self._say("STOPPING=1\nSTATUS=stopping")
+        """Report that the daemon is stopping."""
+        self._send("STOPPING=1\nSTATUS=stopping")
 
     def feed(self, now_ns: int, *, is_alive: bool) -> None:
-        """Feed the watchdog if that is due and the daemon does its work."""
+        """Feed the watchdog if that is due and the daemon works."""
         if self._watchdog_ns is None or not is_alive:
             return
         if self._fed_ns is None or now_ns - self._fed_ns >= WATCHDOG_SHARE * self._watchdog_ns:
             self._fed_ns = now_ns
-            self._say("WATCHDOG=1")
+            self._send("WATCHDOG=1")
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         if self._address is None:
             return
         try:
@@ -92,12 +85,12 @@ class Notifier:
             self._is_lost = False
         except OSError as error:
             if not self._is_lost:
-                _log.warning("the service manager at NOTIFY_SOCKET does not hear us: %s", error)
+                _log.warning("the service manager at NOTIFY_SOCKET cannot be notified: %s", error)
             self._is_lost = True
 
 
 def _line(text: str) -> str:
-    """Return `text` as one line: a line feed would begin another assignment."""
+    """Return `text` as one line, because a line feed would start another assignment."""
     return " ".join(text.split())
 
 
@@ -108,7 +101,7 @@ def _address(name: str | None) -> str | None:
         return "\0" + name[1:]
     if name.startswith("/"):
         return name
-    _log.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract socket: nobody is notified", name)
+    _log.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract socket: notifications are not sent", name)
     return None
 
 
@@ -120,29 +113,29 @@ def _watchdog_ns(environ: Mapping[str, str]) -> int | None:
     except KeyError:
         return None
     except ValueError:
-        _log.warning("WATCHDOG_USEC or WATCHDOG_PID is no number: the watchdog is not fed")
+        _log.warning("WATCHDOG_USEC or WATCHDOG_PID is not a number: the watchdog is not fed")
         return None
     return period * NS_PER_MICROSECOND if period > 0 and watched == os.getpid() else None
 
 
 def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
-    """Return the socket for hooks that the service manager handed over; None where it handed over none.
+    """Return the hooks' socket that the service manager passed on; None if there is none.
 
-    Any other socket is closed and named in the log: nobody would accept connections on it.
+    Any other socket is closed and logged, because nothing would accept its connections.
     """
     found: socket.socket | None = None
     for descriptor in _descriptors(environ):
         try:
             handed = socket.socket(fileno=descriptor)
         except OSError as error:
-            _log.warning("descriptor %d of LISTEN_FDS is no socket: %s", descriptor, error.strerror)
+            _log.warning("descriptor %d of LISTEN_FDS is not a socket: %s", descriptor, error.strerror)
             continue
         handed.set_inheritable(False)
         if found is None and handed.family == socket.AF_UNIX and handed.type == socket.SOCK_SEQPACKET:
             handed.setblocking(False)
             found = handed
         else:
-            _log.warning("LISTEN_FDS hands over %s, which is not used: hooks need one ListenSequentialPacket=", handed)
+            _log.warning("LISTEN_FDS passes %s, which is not used: hooks need one ListenSequentialPacket=", handed)
             handed.close()
     return found
 
@@ -153,7 +146,7 @@ def _descriptors(environ: Mapping[str, str]) -> range:
     try:
         count, pid = int(environ["LISTEN_FDS"]), int(environ.get("LISTEN_PID", ""))
     except ValueError:
-        _log.warning("LISTEN_FDS or LISTEN_PID is no number: no socket is taken over")
+        _log.warning("LISTEN_FDS or LISTEN_PID is not a number: no socket is taken over")
         return range(0)
     if pid != os.getpid():  # meant for a process before us
         return range(0)

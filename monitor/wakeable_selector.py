@@ -1,7 +1,7 @@
-"""Waits for sockets to become ready, and for other threads to say that there is something else to do.
+"""Waits for sockets, and for other threads that have something else to do.
 
-A thread that waits in `select` sees neither a flag nor a queue.  So one byte in a pipe wakes it; bytes that nobody has
-read yet are one wake-up, and none is lost between the look at the queue and the next `select`.
+A thread in `select` sees neither a flag nor a queue, so a byte in a pipe wakes it.  Unread bytes are one wake-up, and
+none is lost between a check of the queue and the next `select`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import suppress
 __all__ = ["WakeableSelector"]
 
 WAKE_BYTES_MAX = 65536
-"""What a pipe holds (pipe(7)), so that however many wake-ups there were one look forgets them all."""
+"""The size of a pipe (pipe(7)), so that one read takes all wake-ups."""
 
 
 class WakeableSelector(selectors.DefaultSelector):
-    """A selector that `wake` ends the wait of; what woke it is not among the events."""
+    """A selector whose wait `wake` ends; the wake-up is not among the events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ class WakeableSelector(selectors.DefaultSelector):
         self.register(self._woken, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """End the present wait, or the next one where nobody waits; from any thread.  Harmless when closed."""
+        """End the current wait, or the next one.  From any thread; harmless when closed."""
         with self._waking, suppress(BlockingIOError):  # the pipe is full: it will wake anyway
-            if not self._is_closed:  # the number of a closed pipe is soon another file's
+            if not self._is_closed:  # a closed descriptor may belong to another file by now
                 os.write(self._wake, b"x")
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; empty after `timeout` seconds, or when it was woken."""
+        """Return what is ready; empty after `timeout` seconds or a wake-up."""
         events = super().select(timeout)
         ready = [event for event in events if event[0].fd != self._woken]
         if len(ready) < len(events):
@@ -43,7 +43,7 @@ class WakeableSelector(selectors.DefaultSelector):
         return ready
 
     def close(self) -> None:
-        """Close the selector, not what is registered.  Harmless when repeated."""
+        """Close the selector, but not what is registered.  Harmless when repeated."""
         with self._waking:
             if self._is_closed:
                 return

@@ -1,15 +1,13 @@
-"""Runs the daemon's threads so that none of them ends, or stops to make progress, unnoticed.
+"""Runs the daemon's threads so that none of them ends or hangs unnoticed.
 
-Python prints the traceback of a thread that raises and goes on without it: a daemon whose tick ended serves its last
-numbers for ever.  So each thread is run by a `WatchedThread`: an exception that leaves its loop is counted and logged,
-and the loop is entered again after a pause.  A thread that fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has
-ended.  And a loop reports at each turn that it makes progress, so one that hangs is told from one that has nothing to
-do.
+Python prints the traceback of a thread that raises and goes on without it, so a daemon whose tick ended would serve its
+last numbers for ever.  So a `WatchedThread` runs each loop: it counts and logs an exception and enters the loop again
+after a pause.  A thread that fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has ended.  Loops report progress
+at each turn, so that a hung one differs from an idle one.
 
-`ThreadWatch` checks all of them.  The main thread asks it, and ends the process for its supervisor when a vital thread
-ends or hangs.  Each page asks too, and then answers 503 instead of old numbers.  A process that was stopped as a whole
-(SIGSTOP, a frozen control group, a laptop's lid) does not hang: `Verdicts` wants the same answer several times, a while
-apart.
+`ThreadWatch` checks all of them.  The main thread asks it, and ends the process for its supervisor if a vital thread
+ends or hangs.  Pages ask it too, and then answer 503 instead of old numbers.  A process that was stopped as a whole
+(SIGSTOP, a frozen control group, a closed laptop) does not hang: `StallConfirmation` needs several equal checks.
 """
 
 from __future__ import annotations
@@ -25,42 +23,42 @@ from pacecar.records import Sample
 from .catalog_sample import sample
 
 __all__ = [
+    "CHECKS",
     "CLOSE_SECONDS",
     "LIMIT_SECONDS",
-    "LOOKS",
     "TURN_SECONDS",
+    "StallConfirmation",
     "ThreadWatch",
-    "Verdicts",
     "WatchedThread",
 ]  # fmt: skip
 
 TURN_SECONDS = 3.0
-"""A watched loop that waits for others takes a turn at least so often, to report progress: a third of LIMIT_SECONDS."""
+"""A watched loop that waits takes at least one turn in this time, to report progress: a third of LIMIT_SECONDS."""
 
 LIMIT_SECONDS = 10.0
-"""A loop that takes no turn for so long hangs: its turns take milliseconds, on a busy machine a second."""
+"""A loop without a turn for this long hangs: turns take milliseconds, or a second on a busy machine."""
 
 CLOSE_SECONDS = 5.0
 """How long closing waits for a thread; one that hangs is left behind."""
 
 RESTARTS_MAX = 5
 RESTART_WINDOW_SECONDS = 60.0
-"""A thread that fails so often within so long has ended: what makes it fail does not pass."""
+"""A thread that fails this often within this time has ended: the cause does not pass."""
 
 RESTART_PAUSE_SECONDS = 0.1
 """Pause before the first restart in a row; each further one takes twice as long."""
 
-LOOKS = 3
-"""Times that a thread must be found without progress, one after the other, before the process ends for it."""
+CHECKS = 3
+"""Consecutive checks that must find a thread without progress before the process ends."""
 
 _log = logging.getLogger(__name__)
 
 
 class WatchedThread:
-    """A daemon thread that runs `run` until that returns, and again when it raises."""
+    """A daemon thread that runs `run` until it returns, and again if it raises."""
 
     def __init__(self, name: str, run: Callable[[], None], clock: Clock, *, limit_seconds: float | None = None) -> None:
-        """`limit_seconds` is how long `run` may take between two calls of `progress`; None: it makes no such calls."""
+        """`limit_seconds` is the longest time between two calls of `progress`; None: `run` does not call it."""
         self.name = name
         self.restarts = 0
         self._run = run
@@ -72,16 +70,16 @@ class WatchedThread:
         self._thread = threading.Thread(target=self._work, name=f"pacecar-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to run."""
+        """Start the thread."""
         self.progress()
         self._thread.start()
 
     def progress(self) -> None:
-        """Note that the loop takes another turn; called by it."""
+        """Record that the loop takes another turn; called by the loop."""
         self._moved_ns = self._clock.monotonic_ns()
 
     def expect_end(self) -> None:
-        """Note that `run` will return soon: its end is no failure, and it is not entered again."""
+        """Announce that `run` will return soon: that is not a failure, and it is not entered again."""
         self._is_closing = True
         self._pause.set()
 
@@ -92,11 +90,11 @@ class WatchedThread:
         return not self._thread.is_alive()
 
     def is_alive(self) -> bool:
-        """Return whether the thread is there."""
+        """Return whether the thread is alive."""
         return self._thread.is_alive()
 
     def trouble(self) -> str | None:
-        """Return what is wrong, in words; None when nothing is, or the thread was told to end."""
+        """Return what is wrong, in words; None if nothing is, or the thread was told to end."""
         if self._is_closing or self._thread.ident is None:
             return None
         if not self._thread.is_alive():
@@ -111,7 +109,7 @@ class WatchedThread:
         while not self._is_closing:
             try:
                 self._run()
-            except BaseException:  # noqa: BLE001  also SystemExit and what libraries raise: the loop must go on
+            except BaseException:  # noqa: BLE001  even after SystemExit the loop must go on
                 now = self._clock.monotonic_ns()
                 failures.append(now)
                 is_over = len(failures) == RESTARTS_MAX and now - failures[0] < RESTART_WINDOW_SECONDS * NS_PER_SECOND
@@ -130,14 +128,14 @@ _Get = Callable[[], WatchedThread | None]
 
 
 class ThreadWatch:
-    """The threads of a daemon: vital ones, without which what it serves is old or wrong, and others."""
+    """The threads of a daemon: vital ones, without which it serves old or wrong data, and others."""
 
     def __init__(self) -> None:
         self._vital: list[_Get] = []
         self._others: list[_Get] = []
 
     def add(self, *threads: _Get, is_vital: bool = True) -> None:
-        """Watch what `threads` return; None: it is not started."""
+        """Watch the threads that `threads` return; None: not started."""
         (self._vital if is_vital else self._others).extend(threads)
 
     def troubles(self) -> list[str]:
@@ -145,7 +143,7 @@ class ThreadWatch:
         return [trouble for thread in _started(self._vital) if (trouble := thread.trouble()) is not None]
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield of each thread whether it lives and makes progress, and how often its loop was entered again."""
+        """Yield whether each thread lives and makes progress, and how often its loop was restarted."""
         for thread in _started([*self._vital, *self._others]):
             yield sample("pacecar_daemon_thread_up", int(thread.trouble() is None), thread.name)
             yield sample("pacecar_daemon_thread_restarts_total", thread.restarts, thread.name)
@@ -155,13 +153,13 @@ def _started(threads: Sequence[_Get]) -> list[WatchedThread]:
     return [thread for get in threads if (thread := get()) is not None]
 
 
-class Verdicts:
-    """Tells a thread that hangs from a stopped process: a trouble counts when it is seen LOOKS times in a row."""
+class StallConfirmation:
+    """Tells a hung thread from a stopped process: a problem counts once it is seen CHECKS times in a row."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def look(self, troubles: Sequence[str]) -> str | None:
-        """Take the troubles of now; return them in words once they count."""
+    def update(self, troubles: Sequence[str]) -> str | None:
+        """Record the current problems; return them in words once they count."""
         self._count = self._count + 1 if troubles else 0
-        return "; ".join(troubles) if self._count >= LOOKS else None
+        return "; ".join(troubles) if self._count >= CHECKS else None

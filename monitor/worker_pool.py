@@ -1,19 +1,18 @@
-"""Runs calls that may hang on as few threads as possible: on one while they return, on more as soon as one takes long.
+"""Runs calls that may hang on as few threads as possible: one while they return, more when a call takes long.
 
-A thread for each GPU and each collector is simple, and is what a hang needs: it holds up its own thread only.  But
-hangs are rare, and a thread for each costs two wake-ups and a change of the interpreter's lock for each at every tick,
-which is as much as the reading.  So jobs wait in one queue, and one thread takes one after the other.  Who waits for
-them calls `hasten` now and then, as long as any has not begun: if none was begun since the last time, the threads at
-work are taken for stuck, and one more begins on what waits.  A job that is known to take long begins on a thread of its
-own at once (`at_once`).
+A hung call blocks only its own thread, so a thread for each GPU and collector would be safe.  But hangs are rare, and
+two wake-ups and lock changes per thread and tick cost as much as the reading.  So jobs wait in one queue, and one
+thread runs them in turn.  While jobs have not begun, their waiter repeatedly calls `help_if_stuck`: if no job has begun
+since the last call, the busy threads count as stuck, and one more thread starts on the queue.  A job that is known to
+take long gets its own thread at once (`at_once`).
 
-So any number of jobs may hang, and each delays those behind it by a call of `hasten`, the first by two.  A thread that
-is not needed for IDLE_SECONDS ends; there are never more than jobs that are not done.
+So any number of jobs may hang, and each delays the next ones by one call of `help_if_stuck`, the first by two.  An idle
+thread ends after IDLE_SECONDS; there are never more threads than unfinished jobs.
 
-What is to be done between jobs, at times of its own, is done by the thread that waits for them (`between`): its timer
-is the wake-up.  If that hangs, it is like a job that does.
+A task to run between jobs (`IdleTask`) is run by the thread that waits for the next one, so it costs no other wake-up.
+If it hangs, it is treated like a hung job.
 
-Left out: results, and how long to wait; that is between a job and who gave it.
+Left out: results, and how long to wait; that is up to a job and its submitter.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-__all__ = ["LONG_SECONDS", "STAGGER_SECONDS", "Between", "WorkerPool"]
+__all__ = ["LONG_SECONDS", "STAGGER_SECONDS", "IdleTask", "WorkerPool"]
 
 STAGGER_SECONDS = 0.02
-"""Time between two calls of `hasten` by who waits: all readings of a tick together take less."""
+"""Time between two calls of `help_if_stuck` by a waiter: all readings of a tick together take less."""
 
 LONG_SECONDS = 0.05
-"""A job that took so long the last time is begun at once the next time, beside the others."""
+"""A job that took this long the last time gets its own thread the next time."""
 
 IDLE_SECONDS = 30.0
 
@@ -42,22 +41,22 @@ _log = logging.getLogger(__name__)
 Job = Callable[[], None]
 
 
-class Between(NamedTuple):
-    """What is done between jobs, by the thread that waits for them; while that hangs, by another one."""
+class IdleTask(NamedTuple):
+    """A task for the thread that waits for jobs; while it hangs, another thread takes over."""
 
     pause_seconds: Callable[[], float | None]
-    """After how long without a job it is to be done; None: not before the next job."""
+    """How long to wait for a job before running it; None: not before the next job."""
 
     run: Callable[[], None]
 
 
 class _Worker:
-    """One thread; its fields belong to the pool's lock."""
+    """One thread; the pool's lock guards its fields."""
 
     __slots__ = ("is_moving", "is_running", "thread", "woken")
 
     def __init__(self) -> None:
-        self.woken: SimpleQueue[None] = SimpleQueue()  # at most one wake-up: it is taken off the idle ones for it
+        self.woken: SimpleQueue[None] = SimpleQueue()  # at most one: a woken thread is no longer idle
         self.is_moving = True
         self.is_running = False
         self.thread: threading.Thread
@@ -66,15 +65,15 @@ class _Worker:
 class WorkerPool:
     """Threads that share one queue of jobs.  All methods may be called from any thread."""
 
-    def __init__(self, name: str, between: Between | None = None) -> None:
+    def __init__(self, name: str, idle_task: IdleTask | None = None) -> None:
         self._name = name
-        self._between = between
+        self._idle_task = idle_task
         self._lock = threading.Lock()
-        self._jobs: deque[Job] = deque()  # bounded by its users: each gives a job when the one before is done
+        self._jobs: deque[Job] = deque()  # bounded by its users: each submits a job when the previous one is done
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._unfinished = self._begun = self._begun_before = self._started = 0
-        self._is_closing = self._is_refused = self._is_gathering = False
+        self._is_closing = self._is_refused = self._is_batching = False
 
     @property
     def has_waiting(self) -> bool:
@@ -82,47 +81,47 @@ class WorkerPool:
         return bool(self._jobs)
 
     def submit(self, *jobs: Job, at_once: bool = False) -> None:
-        """Have `jobs` run, which should not raise: after those that wait, or beside them.
+        """Queue `jobs`, which should not raise; with `at_once` start another thread for them.
 
         Raises:
-            RuntimeError: the system gives no thread; the jobs wait for the next call of `submit` or `hasten`.
+            RuntimeError: no thread could be started; the jobs wait for the next `submit` or `help_if_stuck`.
         """
         with self._lock:
             self._unfinished += len(jobs)
             self._jobs += jobs
             if at_once:
-                self._engage()
-            elif not self._is_gathering:
-                self._engage_unless_moving()
+                self._employ()
+            elif not self._is_batching:
+                self._employ_unless_moving()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Have jobs that are submitted within begin at its end: who submits them is not held up by who runs them.
+    def batch(self) -> Iterator[None]:
+        """Delay jobs that are submitted inside to the end of the block, so that they do not slow the submitter down.
 
         Raises:
             RuntimeError: as `submit`.
         """
-        self._is_gathering = True
+        self._is_batching = True
         try:
             yield
         finally:
-            self._is_gathering = False
+            self._is_batching = False
             with self._lock:
-                self._engage_unless_moving()
+                self._employ_unless_moving()
 
-    def hasten(self) -> None:
-        """Begin on what waits with one more thread, if none has begun a job since the last call.
+    def help_if_stuck(self) -> None:
+        """Start one more thread on the queue, if no job has begun since the last call.
 
         Raises:
-            RuntimeError: the system gives no thread.
+            RuntimeError: no thread could be started.
         """
         with self._lock:
             has_moved, self._begun_before = self._begun > self._begun_before, self._begun
             if self._jobs and not has_moved:
-                self._begun_before += 1  # what the next thread begins with may hang as well: that alone is no progress
+                self._begun_before += 1  # the next thread's first job may hang too: that alone is not progress
                 for worker in self._workers:
                     worker.is_moving = False
-                self._engage()
+                self._employ()
 
     def wait(
         self,
@@ -132,10 +131,10 @@ class WorkerPool:
         *,
         stagger_seconds: float = STAGGER_SECONDS,
     ) -> None:
-        """Wait until it is over, or for `seconds`; meanwhile no job that hangs holds up those that wait for it.
+        """Wait until it is over, or for `seconds`; meanwhile no hung job blocks those behind it.
 
-        `returned`, which is held, is notified by jobs that change what `is_over` finds and have none behind them.  It
-        is not over while a job of an earlier time waits behind those that hang: nobody else would see to it.
+        Jobs notify `returned`, which the caller holds, when they change the result of `is_over` and no job waits. It is
+        not over while an earlier job waits behind hung ones, because nothing else would run it.
         """
         limit = time.monotonic() + seconds
         while (left := limit - time.monotonic()) > 0:
@@ -143,14 +142,14 @@ class WorkerPool:
             if returned.wait_for(lambda: is_over() and not self.has_waiting, pause):
                 return
             try:
-                self.hasten()
+                self.help_if_stuck()
             except RuntimeError as error:
                 if not self._is_refused:
-                    _log.warning("the threads %s: what waits has to go on waiting: %s", self._name, error)
+                    _log.warning("no more %s threads can be started, so jobs must wait: %s", self._name, error)
                 self._is_refused = True
 
     def stop(self, timeout_seconds: float) -> bool:
-        """End all threads that run no job; return whether all have ended.  No job may follow."""
+        """End all idle threads; return whether all have ended.  No job may follow."""
         with self._lock:
             self._is_closing = True
             workers, idle = list(self._workers), list(self._idle)
@@ -161,13 +160,13 @@ class WorkerPool:
             worker.thread.join(0.0 if worker.is_running else timeout_seconds)
         return not any(worker.thread.is_alive() for worker in workers)
 
-    def _engage_unless_moving(self) -> None:
-        """See to it that a thread takes what waits; the lock is held."""
+    def _employ_unless_moving(self) -> None:
+        """Make sure that a thread takes the queued jobs; the lock is held."""
         if self._jobs and not any(worker.is_moving for worker in self._workers):
-            self._engage()
+            self._employ()
 
-    def _engage(self) -> None:
-        """Wake a thread, the one that was at work last, or start one; the lock is held."""
+    def _employ(self) -> None:
+        """Wake the thread that was busy last, or start one; the lock is held."""
         if self._idle:
             worker = self._idle.pop()
             worker.is_moving = True
@@ -179,7 +178,7 @@ class WorkerPool:
             worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
             worker.thread.start()
             self._is_refused = False
-            self._workers.append(worker)  # only now: one that the system refused must not count as at work
+            self._workers.append(worker)  # only now: a thread that failed to start must not count
 
     def _work(self, worker: _Worker) -> None:
         while True:
@@ -194,31 +193,31 @@ class WorkerPool:
                 else:
                     self._idle.append(worker)
             if job is None:
-                if not self._rest(worker):
+                if not self._wait_for_job(worker):
                     return
                 continue
             try:
                 job()
-            except BaseException:  # noqa: BLE001  the outer boundary of the thread: others' jobs come after this one
-                _log.exception("a job of the threads %s failed", self._name)
+            except BaseException:  # noqa: BLE001  the thread's outer boundary: the other jobs must run
+                _log.exception("a job of the %s threads failed", self._name)
             with self._lock:
                 self._unfinished -= 1
 
-    def _rest(self, worker: _Worker) -> bool:
-        """Wait to be woken, or until `between` was done; return False when that took so long that the thread is to end.
+    def _wait_for_job(self, worker: _Worker) -> bool:
+        """Wait for a wake-up, or until the idle task has run; return False if the thread is no longer needed.
 
-        Of several that wait only the one that is woken next does what is between.
+        Of several idle threads only the one that is woken next runs the idle task.
         """
         while True:
             with self._lock:
                 is_next = bool(self._idle) and self._idle[-1] is worker
-            pause = self._between.pause_seconds() if self._between is not None and is_next else None
+            pause = self._idle_task.pause_seconds() if self._idle_task is not None and is_next else None
             try:
                 worker.woken.get(timeout=IDLE_SECONDS if pause is None else pause)
             except Empty:
                 with self._lock:
                     if worker not in self._idle:
-                        continue  # a job has come just now, and with it the wake-up
+                        continue  # a job came just now, and with it the wake-up
                     if pause is None and len(self._workers) > 1:
                         self._idle.remove(worker)
                         self._workers.remove(worker)
@@ -228,14 +227,14 @@ class WorkerPool:
                     self._idle.pop()
                     worker.is_running = worker.is_moving = True
                     self._unfinished += 1
-                self._run_between()
+                self._run_idle_task()
             return True
 
-    def _run_between(self) -> None:
-        assert self._between is not None, "it gave the pause"
+    def _run_idle_task(self) -> None:
+        assert self._idle_task is not None, "it gave the pause"
         try:
-            self._between.run()
-        except BaseException:  # noqa: BLE001  the outer boundary of the thread, as for a job
-            _log.exception("what the threads %s do between jobs failed", self._name)
+            self._idle_task.run()
+        except BaseException:  # noqa: BLE001  the thread's outer boundary, as for a job
+            _log.exception("the idle task of the %s threads failed", self._name)
         with self._lock:
             self._unfinished -= 1

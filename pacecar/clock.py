@@ -1,8 +1,7 @@
-"""Defines the clock that code takes as an argument, with one of the system and one for tests.
+"""Defines the clock that code takes as an argument: the system's, and one that tests set.
 
-A clock gives two times, which must not be mixed.  `monotonic_ns` measures durations and never goes back; its zero means
-nothing.  `wall_ns` names an instant to people and to other machines; it can jump, so it is never subtracted.
-Code takes a Clock, so that tests can set the time.
+A clock gives two times that must not be mixed.  `monotonic_ns` measures durations and never goes back; its zero is
+arbitrary.  `wall_ns` names an instant for people and other machines; it can jump, so it is never subtracted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ NS_PER_SECOND = 1_000_000_000
 
 
 class Clock(Protocol):
-    """Something that tells the time and can wait."""
+    """Tells the time."""
 
     def monotonic_ns(self) -> int:
         """Return nanoseconds since an arbitrary start, never decreasing."""
@@ -28,7 +27,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of this machine."""
 
     __slots__ = ()
 
@@ -49,11 +48,11 @@ class FakeClock:
         self._wall_ns = wall_ns
 
     def monotonic_ns(self) -> int:
-        """Return the monotonic time that was last set."""
+        """Return the current monotonic time."""
         return self._monotonic_ns
 
     def wall_ns(self) -> int:
-        """Return the wall time that was last set."""
+        """Return the current wall time."""
         return self._wall_ns
 
     def advance(self, duration_ns: int) -> None:
@@ -63,5 +62,5 @@ class FakeClock:
         self._wall_ns += duration_ns
 
     def jump_wall(self, duration_ns: int) -> None:
-        """Move the wall clock alone, either way, as NTP or an operator would."""
+        """Move only the wall clock, in either direction, as NTP or an operator would."""
         self._wall_ns += duration_ns

@@ -1,8 +1,8 @@
-"""Loads the configuration from a TOML file, the environment and flags, later ones winning, and checks every key.
+"""Loads the configuration from a TOML file, the environment and flags (later ones win), and checks every key.
 
-A misspelt key that is silently ignored is the worst configuration bug, because the user believes in it.  So an
-unknown key is an error that names the file, the key and the keys that exist; so is a value of a wrong type or out of
-range.  Each section is a typed record that holds its bounds and defaults.
+A misspelt key must not be ignored silently, because the user would rely on it.  So an unknown key is an error that
+names the file, the key and the keys that exist, and so is a value of the wrong type or out of range.  Each section is a
+typed record that holds its bounds and defaults.
 
     [daemon]              PACECAR_DAEMON_PORT=9850            --port 9850
     [otlp]                PACECAR_OTLP_ENDPOINT=http://...
@@ -40,29 +40,29 @@ __all__ = [
 ]
 
 CONFIG_BYTES_MAX = 1024 * 1024
-"""No hand-written configuration is larger; a wrong path (a log, a device) is."""
+"""A larger file is not a configuration but a wrong path (a log, a device)."""
 
 SYSTEM_FILE = Path("/etc/pacecar/pacecar.toml")
 
 LimitSeconds = Annotated[float, Meta(ge=1.0, le=1e9)]
-"""How long something may last; the upper bound, 30 years, stands for "for ever"."""
+"""How long something may last.  The upper bound, 30 years, means "for ever"."""
 
 PositiveInt = Annotated[int, Meta(ge=1, le=10**12)]
 FlopsEach = Annotated[float, Meta(gt=0.0, le=1e18)]
 PeakFlops = Annotated[float, Meta(ge=1.0, le=1e18)]
-"""At least 1, because it is divided by as a whole number; the fastest board of 2026 does 2e16 a second."""
+"""At least 1, because code divides by it as a whole number.  The fastest board of 2026 does 2e16 per second."""
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names the place and what is allowed there."""
+    """The configuration cannot be used.  The message names the place and what is allowed there."""
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the default path of the daemon's socket: the system's, else the user's own.
+    """Return the default path of the daemon's socket: the system's if it exists, else the user's own.
 
-    A daemon run by root (systemd) listens in /run/pacecar.  A daemon run by a user cannot write there and takes
-    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not connect to each other's daemon.
-    `daemon_peer` checks whose daemon listens there.
+    A daemon that root runs (systemd) listens in /run/pacecar.  A user's daemon cannot write there and uses
+    $XDG_RUNTIME_DIR, or /tmp with the uid in the name, so that users do not connect to each other's daemon.
+    `daemon_peer` checks who owns the daemon that listens there.
     """
     system = "/run/pacecar/pacecar.sock"
     if os.geteuid() == 0 or os.path.exists(system):
@@ -74,7 +74,7 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _is_anothers(folder: str) -> bool:
-    """Whether `folder` is there and belongs to another user: su(1) leaves one's $XDG_RUNTIME_DIR in the environment."""
+    """Return whether `folder` belongs to another user: su(1) leaves the old $XDG_RUNTIME_DIR in the environment."""
     try:
         return os.stat(folder).st_uid != os.geteuid()
     except OSError:
@@ -82,9 +82,9 @@ def _is_anothers(folder: str) -> bool:
 
 
 def default_recordings(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the default folder of recordings: where the service manager or the user keeps state.
+    """Return the default folder for recordings: where the service manager or the user keeps state.
 
-    systemd names the folder of StateDirectory= in $STATE_DIRECTORY (systemd.exec(5)), several with colons between.
+    systemd passes the folders of StateDirectory= in $STATE_DIRECTORY, separated by colons (systemd.exec(5)).
     """
     state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if state:
@@ -131,7 +131,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OtlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The [otlp] section: where the daemon pushes its metrics to, if anywhere."""
+    """The [otlp] section: where the daemon pushes its metrics."""
 
     endpoint: str | None = None
     period_seconds: Annotated[float, Meta(ge=1.0, le=3600.0)] = 15.0
@@ -141,7 +141,7 @@ class OtlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.endpoint is not None:
             url = urlsplit(self.endpoint)
             if url.scheme not in ("http", "https") or not url.hostname:
-                raise ValueError(f"[otlp] endpoint {self.endpoint!r} is no http:// or https:// address")
+                raise ValueError(f"[otlp] endpoint {self.endpoint!r} is not an http:// or https:// address")
 
 
 class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +231,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def config_path(file: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file that `load_config` reads; only the system's, which is last, need not be there."""
+    """Return the file that `load_config` reads; only the system's, the last choice, may be missing."""
     return Path(file or environ.get("PACECAR_CONFIG") or SYSTEM_FILE)
 
 
@@ -241,13 +241,13 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
-    """Return the configuration from a TOML file, the environment and flags, later ones winning.
+    """Return the configuration from a TOML file, the environment and flags; later ones win.
 
-    `file` None takes $PACECAR_CONFIG, else /etc/pacecar/pacecar.toml if it exists.  `flags` is section -> key -> value;
-    a value of None means that the flag was not given.
+    Without `file`, read $PACECAR_CONFIG, else /etc/pacecar/pacecar.toml if it exists.  `flags` is section -> key ->
+    value; None means that the flag was not given.
 
     Raises:
-        ConfigError: unreadable file, bad TOML, unknown section or key, wrong type or range; names file and key.
+        ConfigError: unreadable file, bad TOML, unknown section or key, wrong type or range.  It names file and key.
     """
     layers: list[tuple[str, dict[str, dict[str, Any]]]] = []
     path = config_path(file, environ=environ)
@@ -264,7 +264,7 @@ def load_config(
             merged[name].update(keys)
     try:
         return msgspec.convert(merged, Config, strict=True)
-    except msgspec.ValidationError as error:  # each layer was sound, so two layers disagree (min above max)
+    except msgspec.ValidationError as error:  # each layer is valid, so two layers contradict each other (min > max)
         raise ConfigError(f"configuration from {', '.join(o for o, _ in layers)}: {error}") from error
 
 
@@ -277,9 +277,9 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
     if len(raw) > CONFIG_BYTES_MAX:
         raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, not a configuration file")
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}: not valid TOML: it is UTF-16, and TOML is UTF-8: save it as UTF-8")
+        raise ConfigError(f"{path}: not valid TOML: the file is UTF-16; save it as UTF-8")
     try:
-        return tomllib.loads(raw.decode("utf-8-sig"))  # editors on Windows put a byte order mark in front
+        return tomllib.loads(raw.decode("utf-8-sig"))  # editors on Windows write a byte order mark
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
@@ -322,12 +322,12 @@ def _check_section(origin: str, name: str, keys: object) -> None:
 
 
 def _fault(error: msgspec.ValidationError, kind: object) -> str:
-    """Return what msgspec says of a value, and the words that are allowed where it is none of them."""
+    """Return msgspec's message, with the allowed words if the value must be one of a set."""
     words = _words(kind)
     is_other_word = str(error).startswith("Invalid enum value")
     return f"{error}; allowed: {', '.join(words)}" if words and is_other_word else str(error)
 
 
 def _words(kind: object) -> list[str]:
-    """Return every literal word that a type allows, at any depth."""
+    """Return every literal word that a type allows, nested ones included."""
     return [word for part in get_args(kind) for word in ([part] if isinstance(part, str) else _words(part))]

@@ -1,15 +1,15 @@
-"""Connects to the daemon's socket, and accepts only a daemon that nobody but root or this user could have put there.
+"""Connects to the daemon's socket, but only to a trusted daemon.
 
-A path is no proof.  Anybody can make `/tmp/pacecar-<uid>/pacecar.sock` before the user's own daemon starts; whoever
-listens there would receive all records and could send commands in root's name.  The kernel says who listens
-(SO_PEERCRED, unix(7)), and a `Walk` says who could have made the folder.  Accepted is a peer that is
+Anyone can create `/tmp/pacecar-<uid>/pacecar.sock` before the user's own daemon starts, to receive all records and to
+send commands in root's name.  So the kernel tells who listens (SO_PEERCRED, unix(7)), and a `Walk` who could have
+created the folder.  An accepted peer is one of:
 
     root, or this user
-    the owner of a folder (or of the socket) that lies where only root can write, as /run/pacecar of user pacecar
-    a user without a number in this user namespace, where only root and this user can change the path
+    the owner of a folder (or of the socket) in a folder that only root can write, such as user pacecar's /run/pacecar
+    a user unmapped in this user namespace, if only root and this user can change the path
 
-The same holds for a path that somebody configured: who named it trusts its folder, and the folder's owner is accepted
-where root made the folder.  What lies in a folder that all may write must belong to root or this user, or be mounted.
+This also holds for a configured path.  Components in a folder that all may write must be mounts, or owned by root or
+this user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PEERCRED = struct.Struct("3i")
 
 
 class UntrustedDaemonError(PermissionError):
-    """Somebody else listens at the path, or could: nothing is sent and nothing believed."""
+    """Another user listens at the path, or could; nothing was sent."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(errno.EPERM, f"it is not trusted: {why}", path)
@@ -40,11 +40,11 @@ class UntrustedDaemonError(PermissionError):
 def connect(path: str, timeout_seconds: float, *, any_owner: bool = False) -> socket.socket:
     """Return a SOCK_SEQPACKET socket, connected to the daemon at `path`, with this timeout (0: it never blocks).
 
-    `any_owner` accepts everybody, for a root who named the path and believes nothing that he is told.
+    `any_owner` accepts any peer, for when root named the path and treats answers as untrusted.
 
     Raises:
-        UntrustedDaemonError: the peer is none of those above; nothing was sent.
-        OSError: nobody listens there.
+        UntrustedDaemonError: the peer is not trusted; nothing was sent.
+        OSError: no daemon listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:

@@ -1,19 +1,18 @@
 """Judges the health of each GPU of a node: one verdict with its reasons, for every screen, alert and check.
 
-Page, `pacecar top`, snapshot, metrics and the doctor must not give different answers about one GPU, so the rules are
-here and nowhere else.  Values in, verdicts out.
+The page, `pacecar top`, the snapshot, the metrics and the doctor all use these rules, so they agree about each GPU.
 
-    ok         nothing that was read is wrong
-    degraded   it works, but slower or at risk: act when it is free
-    failed     do not run jobs on it until somebody has acted
-    unknown    nothing has been read of it yet
+    ok         no reading shows a fault
+    degraded   it works, but is slower or at risk: act when it is free
+    failed     run no jobs on it until it is repaired
+    unknown    no reading yet
 
-A value that was not read never makes a verdict.  Reasons come from a closed set, because they are labels of metrics.
+A value that was not read never leads to a verdict.  Reasons come from a closed set, because they are labels of metrics.
 
-Healthy, and so not among the reasons: corrected ECC errors; a PCIe link whose generation falls at rest (the width does
-not); an NVLink that leads nowhere on this board, sleeps, or is off in MIG mode; a fabric that is being joined; an Xid
-that a program causes by itself.  Heat and power are left out: they come and go, and are judged over minutes by
-PacecarGpuThrottled.
+Healthy, and so not a reason: corrected ECC errors; a PCIe link whose generation falls at rest (the width does not); an
+NVLink that leads nowhere on this board, sleeps, or is off in MIG mode; a fabric that is being joined; an Xid that a
+program causes by itself.  Heat and power are left out because they come and go; PacecarGpuThrottled judges them over
+minutes.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.formatting.quantities import plural
-from pacecar.records.xids import XIDS_OF_PROGRAMS, XIDS_OF_REPAIR
 
 __all__ = [
     "FABRIC_JOIN_SECONDS",
     "REASONS",
+    "XIDS_OF_PROGRAMS",
+    "XIDS_OF_REPAIR",
     "GpuHealth",
     "GpuReadings",
     "HealthFinding",
@@ -40,12 +40,23 @@ __all__ = [
 ]
 
 FABRIC_JOIN_SECONDS = 300
-"""After a boot the fabric manager trains all links of a switched node, which takes up to some minutes.  A GPU that has
+"""After a boot the fabric manager trains all links of a switched node, which takes up to a few minutes.  A GPU that has
 not joined by then waits for a fabric manager that does not run."""
+
+XIDS_OF_PROGRAMS = ("13", "31", "43", "45")
+"""Engine exception, page fault, reset of a channel, cleanup (NVIDIA's Xid catalog, column "application").
+
+Anybody with a GPU can cause them at will.
+"""
+
+XIDS_OF_REPAIR = ("63", "92", "160")
+"""Xids that note bad memory and cost no work by themselves: a row or page to be taken out of use was recorded (63; 64
+is that this failed), many errors that were corrected (92), memory marked for repair (160).  NVIDIA, "GPU Memory Error
+Management", in-band reporting.  What could not be corrected says so itself: 48, 94 and 95."""
 
 
 class HealthVerdict(StrEnum):
-    """How a GPU is."""
+    """The state of a GPU."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -54,7 +65,7 @@ class HealthVerdict(StrEnum):
 
 
 class HealthReason(StrEnum):
-    """Why a GPU is not ok, the worst first."""
+    """Why a GPU is not ok, worst first."""
 
     DOWN = "down"
     ROW_REMAP_FAILED = "row_remap_failed"
@@ -71,7 +82,7 @@ class HealthReason(StrEnum):
 
 
 class ReasonMeaning(NamedTuple):
-    """What a reason makes of the GPU, what it is in words, and what to do about it."""
+    """The verdict that a reason leads to, its words, and the remedy."""
 
     verdict: HealthVerdict
     words: str
@@ -114,24 +125,24 @@ REASONS: Mapping[HealthReason, ReasonMeaning] = {
     ),
     HealthReason.PCIE_WIDTH: ReasonMeaning(_DEGRADED, "PCIe link", "drain the node and reseat the card or its riser"),
 }  # fmt: skip
-"""Every reason; `failed` is what stops or corrupts work, as for the severities of alerts and of the doctor."""
+"""Every reason.  `failed` means that work stops or is corrupted, like `critical` in alerts and in the doctor."""
 
 FABRIC_MISCONFIGURATION = "incorrect_configuration"
-"""The condition of `pacecar_gpu_fabric_condition` that is not a degradation."""
+"""The one condition of `pacecar_gpu_fabric_condition` that is not a degradation."""
 
 FABRIC_HEALTHY, NO_FABRIC_PROBLEM = "healthy", "none"
-"""What `pacecar_gpu_fabric_health` and `pacecar_gpu_fabric_info` say of a fabric that is as it should be."""
+"""Label values of `pacecar_gpu_fabric_health` and `pacecar_gpu_fabric_info` for a healthy fabric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReadings:
-    """What was read of one GPU.  None, or no link, is what was not read.
+    """The readings of one GPU.  None, or an empty set of links, means that it was not read.
 
-    `is_up` is None before the first reading, `down_reason` says why it is False.  `uncorrected_errors` are those
+    `is_up` is None before the first reading; `down_reason` says why it is False.  `uncorrected_errors` are counted
     since the driver was loaded or the GPU was reset.  `xids` are the codes of the Xid errors of the last minutes.
-    `fabric_waits_ns` is for how long the fabric has been neither joined nor given up.  `links_wired` are links that are
-    known to lead somewhere, up or down; `chip_links` those of NVLink-C2C, to the processor beside it (Grace).
-    `fabric_health` is the driver's own summary, `fabric_problem` in what the configuration is wrong.
+    `fabric_waits_ns` is how long the GPU has been joining the fabric.  `links_wired` are links that are known to lead
+    somewhere, up or down; `chip_links` are NVLink-C2C links to the processor beside it (Grace).  `fabric_health` is the
+    driver's own summary; `fabric_problem` is what is wrong in the configuration.
     """
 
     name: str = ""
@@ -178,7 +189,7 @@ class HealthFinding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """The verdict on one GPU: the reasons that hold, the worst first, and those that could be judged at all."""
+    """The verdict on one GPU: the reasons that hold, worst first, and all reasons that could be judged."""
 
     verdict: HealthVerdict
     findings: tuple[HealthFinding, ...] = ()
@@ -186,7 +197,7 @@ class GpuHealth:
 
 
 def judge(gpus: Sequence[GpuReadings]) -> list[GpuHealth]:
-    """Return the health of each GPU of one node, in their order: what its NVLinks should be shows in its siblings."""
+    """Return the health of each GPU of one node, in order.  Siblings show which NVLinks a GPU should have."""
     return [_health(gpu, gpus) for gpu in gpus]
 
 
@@ -203,14 +214,14 @@ def _health(gpu: GpuReadings, node: Sequence[GpuReadings]) -> GpuHealth:
 
 
 def _checks(gpu: GpuReadings, node: Sequence[GpuReadings]) -> Iterator[tuple[HealthReason, str | None]]:
-    """Yield each reason that can be judged with the figure that shows it, None where it does not hold."""
+    """Yield each reason that can be judged, with the figure that shows it, or None if it does not hold."""
     if gpu.is_up is not None:
         yield HealthReason.DOWN, None if gpu.is_up else gpu.down_reason or "nothing is read"
     if gpu.row_remap_failed is not None:
         figure = "row remapping failed: no spare row is left"
         yield HealthReason.ROW_REMAP_FAILED, figure if gpu.row_remap_failed else None
     if gpu.sram_threshold_exceeded is not None:
-        figure = "more uncorrected errors than the maker allows"
+        figure = "more uncorrected errors than NVIDIA allows"
         yield HealthReason.SRAM_ECC_THRESHOLD, figure if gpu.sram_threshold_exceeded else None
     if gpu.uncorrected_errors is not None:
         errors = gpu.uncorrected_errors
@@ -226,7 +237,7 @@ def _checks(gpu: GpuReadings, node: Sequence[GpuReadings]) -> Iterator[tuple[Hea
         verb = "waits" if len(waiting) == 1 else "wait"
         yield HealthReason.MEMORY_REPAIR_PENDING, f"{' and '.join(waiting)} {verb} for a reset" if waiting else None
     if gpu.pcie_width is not None and gpu.pcie_width_max is not None and not gpu.chip_links:
-        # On Grace the processor is reached by NVLink-C2C, and PCIe carries next to nothing.
+        # On Grace, NVLink-C2C connects the processor, and PCIe carries almost nothing.
         is_narrow = gpu.pcie_width < gpu.pcie_width_max
         yield HealthReason.PCIE_WIDTH, f"{gpu.pcie_width} of {gpu.pcie_width_max} lanes" if is_narrow else None
 
@@ -268,9 +279,9 @@ def _spoken(name: str) -> str:
 def _links(gpu: GpuReadings, node: Sequence[GpuReadings]) -> str | None:
     """Return which links of `gpu` are down that should be up.
 
-    Bridges between cards take two GPUs of four, or some links of each, so a link that is down may lead nowhere.  It
-    should be up where it is known to lead somewhere, where all links lead to switches, and where another GPU of the
-    kind has more of them up.  Where no link of the kind is up, the fabric or MIG is the reason and not a link.
+    Bridges connect two GPUs of four, or some links of each, so a link that is down may lead nowhere.  It should be up
+    if it is known to lead somewhere, if all links lead to switches, or if another GPU of this model has more links up.
+    If no GPU of this model has a link up, the cause is the fabric or MIG and not a link.
     """
     alike = [other for other in node if other.name == gpu.name and not other.has_mig]
     most = max((len(other.links_up) for other in alike), default=0)

@@ -1,16 +1,16 @@
-"""Lists every knob with its class, its kind and its values, for configuration, controller, page and docs.
+"""Lists every knob with its class, kind and values, for configuration, controller, page and docs.
 
-A knob's value is a whole number everywhere: on the wire, in agreements, in records.  The list says what it means: a
-*scale* is a quantity whose neighbours are about twice and half of it; a *choice* numbers its `choices` from 0 and has
-no order, so that every other choice is a neighbour.
+A knob's value is a whole number everywhere: on the wire, in votes, in records.  A *scale* is a quantity whose
+neighbours are about half and twice of it.  A *choice* numbers its `choices` from 0 and has no order, so every other
+choice is a neighbour.
 
-The class says what a change may do to the result, and the user chooses how far pacecar may go:
+The class says what a change may do to the result.  The user chooses how far pacecar may go:
 
-    exact      the mathematics stays the same but for the order of summation
-    lossy      gradients are rounded or thinned out on their way; watched by loss and gradient norm
-    adaptive   the global batch changes, and the learning rate by the rule that the user named
+    exact      only the order of summation changes
+    lossy      gradients are rounded or sparsified in transit; watched by loss and gradient norm
+    adaptive   the global batch changes, and the learning rate by the rule that the user names
 
-Left out: how a knob is turned (actuators), and within which bounds (configuration).
+Left out: how a knob is turned (actuators), and its bounds (configuration).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KnobName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One knob.  `choices` names the values of a choice, value i is `choices[i]`; empty for a scale."""
+    """One knob.  Value i of a choice is named `choices[i]`; a scale has no choices."""
 
     name: KnobName
     knob_class: KnobClass
@@ -91,13 +91,13 @@ _REACH: dict[str, tuple[KnobClass, ...]] = {
 
 
 def allows(mode: str, knob: str) -> bool:
-    """Return whether tuning in `mode` may turn (in "advise": speak of) `knob`; an unknown knob counts as exact."""
+    """Return whether `mode` may turn `knob` (or, if "advise", mention it); an unknown knob counts as exact."""
     known = by_name.get(knob)
     return ("exact" if known is None else known.knob_class) in _REACH[mode]
 
 
 def setting(knob: str, value: int | str) -> str:
-    """Return a value for people: the choice's name, bytes as MiB, counts and texts as they are."""
+    """Return a value as text: the name of a choice, bytes in MiB, counts and texts unchanged."""
     if isinstance(value, str):
         return value
     known = by_name.get(knob)
@@ -110,10 +110,10 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def read_setting(knob: str, text: str) -> int:
-    """Return the value that `text` means for `knob`: what `setting` returns, or a plain number.
+    """Return the value of `knob` that `text` means; `text` is a plain number or in the form of `setting`.
 
     Raises:
-        ValueError: there is no such knob, or it has no such value; the message says what there is.
+        ValueError: there is no such knob, or it has no such value.  The message lists what there is.
     """
     known = by_name.get(knob)
     if known is None:

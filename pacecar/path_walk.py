@@ -1,22 +1,22 @@
-"""Walks a path component by component, and notes who could have put each component there.
+"""Walks a path component by component, and records who could have created each component.
 
-open(2) answers a path with whatever lies there now.  In a folder that others may write, that is what they put there: a
-symbolic link to a file of ours, a folder of their own, a named pipe on which an open waits for ever.  To look first and
-to open afterwards is no cure, for what lies there may be exchanged in between.  So each component is opened relative to
-the descriptor of the one before, without following links, and judged by what was opened.
+In a folder that others may write, they may have created what open(2) finds: a symbolic link to one of our files, their
+own folder, a named pipe on which an open blocks.  Checking before opening does not help, because the entry may be
+exchanged in between.  So each component is opened relative to the previous one's descriptor, without following links,
+and what was opened is then checked.
 
     in a folder that          an entry can come from
     nobody else may write     the folder's owner, and root
-    all may write             anybody: it counts as planted unless root or this user owns it, or it is mounted there
+    all may write             anyone: it counts as planted unless root or this user owns it, or it is a mount
     a group may write         a member, whom the folder's owner chose
 
-A link is followed if root or this user made it, or where nothing was planted on the way.  That is stricter than the
-kernel's own protected_symlinks (proc_sys_fs(5)), which not every machine sets and which sees no stranger's folder.
+A link is followed if root or this user made it, or if nothing on the way was planted.  This is stricter than the
+kernel's protected_symlinks (proc_sys_fs(5)), which not every machine sets and which ignores folders of other users.
 
-In a user namespace (user_namespaces(7)) every user whom it does not map has one and the same number.  That number names
-nobody, so it is never "this user", and it is planted in a folder that all may write.
+In a user namespace (user_namespaces(7)) all unmapped users share one uid.  It identifies no one, so it never counts as
+this user, and its entries count as planted in a folder that all may write.
 
-Left out: access control lists.  What they allow shows in the group's bits (acl(5)).
+Access control lists need no check: the group's bits include what they allow (acl(5)).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pacecar.kernel_files.reader import lines_of
 __all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
 
 LINKS_MAX = 40
-"""Links in one path, as in the kernel (path_resolution(7))."""
+"""The most links followed in one path, as in the kernel (path_resolution(7))."""
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _FUSE_USER = re.compile(r"\buser_id=(\d+)")
@@ -45,21 +45,21 @@ _PATH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafePathError(PermissionError):
-    """Somebody else could have put there what lies at the path; the message names it and its owner."""
+    """Another user could have created what is at the path; the message names it and its owner."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EPERM, why, os.fspath(path))
 
 
 class Planted(NamedTuple):
-    """An entry of a folder that all may write, which belongs neither to root nor to this user."""
+    """An entry of a folder that all may write, owned by neither root nor this user."""
 
     path: str
     uid: int
 
 
 def unnameable_uid(map_file: str = "/proc/self/uid_map") -> int | None:
-    """Return the uid that stands for all users whom this user namespace does not map; None where it maps all."""
+    """Return the uid that all unmapped users share in this user namespace, or None if all are mapped."""
     try:
         with open(map_file, "rb") as stream:
             mapped = sum(int(line.split()[2]) for line in stream.read().splitlines())
@@ -74,10 +74,10 @@ def unnameable_uid(map_file: str = "/proc/self/uid_map") -> int | None:
 
 
 def _mounted_by(path: str) -> int | None:
-    """Return who mounted a file system at `path`: 0 for root, or whoever made the container; None where nobody did.
+    """Return who mounted a file system at `path`: 0 for root or the container's creator, None if nothing is mounted.
 
-    Users mount those of FUSE, and whoever serves one says who owns what in it (mount.fuse3(8)); the kernel notes whose
-    it is, and one of which it does not is nobody's.
+    Users can mount FUSE file systems, in which they choose the owners of files (mount.fuse3(8)).  The kernel records
+    the user; without that record this returns the overflow uid.
     """
     try:
         with open("/proc/self/mountinfo", "rb") as stream:
@@ -88,7 +88,7 @@ def _mounted_by(path: str) -> int | None:
 
 
 def mounted_by(path: str, mountinfo: str) -> int | None:
-    """As `_mounted_by`, from the text of proc_pid_mountinfo(5): the last line at `path` counts."""
+    """As `_mounted_by`, from the text of proc_pid_mountinfo(5), of which the last line for `path` counts."""
     found: int | None = None
     for mount in lines_of(mountinfo):
         place, _, rest = mount.partition(" - ")
@@ -101,16 +101,16 @@ def mounted_by(path: str, mountinfo: str) -> int | None:
 
 
 class Walk:
-    """A walk along `path`.  Use it in a `with`: it holds the descriptor of the folder that it stands in.
+    """A walk along `path`, to be used in a `with`, since it holds the current folder's descriptor.
 
-    `make_mode` makes folders that are missing, with that mode less the umask.  `folder()` or `entry()` is called once
-    and does the walking.  Afterwards:
+    With `make_mode` it creates missing folders, with that mode less the umask.  Call `folder()` or `entry()` once to
+    walk.  Afterwards:
 
-    descriptor: of the folder where the walk ended, good for the dir_fd of os functions and no more (O_PATH).
-    name: of the last component in it, for `entry()`.
-    planted: the first planted entry on the way, if there is one.
-    vouched: owners of what lies on the way in a folder that only root can write.
-    is_protected: no folder on the way can be written by others than root, this user and the vouched.
+    descriptor: the last folder's (O_PATH, so only for the dir_fd of os functions).
+    name: the last component's, for `entry()`.
+    planted: the first planted entry on the way, if any.
+    vouched: owners of entries on the way in folders that only root can write.
+    is_protected: only root, this user and the vouched can write the folders on the way.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, make_mode: int | None = None) -> None:
@@ -121,7 +121,7 @@ class Walk:
         self._at = "/"
         self._links = 0
         self._kept = 0
-        """Components at the end that are not entered."""
+        """How many components at the end are not entered."""
         self._unnameable = unnameable_uid()
         me = os.geteuid()
         self.trusted: frozenset[int] = frozenset({0, me} - {self._unnameable})
@@ -132,7 +132,7 @@ class Walk:
         self.vouched: set[int] = set()
         self.is_protected = True
         self._is_roots = True
-        """Nobody else can exchange what was passed since the path last began at `/`."""
+        """No other user can exchange the components since the path last began at `/`."""
         self._status: os.stat_result
 
     def __enter__(self) -> Walk:
@@ -144,7 +144,7 @@ class Walk:
         self.close()
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -156,30 +156,30 @@ class Walk:
 
     @property
     def unnameable(self) -> int | None:
-        """The uid of which nothing can be said here."""
+        """The uid that unmapped users share, if any."""
         return self._unnameable
 
     @property
     def status(self) -> os.stat_result:
-        """The folder where the walk stands."""
+        """The status of the current folder."""
         return self._status
 
     @property
     def path(self) -> str:
-        """The path to the folder, links resolved."""
+        """The path of the current folder, without links."""
         return self._at
 
     def folder(self) -> None:
-        """Walk to the folder that `path` names; raises OSError, UnsafePathError among them."""
+        """Walk to the folder `path`; raises OSError, including UnsafePathError."""
         self._start(kept=0)
         while self._left:
             self._enter(self._left.popleft())
 
     def entry(self, *, follow: bool = False, only_own: bool = False) -> os.stat_result | None:
-        """Walk to the folder in which `path` lies; return what is there under `name`, None for nothing.
+        """Walk to the folder of `path` and return the status of the entry `name`, or None if it does not exist.
 
-        With `follow` a link there is followed, on the same terms as any other; with `only_own` too it must be of root
-        or this user, for whoever shares the folder could let us write into another file of ours.  Raises OSError.
+        With `follow`, follow a link there as any other.  With `only_own` as well, root or this user must own the link:
+        otherwise users who share the folder could make us write into another of our files.  Raises OSError.
         """
         self._start(kept=1)
         while self._left:
@@ -231,11 +231,11 @@ class Walk:
                 if not self.is_of_the_kernel:
                     self._follow(found)
                     return
-                os.close(found)  # in /proc: only the kernel knows where it leads
+                os.close(found)  # in /proc, where only the kernel can follow it
                 found = -1
                 found = os.open(name, (_PATH & ~os.O_NOFOLLOW) | os.O_DIRECTORY, dir_fd=self.descriptor)
             elif not stat.S_ISDIR(status.st_mode):
-                if self._make_mode is not None and len(self._left) == self._kept:  # as mkdir(2) says of the last one
+                if self._make_mode is not None and len(self._left) == self._kept:  # like mkdir(2) for the last one
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._named(name))
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._given)
             at, found = found, -1
@@ -245,7 +245,7 @@ class Walk:
                 os.close(found)
 
     def _open(self, name: str) -> int:
-        # O_DIRECTORY first: without it autofs(5) mounts nothing.
+        # O_DIRECTORY first, without which autofs(5) does not mount.
         for flags in (_PATH | os.O_DIRECTORY, _PATH):
             try:
                 return os.open(name, flags, dir_fd=self.descriptor)
@@ -257,7 +257,7 @@ class Walk:
                 break
             except PermissionError as error:
                 raise PermissionError(error.errno, error.strerror, self._named(name)) from None
-        assert self._make_mode is not None, "what is there was opened, or raised"
+        assert self._make_mode is not None, "an existing entry was opened, or raised"
         try:
             os.mkdir(name, self._make_mode, dir_fd=self.descriptor)
         except FileExistsError:  # another rank was faster
@@ -267,7 +267,7 @@ class Walk:
         return os.open(name, _PATH, dir_fd=self.descriptor)
 
     def _note(self, name: str, status: os.stat_result) -> None:
-        """Judge the entry `name` of the folder where we stand."""
+        """Record who could have created the entry `name` of the current folder."""
         owner = self._status.st_uid
         if self._status.st_mode & _OTHERS_WRITE:
             self._note_shared(name, status)
@@ -278,7 +278,7 @@ class Walk:
             self.vouched |= {status.st_uid} - {self._unnameable}
 
     def _note_shared(self, name: str, status: os.stat_result) -> None:
-        """Judge the entry `name` of a folder that others may write."""
+        """As `_note`, for a folder that others may write."""
         mode, owner = self._status.st_mode, status.st_uid
         if owner not in self.trusted or status.st_dev != self._status.st_dev:
             mounted_by_uid = _mounted_by(self._named(name))
@@ -310,7 +310,7 @@ class Walk:
 
     @property
     def is_of_the_kernel(self) -> bool:
-        """Whether the folder is of /proc, whose links lead to open files and have no path."""
+        """Whether the folder is in /proc, whose links lead to open files without a path."""
         try:
             return self._status.st_dev == os.stat("/proc/self").st_dev
         except OSError:

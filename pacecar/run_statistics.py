@@ -1,15 +1,12 @@
-"""Computes what the kept changes save together, with bounds, for a report and for the demo, which ends with one.
+"""Computes statistics of a run for the report: what the kept changes save together, and the error of the estimate.
 
-The kept changes were picked because they measured well, so the product of what they measured is too good; the product
-of their lower bounds is not.  So the lower bound is what counts as proven, and the measured value stands beside it.
+Changes are kept because they measured well, so the product of their measured gains is too optimistic; the product of
+their lower bounds is not.  So the lower bound counts as proven, and the measured value is shown beside it.
 
-The constants say which steps of a run are compared, before with after.  To compare the first half of a run with the
-second would count warm-up, trials and switches that still settle; these bounds leave them out.
+The constants choose the steps to compare before and after tuning; they leave out warm-up, trials and switches that are
+still settling.
 
-`EstimateError` sums up how far the step estimate was off over a whole run.  Every training process loads
-`pacecar.records.measurements.estimate_check`, which therefore needs no statistics.
-
-Left out: dividing the steps, which the report does while it reads.
+Left out: dividing the steps, which the report does while reading.
 """
 
 from __future__ import annotations
@@ -38,40 +35,39 @@ __all__ = [
 
 
 WARMUP_STEPS = 10
-"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
+"""By then allocators, caches and DDP's bucket rebuild are warm; the tuner's own warm-up is as long."""
 
 SETTLE_STEPS = 2
-"""Steps after a switch that still pay for it."""
+"""Steps after a switch that are still affected by it."""
 
 WINDOW_STEPS = 8
-"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
+"""Steps per window when computing the spread: few enough for many windows, enough to smooth single steps."""
 
 AFTER_STEPS_MIN = 6 * WINDOW_STEPS
-"""Fewer since the last switch say more of the machine's last seconds than of the settings; then all steps at the kept
-settings count."""
+"""With fewer steps since the last switch, chance dominates; then all steps at the kept settings count."""
 
 
 class Tried(Protocol):
-    """A change that went through an interleaved trial: what it saved of step time (0..1), and the bounds of that."""
+    """A change that went through an interleaved trial: the share of step time that it saved (0..1), with bounds."""
 
     @property
     def measured_gain_ratio(self) -> float | None:
-        """As measured; None where nothing was."""
+        """As measured; None without a measurement."""
         ...
 
     @property
     def gain_low(self) -> float | None:
-        """The lower bound; None where there was too little to bound it."""
+        """The lower bound; None if there were too few measurements."""
         ...
 
     @property
     def gain_high(self) -> float | None:
-        """The upper bound; None where there was too little to bound it."""
+        """The upper bound; None if there were too few measurements."""
         ...
 
 
 class Proven(NamedTuple):
-    """Share of step time (0..1) that changes save together; None where one of them has no such figure, or none is."""
+    """Share of step time (0..1) that changes save together; None if one lacks the figure or there are no changes."""
 
     ratio: float | None
     low: float | None
@@ -79,9 +75,9 @@ class Proven(NamedTuple):
 
 
 def proven(kept: Iterable[Tried]) -> Proven:
-    """Return what the changes in force save together, each as its own interleaved trial measured it.
+    """Return what the changes in force save together, each as measured by its own interleaved trial.
 
-    Each bound is wrong at most at the tuner's rate of false accepts, so those of k changes together at k times that.
+    Each bound is wrong at most at the tuner's false-accept rate, so the bounds of k changes together at k times that.
     """
     known = list(kept)
     gains = (
@@ -98,9 +94,9 @@ def _together(gains: Sequence[float | None]) -> float | None:
 
 
 class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far off the estimate was against `windows` exact windows of all ranks: shares of the step (0..1).
+    """The error of the estimate against `windows` exact windows of all ranks, as shares of the step (0..1).
 
-    `own_setting` are those windows whose knobs had been calibrated before; its median is None where there was none.
+    `own_setting` counts windows whose knobs had been calibrated before; its median is None if there were none.
     """
 
     windows: int
@@ -112,7 +108,7 @@ class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate_error(errors: Sequence[CheckedError]) -> EstimateError | None:
-    """Sum up the checks of a run; None where there was none."""
+    """Return the summary of a run's checks; None if there were none."""
     if not errors:
         return None
     ratios = [ratio for ratio, _, _ in errors]
@@ -134,5 +130,5 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     between = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-    # Clamped: rounding in the interpolation must not carry it past the two values that it lies between.
+    # Rounding in the interpolation must not carry it past its neighbours.
     return min(max(between, ordered[below]), ordered[above])

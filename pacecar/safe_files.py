@@ -1,11 +1,11 @@
-"""Creates, replaces and appends to files in folders that others may write, without touching anything of anybody else.
+"""Creates, replaces and appends to files safely, even in folders that other users may write.
 
-`open(path, "w")` follows a symbolic link that somebody put there, and overwrites what it leads to; it waits for ever on
-a named pipe; it writes into a file that somebody else made and can read.  Here the folder is reached by a `Walk`, a
-file is created under a new name (O_EXCL) that nobody else can open (mode 0600), and takes its name by rename(2), which
-replaces a planted link and not what it leads to.  Whoever reads sees the old file or the whole new one.
+There, `open(path, "w")` might follow another user's symbolic link and overwrite its target, block on a named pipe, or
+write into a file that another user can read.  Here a `Walk` finds the folder; a file is created under a new name
+(O_EXCL) with mode 0600 and renamed, which replaces a planted link, not its target.  Readers see either the old file or
+the complete new one.
 
-All functions raise OSError; `UnsafePathError` where somebody else could have put there what lies at the path.
+All functions raise OSError, and UnsafePathError if another user could have created what is at the path.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = [
 ]  # fmt: skip
 
 FILE_MODE = 0o600
-"""What runs say is for their user."""
+"""Files of runs are private to their user."""
 
 FOLDER_MODE = 0o755
-"""For folders that are made on the way to a file: others may look, nobody else may write, whatever the umask."""
+"""For folders created on the way to a file: only the owner may write, whatever the umask."""
 
 ANONYMOUS_UID = 65534
-"""The owner that a file server names for files of a root whom it does not believe (root_squash, exports(5))."""
+"""The owner of files that root creates on a file server with root_squash (exports(5))."""
 
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -41,19 +41,19 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def create_in(folder: int, name: str, *, mode: int = FILE_MODE) -> int:
-    """Return a descriptor, to read and write, of a new file `name` in `folder`; raises OSError if there is one."""
+    """Create `name` in `folder` and return a descriptor to read and write; raises OSError if it exists."""
     return os.open(name, os.O_RDWR | _CREATE, mode, dir_fd=folder)
 
 
 def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -> int:
-    """Return a descriptor (O_PATH) of the folder at `path`, which is made with `make_mode` if it is missing."""
+    """Return a descriptor (O_PATH) of the folder `path`, created with `make_mode` if missing."""
     with Walk(path, make_mode=make_mode) as walk:
         walk.folder()
         return walk.detach()
 
 
 def own_folder(path: str | os.PathLike[str]) -> int:
-    """As `open_folder`, for a folder that is this user's alone: made 0700, refused if others may write or made it."""
+    """As `open_folder`, for a private folder: created 0700, refused if others may write to it or own it."""
     with Walk(path, make_mode=0o700) as walk:
         walk.folder()
         status, me = walk.status, os.geteuid()
@@ -71,12 +71,12 @@ def own_folder(path: str | os.PathLike[str]) -> int:
 
 
 def folder_path(folder: int) -> str:
-    """Return a path to `folder` for libraries that open files by themselves; good while the descriptor is open."""
+    """Return a path to `folder` for libraries that need one, valid while the descriptor is open."""
     return f"/proc/self/fd/{folder}"
 
 
 def sync_folder(folder: int) -> None:
-    """Bring names to the disk too; a file system that cannot has the files all the same."""
+    """Sync the folder's entries to disk, if its file system supports that."""
     with suppress(OSError):
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -89,9 +89,9 @@ def sync_folder(folder: int) -> None:
 def replacing(
     path: str | os.PathLike[str], *, mode: int = FILE_MODE, keep_mode: bool = False, make_mode: int | None = None
 ) -> Iterator[IO[bytes]]:
-    """Yield a new file that takes the place of `path` when all is written, and is gone when something went wrong.
+    """Yield a new file that replaces `path` at the end, or is deleted on an error.
 
-    `keep_mode`: one that replaces a file of this user has that one's mode.
+    `keep_mode` keeps the mode of an existing file of this user.
     """
     with Walk(path, make_mode=make_mode) as walk:
         before = walk.entry()
@@ -115,15 +115,15 @@ def replacing(
 
 
 def is_stdout(path: str | os.PathLike[str] | None) -> bool:
-    """Return whether a person who names `path` means standard output."""
+    """Return whether `path`, as a user gave it, means standard output."""
     return path is not None and os.fspath(path) == "-"
 
 
 @contextmanager
 def output(path: str | os.PathLike[str], *, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
-    """As `replacing`, for a file that a person named: "-" is standard output, a pipe or device is written as it is.
+    """As `replacing`, for a path that a user gave: "-" is standard output, and pipes and devices are written to.
 
-    Not where all may write and somebody else put the pipe there: he would get what is written, or let us wait.
+    Raises UnsafePathError for another user's pipe in a folder that all may write, who could read or block us.
     """
     special = os.dup(1) if is_stdout(path) else _special(path)
     if special is None:
@@ -135,10 +135,11 @@ def output(path: str | os.PathLike[str], *, mode: int = FILE_MODE) -> Iterator[I
 
 
 def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> int:
-    """Return a descriptor to append to the file at `path`, which is made, with its folders, if it is missing.
+    """Return a descriptor to append to the file `path`, created with its folders if missing.
 
-    One that is there must be a file of this user (or of the folder's owner, where not all may write), and have no
-    second name where others may write: that may be the name of something else.  A link that this user made leads on.
+    This user must own an existing file (or the folder's owner, unless all may write to the folder), and it must not
+    have a second name if others may write to the folder, since that may be another file.  This user's links are
+    followed.
     """
     with Walk(path, make_mode=make_mode) as walk:
         walk.entry(follow=True, only_own=True)
@@ -146,7 +147,7 @@ def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> 
             try:
                 handle = os.open(walk.name, _APPEND, dir_fd=walk.descriptor)
             except FileNotFoundError:
-                with suppress(FileExistsError):  # another process was faster: its file is judged
+                with suppress(FileExistsError):  # another process was faster, so check its file
                     return os.open(walk.name, os.O_WRONLY | os.O_APPEND | _CREATE, FILE_MODE, dir_fd=walk.descriptor)
                 continue
             except OSError as error:
@@ -165,18 +166,18 @@ def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> 
 
 
 def append_whole(handle: int, data: bytes) -> None:
-    """Append all of `data` to the file that `appending` opened, or nothing of it.
+    """Append all of `data` to a file from `appending`, or nothing.
 
     Raises:
-        FileNotFoundError: the file was removed, so nobody would find what is written.
-        OSError: it cannot be written, for the reason that the kernel gives: no space, quota, an error of the disk.
+        FileNotFoundError: the file was removed.
+        OSError: writing failed, for example because the disk is full.
     """
     status = os.fstat(handle)
     if status.st_nlink == 0:
         raise FileNotFoundError(errno.ENOENT, "it was removed")
     written = 0
     try:
-        while written < len(data):  # a full disk takes a part first, and gives the reason at the next write
+        while written < len(data):  # a full disk accepts a part, then fails the next write
             written += os.write(handle, data[written:])
     except OSError:
         if written:
@@ -201,7 +202,7 @@ def _check_append(path: str | os.PathLike[str], file: os.stat_result, walk: Walk
 
 @contextmanager
 def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an error name the path that was asked for, and not the temporary name."""
+    """Make errors name the given path instead of the temporary one."""
     try:
         yield
     except OSError as error:
@@ -213,7 +214,7 @@ def _is_mine(status: os.stat_result) -> bool:
 
 
 def _special(path: str | os.PathLike[str]) -> int | None:
-    """Return a descriptor to write to what is at `path` if that is no file, folder or link to these; else None."""
+    """Return a descriptor to write to the pipe or device at `path`, or None if it is neither."""
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
     with Walk(path) as walk:
         try:

@@ -1,13 +1,13 @@
-"""Lists every private name of torch that pacecar uses, and looks each up where it is used.
+"""Lists every private name of torch that pacecar uses, and looks each one up when it is used.
 
-Torch promises nothing about a name with a leading underscore, or about one that its documentation leaves out: the next
-release may not have it.  To use one at import would then end the user's job for a feature that he may not even have on.
-So all of them are rows of one table here.  A feature asks `lacking` before it begins; a name that is not there costs
-exactly the features of its row, for a reason that names it.  `need` hands out what torch has.
+The next torch release may lack a name with a leading underscore or without documentation.  Using one at import could
+then end the user's job for a feature that is not even on.  So all of them are rows of one table.  A feature calls
+`lacking` before it starts; a missing name disables exactly the features of its row and is named in the reason.  `need`
+returns the object.
 
-Whatever is found, or not found, is remembered for this process.  Nothing here imports torch before it is asked.
-Left out: what the parts do (the modules that use them), and names that are found but behave in another way: those are
-probed where that can be told, as in `controller.knobs.ddp.torch_internals` and `profiler.hook.phase_hooks`.
+Results are cached for the process.  Nothing here imports torch before it is asked to.
+Left out: names that exist but behave differently; those are probed where that shows, as in
+`controller.knobs.ddp.torch_internals` and `profiler.hook.phase_hooks`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Feature = Literal[
 ]
 
 FEATURES: dict[Feature, str] = {
-    "module_calls": "forward and backward are not told apart, and `pacecar run` measures nothing",
-    "backward": "the times of backward and of its tail are not measured",
+    "module_calls": "forward and backward cannot be distinguished, and `pacecar run` measures nothing",
+    "backward": "the times of backward and its tail are not measured",
     "windows": "no exact windows are taken, so ledgers are not exact",
     "traces": "no traces are taken on request",
     "flops": "model FLOPs are not counted, so there is no MFU",
@@ -81,17 +81,17 @@ FEATURES: dict[Feature, str] = {
     "run_models": "`pacecar run` does not find the model and measures nothing",
     "run_waits": "`pacecar run` does not measure the wait for data",
 }
-"""What is off without the feature's names, in the words that a user reads."""
+"""What does not work without the feature's names, as shown to users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Internal:
     """One private name of torch.
 
-    `features` are off without it.  Where there are none, `instead` says what is done without it.  `owner` names the
-    kind of object that holds it where no module or class does, so that it is asked of the object itself; a "mark" is on
-    objects only while what it marks is in use, so nobody asks for it before.  `seen` are the first and the last torch
-    version that had it, of those that `make compatibility` ran.
+    `features` are off without it; if there are none, `instead` says what happens without it.  `owner` is the kind of
+    object that holds it if no module or class does, and that is checked instead; a "mark" is on objects only while what
+    it marks is in use, so it is not checked beforehand.  `seen` are the first and the last torch version that had it,
+    of those that `make compatibility` ran.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Internal:
 
 
 class InternalMissingError(RuntimeError):
-    """This torch has not the private name that was needed; the message names it."""
+    """This torch lacks a private name that is needed; the message names it."""
 
 
 EVER = ("2.4", "2.15")
@@ -149,13 +149,13 @@ INTERNALS: tuple[Internal, ...] = (
         "torch._C._current_graph_task_id",
         (),
         EVER,
-        "the price of the first exact window is not sought in slices of a step, so a dear one waits until it is earned",
+        "the first exact window is not priced by slices of a step, so an expensive one waits until it is earned",
     ),
     Internal(
         "torch._C._autograd._get_sequence_nr",
         (),
         EVER,
-        "that a step has many times the operators of the last window's is noticed when the window is taken",
+        "a step with many times the operators of the last window is noticed only when its window is taken",
     ),
     Internal(_PROFILE + "_prepare_trace", ("windows",), EVER),
     Internal(_PROFILE + "_start_trace", ("windows",), EVER),
@@ -190,7 +190,7 @@ INTERNALS: tuple[Internal, ...] = (
         "the end of a step is not seen in an optimizer that is compiled after attach",
     ),
     Internal("torch._dynamo.utils.counters", ("flops",), EVER),
-    # Marks: torch sets or reads them where the thing is in use, so that they are absent says nothing.
+    # Marks: torch sets or reads them only while the feature is in use, so their absence means nothing.
     Internal("torch.compiler.<function>._dynamo_marked_constant", (), EVER, "breaks of a graph", owner="mark"),
     Internal("torch._dynamo.<wrapper>._torchdynamo_orig_callable", (), EVER, "the other marks tell", owner="mark"),
     Internal("torch._dynamo.OptimizedModule._orig_mod", (), EVER, "only the wrapped model is seen", owner="mark"),
@@ -250,7 +250,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_DDP + "_passing_sync_batchnorm_handle", ("ddp_buckets",), EVER),
     Internal("torch.distributed._register_comm_hook", ("compression",), EVER),
     Internal("torch.distributed.Logger._set_comm_hook_name", ("compression",), EVER),
-    # Where DDP keeps its sizes: the first since torch 2.12, the second before, with the default of the first bucket.
+    # Where DDP keeps its sizes: `_bucket_config` since torch 2.12, and the default of the first bucket before.
     Internal(_DDP + "_bucket_config", (), ("2.12", "2.15"), "bucket_bytes_cap_default", owner="mark"),
     Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", (), EVER, "1 MiB, as ever"),
     Internal(_DDP + "_static_graph_delay_allreduce_enqueued", (), EVER, "torch makes it", owner="mark"),
@@ -300,13 +300,13 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),
     Internal("torch.nn.Module._parameters", ("run_models",), EVER, owner="module"),
 )  # fmt: skip
-"""Every private name of torch in pacecar; `tests/pacecar/test_torch_internals.py` takes each away."""
+"""Every private name of torch in pacecar; `tests/pacecar/test_torch_internals.py` removes each one."""
 
 _BY_NAME = {internal.name: internal for internal in INTERNALS}
 assert len(_BY_NAME) == len(INTERNALS), "a name has one row"
 
 _LAZY = ("torch._dynamo",)
-"""Modules that take a second to import: who traces has them, nobody else needs what is in them."""
+"""Modules that take a second to import; jobs that trace have loaded them, and others do not need them."""
 
 _ABSENT = object()
 _found: dict[str, Any] = {}
@@ -315,7 +315,7 @@ _told: set[str] = set()
 
 
 def find(name: str) -> Any:  # noqa: ANN401  whatever torch keeps there
-    """Return what torch has under `name`, a name of the table; None where it has nothing, or has not loaded it yet."""
+    """Return the object called `name`, a name of the table; None if torch lacks it or has not loaded it yet."""
     found = _found.get(name)
     if found is None:
         assert name in _BY_NAME, f"{name} is not in the table of torch's private names"
@@ -326,10 +326,10 @@ def find(name: str) -> Any:  # noqa: ANN401  whatever torch keeps there
 
 
 def need(name: str) -> Any:  # noqa: ANN401  as above
-    """Return what torch has under `name`.
+    """Return the object called `name`.
 
     Raises:
-        InternalMissingError: it has nothing there.
+        InternalMissingError: torch lacks it.
     """
     found = find(name)
     if found is None:
@@ -343,9 +343,9 @@ def own_has(thing: object, name: str) -> bool:
 
 
 def lacking(feature: Feature, owners: dict[str, object] | None = None) -> str | None:
-    """Return why `feature` is off in this torch, or None where it has all that the feature needs; logged once.
+    """Return why `feature` is off in this torch, or None if torch has everything it needs; log the reason once.
 
-    `owners` are the objects, by the name of their kind, that hold the attributes which no module or class has.
+    `owners` are the objects, by kind, that hold attributes that no module or class has.
     """
     reason = _lacking.get(feature)
     if feature not in _lacking:
@@ -357,20 +357,20 @@ def lacking(feature: Feature, owners: dict[str, object] | None = None) -> str | 
         reason = _missing(feature, [i for i in INTERNALS if i.owner in owners], owners)
     if reason is not None and reason not in _told:
         _told.add(reason)
-        # Few jobs compile, so for the others it is no warning; under `pacecar run` nobody has set up logging yet.
+        # Few jobs compile, so it is not a warning.
         logger.log(logging.INFO if feature == "compile" else logging.WARNING, "pacecar: %s", reason)
     return reason
 
 
 def forget() -> None:
-    """Look everything up anew, and say it anew; for tests, which take names away."""
+    """Forget all results and logged reasons; for tests, which remove names."""
     _found.clear()
     _lacking.clear()
     _told.clear()
 
 
 def suppose_missing(names: Iterable[str]) -> None:
-    """Act as if torch did not have these names; for tests of names that torch itself cannot do without."""
+    """Act as if torch lacked these names; for tests of names that torch itself needs."""
     for name in names:
         assert name in _BY_NAME, f"{name} is not in the table of torch's private names"
         _found[name] = _ABSENT
@@ -388,7 +388,7 @@ def _missing(feature: Feature, internals: Iterable[Internal], owners: dict[str, 
 
 
 def _waits(name: str) -> bool:
-    """Return whether `name` is in a module that is not loaded yet, so that nothing can be said of it."""
+    """Return whether `name` is in a module that is not loaded yet, so that it cannot be checked."""
     return name.startswith(_LAZY) and "torch._dynamo" not in sys.modules and _found.get(name) is not _ABSENT
 
 
@@ -408,7 +408,7 @@ def _order(version: str) -> tuple[int, ...]:
 
 
 def _look_up(name: str) -> Any:  # noqa: ANN401
-    """Return what is at `name`, importing modules on the way; `_ABSENT` where the way ends."""
+    """Return the object called `name`, importing modules on the way; `_ABSENT` if there is none."""
     parts = name.split(".")
     try:
         place: Any = importlib.import_module(parts[0])

@@ -1,7 +1,7 @@
-"""Reads the major and the minor number of a version that somebody else wrote, so that versions can be compared.
+"""Parses the major and minor number of a kernel's or library's version, so that versions can be compared.
 
-As text "5.9" is above "5.23", and not all parts are numbers ("6.8.0-45-generic", "2.13.0a0+git1").  What changes the
-behaviour of a library or a kernel comes with a minor version, so the rest is left out.
+Compared as text, "5.9" is above "5.23", and not all parts are numbers ("6.8.0-45-generic", "2.13.0a0+git1").  Behaviour
+changes with minor versions, so the rest is ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ __all__ = ["major_minor"]
 
 
 def major_minor(version: str) -> tuple[int, int] | None:
-    """Return the two numbers that `version` begins with, None where it does not."""
+    """Return the two numbers at the beginning of `version`, if any."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return None if found is None else (int(found[1]), int(found[2]))

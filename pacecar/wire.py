@@ -1,13 +1,12 @@
 r"""Encodes records as frames, and decodes and checks frames, for the socket between training processes and the daemon.
 
-The socket is a Unix socket of type SOCK_SEQPACKET.  It is connection-oriented, so the daemon knows the peer's uid and
-pid, and message-preserving, so one frame is one message and a bad frame harms only itself.  A byte stream would need
-resynchronizing after a bad length; datagrams would not tell who is gone.
+The socket is a Unix socket of type SOCK_SEQPACKET.  It has connections, so the daemon knows each peer's uid and pid and
+notices when it is gone, and it preserves messages, so a bad frame affects only itself.
 
     frame  = "PC" version:u8 0:u8 length:u32be  payload
     payload = length bytes of MessagePack, one tagged record of `Message`
 
-Everything here is pure: bytes in, record out, or a FrameError that says what was wrong.
+Pure: bytes in, record out, or a FrameError.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Message = JobRecord | Request | DumpRequest | HealthRequest | Command | Answer |
 """What may cross the socket, in either direction."""
 
 VERSION = 1
-"""Of frame and handshake, raised where an older side would take something for what it is not.  A new field, record or
-value does not raise it: the older side skips the field, and refuses, frame by frame, what it does not know."""
+"""Version of frame and handshake, raised when an older side would misunderstand a frame.  A new field, record or value
+does not raise it: the older side skips unknown fields and refuses unknown records and values, frame by frame."""
 
 MAGIC = b"PC"
 _HEADER = struct.Struct(">2sBxI")
 
 FRAME_BYTES_MAX = 64 * 1024
-"""A StepRecord is under 2 KiB; 64 KiB leaves room and stays below the default socket buffer (208 KiB)."""
+"""A StepRecord has less than 2 KiB; 64 KiB leave room and stay below the default socket buffer (208 KiB)."""
 
 
 class Refusal(StrEnum):
@@ -64,11 +63,11 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode_frame(record: Message) -> bytes:
-    """Return `record` as one frame.  The range of its values is checked by who decodes it.
+    """Return `record` as one frame.  Only decoding checks the ranges of its values.
 
     Raises:
-        FrameError: the record is larger than FRAME_BYTES_MAX (refusal OVERSIZED), or has a value that MessagePack
-            cannot hold (MALFORMED): an integer of more than 64 bits, text that is not Unicode.
+        FrameError: the record is larger than FRAME_BYTES_MAX (OVERSIZED), or has a value that MessagePack cannot hold
+            (MALFORMED): an integer of more than 64 bits, text that is not Unicode.
     """
     try:
         payload = _encoder.encode(record)
@@ -86,8 +85,8 @@ def decode_frame(frame: bytes) -> Message:
     """Return the record in `frame`.
 
     Raises:
-        FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record: each field has
-            its type and is in the range that its type says (`pacecar.records.ranges`).
+        FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record: a field has a wrong
+            type or is out of its range (`pacecar.records.ranges`).
     """
     if len(frame) > FRAME_BYTES_MAX:
         raise FrameError(Refusal.OVERSIZED, f"{len(frame)} bytes is over the frame limit of {FRAME_BYTES_MAX}")

@@ -119,7 +119,7 @@ def recording(folder: Path) -> Path:
         hellos=(job_hello(job=EVIL, host=EVIL, device=EVIL),), dropped={EVIL: 1},
     )  # fmt: skip
     path = folder / "evil.recording"
-    path.write_bytes(b"".join(parts(header, tape.seal(4))))
+    path.write_bytes(b"".join(parts(header, [chunk.body for chunk in tape.seal(4)])))
     return path
 
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from pacecar import dashboards, deploy
+from pacecar.analysis.output.merged_trace.perfetto import write_perfetto
+from pacecar.analysis.output.page.picture import write_picture
+from pacecar.analysis.reading.parallel_reading import Options, analyze
 from pacecar.commands.report.build import BuildOptions
 from pacecar.commands.report.run import ReportOptions, run_report
 from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.monitor.recorder.writer import RecordingFolder
-from pacecar.profiler.analysis.merged_trace.perfetto import write_perfetto
-from pacecar.profiler.analysis.output.svg_timeline import write_picture
-from pacecar.profiler.analysis.reading.parallel_reading import Options, analyze
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Goodbye
+from tests.analysis.tracefiles import write_trace
 from tests.commands.report.runs import tuned
 from tests.controller.test_knob_store import entry
 from tests.kit.records import job_hello
 from tests.kit.users import OWNER, STRANGER, as_user, commons, needs_root
-from tests.profiler.analysis.tracefiles import write_trace
 
 pytestmark = needs_root
 

@@ -248,7 +248,7 @@ def test_the_command_line_asks_no_strangers_daemon_but_root_may_ask_a_users(publ
             return str(error)
 
     said = as_user(OWNER, ask)
-    assert "is not asked" in said
+    assert "refusing to use the daemon" in said
     assert f"uid {STRANGER}" in said
     assert not select.select([listener], [], [], 0)[0], "no connection was made"
     assert "does not answer" in ask(), "root named this path, and was connected"

@@ -1,16 +1,16 @@
-"""Measures the network as the job's own backend uses it: collectives of torch.distributed, timed over sizes.
+"""Measures the network through the job's own backend: collectives of torch.distributed, timed over sizes.
 
     command          the options of `pacecar bench net`
     sizes            parses sizes, and lists those to measure              pure
-    operations       one collective: its buffers, its call, the check of its result
+    operations       one collective: buffers, call, check of the result
     measure          times one size on all ranks
-    alpha_beta_fit   alpha and beta of what was measured                   pure
-    rated_bandwidth  what the link between the ranks is rated at
+    alpha_beta_fit   fits latency and bandwidth to the measured times      pure
+    rated_bandwidth  the rated speed of the link between the ranks
     document         the result, for programs
     text             the result in the layout of nccl-tests                pure
     net              one run, from the process group to the exit code
 
-iperf and the vendors' tests say what the wire can do; a job gets what its backend makes of it, so the backend is what
-is measured.  Left out: tuning anything (the controller does), collectives that overlap, and operations that no
-data-parallel job waits for (all-to-all, broadcast).
+iperf and vendors' tests measure the wire; a job gets what its backend makes of it.  Left out, as weighed in
+docs/decisions (bench net): overlapping collectives, and operations that no data-parallel job waits for (all-to-all,
+broadcast).
 """

@@ -1,18 +1,17 @@
 """Fits the alpha-beta model, t = alpha + bytes * beta, to a table of median times by size.
 
-The obvious fit, least squares of the times, is decided by the largest size alone: its error of 1 % is larger than all
-the small ones' times together, and alpha comes out as anything, negative as well.  So relative errors are squared: each
-size counts the same.  And one size that was timed while the machine was busy must not move the line: sizes that are off
-by more than usual count less (Huber's weights, by iteration).
+Ordinary least squares is decided by the largest size: an error of 1 % there exceeds the times of all small sizes, and
+alpha may even be negative.  So relative errors are squared, and each size counts the same.  A size that was timed while
+the machine was busy must not move the line: outliers count less (Huber's weights, by iteration).
 
     t = alpha + bytes * beta      R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994)
     half of the bandwidth is reached at alpha / beta bytes, his n_1/2
     weights                       P. Huber, "Robust estimation of a location parameter" (1964), k = 1.345
 
-A line is a model.  NCCL changes protocol and algorithm with the size, a token bucket lets a burst pass, a cache ends:
-the residual says how far off the line is, and at which size.
+The line is only a model: NCCL changes protocol and algorithm with the size, a token bucket lets a burst pass, a cache
+overflows.  The residual tells how far off it is, and at which size.
 
-Pure.  Left out: breaking the line where the protocol changes, which nine sizes do not tell from noise.
+Pure.  Left out: a break where the protocol changes, which nine sizes cannot distinguish from noise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["METHOD", "SIZES_MIN", "Fit", "fit_line"]
 METHOD = "least squares of relative errors with Huber's weights, none of both negative"
 
 SIZES_MIN = 3
-"""Two sizes give a line through two points, which has no residual to judge it by."""
+"""A line through two sizes has no residual."""
 
 ROUNDS = 20
 """Rounds of reweighting; it settles in five."""
@@ -39,16 +38,15 @@ MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation of a normal distribution."""
 
 SIGMA_MIN = 0.01
-"""No timing is better than 1 %.  Without this bound, a table that fits perfectly but for one size would give that one
-no weight and divide by zero."""
+"""No timing is better than 1 %.  Without this bound, a perfect fit except for one size would divide by zero."""
 
 DISTINCT_MIN = 1e-6
-"""1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from beta."""
+"""1 - cos^2 of the two columns; below this, the sizes are too similar to separate alpha from beta."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The line, and how far the table is from it; residuals are shares of the measured time."""
+    """The line and its residuals, as shares of the measured time."""
 
     alpha_ns: float
     ns_per_byte: float
@@ -58,17 +56,17 @@ class Fit:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Algorithm bandwidth that very large sizes would reach; None where the time does not grow with the size."""
+        """Algorithm bandwidth for very large sizes; None if the time does not grow with the size."""
         return 1e9 / self.ns_per_byte if self.ns_per_byte > 0 else None
 
     @property
     def half_bytes(self) -> float | None:
-        """The size that reaches half of that bandwidth; None where the time does not grow with the size."""
+        """The size that reaches half of that bandwidth; None if the time does not grow with the size."""
         return self.alpha_ns / self.ns_per_byte if self.ns_per_byte > 0 else None
 
 
 def fit_line(sizes: Sequence[int], times_ns: Sequence[float]) -> Fit | None:
-    """Fit the table; None where there are fewer than SIZES_MIN sizes that can be told apart."""
+    """Fit the table; None with fewer than SIZES_MIN distinct sizes."""
     table = [(size, time) for size, time in zip(sizes, times_ns, strict=True) if time > 0]
     if len({size for size, _ in table}) < SIZES_MIN:
         return None
@@ -95,7 +93,7 @@ def _residuals(table: Sequence[tuple[int, float]], line: tuple[float, float]) ->
 
 
 def _line(table: Sequence[tuple[int, float]], weights: Sequence[float]) -> tuple[float, float] | None:
-    """Solve the normal equations of sum of w ((t - alpha - s beta) / t)^2; None where they are singular."""
+    """Solve the normal equations of sum of w ((t - alpha - s beta) / t)^2; None if they are singular."""
     rows = [(weight, 1 / time, size / time) for (size, time), weight in zip(table, weights, strict=True)]
     aa, bb = math.fsum(w * a * a for w, a, _ in rows), math.fsum(w * b * b for w, _, b in rows)
     ab = math.fsum(w * a * b for w, a, b in rows)

@@ -1,6 +1,6 @@
 """Defines `pacecar bench`: `net` times the collectives of the job's own backend between its ranks.
 
-Every rank of a job runs this command, so all of them make the same mistake at once: only rank 0 reports it.
+Every rank of a job runs this command, so only rank 0 reports errors in its usage.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..shared_options import fail
 __all__ = ["bench"]
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets and torch.distributed's env:// reads."""
+"""Set by torchrun, read by torch.distributed's env://."""
 
-HOW = """one process alone has nobody to talk to.  Start a rank for each GPU (or each of some processes), for example
+HOW = """a single process has no peer.  Start one rank for each GPU (or several processes), for example
     torchrun --nproc-per-node 8 -m pacecar bench net
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-a:29400 -m pacecar bench net
     srun --ntasks-per-node 1 torchrun --nnodes 2 ... (as above)
-in the environment of the job that you want to know about"""
+in the environment of the job"""
 
 
 @click.group()
 def bench() -> None:
-    """Measure what this machine and its links give."""
+    """Measure this machine and its links."""
 
 
 @bench.command()
@@ -42,40 +42,54 @@ def bench() -> None:
 )
 @click.option("-b", "--min-bytes", default="1K", show_default=True, metavar="SIZE", help="Smallest size.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, metavar="SIZE", help="Largest size.")
-@click.option("-f", "--factor", type=float, default=4.0, show_default=True, help="Between two sizes.")
+@click.option("-f", "--factor", type=float, default=4.0, show_default=True, help="Factor between two sizes.")
 @click.option(
-    "-n", "--iterations", type=click.IntRange(3, 10_000), default=20, show_default=True, help="Timed, of each size."
+    "-n",
+    "--iterations",
+    type=click.IntRange(3, 10_000),
+    default=20,
+    show_default=True,
+    help="Timed iterations of each size.",
 )
-@click.option("-w", "--warmup", type=click.IntRange(0, 1000), default=5, show_default=True, help="Not timed.")
+@click.option(
+    "-w",
+    "--warmup",
+    type=click.IntRange(0, 1000),
+    default=5,
+    show_default=True,
+    help="Untimed iterations of each size.",
+)
 @click.option(
     "--seconds-per-size",
     type=click.FloatRange(0.1, 3600),
     default=5.0,
     show_default=True,
-    help="Fewer iterations (but 3) where they would take longer.",
+    help="Time for one size; a slow link gets fewer iterations, but at least 3.",
 )
-@click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="[default: nccl where there are GPUs, else gloo]")
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="[default: nccl with GPUs, else gloo]")
 @click.option(
     "--timeout-seconds",
     type=click.FloatRange(1.0, 86_400.0),
     default=60.0,
     show_default=True,
-    help="For ranks to meet, and for one collective.",
+    help="Limit for ranks to meet, and for one collective.",
 )
 @click.option(
     "--rated-gigabits",
     type=click.FloatRange(0.001, 1e6),
-    help="Gbit/s that the link is sold as, where it does not say itself.",
+    help="Rated speed of the link in Gbit/s, if the link does not report it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def net(**options: Any) -> None:  # noqa: ANN401  click's values
-    """Time collectives between the ranks of a job, as its own backend carries them.
+    """Time collectives between the ranks of a job, through its own backend.
 
-    Run it on every rank: torchrun --nproc-per-node 8 -m pacecar bench net.  Columns are those of nccl-tests; below each
-    table stands what a line through it says: time = alpha + bytes x beta.
+    Run it on every rank: torchrun --nproc-per-node 8 -m pacecar bench net.  The columns are those of nccl-tests; below
+    each table is a fitted line, time = alpha + bytes x beta.
     """
     if find_spec("torch") is None:
-        _fail("collectives are torch.distributed's, and torch is not installed: pip install 'pacecar[torch]'", code=1)
+        _fail(
+            "the collectives are torch.distributed's, and torch is not installed: pip install 'pacecar[torch]'", code=1
+        )
     from .document import OPERATIONS
     from .sizes import SizeError, parse_size, steps
 
@@ -85,20 +99,20 @@ def net(**options: Any) -> None:  # noqa: ANN401  click's values
         _fail(str(error))
     unknown = [name for name in options["operations"] if name not in OPERATIONS]
     if unknown:
-        _fail(f"--op {unknown[0]}: there are {', '.join(OPERATIONS)}")
+        _fail(f"--op {unknown[0]}: choose from {', '.join(OPERATIONS)}")
     for name in ("seconds_per_size", "timeout_seconds", "rated_gigabits"):
-        if options[name] is not None and math.isnan(options[name]):  # click's ranges let it pass
-            _fail(f"--{name.replace('_', '-')} nan: a number is needed")
+        if options[name] is not None and math.isnan(options[name]):  # click's ranges accept it
+            _fail(f"--{name.replace('_', '-')} nan: give a number")
     if all(name not in os.environ for name in ("RANK", "WORLD_SIZE")):
         fail(HOW, code=2)
     for name in RANK_VARIABLES:
         if not os.environ.get(name):
             fail(
-                f"{name} is not set, but others of {', '.join(RANK_VARIABLES)} are: use torchrun, or set all four",
+                f"{name} is not set, unlike others of {', '.join(RANK_VARIABLES)}: use torchrun, or set all four",
                 code=2,
             )
         if not name.startswith("MASTER_ADDR") and not os.environ[name].isdecimal():
-            fail(f"{name}={os.environ[name]} is no number", code=2)
+            fail(f"{name}={os.environ[name]} is not a number", code=2)
     if int(os.environ["WORLD_SIZE"]) < 2:
         fail(HOW, code=2)
     _run(sizes, options)
@@ -128,7 +142,7 @@ def _run(sizes: list[int], options: dict[str, Any]) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> NoReturn:
-    """Exit; print `message` on rank 0, or where there are no ranks."""
+    """Exit; print `message` on rank 0, or without ranks."""
     if os.environ.get("RANK", "0") == "0":
         fail(message, code=code)
     sys.exit(code)

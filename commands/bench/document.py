@@ -1,21 +1,22 @@
-"""Defines the result of `pacecar bench net` for programs: one document, in nanoseconds and bytes; None is not known."""
+"""Defines the JSON result of `pacecar bench net`, in nanoseconds and bytes; None is unknown."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["OPERATIONS", "BenchPlace", "LineFit", "NetBench", "Operation", "Rated", "Row"]
+__all__ = ["OPERATIONS", "BenchPlace", "LineFit", "MeasuredOperation", "NetBench", "Rated", "Row"]
 
 FORMAT = "pacecar-bench-net-1"
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
-"""What data-parallel jobs wait for."""
+"""The operations that data-parallel jobs wait for."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One size.  A time is the mean over the ranks of one iteration; median and quartiles are over iterations.
+    """One size.  The time of an iteration is the mean over ranks; median and quartiles are over iterations.
 
-    As in nccl-tests `bytes` are of the whole array, and `count` elements of one rank's part (all-reduce: the whole).
+    As in nccl-tests, `bytes` is the size of the whole array, and `count` the elements of one rank's part (all-reduce:
+    of the whole array).
     """
 
     bytes: int
@@ -30,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineFit(msgspec.Struct, frozen=True, kw_only=True):
-    """time = alpha + bytes * beta, and how far the table is from it (shares of the measured time)."""
+    """time = alpha + bytes * beta, with residuals as shares of the measured time."""
 
     alpha_ns: float
     beta_ns_per_byte: float
@@ -42,8 +43,8 @@ class LineFit(msgspec.Struct, frozen=True, kw_only=True):
     method: str
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective; `missing` says why it was not measured, or not to the end."""
+class MeasuredOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective; `missing` is the reason if it was not measured."""
 
     operation: str
     bus_factor: float
@@ -53,7 +54,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rated(msgspec.Struct, frozen=True, kw_only=True):
-    """What the link between the ranks is rated at, one way; None where nothing says so, and `basis` why."""
+    """The rated speed of the link between the ranks, one way, and its source; None if unknown, and why."""
 
     bytes_per_second: int | None
     basis: str
@@ -70,13 +71,13 @@ class BenchPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetBench(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `pacecar bench net`.  `failure` is why it ended early."""
+    """The result of `pacecar bench net`; `failure` is the reason if it ended early."""
 
     backend: str
     ranks: int
     places: tuple[BenchPlace, ...]
     rated: Rated
-    operations: tuple[Operation, ...]
+    operations: tuple[MeasuredOperation, ...]
     warmup: int
     iterations: int
     pacecar_version: str

@@ -1,12 +1,11 @@
 """Times one collective of one size on all ranks: the median over iterations of the mean over ranks, with quartiles.
 
-One call timed on one rank says when that rank was done, not how long the collective took: a late rank makes the
-others wait.  As nccl-tests does by default, iterations follow each other without a barrier (which has a skew of its
-own) and an iteration's time is the mean over the ranks.  Over the iterations the median and the quartiles are reported
-and not the mean, because one busy moment of one machine is no property of the link.
+The time of one call on one rank includes waiting for late ranks.  So, like nccl-tests by default, iterations follow
+each other without a barrier (which has its own skew), and an iteration's time is the mean over the ranks.  Unlike
+nccl-tests, the result is the median and quartiles over iterations, because one busy moment of a machine is not a
+property of the link.
 
-All ranks together decide how many iterations a slow link gets, from the first one, so that 20 of 10 s each do not take
-minutes.
+The first iteration decides, on all ranks together, how many a slow link gets.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
+from pacecar.ledger.bus_bandwidth import bus_bandwidth_factor
 
 from .document import Row
 from .operations import BenchOperation
@@ -27,15 +26,15 @@ from .operations import BenchOperation
 __all__ = ["ITERATIONS_MIN", "MeasurementPlan", "measure", "why_missing"]
 
 ITERATIONS_MIN = 3
-"""A median needs a value in the middle."""
+"""The fewest values with a middle one, for the median."""
 
 WARMUP_SHARE = 0.2
-"""Share of the time for a size.  Connections, buffers and caches are warm after one iteration; more are for clocks."""
+"""Share of a size's time.  Connections, buffers and caches are warm after one iteration; clocks need more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """At most so many iterations, and of a slow size no more than fit into `seconds` (but ITERATIONS_MIN)."""
+    """At most `iterations`, or as many as fit into `seconds`, but at least ITERATIONS_MIN."""
 
     warmup: int
     iterations: int
@@ -43,14 +42,14 @@ class MeasurementPlan:
 
 
 def measure(collective: BenchOperation, size: int, plan: MeasurementPlan, device: torch.device) -> Row:
-    """Measure one size; all ranks call it and all return the same row.  Raises RuntimeError when a rank is lost."""
+    """Measure one size; all ranks call this and get the same row.  Raises RuntimeError when a rank is lost."""
     collective.resize(size)
     wrong = collective.check()
     first_ns = _agreed([float(ns) for ns in _timed(collective, 1, device)], device, dist.ReduceOp.MAX)[0]
     fitting = plan.seconds * 1e9 / max(1.0, first_ns)
     _timed(collective, min(plan.warmup, int(WARMUP_SHARE * fitting)), device)
     durations = _timed(collective, min(plan.iterations, max(ITERATIONS_MIN, int(fitting))), device)
-    # The mean over ranks, and the count of what is wrong on any, in one exchange.
+    # One exchange for the times and the number of wrong elements.
     *sums, all_wrong = _agreed([*map(float, durations), float(wrong)], device, dist.ReduceOp.SUM)
     means = [total / dist.get_world_size() for total in sums]
     low, middle, high = statistics.quantiles(means, n=4, method="inclusive")
@@ -71,10 +70,10 @@ def measure(collective: BenchOperation, size: int, plan: MeasurementPlan, device
 
 
 def why_missing(collective: BenchOperation) -> str | None:
-    """Return why the backend does not offer this operation; None when it does.  All ranks find the same.
+    """Return why the backend does not offer this operation; None if it does.  All ranks get the same answer.
 
     Raises:
-        RuntimeError: something else is wrong, a lost rank for example.
+        RuntimeError: another failure, such as a lost rank.
     """
     collective.resize(1)
     try:
@@ -88,7 +87,7 @@ def why_missing(collective: BenchOperation) -> str | None:
 
 
 def _timed(collective: BenchOperation, count: int, device: torch.device) -> list[int]:
-    """Run `count` times and return the nanoseconds of each: of the host where it blocks, else of the device."""
+    """Run `count` times and return the nanoseconds of each: host time on a CPU, device time on a GPU."""
     if device.type != "cuda":
         durations = []
         begun = time.perf_counter_ns()
@@ -98,7 +97,7 @@ def _timed(collective: BenchOperation, count: int, device: torch.device) -> list
             durations.append(ended - begun)
             begun = ended
         return durations
-    # Not annotated as of torch 2.13.
+    # Unannotated as of torch 2.13.
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
     marks[0].record()
     for mark in marks[1:]:
@@ -109,7 +108,7 @@ def _timed(collective: BenchOperation, count: int, device: torch.device) -> list
 
 
 def _agreed(values: list[float], device: torch.device, how: dist.ReduceOp.RedOpType) -> list[float]:
-    """Return the sums or maxima of all ranks' values."""
+    """Return the sums or maxima of the values over all ranks."""
     exchanged = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(exchanged, op=how)
     agreed: list[float] = exchanged.tolist()

@@ -1,14 +1,12 @@
 """Runs `pacecar bench net` in one rank: joins the process group, measures, and prints the result on rank 0.
 
-A lost rank costs only what would come after it.  The backend reports a rank that dies or stops answering as "connection
-closed by peer" or by a time-out, on whichever ranks wait for it.  Each of those sets a key of its own in the store and
-ends.  Rank 0 looks for the keys, names the ranks that set none, and prints what was measured until then.
+When a rank is lost, the results so far are printed.  The ranks that wait for it get "connection closed by peer" or a
+time-out from the backend; each sets a key in the store and exits.  Rank 0 names the ranks that set no key.
 
-torchrun ends every rank as soon as one is gone (SIGTERM).  Rank 0 catches that too, and prints before it ends.  A
-thread of its own waits for the signal: gloo may leave the main thread waiting for a rank that is gone until the
-time-out, and python runs no handler until that wait is over.
+torchrun sends SIGTERM to every rank as soon as one is gone, so rank 0 must print before it exits.  A thread waits for
+the signal: gloo may block the main thread until the time-out, and Python runs no handler until then.
 
-Left out: going on without the lost rank, which would be another group over other links.
+Left out: continuing without the lost rank, which would be another group over other links.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 import pacecar
-from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
+from pacecar.ledger.bus_bandwidth import bus_bandwidth_factor
 
 from .alpha_beta_fit import METHOD, fit_line
-from .document import BenchPlace, LineFit, NetBench, Operation, Rated, Row
+from .document import BenchPlace, LineFit, MeasuredOperation, NetBench, Rated, Row
 from .measure import MeasurementPlan, measure, why_missing
 from .operations import BenchOperation
-from .rated_bandwidth import RatedLinks, look, rate
+from .rated_bandwidth import RatedLinks, rate, rated_links
 from .text import closing_lines, heading_lines, operation_lines, row_line, summary_lines
 
 __all__ = ["JoinError", "NetOptions", "run_net"]
@@ -47,19 +45,19 @@ __all__ = ["JoinError", "NetOptions", "run_net"]
 MARK = "pacecar-bench/left/"
 
 MARK_SECONDS = 2.0
-"""Time for the other ranks to notice: a rank may see a closed connection only when the rank that saw one first ends."""
+"""Time for the other ranks to notice: some see a closed connection only when the first one to notice exits."""
 
 LOST_SHOWN = 8
-"""Lost ranks that are named."""
+"""Lost ranks to name."""
 
 
 class JoinError(RuntimeError):
-    """This rank cannot take part; the message says why and what to do."""
+    """This rank cannot join; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetOptions:
-    """What was asked for."""
+    """The command's options, parsed."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -71,13 +69,13 @@ class NetOptions:
 
 
 def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> int:
-    """Measure as one rank of many and return the exit code; raises JoinError.
+    """Measure as one of the ranks and return the exit code; raises JoinError.
 
-    0: all was measured and right.  1: a result was wrong, or a rank was lost.
+    0: everything was measured and correct.  1: a result was wrong, or a rank was lost.
     """
     store, device, backend = _join(options, environ)
     run = _Run(store, options)
-    _hear_of_the_end(run)
+    _end_at_sigterm(run)
     try:
         run.result = _prepare(options, backend, device, environ)
         for line in heading_lines(
@@ -85,12 +83,14 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
         ):
             run.say(line)
         for name in options.operations:
-            new = Operation(operation=name, bus_factor=bus_bandwidth_factor(name, run.result.ranks) or 0.0, rows=())
+            new = MeasuredOperation(
+                operation=name, bus_factor=bus_bandwidth_factor(name, run.result.ranks) or 0.0, rows=()
+            )
             for operation in _measured(new, options, device, run.say):
                 run.result = _with(run.result, operation)
             for line in summary_lines(run.result.operations[-1], run.result.rated):
                 run.say(line)
-        # gloo may abort a process that ends while another still lets go of the last work (pytorch issue 190489).
+        # gloo may abort a process that exits while another still releases the last work (pytorch issue 190489).
         dist.barrier()
     except RuntimeError as error:
         run.end_early(error)
@@ -100,64 +100,64 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
 
 
 class _Run:
-    """What this rank has measured and printed so far; the thread that comes first ends it, once."""
+    """The results of this rank so far; it is ended once, by whichever thread comes first."""
 
     def __init__(self, store: Store, options: NetOptions) -> None:
         self._store = store
-        self._is_speaker = dist.get_rank() == 0
+        self._prints = dist.get_rank() == 0
         self._as_json = options.as_json
-        self._ending = threading.Lock()  # taken by the thread that ends this run, and never given back
+        self._ending = threading.Lock()  # acquired by the thread that ends the run, and never released
         self.result: NetBench | None = None
 
     def say(self, line: str) -> None:
-        """Print a line of the table, on rank 0."""
-        if self._is_speaker and not self._as_json:
+        """Print a line of the table on rank 0."""
+        if self._prints and not self._as_json:
             _print(line)
 
     def end(self, result: NetBench) -> None:
-        """Print the document where one was asked for."""
+        """Print the document with --json."""
         self._ending.acquire()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._say_document(result)
 
     def end_early(self, error: RuntimeError) -> NoReturn:
-        """Say which ranks are lost and leave the process; raises JoinError where nothing was measured yet."""
-        self._ending.acquire()  # the other thread ends the process
-        lost = _who_is_lost(self._store, error)
+        """Report the lost ranks and exit; raises JoinError if nothing was measured yet."""
+        self._ending.acquire()  # blocks forever if the other thread is exiting
+        lost = _describe_loss(self._store, error)
         if self.result is None:
             raise JoinError(lost) from error
         result = msgspec.structs.replace(self.result, failure=lost)
         for line in closing_lines(result):
             self.say(line)
         self._say_document(result)
-        _leave(1)  # the group's end may wait for those that are gone
+        _exit(1)  # destroying the group may wait for the lost ranks
 
     def _say_document(self, result: NetBench) -> None:
-        if self._is_speaker and self._as_json:
+        if self._prints and self._as_json:
             _print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
 
 
-def _hear_of_the_end(run: _Run) -> None:
+def _end_at_sigterm(run: _Run) -> None:
     """Start a thread that ends the run at SIGTERM."""
     signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(signalled, True)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, _byte_is_enough)
+    signal.signal(signal.SIGTERM, _do_nothing)
 
-    def hear() -> None:
+    def wait() -> None:
         while signal.SIGTERM not in os.read(signalled, 64):
             pass
         try:
             run.end_early(RuntimeError("ended by SIGTERM"))
         except JoinError as error:
             click.echo(f"pacecar: bench net: rank {dist.get_rank()}: {error}", err=True)
-            _leave(1)
+            _exit(1)
 
-    threading.Thread(target=hear, name="pacecar-bench-end", daemon=True).start()
+    threading.Thread(target=wait, name="pacecar-bench-end", daemon=True).start()
 
 
-def _byte_is_enough(number: int, frame: FrameType | None) -> None:
-    """Do nothing: python has written the signal's number into the pipe already."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Python has already written the signal's number into the pipe."""
 
 
 def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch.device, str]:
@@ -165,11 +165,11 @@ def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch
     device = torch.device("cpu")
     if backend == "nccl":
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
-            raise JoinError("backend nccl needs NVIDIA GPUs and a torch that was built with it: --backend gloo")
+            raise JoinError("backend nccl needs NVIDIA GPUs and a torch built with it; otherwise use --backend gloo")
         local = int(environ.get("LOCAL_RANK", "0"))
         if local >= torch.cuda.device_count():
             raise JoinError(
-                f"LOCAL_RANK {local}, but there are {torch.cuda.device_count()} GPUs: start fewer ranks here"
+                f"LOCAL_RANK is {local}, but there are {torch.cuda.device_count()} GPUs: start fewer ranks here"
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
@@ -186,16 +186,16 @@ def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch
 
 
 def _prepare(options: NetOptions, backend: str, device: torch.device, environ: Mapping[str, str]) -> NetBench:
-    """Gather where each rank runs and what its link is rated at."""
-    own = look(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
-    told: list[tuple[RatedLinks, int, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (own, os.getpid(), _device_name(device)))
-    said = [one for one in told if one is not None]
+    """Gather the place of each rank and the rated speed of its link."""
+    own = rated_links(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
+    gathered: list[tuple[RatedLinks, int, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (own, os.getpid(), _device_name(device)))
+    said = [one for one in gathered if one is not None]
     sites = [site for site, _, _ in said]
     elsewhere = next((site for site in sites if site.network != sites[0].network and site.address), None)
     if elsewhere is not None and dist.get_rank() == 0:
-        # A packet of rank 0 to itself takes the loopback; look up the route to another rank.
-        sites[0] = look(backend, elsewhere.address or "")
+        # Rank 0 reaches itself over loopback; look up the route to another rank.
+        sites[0] = rated_links(backend, elsewhere.address or "")
     rated = rate(backend, sites)
     if options.rated_bytes_per_second is not None:
         rated = Rated(bytes_per_second=options.rated_bytes_per_second, basis="as given by --rated-gigabits")
@@ -212,9 +212,9 @@ def _prepare(options: NetOptions, backend: str, device: torch.device, environ: M
 
 
 def _measured(
-    operation: Operation, options: NetOptions, device: torch.device, say: Callable[[str], None]
-) -> Iterator[Operation]:
-    """Yield the operation anew after each row, and with its fit at the end."""
+    operation: MeasuredOperation, options: NetOptions, device: torch.device, say: Callable[[str], None]
+) -> Iterator[MeasuredOperation]:
+    """Yield the operation again after each row, and with its fit at the end."""
     collective = BenchOperation(operation.operation, max(options.sizes), device)
     for line in operation_lines(operation.operation):
         say(line)
@@ -226,7 +226,7 @@ def _measured(
     for size in options.sizes:
         row = measure(collective, size, options.plan, device)
         if rows and row.bytes == rows[-1].bytes:
-            continue  # a size was rounded to the one before
+            continue  # rounded to the previous size
         rows = (*rows, row)
         say(row_line(row, operation.operation))
         yield msgspec.structs.replace(operation, rows=rows)
@@ -245,15 +245,15 @@ def _fit(rows: tuple[Row, ...], factor: float) -> LineFit | None:
     )  # fmt: skip
 
 
-def _with(result: NetBench, operation: Operation) -> NetBench:
-    """Put `operation` at the end, or in place of itself."""
+def _with(result: NetBench, operation: MeasuredOperation) -> NetBench:
+    """Append `operation`, or replace it if it is there."""
     others = tuple(one for one in result.operations if one.operation != operation.operation)
     return msgspec.structs.replace(result, operations=(*others, operation))
 
 
-def _who_is_lost(store: Store, error: RuntimeError) -> str:
-    """Set this rank's key in the store; on rank 0, name the ranks that set none."""
-    with suppress(RuntimeError):  # the store may be on the machine that is gone
+def _describe_loss(store: Store, error: RuntimeError) -> str:
+    """Set this rank's key in the store; on rank 0, name the ranks without a key."""
+    with suppress(RuntimeError):  # the store may be on the lost machine
         store.set(f"{MARK}{dist.get_rank()}", "1")
     if dist.get_rank() != 0:
         return _first_line(error)
@@ -275,7 +275,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _leave(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

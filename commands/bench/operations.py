@@ -1,11 +1,10 @@
 """Holds one collective of the bench: its buffers, its call, and the check of every element of the result.
 
-The size is nccl-tests': the whole array, of which a rank of all-gather gives one part and a rank of reduce-scatter gets
-one.  A size is rounded down to a whole number of elements for each rank, and at least one, as nccl-tests does; what is
-printed is what was sent.
+As in nccl-tests, the size is that of the whole array: a rank contributes one part of it to all-gather, and receives one
+part from reduce-scatter.  It is rounded down to a whole number of elements per rank, at least one.
 
-The check is exact: whole numbers below 2^24 add up in float32 without rounding, whatever the order.  Each element and
-each rank has another value, so parts that were swapped, left out or added twice show.
+The check is exact: integers below 2^24 add up in float32 without rounding, in any order.  Each element and each rank
+has a different value, so swapped, missing or duplicated parts are found.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["ELEMENT_BYTES", "BenchOperation"]
 
 ELEMENT_BYTES = 4
-"""float32, what DDP reduces unless it is compressed."""
+"""float32, which DDP reduces unless it compresses."""
 
 PERIOD = 251
-"""The pattern repeats after so many elements: a prime, so that no power of two of them hides a shift."""
+"""Period of the pattern in elements: a prime, so that a shift by a power of two is found."""
 
 
 class BenchOperation:
-    """One operation on arrays of up to `size_max` bytes; `resize` chooses how much of them is used."""
+    """One operation on arrays of up to `size_max` bytes; `resize` sets how much of them is used."""
 
     def __init__(self, operation: str, size_max: int, device: torch.device) -> None:
         self.operation = operation
@@ -38,7 +37,7 @@ class BenchOperation:
         part = 0 if operation == "all_reduce" else count // self._ranks
         self._part_array = torch.zeros(part, dtype=torch.float32, device=device)
         self._whole_view, self._part_view = self._array, self._part_array
-        # torch 2.13 calls them so and warns of the names before.
+        # Names since torch 2.13, which warns about the old ones.
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         calls: dict[str, Callable[[], object]] = {
@@ -50,16 +49,16 @@ class BenchOperation:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole array now."""
+        """Current bytes of the whole array."""
         return self._whole_view.numel() * ELEMENT_BYTES
 
     @property
     def count(self) -> int:
-        """Elements now as nccl-tests counts them: of one rank's part where there are parts, else of the whole array."""
+        """Current elements as nccl-tests counts them: of one rank's part, or for all-reduce of the whole array."""
         return (self._whole_view if self.operation == "all_reduce" else self._part_view).numel()
 
     def resize(self, size: int) -> None:
-        """Use `size` bytes from now on, and begin with zeros, which stay zeros however often they are added."""
+        """Use `size` bytes from now on, filled with zeros, which stay zeros when they are added."""
         count = self._whole(size)
         self._whole_view = self._array[:count]
         self._part_view = self._part_array[: count // self._ranks]
@@ -67,7 +66,7 @@ class BenchOperation:
         self._part_view.zero_()
 
     def check(self) -> int:
-        """Run once on a known pattern; return how many elements are wrong on this rank."""
+        """Run once on a known pattern; return the number of wrong elements on this rank."""
         whole, part = self._whole_view, self._part_view
         offset = self._rank * part.numel()
         given = part if self.operation == "all_gather" else whole
@@ -89,7 +88,7 @@ class BenchOperation:
         return wrong
 
     def _pattern(self, count: int, begin: int) -> torch.Tensor:
-        """Return elements `begin` to `begin + count` of the pattern, in no more memory than they take."""
+        """Return elements `begin` to `begin + count` of the pattern, without extra memory."""
         period = torch.arange(begin, begin + PERIOD, device=self._device).remainder_(PERIOD).to(torch.float32)
         return period.repeat(-(-count // PERIOD))[:count]
 

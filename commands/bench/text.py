@@ -1,9 +1,9 @@
 """Formats the result in the layout of nccl-tests: its columns, in its order and units, with a summary below.
 
-    time is microseconds, algbw and busbw 10^9 bytes per second; lines that are no rows begin with #
+    time is in microseconds, algbw and busbw in 10^9 bytes per second; all lines except rows begin with #
 
-The quartiles, which nccl-tests does not have, stand behind its columns, so that programs that read nccl-tests read
-these tables too.
+The quartiles, which nccl-tests does not have, follow its columns, so that programs that read nccl-tests can read these
+tables too.
 
 Pure: values in, lines out.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.quantities import percent, size_text
 
-from .document import BenchPlace, LineFit, NetBench, Operation, Rated, Row
+from .document import BenchPlace, LineFit, MeasuredOperation, NetBench, Rated, Row
 
 __all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines"]
 
@@ -24,13 +24,13 @@ HEAD = (
 )
 
 PLACES_SHOWN = 16
-"""Of a thousand ranks the first few are enough to see how they are laid out."""
+"""The first few of a thousand ranks show their layout."""
 
 
 def heading_lines(
     places: Sequence[BenchPlace], rated: Rated, backend: str, warmup: int, iterations: int
 ) -> Iterator[str]:
-    """Yield what is known before the first row."""
+    """Yield the facts known before the first row."""
     counts = f"{warmup} warm-up, up to {iterations} iterations"
     yield f"# pacecar bench net: {len(places)} ranks, {backend}, float32; {counts}"
     for place in places[:PLACES_SHOWN]:
@@ -58,7 +58,7 @@ def row_line(row: Row, operation: str) -> str:
     return f"{row.bytes:>12}{row.count:>14}     float{how}{time:>11}{widths}{row.wrong:>8}{low}{high}"
 
 
-def summary_lines(operation: Operation, rated: Rated) -> Iterator[str]:
+def summary_lines(operation: MeasuredOperation, rated: Rated) -> Iterator[str]:
     """Yield the summary of a table."""
     if operation.rows:
         yield f"# Out of bounds values : {_verdict(operation.rows)}"
@@ -77,7 +77,7 @@ def summary_lines(operation: Operation, rated: Rated) -> Iterator[str]:
 
 
 def closing_lines(result: NetBench) -> Iterator[str]:
-    """Yield why the run ended early, if it did."""
+    """Yield the reason if the run ended early."""
     if result.failure is not None:
         yield f"# Ended early: {result.failure}"
 
@@ -87,7 +87,7 @@ def _fit_lines(fit: LineFit) -> Iterator[str]:
     yield f"# Fit                  : time = {_figure(alpha)} us + bytes x {_figure(beta)} ns"
     if fit.bus_bytes_per_second is not None and fit.half_bandwidth_bytes is not None:
         speed, half = fit.bus_bytes_per_second / 1e9, size_text(round(fit.half_bandwidth_bytes))
-        yield f"#   large sizes reach busbw {_figure(speed)} GB/s; half of it at {half}, below that latency decides"
+        yield f"#   large sizes reach busbw {_figure(speed)} GB/s; half of it at {half}, below that latency dominates"
     where = f"{size_text(fit.worst_bytes)} is furthest off, {percent(fit.worst_residual_ratio, signed=True)}"
     yield f"#   residual {percent(fit.residual_ratio)} (root mean square of relative errors); {where}"
     yield f"#   {fit.method}"

@@ -1,7 +1,7 @@
-"""Runs `pacecar demo`: a real training run with pacecar attached; see ARCHITECTURE.md.
+"""Runs `pacecar demo`: a real training run with pacecar attached.
 
-Its processes talk by records only: `processes` starts a daemon and a torchrun of `train`, and everything that the demo
-shows or writes it reads from the records that the job left in the run folder, as any other reader could.  It ends with
-the tables of `pacecar report`, from the same code.  Start with `run_demo`.  `processes` is the only place in pacecar
-that starts programs.
+`run_demo` is the command.  `processes` starts a daemon and a torchrun of `train`, and is the only place in pacecar that
+starts programs.  What the demo shows meanwhile (`progress`) it reads from the records that the job writes into its run
+folder, as any other reader could.  What it shows at the end is the report of that folder, built by
+`pacecar.commands.report`.
 """

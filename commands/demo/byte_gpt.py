@@ -1,7 +1,7 @@
-"""Defines the model that the demo trains: a byte-level GPT that is small enough to understand and for two CPU cores.
+"""Defines the demo's model: a byte-level GPT, small enough to understand and for two CPU cores.
 
-Nothing here knows of pacecar.  There is no dropout and no batch norm, so the size of a micro-batch changes the
-order of summation and nothing else, which is what the `exact` class of knobs asks for.
+Nothing here depends on pacecar.  Without dropout and batch norm, the size of a micro-batch changes only the order of
+summation, as the `exact` class of knobs requires.
 """
 
 from __future__ import annotations

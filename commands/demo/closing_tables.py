@@ -1,61 +1,67 @@
-"""Draws what closes a demo: the tables of its report, and what the report does not have.
+"""Draws the end of a demo: the report's tables, the losses, and when pacecar's overhead falls within its budget.
 
-That is the loss on held-out text, and where pacecar cost more than its budget by when that is paid back: a demo is
-short, so the start weighs much.
+A demo is short, so start-up and trials weigh more in its overhead than they would in a real run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ..report.document import Report
+from ..report.document import Report, ReportLosses
 from ..report.output.terminal import terminal_report
-from .result import Result
 
-__all__ = ["closing"]
-
-
-def closing(result: Result, report: Report, places: dict[str, str], console: Console) -> Group:
-    """Return what is printed at the end; `places` says where to look, in order."""
-    return Group(*terminal_report(report, console), *_facts(result), _places(places))
+__all__ = ["closing", "within_budget_after_seconds"]
 
 
-def _facts(result: Result) -> list[RenderableType]:
-    losses = result.losses
+def within_budget_after_seconds(report: Report, settled_ratio: float | None) -> float | None:
+    """Return how many more seconds of training bring pacecar's overhead within its budget; 0 where it is.
+
+    `settled_ratio` is the overhead since the last switch, which is assumed to go on.  None: never, or unknown.
+    """
+    overhead, budget = report.overhead.ratio, report.overhead.budget_ratio
+    if overhead is None:
+        return None
+    if overhead <= budget:
+        return 0.0
+    if settled_ratio is None or settled_ratio >= budget:
+        return None
+    trained_ns = max(rank.steps * (rank.step_mean_ns or 0) for rank in report.ranks)
+    return (overhead - budget) * trained_ns / 1e9 / (budget - settled_ratio)
+
+
+def closing(report: Report, settled_ratio: float | None, places: Mapping[str, str], console: Console) -> Group:
+    """Return what is printed at the end; `places` names the files left behind, in this order."""
+    losses = report.losses or ReportLosses()
     lines = [
         ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
         ("held out", f"{_number(losses.validation_first)} -> {_number(losses.validation_last)} bits per byte"),
     ]
-    debt = _debt(result)
-    if debt is not None:
-        lines.append(("overhead", debt))
-    return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+    overspent = _overspent(report, settled_ratio)
+    if overspent is not None:
+        lines.append(("overhead", overspent))
+    return Group(*terminal_report(report, console), Text(), *_rows(lines), *_rows(places.items()))
 
 
-def _debt(result: Result) -> str | None:
-    """Return by when pacecar's cost is within its budget; None where it is, or no budget is known."""
-    overhead, budget = result.overhead, result.overhead_budget
-    if overhead is None or budget is None or overhead.ratio <= budget:
+def _overspent(report: Report, settled_ratio: float | None) -> str | None:
+    """Return when the overhead falls within its budget; None where it is already."""
+    more = within_budget_after_seconds(report, settled_ratio)
+    if more == 0 or report.overhead.ratio is None:
         return None
-    paid = overhead.paid_by_seconds(budget)
-    if paid is not None:
-        more = paid - overhead.wall_seconds
-        return f"start and trials are paid back after {more:.{1 if more < 10 else 0}f} s more of training"
-    if overhead.late_ratio is not None:
-        return f"it goes on over its budget, with {overhead.late_ratio * 100:.2f} % of late"
-    return "it is too early to say by when it is within its budget"
+    if more is not None:
+        return f"within its budget after {more:.{1 if more < 10 else 0}f} s more of training"
+    if settled_ratio is not None:
+        return f"still above its budget: {settled_ratio * 100:.2f} % since the last switch"
+    return "above its budget, and too early to say for how long"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _places(places: dict[str, str]) -> RenderableType:
-    # A path that is wrapped cannot be copied.
-    return Group(
-        *(
-            Text.assemble((f"{name:<9} ", "dim"), place, no_wrap=True, overflow="ignore")
-            for name, place in places.items()
-        )
-    )
+def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[RenderableType]:
+    for name, text in rows:
+        # A wrapped path cannot be copied.
+        yield Text.assemble((f"{name:<9} ", "dim"), text, no_wrap=True, overflow="ignore")

@@ -1,9 +1,9 @@
 """Starts the demo's processes, a daemon and a torchrun, and ends all of them however the demo ends.
 
-torchrun starts every worker in a session of its own, so killing torchrun's process group kills torchrun and leaves the
-workers training for ever.  Ending by group is therefore not enough: every process of a run carries the run's name in
-its environment (PACECAR_JOB), and whoever still carries it when the run is over is one of ours.  Should this process
-itself be killed, the kernel tells daemon and torchrun (PR_SET_PDEATHSIG), and torchrun ends its workers.
+torchrun starts each worker in its own session, so killing torchrun's process group would leave the workers training
+forever.  Every process of a run therefore has the run's name in its environment (PACECAR_JOB), and those that still
+have it at the end are killed.  If this process itself is killed, the kernel signals daemon and torchrun
+(PR_SET_PDEATHSIG), and torchrun ends its workers.
 """
 
 from __future__ import annotations
@@ -40,42 +40,41 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 
 DAEMON_START_SECONDS_MAX = 60.0
-"""A daemon is up in well under a second; a loaded machine may take its time."""
+"""A daemon starts in well under a second, except on a loaded machine."""
 
 LOG_BYTES_MAX = 256 * 1024
-"""How much of a log's end is read."""
+"""Bytes read from the end of a log."""
 
 LOG_LINES_SHOWN = 20
-"""Enough for a traceback and what led to it."""
+"""Enough for a traceback and its context."""
 
 TERM_SECONDS_MAX = 8.0
-"""How long a process may take to end when asked."""
+"""Time for a process to end after SIGTERM."""
 
 KILL_SECONDS_MAX = 5.0
-"""How long the kernel may take to end it when told."""
+"""Time for the kernel to end it after SIGKILL."""
 
 DUMP_SECONDS_MAX = 10.0
-"""Writing some megabytes takes a second; a run must end all the same."""
+"""Writing some megabytes takes a second; the demo must not hang on it."""
 
 JOB_DEFAULTS = {
-    # A run of two minutes may spend a larger share on trials than one of days, and other load on the machine makes
-    # trials longer (default 0.01).
+    # A run of two minutes may spend a larger share on trials than one of days (default 0.01).
     "PACECAR_TUNE_EXPLORATION_BUDGET": "0.1",
-    # Long enough that the stretch before the first trial has a spread (default 10).
+    # Enough steps before the first trial to measure their spread (default 10).
     "PACECAR_TUNE_WARMUP_STEPS": "50",
-    # The gradients of so small a model fill one bucket: what its size is worth is less than a laptop's noise, and each
-    # trial of it lets the ranks wait for each other (default: all knobs).
+    # The gradients of so small a model fill one bucket, so the gain of another size is below a laptop's noise (default:
+    # all knobs).
     "PACECAR_TUNE_KNOBS": "micro_batch",
-    # Every demo begins with the same settings as the first.
+    # Every demo starts with the same settings.
     "PACECAR_TUNE_REMEMBER": "false",
 }
-"""Settings that suit a run of minutes; the user's own environment takes precedence."""
+"""Settings for a run of minutes; the user's environment takes precedence."""
 
 STOP_FILE = "stop"
-"""In the run folder: the training script ends when it is there."""
+"""The training script ends when this file appears in the run folder."""
 
 RECORDER_SECONDS = "3600"
-"""Long enough for a whole demo, within the recorder's memory: the report needs the time before and after the change."""
+"""Long enough for a whole demo, within the recorder's memory: the report needs the time before the change too."""
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -93,7 +92,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What was asked for on the command line."""
+    """The command's options, parsed."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -107,14 +106,14 @@ class DemoOptions:
 
 
 def default_world_size() -> int:
-    """Return a rank for each GPU, or two on a machine without."""
+    """Return one rank per GPU, or two without GPUs."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 2
 
 
 def free_port(wanted: int) -> int:
-    """Return `wanted` if nobody listens there, else a free port."""
+    """Return `wanted` if it is free, else another free port."""
     for port in (wanted, 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,7 +126,7 @@ def free_port(wanted: int) -> int:
 
 
 def survivors(job: str) -> list[psutil.Process]:
-    """Return the processes that carry `job` in their environment, this one not among them."""
+    """Return the other processes with `job` in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -139,7 +138,7 @@ def survivors(job: str) -> list[psutil.Process]:
 
 
 class Children:
-    """The daemon and the job of one run.  A context manager: nothing outlives it."""
+    """The daemon and the job of one run.  It is a context manager: no process outlives it."""
 
     def __init__(self, folder: Path, options: DemoOptions, *, environ: Mapping[str, str] = os.environ) -> None:
         self.folder = folder
@@ -154,14 +153,14 @@ class Children:
 
     @property
     def metrics_url(self) -> str:
-        """Where the daemon serves."""
+        """The daemon's address."""
         return f"http://{HOST}:{self.port}/metrics"
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers.
 
         Raises:
-            LaunchError: it did not come up; the message has the end of its log.
+            LaunchError: it did not start; the message has the end of its log.
         """
         self.port = free_port(self.options.port)
         command = [sys.executable, "-m", "pacecar", "daemon", "--host", HOST, "--port", str(self.port)]
@@ -200,7 +199,7 @@ class Children:
         self._job = self._start(command, "job.log", {**JOB_DEFAULTS, **environment})
 
     def finish_job(self) -> None:
-        """Ask the job to end by itself, soon and as if its time were up.  May be repeated."""
+        """Ask the job to end soon, as if its time were up.  May be called repeatedly."""
         (self.folder / STOP_FILE).touch()
 
     def job_exit_code(self) -> int | None:
@@ -208,11 +207,11 @@ class Children:
         return self._job.poll() if self._job is not None else None
 
     def daemon_exit_code(self) -> int | None:
-        """Return how the daemon ended; None while it runs."""
+        """Return the daemon's exit code, or None while it runs."""
         return None if self._daemon is None else self._daemon.poll()
 
     def log_tail(self, name: str) -> str:
-        """Return the last lines of one of the run's logs, torchrun's own report of a failure in one line."""
+        """Return the last lines of a log, with torchrun's report of a failure condensed to one line."""
         try:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
@@ -222,7 +221,7 @@ class Children:
         return "\n".join([*_before_torchruns_report(text.splitlines())[-LOG_LINES_SHOWN:], *_first_to_fail(text)])
 
     def keep_recording(self) -> str | None:
-        """Have the daemon write what it saw of the run; return where, None where it does not."""
+        """Have the daemon write a recording of the run; return its path, or None on failure."""
         if self.daemon_exit_code() is not None:
             return None
         try:
@@ -235,13 +234,13 @@ class Children:
         return answer.detail if answer.state == "done" else None
 
     def stop_job(self) -> None:
-        """End the job: torchrun by SIGTERM and then SIGKILL, then every process of the run that is left."""
+        """End torchrun by SIGTERM and then SIGKILL, then all remaining processes of the run except the daemon."""
         _end(self._job)
         daemon = self._daemon.pid if self._daemon is not None else None
         _end_all(lambda: [process for process in survivors(self.job) if process.pid != daemon])
 
     def close(self) -> None:
-        """End everything that was started, whatever state it is in."""
+        """End all processes that were started."""
         try:
             self.stop_job()
         finally:
@@ -257,7 +256,7 @@ class Children:
         self.close()
 
     def _environment(self) -> dict[str, str]:
-        # The fault handler: a rank that dies in C++ says where its python was.
+        # With the fault handler, a rank that dies in C++ prints its Python stack.
         return {"PYTHONFAULTHANDLER": "1", **self._environ, "PACECAR_JOB": self.job, "PYTHONUNBUFFERED": "1"}
 
     def _socket(self) -> Path:
@@ -270,7 +269,7 @@ class Children:
 
     def _start(self, command: list[str], log: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with os.fdopen(appending(self.folder / log), "wb") as stream:
-            # A session of its own, so that Ctrl-C in the terminal reaches this process alone and it decides the order.
+            # In its own session: Ctrl-C in the terminal reaches only this process, which then ends them in order.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -278,12 +277,12 @@ class Children:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # no thread runs yet when the demo starts its processes
+                preexec_fn=_die_with_parent,  # safe: no thread runs yet
             )
 
 
 def _before_torchruns_report(lines: list[str]) -> list[str]:
-    """Cut off torchrun's forty lines about itself, which push the cause out of sight."""
+    """Cut off torchrun's forty lines about itself, which hide the cause."""
     for i, line in enumerate(lines):
         if "torch/distributed/elastic/" in line and line[:1] in {"W", "E"}:
             return lines[:i] or lines
@@ -291,7 +290,7 @@ def _before_torchruns_report(lines: list[str]) -> list[str]:
 
 
 def _first_to_fail(text: str) -> list[str]:
-    """Return what torchrun's report says of the first rank that failed, as one line, if there is a report."""
+    """Return one line about the first rank that failed, from torchrun's report; empty without a report."""
     found = _ROOT_CAUSE.search(text)
     if found is None:
         return []
@@ -301,7 +300,7 @@ def _first_to_fail(text: str) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    # Best effort: where there is no prctl the demo still ends its processes itself.
+    # Best effort: without prctl, the demo still ends its processes itself.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -309,14 +308,15 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1.0):
             return True
-    except urllib.error.HTTPError:
-        return True  # it speaks HTTP, so it is up
+    except urllib.error.HTTPError as error:
+        error.close()
+        return True  # an HTTP error is an answer
     except OSError:
         return False
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """Send SIGTERM and wait; where that is not enough, send SIGKILL and wait."""
+    """Send SIGTERM and wait; if the process is still there, send SIGKILL and wait."""
     if process is None or process.poll() is not None:
         return
     process.terminate()

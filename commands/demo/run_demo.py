@@ -1,25 +1,23 @@
-"""Runs one demo from the command to its exit code: folder, daemon, job, display, result, closing tables.
+"""Runs one demo: makes the run folder, starts daemon and job, shows their progress, and prints the run's report.
 
-Whatever happens on the way (Ctrl-C, a job that dies, a terminal that closes), the processes are ended, and what was
-measured until then is written and shown all the same.
+However it ends (Ctrl-C, a job that dies, a terminal that closes), the processes are stopped, and what was measured
+until then is reported.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import signal
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 
@@ -27,38 +25,41 @@ from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, load_config
 from pacecar.safe_files import replacing
 
-from .closing_tables import closing
+from ..report.build import BuildOptions, build_report
+from ..report.document import Report
+from ..report.reading.inputs import find_inputs
+from ..report.reading.notices import ReportError
+from ..shared_options import complain
+from .closing_tables import closing, within_budget_after_seconds
 from .processes import Children, DemoOptions, LaunchError
-from .progress import DemoSetup, Progress, event_line, plain_line, screen
-from .rest_detector import RestDetector
-from .result import as_document
-from .runfolder import RecordTail, make_run_folder, point_latest, read_losses, write_json
-from .summary import summarize
+from .progress import DemoSetup, Progress, RestDetector, event_line, plain_line, screen
+from .runfolder import RecordTail, make_run_folder, point_latest
 
 __all__ = ["run_demo"]
 
 REFRESH_SECONDS = 0.5
-"""How often the screen is drawn."""
+"""Time between two drawings of the screen."""
 
 PLAIN_LINE_SECONDS = 10.0
-"""How often a log that is no terminal gets a line, when nothing happens."""
+"""Without a terminal, a line is printed this often while nothing happens."""
 
 OVERTIME_SECONDS_MAX = 120.0
-"""What a job may take beyond its training time, to start and to end; then it hangs and is ended."""
+"""Time for start-up and shutdown beyond the training time; a job that takes longer hangs and is killed."""
 
 SECONDS_MAX = 150.0
-"""Of training, by default: on a quiet machine the tuner has nothing left to try after half of it."""
+"""Default limit of training: on a quiet machine the tuner has nothing left to try after half of it."""
 
 Ending = Literal["finished", "failed", "interrupted"]
 
 
 def run_demo(options: DemoOptions, console: Console | None = None) -> int:
-    """Run the demo; return 0, 1 when it failed, or 128 + the signal that interrupted it."""
+    """Run the demo; return 0, 1 if it failed, or 128 + the signal that interrupted it."""
     console = console or Console(soft_wrap=False)
     try:
         budget = load_config().hook.overhead_budget
     except ConfigError as error:
-        return _complain(str(error))
+        complain(str(error))
+        return 1
     rest = None
     if options.steps is None and options.seconds is None:
         options, rest = replace(options, seconds=SECONDS_MAX), RestDetector(budget)
@@ -66,36 +67,43 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     try:
         folder = make_run_folder(options.run_dir, SystemClock())
     except OSError as error:
-        return _complain(f"{options.run_dir}: a run folder cannot be made here: {error.strerror}")
+        complain(f"{options.run_dir}: cannot make a run folder here: {error.strerror}")
+        return 1
     code = 0
     message: str | None = None
     ending: Ending = "failed"
+    progress = Progress()
     with _signals() as caught, Children(folder, options) as children:
         try:
             children.start_daemon()
             if children.port != options.port and options.port != 0:
-                console.print(f"port {options.port} is taken (another daemon?): serving on {children.port} instead")
+                console.print(f"port {options.port} is in use (another daemon?): serving on {children.port} instead")
             children.start_job()
             point_latest(folder)
-            ending, message = _follow(children, console, started, caught, budget=budget, rest=rest)
+            ending, message = _follow(children, progress, console, started, caught, budget=budget, rest=rest)
         except KeyboardInterrupt:
             ending = "interrupted"
             code = 128 + (caught[0] if caught else signal.SIGINT)
             console.print("\nstopping the job ...")
         except LaunchError as error:
-            return _complain(str(error))
+            complain(str(error))
+            return 1
         finally:
-            # What follows is short and bounded; another Ctrl-C would only leave processes or files behind.
+            # The rest is short and bounded; another Ctrl-C would only leave processes or files behind.
             _ignore_signals()
         children.stop_job()
         _keep_last_metrics(children)
         children.keep_recording()
-        _conclude(children, console, ending, time.monotonic() - started, budget)
-    return code if message is None else _complain(message)
+        _conclude(children, progress, console, ending, time.monotonic() - started, budget)
+    if message is None:
+        return code
+    complain(message)
+    return 1
 
 
 def _follow(
     children: Children,
+    progress: Progress,
     console: Console,
     started: float,
     caught: Sequence[int],
@@ -103,25 +111,24 @@ def _follow(
     budget: float,
     rest: RestDetector | None,
 ) -> tuple[Ending, str | None]:
-    """Show the job until it ends; return how, and what to tell the user if it failed.  `rest` says when it may end.
+    """Show the job until it ends; return how it ended, and an error message if it failed.
 
-    Raises KeyboardInterrupt when a signal is in `caught`: one that came where nothing can be raised (in a callback of
-    the garbage collector) is seen here.
+    `rest` decides when the job may end early.  Raises KeyboardInterrupt for a signal in `caught` that arrived where
+    Python ignores exceptions, as in a callback of the garbage collector.
     """
     options = children.options
     limit = f"{options.steps} steps" if options.steps is not None else f"{options.seconds:.0f} s of training"
     limit = limit if rest is None else f"at most {limit}: it ends when the tuner rests"
-    around = DemoSetup(children.job, children.metrics_url, str(children.folder), limit, budget)
+    setup = DemoSetup(children.job, children.metrics_url, str(children.folder), limit, budget)
     console.print(
         f"pacecar demo {children.job}: {children.world_size} ranks, tune {options.tune},\n{limit}", highlight=False
     )
     console.print(f"metrics {children.metrics_url}", soft_wrap=True)
     console.print(f"folder {children.folder}", soft_wrap=True)
-    progress = Progress()
     tails = [RecordTail(children.folder / f"rank{rank}.jsonl") for rank in range(children.world_size or 0)]
-    is_daemon_missed = False
+    is_daemon_gone = False
     deadline = None if options.seconds is None else started + options.seconds + OVERTIME_SECONDS_MAX
-    for elapsed in _display(progress, around, console, started):
+    for elapsed in _display(progress, setup, console, started):
         if caught:
             raise KeyboardInterrupt
         for tail in tails:
@@ -129,30 +136,26 @@ def _follow(
         if rest is not None and rest.is_over(progress, elapsed):
             children.finish_job()
         daemon_code = children.daemon_exit_code()
-        if daemon_code is not None and not is_daemon_missed:
-            is_daemon_missed = True
+        if daemon_code is not None and not is_daemon_gone:
+            is_daemon_gone = True
             console.print(
-                f"the daemon ended with exit code {daemon_code}: nothing is served until one is started again at"
-                " its socket; training and tuning go on without it",
+                f"the daemon ended with exit code {daemon_code}: no metrics until another one is started on its"
+                " socket; training and tuning continue",
                 highlight=False,
             )
         code = children.job_exit_code()
         if code == 0:
             return "finished", None
-        if code is not None:
-            tail_text = children.log_tail("job.log")
-            return (
-                "failed",
-                f"the job ended with exit code {code}; its log {children.folder}/job.log ends:\n{tail_text}",
-            )
-        if deadline is not None and started + elapsed > deadline:
-            tail_text = children.log_tail("job.log")
-            return "failed", f"the job did not end in time; its log {children.folder}/job.log ends:\n{tail_text}"
+        reason = None if code is None else f"the job ended with exit code {code}"
+        if code is None and deadline is not None and started + elapsed > deadline:
+            reason = "the job did not end in time"
+        if reason is not None:
+            return "failed", f"{reason}; its log {children.folder}/job.log ends:\n{children.log_tail('job.log')}"
     raise AssertionError("the display ends with the job")
 
 
-def _display(progress: Progress, around: DemoSetup, console: Console, started: float) -> Iterator[float]:
-    """Yield the elapsed seconds, again and again, and show `progress` and the time of training in between."""
+def _display(progress: Progress, setup: DemoSetup, console: Console, started: float) -> Iterator[float]:
+    """Yield the elapsed seconds every REFRESH_SECONDS; show `progress` and the time of training in between."""
     began = started
     next_line = started + PLAIN_LINE_SECONDS
     live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
@@ -164,7 +167,7 @@ def _display(progress: Progress, around: DemoSetup, console: Console, started: f
                 began = now
             shown = now - (began if progress.last is not None else started)
             if live is not None:
-                live.update(screen(progress, around, shown, console), refresh=True)
+                live.update(screen(progress, setup, shown, console), refresh=True)
             else:
                 lines = [event_line(progress.events.popleft(), shown) for _ in range(len(progress.events))]
                 if lines or now >= next_line:
@@ -175,41 +178,40 @@ def _display(progress: Progress, around: DemoSetup, console: Console, started: f
             time.sleep(REFRESH_SECONDS)
 
 
-def _conclude(children: Children, console: Console, ending: Ending, seconds: float, budget: float) -> None:
-    """Write result.json from the records on disk and print the report's tables."""
+def _conclude(
+    children: Children, progress: Progress, console: Console, ending: Ending, seconds: float, budget: float
+) -> None:
+    """Write the report of the run folder to report.json, and print its tables."""
     folder = children.folder
-    result = summarize(folder, read_losses(folder / "losses.jsonl"), overhead_budget=budget)
-    document: dict[str, Any] = {
-        "run": children.job,
-        "status": ending,
-        "duration_seconds": round(seconds, 3),
-        "refused_lines": result.refused_lines,
-        "tune": children.options.tune,
-        "versions": {name: _version(name) for name in ("pacecar", "torch", "numpy", "msgspec")}
-        | {"python": platform.python_version()},
-        "cores": len(os.sched_getaffinity(0)),
-        **as_document(result),
-    }
-    write_json(folder / "result.json", document)
-    places = {
-        "result": f"{folder}/result.json",
-        "records": f"{folder}/rank*.jsonl   job.log   daemon.log",
-        "metrics": f"{children.metrics_url} until now; its last answer is {folder}/metrics.txt",
-    }
-    if result.report is not None:
-        places["report"] = f"pacecar report {folder}   makes a page of all this"
-    if _keep_dashboard(folder):
-        places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
-    if result.report is not None:
-        console.print(closing(result, result.report, places, console), crop=False)
-    else:
+    try:
+        report = build_report(find_inputs(folder), BuildOptions(budget_ratio=budget)).report
+    except ReportError:
         console.print(f"no step was completed; the logs are in {folder}", soft_wrap=True, highlight=False)
+    else:
+        settled_ratio = progress.settled_overhead_ratio()
+        _write_report(folder, report, ending, seconds, within_budget_after_seconds(report, settled_ratio))
+        places = {
+            "report": f"{folder}/report.json   pacecar report {folder} makes a page of it",
+            "records": f"{folder}/rank*.jsonl   job.log   daemon.log",
+            "metrics": f"{folder}/metrics.txt, the last answer of {children.metrics_url}",
+        }
+        if _keep_dashboard(folder):
+            places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
+        console.print(closing(report, settled_ratio, places, console), crop=False)
     console.print(f"{ending} after {seconds:.0f} s", highlight=False)
 
 
+def _write_report(folder: Path, report: Report, ending: Ending, seconds: float, within_budget: float | None) -> None:
+    """Write what `pacecar report --json` prints, plus what only the demo knows."""
+    demo = {"status": ending, "duration_seconds": round(seconds, 3), "within_budget_after_seconds": within_budget}
+    document = {**msgspec.to_builtins(report), "demo": demo}
+    with replacing(folder / "report.json") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
 def _keep_last_metrics(children: Children) -> None:
-    """Keep the daemon's last answer: the daemon ends with the demo, and its page is worth a look afterwards."""
-    # A daemon that was killed is no reason to lose the result.
+    """Save the daemon's last metrics page: the daemon ends with the demo, and the report reads it."""
+    # A daemon that was killed must not cost the report.
     with suppress(OSError), urllib.request.urlopen(children.metrics_url, timeout=2.0) as answer:
         text = answer.read()
         with replacing(children.folder / "metrics.txt") as stream:
@@ -225,18 +227,11 @@ def _keep_dashboard(folder: Path) -> bool:
     return True
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt; yield the list in which they are noted.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt; yield the list of signals received.
 
-    Only the first: an impatient user's second one would come while the first is dealt with, and lose the result.
+    Only the first: an impatient user's second Ctrl-C would interrupt the handling of the first and lose the report.
     """
     caught: list[int] = []
 
@@ -257,8 +252,3 @@ def _signals() -> Iterator[list[int]]:
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _complain(message: str) -> int:
-    sys.stderr.write(f"pacecar: {message}\n")
-    return 1

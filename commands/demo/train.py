@@ -1,8 +1,7 @@
-"""Trains a small language model with pacecar attached, as a script to be copied.
+"""Trains a small byte-level language model with pacecar attached; a script to copy from.
 
-A byte-level language model, data-parallel, written as one would write it without pacecar, plus five lines: `attach`,
-`data`, `microbatches`, `backward` and `count`.  The micro-batch of 1 is a left-over of the kind that every script has:
-accumulated because it once had to fit into some small GPU, and never looked at again.
+It is an ordinary data-parallel script plus five lines: `attach`, `data`, `microbatches`, `backward` and `count`.  The
+micro-batch of 1 is a typical left-over: chosen once to fit a small GPU, and never reconsidered.
 
     torchrun --nproc-per-node 2 -m pacecar.commands.demo.train --seconds 60 --tune exact
 
@@ -44,18 +43,18 @@ logger = logging.getLogger("pacecar.commands.demo.train")
 
 WARMUP_STEPS = 20
 SCHEDULE_STEPS = 4000
-"""The cosine ends here however long the run is: a schedule that followed the clock would not repeat."""
+"""The end of the cosine, whatever the length of the run: a schedule by the clock would not be reproducible."""
 
 STOP_CHECK_STEPS = 20
-"""How often the ranks agree whether the time is up: rare enough to cost nothing, often enough to keep the budget."""
+"""Steps between agreements whether the time is up: rare enough to be cheap, frequent enough to stop in time."""
 
 VALIDATION_WINDOWS = 32
-"""Held-out windows for each rank: as many samples as in four steps."""
+"""Held-out windows for each rank, as many as in four steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings that depend on the device: enough work for it, and a micro-batch that was never tuned."""
+    """Settings that depend on the device: enough work for it, and an untuned micro-batch."""
 
     model: GPTConfig
     learning_rate: float
@@ -119,7 +118,7 @@ def main() -> None:
 
     report.validation(step, _bits_per_byte(model, held_out, device))
     report.close()
-    # gloo's worker lets go of the last all_reduce a moment after it is done, and aborts the process if python ends just
+    # gloo's worker releases the last all_reduce a moment after it is done, and aborts the process if Python exits just
     # then (pytorch issue 190489).
     dist.barrier()
     dist.destroy_process_group()
@@ -128,13 +127,13 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small language model with pacecar attached.")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, help="stop after so many steps")
-    length.add_argument("--seconds", type=float, default=150.0, help="stop when so much time is over (default 150)")
+    length.add_argument("--steps", type=int, help="stop after this many steps")
+    length.add_argument("--seconds", type=float, default=150.0, help="stop after this many seconds (default 150)")
     parser.add_argument("--stop-file", type=Path, help="stop as soon as this file exists")
     parser.add_argument("--tune", choices=("off", "advise", "exact"), default="exact")
     parser.add_argument("--batch", type=int, help="sequences in a step, on each rank")
     parser.add_argument("--micro-batch", type=int, help="sequences in a forward and backward, on each rank")
-    parser.add_argument("--metrics", type=Path, help="write losses to this file, one JSON object a line")
+    parser.add_argument("--metrics", type=Path, help="write losses to this file, one JSON object per line")
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--validate-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
@@ -142,7 +141,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _join() -> torch.device:
-    """Join the process group that torchrun describes: NCCL with a GPU for each rank, else gloo."""
+    """Join torchrun's process group: NCCL with one GPU per rank, else gloo."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -185,7 +184,7 @@ def _bits_per_byte(model: nn.Module, held_out: TextWindows, device: torch.device
 
 
 class _Stop:
-    """Decides when training ends, on all ranks at the same step: else one would wait for another for ever."""
+    """Decides when training ends, at the same step on all ranks: otherwise one would wait for another forever."""
 
     def __init__(self, steps: int | None, seconds: float, file: Path | None, device: torch.device) -> None:
         self._steps = steps
@@ -212,30 +211,30 @@ def _new_file(path: Path) -> TextIO:
 
 
 class _Report:
-    """Rank 0's lines for people and, where asked for, the same for programs."""
+    """Rank 0's log lines and, with `metrics`, the same as JSON."""
 
     def __init__(self, metrics: Path | None, every: int) -> None:
-        self._is_speaking = dist.get_rank() == 0
+        self._is_logging = dist.get_rank() == 0
         self._file = _new_file(metrics) if metrics is not None else None
         self._every = every
 
     def begin(self, model: nn.Module, files: int, windows: int, batch: int) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        if self._is_speaking:
+        if self._is_logging:
             logger.info(
                 "%.2f M parameters, %d source files, %d windows, %d ranks x %d sequences a step",
                 parameters / 1e6, files, windows, dist.get_world_size(), batch,
             )  # fmt: skip
 
     def step(self, step: int, loss: Tensor, optimizer: Optimizer) -> None:
-        # .item() waits for a GPU, so only when somebody is going to read it.
-        if self._is_speaking and (step % self._every == 0 or step == 1):
+        # .item() waits for a GPU, so only when the value is logged.
+        if self._is_logging and (step % self._every == 0 or step == 1):
             value = loss.item()
             logger.info("step %5d  loss %.4f  lr %.2e", step, value, optimizer.param_groups[0]["lr"])
             self._write({"step": step, "loss": value})
 
     def validation(self, step: int, bits_per_byte: float) -> None:
-        if self._is_speaking:
+        if self._is_logging:
             logger.info("step %5d  validation %.3f bits per byte", step, bits_per_byte)
             self._write({"step": step, "validation_bits_per_byte": bits_per_byte})
 

@@ -1,8 +1,8 @@
-"""Loads the text that the demo trains on: the Python standard library's own sources, which are on every machine.
+"""Loads the demo's training text: the sources of the Python standard library, which every machine has.
 
-A download would make the demo depend on a network, and random bytes have nothing to learn.  The files are taken in
-the order of a hash of their names, so that a size cap cuts a fair sample and not `asyncio` alone, and a file is
-wholly in the training or wholly in the validation part.
+A download would need a network, and random bytes cannot be learned.  Files are read in the order of a hash of their
+names, so that the size limit leaves a fair sample instead of `asyncio` alone.  A file belongs entirely to the training
+or to the validation part.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils.data import Dataset
 __all__ = ["TextWindows", "TrainingText", "load_corpus", "source_files"]
 
 CORPUS_BYTES_MAX = 16 * 1024 * 1024
-"""Far more than a demo can read in its few minutes; bounds its memory."""
+"""Far more than a demo reads in a few minutes; bounds its memory."""
 
 VALIDATION_EVERY = 16
 """One file in this many is held out, by a hash of its name."""
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__", "lib2to3"})
-"""Not the library itself (packages), or odd on purpose (tests of the parser hold broken sources)."""
+"""Not the library itself (packages), or broken on purpose (tests of the parser)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """Two flat uint8 tensors; `files` says how many sources they came from."""
+    """Two flat uint8 tensors, from this number of source files."""
 
     train: Tensor
     validation: Tensor
@@ -39,7 +39,7 @@ class TrainingText:
 
 
 def source_files(root: Path) -> list[Path]:
-    """Return the library's `.py` files below `root`, in an order that depends on their names alone."""
+    """Return the library's `.py` files below `root`, in an order that depends only on their names."""
     found = [
         path
         for path in root.rglob("*.py")
@@ -52,7 +52,7 @@ def load_corpus(root: Path | None = None, *, bytes_max: int = CORPUS_BYTES_MAX) 
     """Read the sources below `root` (None: this Python's standard library), at most `bytes_max` bytes.
 
     Raises:
-        ValueError: there is too little text for a training and a validation part.
+        ValueError: there is too little text for training and validation.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     train, validation = bytearray(), bytearray()
@@ -61,14 +61,14 @@ def load_corpus(root: Path | None = None, *, bytes_max: int = CORPUS_BYTES_MAX) 
         try:
             text = path.read_bytes()
         except OSError:
-            continue  # unreadable for this user: the corpus does without it
+            continue  # not readable for this user
         if len(train) + len(validation) + len(text) > bytes_max:
             break
         part = validation if _hash(path, root) % VALIDATION_EVERY == 0 else train
         part += text
         files += 1
     if not train or not validation:
-        raise ValueError(f"{root} holds {files} readable Python sources: too few to train on and to validate with")
+        raise ValueError(f"{root} holds {files} readable Python sources: too few for training and validation")
     return TrainingText(_as_tensor(train), _as_tensor(validation), files)
 
 

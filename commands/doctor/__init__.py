@@ -1,20 +1,21 @@
 """Finds what this machine, driver, network and job could do better (`pacecar doctor`): facts, rules, findings.
 
     command          the options of `pacecar doctor`, and its exit code
-    host_access      roots, environment, driver; bounded reads that note what could not be read
-    facts/           what was read, each value with where it was read; one module for each source       read only
-    collect_facts    all readers, one after the other
-    transport_paths  which way gradients would go, by the facts                                         pure
-    topology         how far apart cards are, and what they can use                                     pure
-    findings         what a rule and a finding are (`facts.evidence`: a value that was read and where)
-    rules/           facts -> what is wrong, what to do about it, and who says so                       pure
-    sources          the documents that rules rest on
-    terminal_report  findings in a terminal (rich)      document   the same as JSON
+    host_access      roots, environment, driver; bounded reads that note failures
+    facts/           the values that were read, each with its source; one module per source             read only
+    collect_facts    calls all readers
+    transport_paths  the path that gradients would take                                                 pure
+    topology         how far apart cards are, and how they can communicate                              pure
+    findings         the types of rules and findings (`facts.evidence`: a value and its source)
+    rules/           facts -> findings with remedies and sources                                        pure
+    sources          the documents that rules cite
+    terminal_report  findings in a terminal (rich)
+    document         findings as JSON
     reference        the table of rules in docs/doctor.md
 
-A list of best practices would not do: most of it is wrong for any one machine, and advice that always comes is not
-read.  So a rule speaks only where values that were read show the fault, and says which values and where they are.
+Most of a list of best practices does not apply to a given machine, and advice that always appears is not read.  So a
+rule reports only faults that the values show, with these values and their sources.
 
-Nothing is applied: a finding has the command, and a person runs it.  Left out: what needs a load to be seen (`pacecar
-bench net`, the daemon's metrics), and everything that only a vendor's own diagnosis can tell (dcgmi diag).
+Nothing is applied: a finding has the command, and a person runs it.  Left out: faults that show only under load
+(`pacecar bench net`, the daemon's metrics), and what only a vendor's own diagnosis can find (dcgmi diag).
 """

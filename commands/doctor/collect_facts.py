@@ -1,30 +1,34 @@
-"""Reads a machine, its job and its files into one `NodeFacts`: calls all readers, one after the other.
+"""Reads a machine, its job and its files into one `NodeFacts`, by calling all readers.
 
-Nothing is started, set or written.  A reader that meets what it cannot understand notes it and gives the rest.
+Nothing is started, set or written.  A reader notes what it cannot understand and returns the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
+from pacecar.nccl_ras import RasError, RasFinding
+
+from .facts.evidence import FactError
 from .facts.gpu import read_gpus
 from .facts.host import cpus, limits, process
-from .facts.job import Log, Run, Script
-from .facts.log import LogError, read_log
+from .facts.log import read_log
 from .facts.model import NodeFacts
 from .facts.network import read_network
 from .facts.pci import pci_devices
-from .facts.run import RunError, read_run
-from .facts.script import ScriptError, read_script
+from .facts.run import read_run
+from .facts.script import read_script
 from .facts.setting import read_settings
 from .host_access import FactReader, HostAccess
 
-__all__ = ["examine"]
+__all__ = ["collect_facts"]
 
 
-def examine(
-    places: HostAccess,
+def collect_facts(
+    access: HostAccess,
     *,
     host: str,
     round_trip_ns: int | None = None,
@@ -32,64 +36,60 @@ def examine(
     script: Path | None = None,
     log: Path | None = None,
 ) -> NodeFacts:
-    """Read all facts.  A run, script or log that was named and cannot be read is among the `unreadable`."""
-    looker = FactReader(places)
+    """Read all facts.  A given run, script or log that cannot be read is listed in `unreadable`."""
+    reader = FactReader(access)
     return NodeFacts(
         host=host,
-        cpus=cpus(looker),
-        pci=pci_devices(looker),
-        gpus=read_gpus(looker),
-        network=read_network(looker),
-        limits=limits(looker),
-        settings=read_settings(looker),
+        cpus=cpus(reader),
+        pci=pci_devices(reader),
+        gpus=read_gpus(reader),
+        network=read_network(reader),
+        limits=limits(reader),
+        settings=read_settings(reader),
         torch_version=_torch_version(),
         round_trip_ns=round_trip_ns,
-        process=process(looker),
-        log=None if log is None else _log(looker, log),
-        script=None if script is None else _script(looker, script),
-        run=None if run is None else _run(looker, run),
-        unreadable=looker.unreadable,
-        limited=looker.limited,
+        process=process(reader),
+        ras=_ras(reader),
+        log=_given(reader, log, read_log),
+        script=_given(reader, script, read_script),
+        run=_given(reader, run, read_run),
+        unreadable=reader.unreadable,
+        limited=reader.limited,
     )
 
 
+def _ras(reader: FactReader) -> tuple[RasFinding, ...] | None:
+    """Return what NCCL's RAS says is wrong; None if there is no RAS, or if its answer cannot be read."""
+    try:
+        return None if reader.access.ras is None else reader.access.ras()
+    except RasError as error:
+        reader.note(str(error))
+        return None
+
+
 def _torch_version() -> str | None:
-    """Return torch's version without importing it, which takes a second and all its libraries."""
+    """Return torch's version without importing it, which would take a second."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return None
 
 
-def _log(looker: FactReader, path: Path) -> Log | None:
-    try:
-        log, notes = read_log(path)
-        for note in notes:
-            looker.note(note)
-        return log
-    except OSError as error:
-        looker.note(f"{path}: {error.strerror or error}")
-    except LogError as error:
-        looker.note(str(error))
-    return None
+T = TypeVar("T")
 
 
-def _script(looker: FactReader, path: Path) -> Script | None:
-    try:
-        return read_script(path)
-    except OSError as error:
-        looker.note(f"{path}: {error.strerror or error}")
-    except ScriptError as error:
-        looker.note(str(error))
-    return None
-
-
-def _run(looker: FactReader, folder: Path) -> Run | None:
-    try:
-        run, notes = read_run(folder)
-    except RunError as error:
-        looker.note(str(error))
+def _given(reader: FactReader, path: Path | None, read: Callable[[Path], tuple[T, Sequence[str]]]) -> T | None:
+    """Return what `read` makes of `path`, None without a path or if it cannot be read; note what is missing."""
+    if path is None:
         return None
-    for note in notes:
-        looker.note(note)
-    return run
+    try:
+        found, notes = read(path)
+    except OSError as error:
+        reader.note(f"{path}: {error.strerror or error}")
+    except FactError as error:
+        reader.note(str(error))
+    else:
+        for note in notes:
+            reader.note(note)
+        return found
+    return None

@@ -1,7 +1,7 @@
 """Defines `pacecar doctor`: what to read besides the machine, how to print the findings, and when to fail.
 
-0  nothing at or above --fail-on    1  findings at or above it    2  wrong use
-3  nothing at or above --fail-on, but something that is there could not be read: the answer is partial
+0  no findings at or above --fail-on    1  findings at or above it    2  wrong usage
+3  no findings at or above --fail-on, but something could not be read, so the answer is partial
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["PARTIAL", "doctor"]
 FOUND, PARTIAL = 1, 3
 
 PIPED_COLUMNS = 120
-"""Columns of plain text that is piped, as no terminal gives a width."""
+"""Width of piped text, which has no terminal."""
 
 _MS = 1_000_000
 
@@ -32,9 +32,9 @@ _MS = 1_000_000
 @click.command()
 @click.option("--run", "run_dir", type=click.Path(path_type=Path), metavar="DIR", help="A run folder (rank<r>.jsonl).")
 @click.option(
-    "--script", type=click.Path(path_type=Path), metavar="FILE", help="The training script; it is read, not run."
+    "--script", type=click.Path(path_type=Path), metavar="FILE", help="The training script, which is parsed, not run."
 )
-@click.option("--pid", type=click.IntRange(min=1), help="A training process: its environment, limits and affinity.")
+@click.option("--pid", type=click.IntRange(min=1), help="A training process, for its environment, limits and affinity.")
 @click.option("--nccl-log", type=click.Path(path_type=Path), metavar="FILE", help="NCCL's log, from NCCL_DEBUG=INFO.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -42,12 +42,12 @@ _MS = 1_000_000
     type=click.Choice(["info", "warning", "critical", "never"]),
     default="warning",
     show_default=True,
-    help="Exit with 1 where a finding is at least this bad.",
+    help="Exit with 1 if a finding is at least this severe.",
 )
 @click.option(
     "--round-trip-ms",
     type=click.FloatRange(0.001, 10_000.0),
-    help="Between nodes, under load: TCP's buffers are judged by it.  [default: 1 is assumed, and only said]",
+    help="Round trip between nodes under load, to judge TCP's buffers.  [default: 1, with findings only as info]",
 )
 def doctor(
     run_dir: Path | None,
@@ -58,9 +58,9 @@ def doctor(
     fail_on: str,
     round_trip_ms: float | None,
 ) -> None:
-    """Say what this machine, driver, network and job could do better, with evidence and the command to apply.
+    """Find what this machine, driver, network and job could do better, with evidence and the command to apply.
 
-    Nothing is changed: what to type is printed, and a person decides.
+    Nothing is changed: the commands are printed for you to run.
     """
     for path, is_right, what in (
         (run_dir, os.path.isdir, "folder"),
@@ -68,28 +68,34 @@ def doctor(
         (nccl_log, os.path.isfile, "file"),
     ):
         if path is not None and not is_right(path):
-            fail(f"{path}: there is no such {what}", code=2)
+            fail(f"{path}: no such {what}", code=2)
     if pid is not None and not Path(f"/proc/{pid}").is_dir():
-        fail(f"--pid {pid}: there is no such process", code=2)
-    if round_trip_ms is not None and math.isnan(round_trip_ms):  # is within every range
+        fail(f"--pid {pid}: no such process", code=2)
+    if round_trip_ms is not None and math.isnan(round_trip_ms):  # NaN passes range checks
         fail("--round-trip-ms nan: not a number", code=2)
     if not as_json and find_spec("rich") is None:
         fail(
-            "the findings are drawn with rich (--json does without), and rich is not installed:"
-            " pip install 'pacecar[doctor]'",
+            "printing findings needs rich, which is not installed: pip install 'pacecar[doctor]', or use --json",
             code=2,
         )
     from pacecar.monitor.gpu.known_gpus import known_gpus_path
     from pacecar.monitor.gpu.nvml import PyNvml
+    from pacecar.nccl_ras import ask_ras_twice, ras_address
 
-    from .collect_facts import examine
+    from .collect_facts import collect_facts
     from .document import as_document
     from .findings import Severity
     from .host_access import HostAccess
     from .rules.registry import judge
 
-    facts = examine(
-        HostAccess(home=_home(), nvml=PyNvml(), pid=pid, known_gpus=known_gpus_path(_recordings(), platform.node())),
+    facts = collect_facts(
+        HostAccess(
+            home=_home(),
+            nvml=PyNvml(),
+            pid=pid,
+            known_gpus=known_gpus_path(_recordings(), platform.node()),
+            ras=lambda: ask_ras_twice(ras_address()),
+        ),
         host=socket.gethostname(),
         round_trip_ns=None if round_trip_ms is None else round(round_trip_ms * _MS),
         run=run_dir,
@@ -111,12 +117,12 @@ def doctor(
 
 
 def _recordings() -> str:
-    """Return the daemon's folder, as far as this user's configuration says where it is."""
+    """Return the daemon's folder according to this user's configuration."""
     from pacecar.config import ConfigError, default_recordings, load_config
 
     try:
         return load_config().daemon.recordings
-    except ConfigError:  # which the daemon and the job report
+    except ConfigError:  # the daemon and the job report it
         return default_recordings()
 
 

@@ -1,6 +1,6 @@
-"""Formats facts and findings as one JSON object for scripts, in a public form whose changes `SCHEMA_VERSION` counts.
+"""Formats facts and findings as one JSON object for scripts, a public format versioned by `SCHEMA_VERSION`.
 
-None is written as null: not there, or not told.  Left out: the variables of the environment that no finding shows.
+Null means "absent" or "unknown".  Left out: environment variables that are in no finding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def counts(judgement: Judgement) -> dict[str, int]:
-    """Return how many findings there are of each severity, the worst first."""
+    """Return the number of findings of each severity, worst first."""
     worst_first = sorted(Severity, key=lambda severity: -severity.rank)
     return {str(severity): sum(f.severity is severity for f in judgement.findings) for severity in worst_first}
 
@@ -56,7 +56,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def inventory(facts: NodeFacts) -> dict[str, Any]:
-    """Return what this machine is."""
+    """Return a description of this machine."""
     cpus, gpus, network = facts.cpus, facts.gpus, facts.network
     return {
         "cpu": {

@@ -1,11 +1,11 @@
-"""Defines rules and findings: what is wrong, the values that show it, the remedy and the document that says so.
+"""Defines rules and findings: the fault, the values that show it, the remedy and the document behind it.
 
-A rule is a value, not a class with hooks: the table in docs/doctor.md is written from the same rows that are applied.
+Rules are values, so that the table in docs/doctor.md is generated from the rows that are applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -13,14 +13,14 @@ from typing import Literal
 from .facts.evidence import FindingEvidence, Gain
 from .facts.model import NodeFacts
 
-__all__ = ["Finding", "FindingSource", "Hit", "Needs", "Rule", "Severity"]
+__all__ = ["Finding", "FindingSource", "Hit", "Needs", "Rule", "Severity", "hit"]
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """The severity of a finding.
 
-    `critical` breaks training or makes it several times slower, `warning` costs time that can be measured, `info` is
-    worth a try.
+    `critical` breaks training or makes it several times slower, `warning` costs a measurable time, `info` is worth
+    trying.
     """
 
     INFO = "info"
@@ -29,26 +29,32 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the mildest."""
+        """The order of severity, 0 for the mildest."""
         return list(Severity).index(self)
 
 
 Needs = Literal["machine", "--pid", "--run", "--script", "--nccl-log"]
-"""What must be given for a rule to have anything to look at."""
+"""The input that a rule needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a rule found.  `remedy` is what to type or to write, with this machine's own names in it."""
+    """The result of a rule.  `remedy` is a command or code for this machine."""
 
     evidence: Sequence[FindingEvidence]
     remedy: str
     gain: Gain | None = None
 
 
+def hit(evidence: Iterable[FindingEvidence], remedy: str, gain: Gain | None = None) -> Hit | None:
+    """Return a hit; None without evidence."""
+    found = tuple(evidence)
+    return Hit(found, remedy, gain) if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class FindingSource:
-    """The document that a rule rests on, by name, and the place in it."""
+    """The document behind a rule, by name, and the section."""
 
     document: str
     section: str
@@ -59,7 +65,7 @@ class FindingSource:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One check.  `check` is pure and gives None where the facts show no fault, or are not there."""
+    """One rule.  `check` is pure and returns None if the facts do not show a fault."""
 
     id: str
     severity: Severity
@@ -72,7 +78,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that found its fault on this machine."""
+    """A fault that a rule found on this machine."""
 
     id: str
     severity: Severity

@@ -1,8 +1,7 @@
-"""Holds where the doctor reads (roots, environment, driver), and reads the kernel's files, noting what cannot be read.
+"""Holds the doctor's sources (roots, environment, driver), and reads kernel files, noting what cannot be read.
 
-Roots, environment and driver are passed in, so that a recorded machine is read like this one.  A file that is not
-there is healthy, and nothing is noted.  A file that is there and cannot be read, or has something else in it than the
-kernel writes, is noted by name, and everything else still counts.
+The sources are passed in, so that a recorded machine is read like this one.  A missing file is healthy and not noted.
+A file that cannot be read or parsed is noted by name, and everything else still counts.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from typing import TypeVar
 from pacecar.kernel_files.network import INTERFACE_HAS_NONE
 from pacecar.kernel_files.reader import KernelFiles, integer
 from pacecar.monitor.gpu.driver import Nvml
+from pacecar.nccl_ras import RasFinding
 
 from .facts.model import Seen
 
 __all__ = ["UNREADABLE_MAX", "FactReader", "HostAccess"]
 
 UNREADABLE_MAX = 64
-"""Notes that are kept; the rest are counted."""
+"""Notes that are kept; further ones are counted."""
 
 T = TypeVar("T")
 
@@ -31,7 +31,9 @@ T = TypeVar("T")
 class HostAccess:
     """The sources that the doctor reads.
 
-    `nvml` None: ask no driver; `files` None: read the files under the roots; `known_gpus` is the daemon's list of GPUs.
+    Without `nvml` no driver is queried; without `files` the files under the roots are read; `known_gpus` is the
+    daemon's list of GPUs.  `ras` returns what NCCL's RAS says is wrong, None if there is none, or raises `RasError`;
+    without `ras` it is not asked.
     """
 
     proc: Path = Path("/proc")
@@ -43,27 +45,28 @@ class HostAccess:
     pid: int | None = None
     files: KernelFiles | None = None
     known_gpus: Path | None = None
+    ras: Callable[[], tuple[RasFinding, ...] | None] | None = None
 
 
 class FactReader:
-    """Reads files of the kernel, and records what went wrong."""
+    """Reads kernel files and notes failures."""
 
-    def __init__(self, places: HostAccess) -> None:
-        self.places = places
-        self.files = places.files or KernelFiles(places.proc, places.sys)
+    def __init__(self, access: HostAccess) -> None:
+        self.access = access
+        self.files = access.files or KernelFiles(access.proc, access.sys)
         self._notes: list[str] = []
         self._count = 0
         self._limited: dict[str, None] = {}
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """What is there and could not be read."""
+        """What exists and could not be read."""
         more = self._count - len(self._notes)
         return (*self._notes, f"and {more} more") if more else tuple(self._notes)
 
     @property
     def limited(self) -> tuple[str, ...]:
-        """What this user may not see, which is no fault of the machine's."""
+        """What this user may not see, which is not a fault of the machine."""
         return tuple(self._limited)
 
     def note(self, reason: str) -> None:
@@ -73,11 +76,11 @@ class FactReader:
             self._notes.append(reason)
 
     def limit(self, reason: str) -> None:
-        """Record, once, that something is only told to another user."""
+        """Record, once, that this user may not see something."""
         self._limited[reason] = None
 
     def text(self, path: Path) -> str | None:
-        """Return the text of `path`, None where there is none."""
+        """Return the text of `path`, None if it cannot be read."""
         try:
             return self.files.read(path)
         except OSError as error:
@@ -86,7 +89,7 @@ class FactReader:
             return None
 
     def names(self, path: Path) -> list[str]:
-        """Return the sorted names in the folder `path`, none where there is none."""
+        """Return the sorted names in the folder `path`, none if it cannot be read."""
         try:
             return self.files.names(path)
         except OSError as error:
@@ -95,7 +98,7 @@ class FactReader:
             return []
 
     def parsed(self, path: Path, parse: Callable[[str], T]) -> Seen[T] | None:
-        """Return what `parse` makes of the stripped text of `path`, None where it is not there or malformed."""
+        """Return what `parse` makes of the stripped text of `path`, None if it is missing or malformed."""
         text = self.text(path)
         if text is None:
             return None
@@ -106,10 +109,10 @@ class FactReader:
             return None
 
     def word(self, path: Path) -> Seen[str] | None:
-        """Return the only line of `path`, None where it is not there or empty."""
+        """Return the only line of `path`, None if it is missing or empty."""
         seen = self.parsed(path, str)
         return seen if seen is not None and seen.value else None
 
     def number(self, path: Path) -> Seen[int] | None:
-        """Return the only number in `path`."""
+        """Return the only number in `path`, None if it is missing or malformed."""
         return self.parsed(path, integer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .findings import Severity
+from .findings import FindingSource, Severity
 from .rules.registry import RULES
 
 __all__ = ["BEGIN", "END", "renew", "table"]
@@ -22,6 +22,7 @@ _HEADINGS = {
     "rdma": "PCIe and RDMA",
     "nccl": "NCCL",
     "log": "NCCL's log",
+    "ras": "The running NCCL job",
     "net": "TCP",
     "cpu": "Host",
     "numa": "Host",
@@ -36,11 +37,23 @@ _HEADINGS = {
 }
 """Beginning of a rule's id -> the heading that it stands under."""
 
+_SHORT = {
+    "NVIDIA, NVML API Reference Guide": "NVML",
+    "NVIDIA, NCCL User Guide, Environment Variables": "NCCL",
+    "NVIDIA, NCCL User Guide, Troubleshooting": "NCCL Troubleshooting",
+    "PyTorch documentation": "PyTorch",
+}
+"""Document that many rules rest on -> what the table calls it."""
+
 
 def table() -> str:
     """Return all rules as Markdown: a heading a group, a row a rule."""
+    counts = ", ".join(f"{_count(severity)} {severity}" for severity in reversed(Severity))
+    names = "; ".join(f"{short} is {document}" for document, short in _SHORT.items())
     lines = [
-        f"{len(RULES)} rules: {', '.join(f'{_count(severity)} {severity}' for severity in reversed(Severity))}.",
+        f"{len(RULES)} rules: {counts}. In brackets: the option that a rule needs.",
+        "",
+        f"Sources: {names}.",
         "",
     ]
     heading = ""
@@ -52,13 +65,11 @@ def table() -> str:
                 "",
                 f"### {heading}",
                 "",
-                "| Finding | Severity | What it says | Needs | Source |",
-                "|---|---|---|---|---|",
+                "| Rule | Severity | Finding | Source |",
+                "|---|---|---|---|",
             ]
-        said = f"**{rule.title}.** {rule.why[0].upper()}{rule.why[1:]}."
-        lines.append(
-            f"| `{rule.id}` | {rule.severity} | {_cell(said)} | {_needs(rule.needs)} | {_cell(str(rule.source))} |"
-        )
+        said = _cell(f"{rule.title}{_needs(rule.needs)}")
+        lines.append(f"| `{rule.id}` | {rule.severity} | {said} | {_cell(_source(rule.source))} |")
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
 
@@ -67,7 +78,11 @@ def _count(severity: Severity) -> int:
 
 
 def _needs(needs: str) -> str:
-    return "" if needs == "machine" else f"`{needs}`"
+    return "" if needs == "machine" else f" (`{needs}`)"
+
+
+def _source(source: FindingSource) -> str:
+    return f"{_SHORT.get(source.document, source.document)}: {source.section}"
 
 
 def _cell(text: str) -> str:

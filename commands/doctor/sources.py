@@ -1,6 +1,6 @@
-"""Lists the documents that rules rest on, by name; rules name sections of them.  All are public.
+"""Lists the public documents that rules cite, by name.
 
-Rules name a section of theirs with `at`.  Left out: addresses, which move; names and sections are found by any search.
+Left out: addresses, which change; names and sections are easy to search for.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from .findings import FindingSource
 
 __all__ = [
     "CONTAINERS", "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
-    "MIG", "NCCL_ENV", "NCCL_TROUBLE", "NVML", "PERSISTENCE", "TORCH",
+    "MIG", "NCCL_ENV", "NCCL_RAS", "NCCL_TROUBLE", "NVML", "PERSISTENCE", "TORCH",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """A document, of which rules name sections."""
+    """A document, whose sections rules cite."""
 
     name: str
 
     def at(self, section: str) -> FindingSource:
-        """Return a place in it."""
+        """Return a section of it."""
         return FindingSource(self.name, section)
 
 
@@ -35,6 +35,7 @@ MIG = SourceDocument("NVIDIA, Multi-Instance GPU User Guide")
 GPUDIRECT = SourceDocument("NVIDIA, GPUDirect RDMA")
 CUDA_GUIDE = SourceDocument("NVIDIA, CUDA C++ Programming Guide")
 NCCL_ENV = SourceDocument("NVIDIA, NCCL User Guide, Environment Variables")
+NCCL_RAS = SourceDocument("NVIDIA, NCCL User Guide, RAS")
 NCCL_TROUBLE = SourceDocument("NVIDIA, NCCL User Guide, Troubleshooting")
 TORCH = SourceDocument("PyTorch documentation")
 CPUFREQ = SourceDocument("Linux kernel, admin-guide/pm")

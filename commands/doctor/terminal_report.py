@@ -1,10 +1,7 @@
-"""Draws the findings for a terminal: the machine in a few lines, then of each finding why, evidence, remedy and source.
+"""Draws the findings for a terminal: the machine in a few lines, then each finding with evidence, remedy and source.
 
-The worst comes first and the sum last, where the prompt is.  Evidence that repeats (eight GPUs, one fault) is shown
-once; the JSON has all of it.
-
-What stands in a log, a script or a record is somebody else's text: its control characters are shown as text, not sent
-to the terminal.
+The worst finding is first, the summary last, near the prompt.  Evidence that repeats (eight GPUs, one fault) is shown
+once; the JSON has all of it.  Control characters in text from logs, scripts and records are escaped.
 """
 
 from __future__ import annotations
@@ -32,16 +29,16 @@ from .rules.registry import Judgement
 __all__ = ["EVIDENCE_MAX", "picture", "render"]
 
 EVIDENCE_MAX = 10
-"""Lines of evidence of one finding: a node's eight GPUs and two values beside them."""
+"""Lines of evidence per finding: a node's eight GPUs and two more values."""
 
 ALIKE_MAX = 3
-"""Values that are the same on more cards than that are shown once."""
+"""A value that is the same on more cards than this is shown once."""
 
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
 
 def picture(facts: NodeFacts, judgement: Judgement) -> Group:
-    """Return everything that is printed."""
+    """Return the whole report."""
     parts: list[RenderableType] = [_machine(facts), Text()]
     for finding in judgement.findings:
         parts += [_finding(finding), Text()]
@@ -121,7 +118,7 @@ def _cards(cards: list[dict[str, object]]) -> str:
 
 
 def _span(names: list[str]) -> str:
-    """Return all of a few, `ib0 to ib7 (8)` where many follow each other, and the first of others."""
+    """Return a few names in full, a sequence as `ib0 to ib7 (8)`, and the first of others."""
     if len(names) <= ALIKE_MAX:
         return ", ".join(names)
     if all(_follows(one, other) for one, other in pairwise(names)):
@@ -130,7 +127,7 @@ def _span(names: list[str]) -> str:
 
 
 def _follows(one: str, other: str) -> bool:
-    """Return whether the two differ in one number, by one: `mlx5_1 port 1` follows `mlx5_0 port 1`."""
+    """Return whether the names differ in one number, by one: `mlx5_1 port 1` follows `mlx5_0 port 1`."""
     parts = list(zip_longest(re.split(r"(\d+)", one), re.split(r"(\d+)", other), fillvalue=""))
     unequal = [(mine, theirs) for mine, theirs in parts if mine != theirs]
     return (
@@ -141,7 +138,7 @@ def _follows(one: str, other: str) -> bool:
 
 
 def _ways(topology: dict[str, Any]) -> str:
-    """Return what GPUs can use to communicate, and what they do use where a log says so."""
+    """Return how GPUs can communicate and, if there is a log, how they do."""
     links, pairs, rdma = topology["nvlink"], topology["p2p"], topology["rdma"]
     parts = []
     if links["gpus"]:
@@ -217,7 +214,7 @@ def _words(judgement: Judgement) -> str:
 
 
 def render(facts: NodeFacts, judgement: Judgement, console: Console) -> None:
-    """Print it; piped, it is plain text without the blanks that fill a table's cells."""
+    """Print the report; piped text has no trailing blanks."""
     if console.is_terminal:
         console.print(picture(facts, judgement), highlight=False)
         return

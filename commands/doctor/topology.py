@@ -1,11 +1,11 @@
-"""Computes how far apart two cards are on the PCI bus, and what GPUs of this machine can use to communicate.  Pure.
+"""Computes how far apart two cards are on the PCI bus, and how the GPUs of this machine can communicate.  Pure.
 
-Distances have the names of `nvidia-smi topo -m`, by the same rule, read from the tree of /sys/devices:
+Distances are named as in `nvidia-smi topo -m`, by the same rule, from the tree of /sys/devices:
 
     PIX   one PCIe switch between them        PHB   the host bridge       NODE  other host bridges of one NUMA node
     PXB   several switches, no host bridge                                SYS   the link between processors
 
-Left out: NVLink's own topology, which NVSwitch makes the same for all, and other vendors' links.
+Left out: NVLink's own topology, which is uniform with NVSwitch, and other vendors' links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def distance(one: PciDevice, other: PciDevice) -> str | None:
-    """Return how far apart two cards are; None where the tree is not known."""
+    """Return how far apart two cards are; None if unknown."""
     if not one.path or not other.path:
         return None
     common = 0
@@ -40,7 +40,7 @@ def distance(one: PciDevice, other: PciDevice) -> str | None:
 
 
 def nearest(facts: NodeFacts, gpu: GpuFacts) -> tuple[str, tuple[str, ...]] | None:
-    """Return the distance of the GPU's nearest active RDMA ports and their names; None where nothing is known."""
+    """Return the distance of the GPU's nearest active RDMA ports and their names; None if unknown."""
     device = facts.device_at(gpu.address)
     found: dict[str, list[str]] = {}
     for port in training_ports(facts):
@@ -57,7 +57,7 @@ def nearest(facts: NodeFacts, gpu: GpuFacts) -> tuple[str, tuple[str, ...]] | No
 
 
 def gpudirect(facts: NodeFacts) -> str | None:
-    """Return by what GPUDirect RDMA would go: "nvidia-peermem", "dma-buf"; None where neither is there, or not told."""
+    """Return how GPUDirect RDMA would work: "nvidia-peermem" or "dma-buf"; None if neither is known to be there."""
     if facts.gpus.peermem is not None:
         return "nvidia-peermem"
     module, kernel = facts.gpus.kernel_module, facts.cpus.kernel
@@ -68,7 +68,7 @@ def gpudirect(facts: NodeFacts) -> str | None:
 
 
 def offers(facts: NodeFacts) -> dict[str, Any]:
-    """Return what GPUs can use to communicate, and what NCCL's log says that they do use (None: no log was given)."""
+    """Return how GPUs can communicate, and how they do according to NCCL's log (None without a log)."""
     gpus = facts.gpus.working
     pairs = {pair: status for pair, status in facts.gpus.peers.items() if pair[0] < pair[1]}
     near = {gpu.index: nearest(facts, gpu) for gpu in gpus}

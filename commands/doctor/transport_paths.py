@@ -1,9 +1,9 @@
-"""Derives from the facts which way gradients would go: RDMA or TCP sockets, over which cards; shared by several rules.
+"""Derives the path of gradients from the facts, RDMA or TCP and over which cards, for several rules.  Pure.
 
-Links are network cards and bonds of them.  A bridge or one end of a virtual cable also names a speed, 10 Gbit/s, that
-nothing stands behind; a card in a bond has no address of its own.
+Links are network cards and bonds of them.  A bridge or virtual cable also reports a speed, 10 Gbit/s, that means
+nothing; a card in a bond has no address of its own.
 
-Pure.  NCCL takes RDMA where a port is up and nobody forbade it; else, and for gloo always, the kernel's TCP carries.
+NCCL uses RDMA if a port is up and no setting forbids it.  Otherwise, and always for gloo, TCP carries gradients.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 DMABUF_KERNEL = (5, 12)
-"""The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
+"""The first kernel whose RDMA drivers accept a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
 
 LOADER_WORKERS_MAX = 16
-"""With more workers than that the disk limits loading rather than the processors."""
+"""With more workers, the disk limits loading rather than the processors."""
 
 _BELOW_ROOT = 3
-"""Parts of a path in common that mean a common switch: host bridge, root port and the switch's upper port."""
+"""Common parts of two paths that mean a common switch: host bridge, root port and the switch's upstream port."""
 
 
 def shares_switch(one: PciDevice, other: PciDevice) -> bool:
-    """Return whether the two are below one PCIe switch, so that traffic between them never reaches the host."""
+    """Return whether both are below one PCIe switch, so that traffic between them never reaches the host."""
     pairs = zip(one.path[:-1], other.path[:-1], strict=False)
     common = 0
     for mine, theirs in pairs:
@@ -61,27 +61,27 @@ def near_ports(facts: NodeFacts, address: str) -> tuple[RdmaPort, ...]:
 
 
 def training_ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
-    """Return the ports that are there for GPUs: those beside one, or all where none is (or nothing is known).
+    """Return the ports for training: those near a GPU, or all if none is known to be.
 
-    A node has more ports than that, for storage and for management, and theirs may well be down or slow.
+    Other ports, for storage and management, may well be down or slow.
     """
     near = {port for device in facts.pci if device.is_gpu for port in near_ports(facts, device.address)}
     return tuple(port for port in facts.network.ports if not near or port in near)
 
 
 def loader_workers(facts: NodeFacts) -> int:
-    """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
+    """Return the loader workers for which a rank on this machine has processors: its share, less one for itself."""
     ranks = local_ranks(facts) or len(facts.gpus.working) or 1
     return min(max((facts.cpus.usable or 1) // ranks - 1, 1), LOADER_WORKERS_MAX)
 
 
 def local_ranks(facts: NodeFacts) -> int:
-    """Return how many ranks of the run that was given ran on this machine; 0 without a run."""
+    """Return how many ranks of the given run ran on this machine; 0 without a run."""
     return 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
 
 
 def uses_rdma(facts: NodeFacts) -> bool:
-    """Return whether NCCL would go over RDMA here."""
+    """Return whether NCCL would use RDMA here."""
     settings = facts.settings
     network = settings.get("NCCL_NET")
     is_forbidden = settings.is_on("NCCL_IB_DISABLE") or (network is not None and network.value.lower() == "socket")
@@ -89,23 +89,23 @@ def uses_rdma(facts: NodeFacts) -> bool:
 
 
 def is_local_run(facts: NodeFacts) -> bool:
-    """Return whether the run that was given ran on this machine, so that its records say something of these facts."""
+    """Return whether the given run ran on this machine, so that its records relate to these facts."""
     return facts.run is not None and any(hello.host == facts.host for hello in facts.run.hellos)
 
 
 def is_one_node_run(facts: NodeFacts) -> bool:
-    """Return whether the run that was given is known to have stayed within one node: nothing goes over a network."""
+    """Return whether the given run is known to have used one node only, and thus no network."""
     hellos = () if facts.run is None else facts.run.hellos
     return bool(hellos) and len({hello.host for hello in hellos}) == 1 and len(hellos) == hellos[0].world_size
 
 
 def local_gain(facts: NodeFacts, rung: str) -> Gain | None:
-    """Return the what-if bound `rung` for a fault of this machine; only a run that was here says anything of it."""
+    """Return the what-if bound `rung` for a fault of this machine; None unless the run was on it."""
     return None if facts.run is None or not is_local_run(facts) else facts.run.gain(rung)
 
 
 def links(facts: NodeFacts) -> list[Interface]:
-    """Return cards and bonds that are up and say how fast they are, the fastest last."""
+    """Return cards and bonds that are up and report a speed, fastest last."""
     bonds = {card.name for card in facts.network.interfaces if card.is_bond}
     up = [
         card
@@ -116,14 +116,14 @@ def links(facts: NodeFacts) -> list[Interface]:
 
 
 def reached_as(card: Interface) -> str:
-    """Return the interface that has the card's address: itself, or what it is a part of."""
+    """Return the interface that has the card's address: itself, or its bond or bridge."""
     return card.master or card.name
 
 
 def carriers(facts: NodeFacts) -> Sequence[Interface]:
-    """Return the interfaces whose TCP carries gradients between nodes; none where RDMA does.
+    """Return the interfaces whose TCP carries gradients between nodes; none if RDMA does.
 
-    A run of this machine names them, if there is one; else it is the fastest card that is up and gives its speed.
+    They are those of the given run if it was on this machine, else the fastest card that is up.
     """
     by_name = {interface.name: interface for interface in facts.network.interfaces}
     if facts.run is not None and is_local_run(facts):
@@ -138,7 +138,7 @@ def carriers(facts: NodeFacts) -> Sequence[Interface]:
 
 
 def selected(names: Sequence[str], text: str) -> list[str]:
-    """Return which of `names` NCCL's filter selects: `eth`, `=eth0`, `^docker`, `^=docker0`, with commas."""
+    """Return the `names` that NCCL's filter selects: `eth`, `=eth0`, `^docker`, `^=docker0`, comma-separated."""
     excludes = text.startswith("^")
     text = text.removeprefix("^")
     exact = text.startswith("=")

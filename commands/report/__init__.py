@@ -1,18 +1,17 @@
-"""Makes the report of a run (`pacecar report`): what it did, what was changed in it and what that brought, on one page.
+"""Makes the report of a run (`pacecar report`): what the run did, what tuning changed, and what that brought.
 
-    command, run         the options; the files and the exit code
-    reading              reads the records twice, joins the steps of all ranks and adds them up
-    sections             computes the parts of the document: events, ranks, utilization, costs, losses
-    build, document      puts the document together; its types, which are the public face
+    command, run         options; files and exit code
+    reading              reads the records twice, joins the steps of all ranks and sums them
+    sections             the parts of the document: events, ranks, utilization, costs, losses
+    build, document      assembles the document; its types, which are public
     figures              spread and intervals (block bootstrap)
-    significance         what may be claimed of a difference
-    comparison           how several runs are compared
-    formatting, output   figures as words; page, markdown and terminal
+    significance         when a difference counts as shown
+    comparison           several runs against the first
+    formatting, output   figures as text; page, markdown and terminal
 
-A run of a week is gigabytes of records, so nothing is kept that grows with it: files are read twice, in pieces, and
-what is added up has a bounded number of bins.  Before and after can only be told apart when all verdicts are known;
-that is what the first reading is for.
+A week's run is gigabytes of records, so memory must not grow with it: files are read twice, in pieces, into a bounded
+number of bins.  The first reading finds the verdicts, which decide which steps are before and which are after.
 
-Pure but for `reading.inputs` and `run`, and the small files that `loss_log` and `utilization_rows` of `sections` read.
-No torch and no numpy: a report is made wherever the folder lies.
+Only `reading.inputs`, `run`, and `loss_log` and `utilization_rows` in `sections` touch files.  There is no torch and
+no numpy, so a report can be made on any machine that has the folder.
 """

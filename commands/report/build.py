@@ -1,7 +1,7 @@
-"""Builds the report's document from the inputs: reads the records twice, then computes each figure from the sums.
+"""Builds the report's document: reads the records twice, then computes each figure from the sums.
 
-It decides what may be reported at all: the pace needs all ranks, samples of the job need ranks that train on
-different ones, money needs a price.  What cannot be reported is None, and where that would surprise there is a notice.
+A figure that cannot be known is None: the pace needs all ranks, money needs a price.  A notice explains it where that
+would surprise the reader.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .formatting import elapsed
 from .reading.before_after import BeforeAfterPlan, SettingStretch
 from .reading.inputs import Inputs
 from .reading.notices import ReportError, ReportNotices
-from .reading.run_index import RunIndex, gather
-from .reading.step_join import weave
+from .reading.run_index import RunIndex, index_jobs
+from .reading.step_join import join_steps
 from .reading.step_sums import Bin, StepSumPart, StepSums
 from .reading.windows import WindowSums, added
 from .sections.costs import Prices, cost_of
@@ -33,15 +33,12 @@ from .sections.rank_totals import mean_ledger, overhead_of, rank_rows, total_of
 from .sections.utilization_rows import energies_of, utilization_of
 from .significance import judge, noise_of
 
-__all__ = ["BuildOptions", "Built", "build_report", "choose_job", "empty_sums"]
+__all__ = ["BuildOptions", "Built", "build_report"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What the records do not hold.
-
-    `job` chooses among several; `budget_ratio` is what the hook was allowed where older records do not say it.
-    """
+    """What the records do not hold: the job to report, prices, and the hook's budget for records without it."""
 
     job: str | None = None
     prices: Prices = field(default_factory=Prices)
@@ -50,19 +47,19 @@ class BuildOptions:
 
 @dataclass(slots=True)
 class Stretches:
-    """The parts of a run that are compared, and the windows' rates of each."""
+    """The compared parts of a run, and the rates of their windows by (stretch, unit)."""
 
     unit: str
     parts: dict[str, StepSumPart]
     every: dict[tuple[str, str], list[float]]
 
     def rates(self, name: str) -> list[float]:
-        """Return the windows' rates in a stretch; none where it has no steps."""
+        """Return the rates of a stretch's windows; empty if it has no steps."""
         return self.every.get((name, self.unit), [])
 
 
 class Built(NamedTuple):
-    """A report, and the rates behind it for comparisons: (stretch, unit) -> windows' rates."""
+    """A report, and the rates of its windows by (stretch, unit), for comparisons."""
 
     report: Report
     rates: dict[tuple[str, str], list[float]]
@@ -72,83 +69,78 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     """Return the report of one run.
 
     Raises:
-        ReportError: nothing sound is there, not even a hello, or records of several jobs are and none was chosen.
+        ReportError: there is no usable record, or there are several jobs and none was chosen.
     """
-    story = choose_job(gather(inputs.told()), inputs, options.job)
-    sums = empty_sums(inputs, story)
-    for key, measured in weave(inputs.measured(), story.job, inputs.notices):
+    index = _choose_job(index_jobs(inputs.events()), inputs, options.job)
+    ranks_of = {life: len(ranks) for life, (ranks, _) in index.worlds.items()}
+    sums = StepSums(BeforeAfterPlan.of(index), _ranks_with_steps(inputs, index), ranks_of)
+    for key, measured in join_steps(inputs.steps_by_rank(), index.job, inputs.notices):
         sums.add(key, measured)
-    sums.complete(story.goodbyes, story.lives)
+    sums.complete(index.goodbyes, index.lives)
     has_steps = any(total.lives for total in sums.ranks.values())
-    if not has_steps and not story.hellos:
+    if not has_steps and not index.hellos:
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
-        raise ReportError(f"{inputs.name}: no step of job {story.job!r} can be read" + (f" ({said})" if said else ""))
+        raise ReportError(f"{inputs.name}: no step of job {index.job!r} can be read" + (f" ({said})" if said else ""))
     if has_steps:
-        _check_ranks(inputs, story, sums)
+        _check_ranks(inputs, index, sums)
     else:
-        ranks = f"{len(story.hellos)} of {story.world_size} ranks introduced themselves"
+        ranks = f"{len(index.hellos)} of {index.world_size} ranks introduced themselves"
         inputs.notices.add(inputs.name, "stepless", f"no step was recorded: {ranks}, and none ended a step")
-    return _assemble(inputs, options, story, sums)
+    return _assemble(inputs, options, index, sums)
 
 
-def empty_sums(inputs: Inputs, story: RunIndex) -> StepSums:
-    """Return the sums of the job, before its steps are read."""
-    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
-    return StepSums(BeforeAfterPlan.of(story), _ranks_with_steps(inputs, story), ranks_of)
-
-
-def choose_job(stories: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
-    """Return the index of the job that `wanted` names, or of the only one there is.
+def _choose_job(indexes: dict[str, RunIndex], inputs: Inputs, wanted: str | None) -> RunIndex:
+    """Return the index of the job `wanted`, or of the only job.
 
     Raises:
-        ReportError: there is no such job, or there are several and none is named.
+        ReportError: there is no such job, or there are several and `wanted` is None.
     """
-    if not stories:
-        # A file may have lost its head: then its steps name the job.
-        for stream in inputs.measured():
+    if not indexes:
+        # A file that lost its first records still names the job in its steps.
+        for stream in inputs.steps_by_rank():
             for _, _, _, record in stream:
-                stories.setdefault(record.job, RunIndex(record.job))
+                indexes.setdefault(record.job, RunIndex(record.job))
                 break
-    names = sorted(stories)
+    names = sorted(indexes)
     if wanted is not None:
-        if wanted not in stories:
+        if wanted not in indexes:
             raise ReportError(f"{inputs.name}: no record of job {wanted!r}; there are {', '.join(names) or 'none'}")
-        return stories[wanted]
+        return indexes[wanted]
     if not names:
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
         raise ReportError(f"{inputs.name}: not one record can be read" + (f" ({said})" if said else ""))
     if len(names) > 1:
-        each = ", ".join(f"{name} ({stories[name].records} records)" for name in names[:8])
+        each = ", ".join(f"{name} ({indexes[name].records} records)" for name in names[:8])
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise ReportError(f"{inputs.name} holds {len(names)} jobs: {each}{more}: choose one with --job NAME")
-    return stories[names[0]]
+    return indexes[names[0]]
 
 
-def _ranks_with_steps(inputs: Inputs, story: RunIndex) -> int:
-    """Return how many ranks' records make a step whole: those with any step; reads each file up to its first step."""
+def _ranks_with_steps(inputs: Inputs, index: RunIndex) -> int:
+    """Return how many ranks recorded any step, and so make a step complete; reads each file up to its first step."""
     found = 0
-    for stream in inputs.measured(ReportNotices()):
-        found += any(isinstance(record, StepRecord) and record.job == story.job for _, _, _, record in stream)
+    for stream in inputs.steps_by_rank(ReportNotices()):
+        found += any(isinstance(record, StepRecord) and record.job == index.job for _, _, _, record in stream)
     return max(1, found)
 
 
-def _check_ranks(inputs: Inputs, story: RunIndex, sums: StepSums) -> None:
-    """Add notices of ranks that are missing or have no step, of restarts, clock changes and unknown parallelism."""
-    notices, world = inputs.notices, story.world_size
+def _check_ranks(inputs: Inputs, index: RunIndex, sums: StepSums) -> None:
+    """Add notices about missing ranks, restarts, clock changes and unknown parallelism."""
+    notices, world = inputs.notices, index.world_size
     seen = {rank for rank, total in sums.ranks.items() if total.lives}
     if world is None:
         notices.add(inputs.name, "hello", "no rank introduced itself: world size, hosts and devices are unknown")
     elif missing := sorted(set(range(world)) - seen):
         text = f"ranks {_ranges(missing)} of {world} left no step here: pace and samples are those of the other ranks"
-        # A recording is of one node; so is a folder on a node's own disk.
+        # A recording covers one node only, so other ranks are not expected in it.
         notices.add(inputs.name, "missing", text, is_damage=inputs.recording is None)
-    if len(story.lives) > 1:
-        text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
+    if len(index.lives) > 1:
+        text = f"the job was attached {len(index.lives)} times in this folder; its steps begin at 0 each time"
         notices.add(inputs.name, "lives", text, is_damage=False)
     if sums.jumps_ns:
         text = f"the clock was set by {elapsed(sum(sums.jumps_ns))}: the time line is wrong there, sums are without it"
         notices.add(inputs.name, "clock", text, is_damage=False)
-    if len(worlds := {world for _, world in story.worlds.values()}) > 1:
+    if len(worlds := {world for _, world in index.worlds.values()}) > 1:
         text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
         notices.add(inputs.name, "elastic", text, is_damage=False)
     if _is_guessed(sums):
@@ -157,13 +149,13 @@ def _check_ranks(inputs: Inputs, story: RunIndex, sums: StepSums) -> None:
             " pacer.data(loader) or pacer.count(samples=...) counts them"
         )
         notices.add(inputs.name, "samples", text, is_damage=False)
-    if not _is_data_parallel(story) and (world or 1) > 1:
+    if not _is_data_parallel(index) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
         notices.add(inputs.name, "parallel", text, is_damage=False)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return [1, 2, 3, 7] as "1-3, 7"."""
+    """Format [1, 2, 3, 7] as "1-3, 7"."""
     pieces: list[list[int]] = []
     for number in numbers:
         if pieces and number == pieces[-1][1] + 1:
@@ -175,23 +167,23 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _is_guessed(sums: StepSums) -> bool:
-    """Return whether most steps' samples are a guess; a few are where a loop draws no batch for a step."""
+    """Return whether most steps' samples are guessed; a loop that draws no batch for a step has a few of those."""
     return 2 * sums.guessed_steps > sums.complete_steps
 
 
-def _is_data_parallel(story: RunIndex) -> bool:
-    return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in story.hellos.values())
+def _is_data_parallel(index: RunIndex) -> bool:
+    return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in index.hellos.values())
 
 
 def _stretches(sums: StepSums, *, is_tuned: bool) -> Stretches:
-    """Return before, after and the whole run, with their windows' rates in the unit that all of them know."""
+    """Return before, after and the whole run, with the rates of their windows in the unit common to all."""
     run = sums.run
     unit = "samples" if run.windows.samples is not None else "steps"
     parts: dict[str, StepSumPart] = {}
     every: dict[tuple[str, str], list[float]] = {}
     chosen = {"whole": [run], "before": [sums.parts[SettingStretch.BEFORE]] if is_tuned else [run]}
     if is_tuned:
-        chosen["after"] = [sums.parts[stretch] for stretch in sums.stretches_after()]
+        chosen["after"] = [sums.parts[stretch] for stretch in sums.after_stretches()]
     for name, several in chosen.items():
         several = [part for part in several if part.windows.steps]
         if not several:
@@ -259,41 +251,41 @@ def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
     )
 
 
-def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: StepSums) -> Built:
-    is_tuned = story.first_switch is not None
+def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: StepSums) -> Built:
+    is_tuned = index.first_switch is not None
     stretches = _stretches(sums, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
     before, after = sides.get("before"), sides.get("after")
-    hosts, utilization = utilization_of(inputs, story, sums, stretches.parts, sides)
-    launches = frozenset({hello.launch for hello in story.hellos.values()} | {""})  # older hooks know of none
-    energy_before, energy_after = energies_of(inputs, story.job, launches, hosts, before, after)
+    hosts, utilization = utilization_of(inputs, index, sums, stretches.parts, sides)
+    launches = frozenset({hello.launch for hello in index.hellos.values()} | {""})  # older hooks have none
+    energy_before, energy_after = energies_of(inputs, index.job, launches, hosts, before, after)
     if before is None and sums.ranks:
         text = "the run ended in its warm-up, or no step was measured by all ranks: there is nothing to compare"
         inputs.notices.add(inputs.name, "short", text, is_damage=False)
-    hello = story.hellos.get(min(story.hellos, default=0))
-    ranks = rank_rows(story, sums)
+    hello = index.hellos.get(min(index.hellos, default=0))
+    ranks = rank_rows(index, sums)
     lives = max((len(total.lives) for total in sums.ranks.values()), default=1)
     began = sums.line.start_ns
-    hangs = hangs_of(story, sums)
+    hangs = hangs_of(index, sums)
     if hung := sorted({hang.rank for hang in hangs if not hang.is_over}):
-        text = f"{ranks_word(hung, story.world_size)} hung and {'was' if len(hung) == 1 else 'were'} not seen to go on:"
+        text = f"{ranks_word(hung, index.world_size)} hung and {'was' if len(hung) == 1 else 'were'} not seen to go on:"
         inputs.notices.add(inputs.name, "hung", f"{text} this is what was recorded before")
-    changes = changes_of(story)
+    changes = changes_of(index)
     together = proven(change for change in changes if change.is_in_force)
     change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
     report = Report(
         pacecar_version=__version__,
         run=inputs.name,
-        job=story.job,
-        world_size=story.world_size,
+        job=index.job,
+        world_size=index.world_size,
         ranks_seen=sum(bool(total.lives) for total in sums.ranks.values()),
         lives=lives,
-        hosts=tuple(sorted({one.host for one in story.hellos.values()})),
+        hosts=tuple(sorted({one.host for one in index.hellos.values()})),
         device=hello.device if hello is not None else None,
         backend=hello.backend if hello is not None else None,
         framework=hello.framework if hello is not None else None,
         recorded_by=hello.pacecar_version if hello is not None else None,
-        is_data_parallel=_is_data_parallel(story),
+        is_data_parallel=_is_data_parallel(index),
         began_wall_ns=began,
         duration_ns=sums.run_ns,
         steps=max((row.steps for row in ranks), default=0),
@@ -316,19 +308,19 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
         proven_gain_low=together.low,
         proven_gain_high=together.high,
         changes=changes,
-        orders=orders_of(story),
-        tuner=story.tuner,
-        ladder=story.last_ladder,
+        orders=orders_of(index),
+        tuner=index.tuner,
+        ladder=index.last_ladder,
         utilization=utilization,
         ranks=ranks,
-        slowdowns=slowdowns_of(story),
+        slowdowns=slowdowns_of(index),
         hangs=hangs,
-        stops=stops_of(story),
-        estimate_error=estimate_error(story.checks),
-        overhead=overhead_of(story, sums, changes, options.budget_ratio),
+        stops=stops_of(index),
+        estimate_error=estimate_error(index.checks),
+        overhead=overhead_of(index, sums, changes, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
-        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, sums.run_ns),
+        cost=cost_of(options.prices, index.world_size or len(ranks), len(ranks), sides, sums.run_ns),
         losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
         line_start_wall_ns=began,
         line_width_ns=sums.line.width_ns,
@@ -339,7 +331,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: RunIndex, sums: Step
 
 
 def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, str, str]:
-    """Return the change of the rate, the noise beside it, and what both show."""
+    """Return the change of the rate, the noise, the verdict and its reason."""
     before, after = stretches.rates("before"), stretches.rates("after")
     change, noise = ratio_interval(before, after), noise_of(before, after)
     return change, noise, *judge(change, noise, "stretch")

@@ -1,4 +1,4 @@
-"""Defines `pacecar report`: a run, or several to compare, in which form, at which price."""
+"""Defines the options of `pacecar report`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RUN = click.Path(path_type=Path)
 
 
 class _Price(click.FloatRange):
-    """A finite number from 0 on: `nan` and `inf` pass click's own range."""
+    """A finite number of at least 0; click's own range accepts `nan` and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
         """Return the price as a float."""
         price = super().convert(value, param, ctx)
         if not math.isfinite(price):
-            self.fail(f"{value} is no price.", param, ctx)
+            self.fail(f"{value} is not a price.", param, ctx)
         return price
 
 
@@ -34,19 +34,21 @@ class _Price(click.FloatRange):
 @click.option("--json", "as_json", is_flag=True, help="Print the document as JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print tables as markdown.")
 @click.option(
-    "--output", type=_RUN, metavar="FILE", help="Write there, - to stdout.  [default: report.html in the run folder]"
+    "--output", type=_RUN, metavar="FILE", help="Output file, - for stdout.  [default: report.html in the run folder]"
 )
-@click.option("--job", metavar="NAME", help="Which job, where a folder or recording holds several.")
+@click.option("--job", metavar="NAME", help="The job to report, if the folder or recording holds several.")
 @click.option("--recording", "recordings", multiple=True, type=_RUN, metavar="FILE",
-              help="What a daemon recorded meanwhile: GPUs, links, hosts, energy; may be repeated.")  # fmt: skip
-@click.option("--price-per-gpu-hour", type=_Price(min=0.0), metavar="PRICE", help="In any currency.")
-@click.option("--samples-per-epoch", type=click.IntRange(min=1), metavar="N", help="To price an epoch.")
-@click.option("--tokens-per-epoch", type=click.IntRange(min=1), metavar="N", help="To price an epoch by tokens.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How many to price.")
+              help="A daemon's recording of the run (GPUs, links, hosts, energy); may be repeated.")  # fmt: skip
+@click.option(
+    "--price-per-gpu-hour", type=_Price(min=0.0), metavar="PRICE", help="Price of a GPU hour, in any currency."
+)
+@click.option("--samples-per-epoch", type=click.IntRange(min=1), metavar="N", help="Samples in an epoch, to price it.")
+@click.option("--tokens-per-epoch", type=click.IntRange(min=1), metavar="N", help="Tokens in an epoch, to price it.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of epochs to price.")
 def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
-    """Say what a run did, what tuning changed and what that brought, on one page that needs no network.
+    """Report what a run did, what tuning changed and what it brought, on one self-contained page.
 
-    RUN is the folder that attach(run_dir=...) and `pacecar demo` write, or a recording of the daemon.
+    RUN is the folder that attach(run_dir=...) or `pacecar demo` writes, or a recording of the daemon.
     """
     if not runs:
         raise click.UsageError("give a run folder or a recording")
@@ -55,14 +57,14 @@ def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> 
     if options["is_comparison"] and len(runs) < 2:
         raise click.UsageError("--compare needs two runs or more")
     if len(runs) > 1 and not options["is_comparison"]:
-        raise click.UsageError("several runs: --compare compares them")
+        raise click.UsageError("give one run, or --compare with several")
     if options["samples_per_epoch"] is not None and options["tokens_per_epoch"] is not None:
         raise click.UsageError("give --samples-per-epoch or --tokens-per-epoch, not both")
     if options["is_comparison"] and (options["recordings"] or options["job"]):
-        raise click.UsageError("--job and --recording are of one run: they do not go with --compare")
+        raise click.UsageError("--job and --recording apply to one run: leave them out with --compare")
     epoch = options["samples_per_epoch"] or options["tokens_per_epoch"]
     if options["price_per_gpu_hour"] is None and (epoch is not None or options["epochs"] != 1):
-        raise click.UsageError("an epoch is priced by --price-per-gpu-hour")
+        raise click.UsageError("to price an epoch, give --price-per-gpu-hour")
     from .build import BuildOptions
     from .run import ReportOptions, run_report
     from .sections.costs import Prices
@@ -89,5 +91,5 @@ def report(config_file: Path | None, runs: tuple[Path, ...], **options: Any) -> 
 
 
 def _hook_budget(config_file: Path | None) -> float:
-    """Return what the hook may take, by the configuration here: older records do not say what theirs was."""
+    """Return the hook's budget in the configuration here, for older records that do not hold the job's."""
     return load(config_file, {}).hook.overhead_budget

@@ -1,12 +1,11 @@
-"""Compares runs, each with the first, and claims a difference only where it is larger than the noise.
+"""Compares each run with the first, and reports a difference only if it exceeds the noise.
 
-Two runs are two samples, and a bootstrap inside each sees only the noise inside each.  So a difference is claimed when
-both hold: its interval (`pacecar.commands.report.figures`) leaves zero out, and it is larger than what either run
-differs from itself, its second half from its first.  That still is no proof of the cause: another day, another node,
-another job on the link.  A proof needs interleaved trials, which is what the tuner does.
+Two runs are two samples, and a bootstrap sees only the noise inside each.  So a difference counts if its interval
+(`figures`) excludes zero and it is larger than the drift of either run from its first half to its second.  The cause
+may still be another day, node, or job on the link; only interleaved trials, as the tuner makes them, prove a cause.
 
-Compared are the *settled* stretch (after the last change that was kept; where nothing was turned, all after warm-up)
-and the *whole* run, trials with it, after warm-up.
+Two stretches are compared: the *settled* one (after the last kept change, or all after warm-up if no knob was turned)
+and the *whole* run after warm-up, including trials.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["compare", "settled_side"]
 
 
 def settled_side(report: Report) -> tuple[str, RunSide | None]:
-    """Return the stretch in which a run is at the settings it was left at."""
+    """Return the stretch at the settings with which the run ended."""
     return ("after", report.after) if report.is_tuned else ("before", report.before)
 
 
 def compare(runs: Sequence[Built]) -> RunComparison:
-    """Return how each run differs from the first; at least two runs."""
+    """Compare each of at least two runs with the first."""
     units = [unit for unit in ("samples", "steps") if all(run.rates.get(("whole", unit)) for run in runs)]
     unit = units[0] if units else "steps"
     base = runs[0]
@@ -56,7 +55,7 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     theirs, _ = _rates(base, stretch, unit)
     change = None if is_base else ratio_interval(theirs, mine)
     noise = noise_of(mine, theirs)
-    verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
+    verdict, why = ("", "the baseline") if is_base else judge(change, noise)
     middle = statistics.median(mine) if mine else None
     if side is not None and side.rate is not None and unit == run.report.rate_unit:
         middle = side.rate.median
@@ -73,7 +72,7 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
 
 
 def _shares(reports: Sequence[Report], unit: str) -> str:
-    """Return what each rank contributes: more ranks are more samples, and no gain of any setting."""
+    """Return the pace per rank: more ranks give more samples without any setting being better."""
     shares = []
     for report in reports:
         side = settled_side(report)[1]
@@ -96,13 +95,13 @@ def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
             if what == "world size":
                 said.append(f"the verdict is of the whole job; {_shares(reports, unit)}")
     if unit == "steps":
-        said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
+        said.append("not all runs have samples: steps per second are compared, whatever a step contains")
     if unit == "samples":
         guessed = [report.run for report in reports if report.samples_guessed]
-        said += [f"samples of {run} are a guess: see its own report" for run in guessed]
+        said += [f"samples of {run} are a guess: see its report" for run in guessed]
     if len({report.job for report in reports}) < len(reports):
-        said.append("the same job is there more than once")
+        said.append("the same job appears more than once")
     said += [f"{report.run}: {sentence}" for report in reports for sentence in hang_sentences(report)]
     damaged = [report.run for report in reports if any(notice.is_damage for notice in report.notices)]
-    said += [f"parts of {run} could not be read: see its own report" for run in damaged]
+    said += [f"parts of {run} could not be read: see its report" for run in damaged]
     return said

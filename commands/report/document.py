@@ -1,7 +1,7 @@
-"""Defines the report's document: what `--json` prints, and what page and tables are drawn from; it is public.
+"""Defines the report's document: `--json` prints it, and page and tables are drawn from it.  It is public.
 
-Durations are nanoseconds, rates a second, ratios 0..1, energies joules; None is what was not measured or cannot be
-known.  Fields are added and not renamed; `schema_version` rises when one changes its meaning.
+Durations are in nanoseconds, rates per second, ratios 0..1, energies in joules; None: not measured, or not known.
+Fields are added and never renamed; `schema_version` rises when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SCHEMA_VERSION = 1
 
 
 class RunSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of the run; steps as (life, step).
+    """One stretch of the run; a step is (start of the job, step).
 
-    `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `is_stable` says whether its
-    standard deviation is at most 2 % of its mean (None: too few windows), `drift_ratio` how much its second half
-    differs from the first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are within 0.25 %.
+    `rate` is the spread over `windows` of `window_steps` steps, in the report's `rate_unit`.  It `is_stable` if its
+    standard deviation is at most 2 % of its mean (None: too few windows); `drift_ratio` compares its second half with
+    its first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are accurate to 0.25 %.
     """
 
     first: tuple[int, int]
@@ -71,9 +71,9 @@ class RunSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision and what became of it.  Gains are shares of step time; None: not known, or no verdict.
+    """A decision and its outcome.  Gains are shares of step time; None: not known, or no verdict yet.
 
-    `is_in_force`: kept, in the last start of the job that kept any, and the job ended at what it led to.
+    `is_in_force`: it was kept in the last start of the job that kept any, and the job ended with its value set.
     """
 
     life: int
@@ -109,9 +109,9 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class ReportUtilization(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity before and after tuning (of the whole run in `before`, where nothing was turned).
+    """One quantity before and after tuning; `before` holds the whole run if no knob was turned.
 
-    `unit` is ratio, bytes, bytes_per_second, watts, celsius or flops_per_second; `source` says who measured it.
+    `unit` is ratio, bytes, bytes_per_second, watts, celsius or flops_per_second; `source` is ledger, torch or daemon.
     """
 
     name: str
@@ -123,9 +123,9 @@ class ReportUtilization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did and recorded; `slowest_ratio` is the share of common steps in which it was the last.
+    """What one rank did and recorded; `slowest_ratio` is the share of common steps in which it finished last.
 
-    `uncalibrated` is why no exact window was behind its ledger to the end.
+    `uncalibrated` is the reason if its ledger was not based on an exact window at the end.
     """
 
     rank: int
@@ -144,7 +144,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
-    """A straggler: from `since_step` to `last_step`, worst `excess_ns` a step; `lost_ns` is excess times steps."""
+    """A straggler from `since_step` to `last_step`: at worst `excess_ns` a step; `lost_ns` is that times the steps."""
 
     life: int
     rank: int | None
@@ -159,7 +159,7 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank whose process did not run for `stopped_ns` from `wall_ns` on; `cause` is the kernel's, None if unknown."""
+    """A rank whose process did not run for `stopped_ns` from `wall_ns`; `cause` is the kernel's, None if unknown."""
 
     life: int
     rank: int
@@ -171,7 +171,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportHang(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that ended no step for `silent_ns` from `wall_ns` on, in `phase`."""
+    """A rank that finished no step for `silent_ns` from `wall_ns`, in `phase`."""
 
     life: int
     rank: int
@@ -184,11 +184,11 @@ class ReportHang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """pacecar's own time over the wall time of all steps and ranks, the worst rank's, and what was allowed.
+    """pacecar's share of the wall time of all steps and ranks, that of the worst rank, and the budget.
 
-    `is_jobs_budget`: that is what the job allowed; else its records do not say, and it is what the configuration on the
-    reading machine allows.  `exploration_ns` is what the tuner charged to its exploration budget: only stretches that
-    lost.  `trials_ns` is the sum of the changes' own `exploration_ns`, losses and gains.
+    `is_jobs_budget`: the budget is the job's own; otherwise the records do not hold it, and it is the one configured on
+    the reading machine.  `exploration_ns` is what the tuner charged to its exploration budget, which are losses only.
+    `trials_ns` is the sum of `exploration_ns` over the changes, losses and gains.
     """
 
     ratio: float | None
@@ -202,7 +202,7 @@ class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
-    """Energy of the job's GPUs; `watts` of all `gpus` together, `covered_ns` of the stretch had a recording."""
+    """Energy of the job's GPUs: `watts` of all `gpus` together; a recording covers `covered_ns` of the stretch."""
 
     source: str
     gpus: int | None
@@ -214,7 +214,7 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stretch's pace costs."""
+    """The cost of training at the pace of one stretch."""
 
     per_hour: float
     per_million_samples: float | None
@@ -225,10 +225,10 @@ class CostSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Money, in the currency of `price_per_gpu_hour`; one GPU a rank.  `run` is what the whole run took.
+    """Costs in the currency of `price_per_gpu_hour`, with one GPU per rank.  `run` is the cost of the whole run.
 
-    `saved_ratio` is the share of the price of a sample (of a step where samples are not known) that is saved after
-    against before; below zero where it costs more.
+    `saved_ratio` is the saving per sample (per step if samples are unknown) after against before; negative if it costs
+    more.
     """
 
     price_per_gpu_hour: float
@@ -242,14 +242,16 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """First and last of what the training script reported."""
+    """The first and last loss in `losses.jsonl`, and on held-out text in bits per byte; None where there is none."""
 
     first: float | None = None
     last: float | None = None
+    validation_first: float | None = None
+    validation_last: float | None = None
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the time line from `at_ns` after its start: a mean step of a mean rank, and the job's mean pace."""
+    """A piece of the time line, `at_ns` after its start: a mean step of a mean rank, and the job's mean pace."""
 
     at_ns: int
     rank_steps: int
@@ -259,12 +261,12 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.  `is_tuned`: a knob was turned; else `before` is all of the run after warm-up and `after` is None.
+    """One run.  If no knob was turned (`is_tuned`), `before` is the whole run after warm-up, and `after` is None.
 
-    `change` is the rate after against before, `change_verdict` and `change_why` what that shows ("faster", "slower",
-    "no difference shown", "not decided") and `change_noise_ratio` the largest drift inside either; None without an
-    `after`.  `proven_gain_ratio` is the share of step time that the changes in force save together, by their trials;
-    its bounds are those of the trials together.
+    `change` is the rate after against before, `change_verdict` what it shows ("faster", "slower", "no difference
+    shown", "not decided"), `change_why` the reason, and `change_noise_ratio` the larger drift inside the two; None
+    without an `after`.  `proven_gain_ratio` is the share of step time that the changes in force save together according
+    to their trials, with the bounds of those trials combined.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -323,9 +325,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run against the first one: `change` of the rate in the stretch named, and whether it is more than noise.
+    """A run against the first one: the `change` of the rate in `stretch`, and whether it is more than noise.
 
-    `noise_ratio` is the largest drift inside either run, which a difference must exceed as well as its interval zero.
+    `noise_ratio` is the larger drift inside the two runs: a difference counts only if it exceeds that and its interval
+    excludes zero.
     """
 
     run: str

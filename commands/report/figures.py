@@ -1,23 +1,24 @@
 """Computes spread, drift and change of rates, with intervals by a circular block bootstrap over windows of steps.
 
-Neighbouring windows of a training run are alike: another job on the link stays for seconds.  The ordinary bootstrap
-draws windows one by one as if they were independent, and its intervals are then too narrow by a factor.  So blocks of
-neighbours are drawn, as by Kuensch (1989, "The jackknife and the bootstrap for general stationary observations",
-Annals of Statistics 17), laid round in a circle so that no window counts less for standing at an end (Politis and
-Romano 1992, "A circular block-resampling procedure for stationary data").  How long blocks must be depends on how
-alike neighbours are: by Politis and White (2004, "Automatic block-length selection for the dependent bootstrap",
-Econometric Reviews 23; corrected by Patton, Politis and White 2009), with the autocorrelation of an AR(1).  That is
-estimated from ranks, which single outliers do not move, freed of its bias in short series (Kendall 1954, Biometrika
-41), and taken a little higher in short ones: blocks that are too short claim what is not there, too long ones only
-claim less.
+Neighbouring windows are correlated: another job on the link stays for seconds.  The ordinary bootstrap draws windows
+as if they were independent, and its intervals are several times too narrow.
 
-A few long blocks vary less among themselves than many would: so the interval is widened as Student's distribution is
-wider than the normal, with one degree of freedom less than there are blocks; of fewer than BLOCKS_MIN there is none.
+    blocks of neighbours    Kuensch 1989, "The jackknife and the bootstrap for general stationary observations",
+                            Annals of Statistics 17
+    in a circle             Politis and Romano 1992, "A circular block-resampling procedure for stationary data": no
+                            window counts less because it is at an end
+    block length            Politis and White 2004, "Automatic block-length selection for the dependent bootstrap",
+                            Econometric Reviews 23 (corrected by Patton, Politis and White 2009), for an AR(1)
+    its autocorrelation     from ranks, which outliers do not move; corrected for the bias of short series (Kendall
+                            1954, Biometrika 41) and raised a little there: blocks that are too short give false
+                            positives, blocks that are too long only miss differences
+    few blocks              the interval is widened by Student's over the normal quantile, with one degree of freedom
+                            less than blocks; there is none for fewer than BLOCKS_MIN
 
-That is the noise inside a run.  It says nothing of what differs from run to run, and a run that drifts by 5 % between
-its halves proves no 3 %: hence `drift_ratio`, which a difference must exceed too.
+That is the noise inside a run, not between runs, and a run that drifts by 5 % between its halves cannot show 3 %.
+Hence `drift_ratio`, which a difference must exceed too.
 
-Pure; no numpy, so that a report can be made anywhere.
+Pure, and without numpy, so that a report can be made anywhere.
 """
 
 from __future__ import annotations
@@ -40,30 +41,30 @@ RESAMPLES = 2000
 """Efron and Tibshirani (1993), "An Introduction to the Bootstrap", chapter 13: about 1000 or more for percentiles."""
 
 BLOCK_WINDOWS_MAX = 512
-"""Windows that blocks are drawn from; where there are more, neighbours are joined first, which keeps slow noise."""
+"""Windows to draw blocks from; if there are more, neighbours are merged first, which preserves slow noise."""
 
 INTERVAL_WINDOWS_MIN = 8
-"""Fewer windows do not show how much they vary."""
+"""Fewer windows do not show their variation."""
 
 STABLE_RATIO = 0.02
-"""A pace is called stable when the standard deviation of its windows is at most this share of their mean: the ±2 % that
-clusters are asked to hold."""
+"""A pace is stable if the standard deviation of its windows is at most this share of their mean: the ±2 % that clusters
+are asked to hold."""
 
 BLOCKS_MIN = 2
-"""One block shows no variation from block to block; with two the interval is more than six times as wide."""
+"""One block shows no variation; with two, the interval is more than six times as wide."""
 
 STUDENT_QUANTILES = (12.706, 4.303)
-"""Two-sided at LEVEL, for one degree of freedom and two."""
+"""Two-sided at LEVEL, for one and two degrees of freedom."""
 
 LOG_RATIO_MAX = 100.0
-"""Bound of an interval's end (a logarithm): beyond it the interval says nothing, and the end must stay a number."""
+"""Bound of an interval's end, a logarithm, so that the end stays a finite number."""
 
 ALIKE_MAX = 0.97
-"""Bound of the autocorrelation: beyond it a run of any length would be one block."""
+"""Bound of the autocorrelation: above it, a run of any length would be one block."""
 
 LIKENESS_DOUBT = 2
-"""Divided by the count, it is added to the autocorrelation beyond its bias.  Without it 7 % of equal pairs, of 16 and
-200 windows with an autocorrelation of 0.7, seemed to differ; with it 4 % do (21 and 13 of 300)."""
+"""This over the count is added to the autocorrelation, on top of its bias.  Of 300 equal pairs, with 16 and 200 windows
+and an autocorrelation of 0.7, 21 seemed to differ without it and 13 with it (7 and 4 %)."""
 
 LEVEL = 0.95
 
@@ -72,7 +73,7 @@ NORMAL_QUANTILE = 1.959964
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """`count` values: mean, standard deviation, and percentiles; the deviation is None for a single value."""
+    """Mean, standard deviation and percentiles of `count` values; `sd` is None for a single value."""
 
     count: int
     mean: float
@@ -90,12 +91,12 @@ class Spread(msgspec.Struct, frozen=True):
 
     @property
     def is_stable(self) -> bool | None:
-        """Whether the values keep within STABLE_RATIO; None where there are too few to say."""
+        """Whether `cv` is at most STABLE_RATIO; None if there are too few values."""
         return None if self.cv is None or self.count < INTERVAL_WINDOWS_MIN else self.cv <= STABLE_RATIO
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A ratio minus one with its bounds at LEVEL; both None where there are too few windows."""
+    """A ratio minus one, with its bounds at LEVEL; both are None if there are too few windows."""
 
     change_ratio: float
     low: float | None
@@ -137,7 +138,7 @@ class Moments:
 
 
 class LogHistogram:
-    """Percentiles of any number of durations, each within half of WIDTH, in bounded memory."""
+    """Percentiles of any number of durations in bounded memory, accurate to half of WIDTH."""
 
     WIDTH = 0.005
 
@@ -161,7 +162,7 @@ class LogHistogram:
         self.high = max(self.high, other.high)
 
     def percentile(self, share: float) -> float | None:
-        """Return the duration that `share` of them do not exceed; None when there are none."""
+        """Return the duration that a share of the values do not exceed; None if there are none."""
         wanted = share * self.count
         seen = 0
         for place in sorted(self._bins):
@@ -172,7 +173,7 @@ class LogHistogram:
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
-    """Return how `values` spread; None when there are none."""
+    """Return the spread of `values`; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)
@@ -182,7 +183,7 @@ def spread_of(values: Sequence[float]) -> Spread | None:
 
 
 def coarsened(rates: Sequence[float], most: int = BLOCK_WINDOWS_MAX) -> list[float]:
-    """Return at most `most` values, neighbours joined to their mean."""
+    """Average neighbours until at most `most` values are left."""
     values = list(rates)
     while len(values) > most:
         values = [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
@@ -190,7 +191,7 @@ def coarsened(rates: Sequence[float], most: int = BLOCK_WINDOWS_MAX) -> list[flo
 
 
 def drift_ratio(rates: Sequence[float]) -> float | None:
-    """Return by how much the second half's median differs from the first's; None for fewer than four values."""
+    """Return the median of the second half over that of the first, minus one; None for fewer than four values."""
     if len(rates) < 4:
         return None
     middle = len(rates) // 2
@@ -199,9 +200,9 @@ def drift_ratio(rates: Sequence[float]) -> float | None:
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float], *, seed: int = 1) -> Interval | None:
-    """Return the median of `after` over that of `before`, minus one, with its interval; None where one has no values.
+    """Return the median of `after` over that of `before`, minus one, with its interval; None if one is empty.
 
-    Circular block bootstrap, each side drawn by itself.  The seed is fixed: the same records give the same report.
+    Each side is resampled on its own.  The seed is fixed, so the same records give the same report.
     """
     if not before or not after or statistics.median(before) == 0:
         return None
@@ -214,21 +215,21 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], *, seed: int
     generator = random.Random(seed)
     draw_before, draw_after = (_drawer(side, length, generator) for side, length in zip(sides, lengths, strict=True))
     pairs = ((draw_before(), draw_after()) for _ in range(RESAMPLES))
-    # Of logarithms, so that twice as fast and half as fast are as far from no change, and nothing loses over 100 %.
+    # In logarithms, twice as fast and half as fast are equally far from no change, and no loss exceeds 100 %.
     ratios = sorted(math.log(high / low) for low, high in pairs if low > 0 and high > 0)
     middle = math.log1p(change) if change > -1 else -math.inf
     if not ratios or math.isinf(middle):
         return Interval(change, None, None)
     edge = (1 - LEVEL) / 2
     widened = student_over_normal(blocks - 1)
-    # The point belongs into its own interval, whatever joining windows did to the medians.
+    # The interval must contain the estimate, even if merging windows moved the medians.
     ends = (middle + widened * (percentile(ratios, share) - middle) for share in (edge, 1 - edge))
     low, high = (math.expm1(min(end, LOG_RATIO_MAX)) for end in ends)
     return Interval(change, min(low, change), max(high, change))
 
 
 def block_length(values: Sequence[float]) -> int:
-    """Return how many neighbours a block needs so that blocks are all but independent."""
+    """Return how many neighbours make blocks nearly independent."""
     count = len(values)
     if count < 3 or min(values) == max(values):
         return 1
@@ -239,7 +240,7 @@ def block_length(values: Sequence[float]) -> int:
 
 
 def _rank_autocorrelation(values: Sequence[float]) -> float:
-    """Return the autocorrelation of neighbours (-1..1), by ranks."""
+    """Return the rank autocorrelation of neighbours (-1..1)."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     for place, index in enumerate(order):
@@ -248,9 +249,9 @@ def _rank_autocorrelation(values: Sequence[float]) -> float:
 
 
 def student_over_normal(degrees: int) -> float:
-    """Return by how much Student's 97.5 % quantile exceeds the normal one (Abramowitz and Stegun, 26.7.5).
+    """Return Student's 97.5 % quantile over the normal one (Abramowitz and Stegun, 26.7.5).
 
-    That series is of no use for one degree of freedom and two; those are from tables.
+    That series fails for one and two degrees of freedom, which come from tables.
     """
     z, n = NORMAL_QUANTILE, degrees
     if n <= len(STUDENT_QUANTILES):
@@ -261,7 +262,7 @@ def student_over_normal(degrees: int) -> float:
 
 
 def _drawer(values: Sequence[float], length: int, generator: random.Random) -> Callable[[], float]:
-    """Return a function that gives the median of a new circular block resample."""
+    """Return a function that draws a circular block resample and returns its median."""
     count = len(values)
     blocks = math.ceil(count / length)
     round_twice = array("d", [*values, *values[: length - 1]])

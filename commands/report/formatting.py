@@ -1,6 +1,6 @@
-"""Formats a report's figures, so that page, tables and terminal say the same thing.
+"""Formats a report's figures, the same for page, tables and terminal.
 
-Missing is a dash.  A figure has about three digits that count, and the digits of a column stand under each other.
+A missing value is a dash.  A figure has about three significant digits.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = [
 DASH = "-"
 
 WINDOW_HEADINGS = frozenset({"compute", "exposed_communication", "exposed_copy", "optimizer_host"})
-"""Headings that only a profiled window tells apart; the timers of a step that no window calibrated do not know them."""
+"""Headings that only a profiled window can separate; without one, the timers of a step do not know them."""
 
 
 def mostly_unknown(ledger_ns: Mapping[str, int]) -> bool:
-    """Return whether no window calibrated most of these steps."""
+    """Return whether most of the time is unknown, because no window calibrated these steps."""
     return 2 * ledger_ns.get("unknown", 0) > sum(ledger_ns.values())
 
 
 def part_of(ledger_ns: Mapping[str, int], heading: str) -> int | None:
-    """Return the nanoseconds under a heading; None where they were not measured, which is no 0."""
+    """Return the nanoseconds under a heading; None if they were not measured."""
     part_ns = ledger_ns.get(heading)
     return None if part_ns == 0 and heading in WINDOW_HEADINGS and mostly_unknown(ledger_ns) else part_ns
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a figure with about `digits` digits that count, thousands set apart."""
+    """Return a figure with about `digits` significant digits and spaces between thousands."""
     if value is None:
         return DASH
     magnitude = abs(value)
@@ -62,24 +62,24 @@ def milliseconds(ns: float | None) -> str:
 
 
 def signed_milliseconds(before_ns: float | None, after_ns: float | None) -> str:
-    """Return by how much a duration of a step changed."""
+    """Return the change of a step's duration."""
     return (
         DASH if before_ns is None or after_ns is None else f"{(after_ns - before_ns) / 1e6:+,.2f} ms".replace(",", " ")
     )
 
 
 def relative(before: float | None, after: float | None) -> str:
-    """Return by which share a figure changed."""
+    """Return the relative change of a figure."""
     return DASH if before is None or before == 0 or after is None else percent(after / before - 1, signed=True)
 
 
 def points(before: float | None, after: float | None) -> str:
-    """Return by how many percentage points a share changed."""
+    """Return the change of a share in percentage points."""
     return DASH if before is None or after is None else f"{(after - before) * 100:+.1f} points"
 
 
 def difference(before: float | None, after: float | None, unit: str) -> str:
-    """Return how a reading in `unit` changed: shares in points, temperatures in degrees, all else as a share."""
+    """Return the change of a reading in `unit`: ratios in points, temperatures in degrees, others relative."""
     if unit == "ratio":
         return points(before, after)
     if unit == "celsius":
@@ -88,7 +88,7 @@ def difference(before: float | None, after: float | None, unit: str) -> str:
 
 
 def trial_seconds(ns: int | None) -> str:
-    """Return what a trial cost, to the hundredth of a second, so that a column of them can be added up."""
+    """Return the cost of a trial to a hundredth of a second, so that a column of them adds up."""
     return DASH if ns is None else f"{ns / 1e9:,.2f} s".replace(",", " ")
 
 
@@ -146,7 +146,7 @@ def change_words(change: Interval | None) -> str:
 
 
 def knob_words(knob: str, value: KnobValue) -> str:
-    """Return a knob's value for people; that of a knob unknown here as it stands."""
+    """Return a knob's value with its unit; the value of an unknown knob is unchanged."""
     if isinstance(value, int) and (knob in by_name or knob.endswith("_bytes")):
         return setting(knob, value)
     return str(value)
@@ -159,7 +159,7 @@ def rate_word(report: Report) -> str:
 
 
 def money(value: float | None) -> str:
-    """Return a price; cents where it is small."""
+    """Return an amount of money, with four decimals below 0.1."""
     if value is None:
         return DASH
     if value != 0 and abs(value) < 0.1:
@@ -173,7 +173,7 @@ def joules(value: float | None) -> str:
 
 
 def steps_word(first: tuple[int, int], last: tuple[int, int]) -> str:
-    """Return a stretch of steps; the start is named only where there were several."""
+    """Return a stretch of steps; the start of the job is named only if there were several."""
     if first[0] == last[0] == 0:
         return f"{first[1]} to {last[1]}"
     return f"{first[1]} of start {first[0] + 1} to {last[1]} of start {last[0] + 1}"

@@ -1,8 +1,8 @@
 """Runs `pacecar report`: reads the inputs, builds the document, writes a file or prints text, and returns an exit code.
 
-    0 the report is whole    1 there is none, or its input was damaged: then the report says so, too    130 Ctrl-C
+    0 the report is complete    1 no report, or one of damaged input, which it mentions    130 Ctrl-C
 
-The file appears whole or not at all, so that a reader who reloads never sees half of one.
+The file is replaced atomically, so that reloading a page never shows half of it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import msgspec
 from pacecar.formatting.plain_text import clean
 from pacecar.safe_files import is_stdout, output
 
+from ..shared_options import complain
 from .build import BuildOptions, Built, build_report
 from .comparison import compare
 from .document import Report, RunComparison
 from .output.html import comparison_page, report_page
 from .output.markdown import comparison_markdown, report_markdown
 from .reading.inputs import find_inputs
-from .reading.notices import Notice, ReportError
+from .reading.notices import ReportError
 
 __all__ = ["ReportOptions", "run_report"]
 
@@ -32,7 +33,7 @@ Form = Literal["html", "json", "markdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """The command's options, parsed.  `runs` has several only where they are compared."""
+    """The command's options, parsed.  `runs` has more than one only with `is_comparison`."""
 
     runs: tuple[Path, ...]
     build: BuildOptions
@@ -51,19 +52,23 @@ def run_report(options: ReportOptions) -> int:
             inputs = find_inputs(run, options.recordings)
             folder = folder if built else inputs.folder
             one = build_report(inputs, options.build)
-            _tell(one.report.notices, run)
+            for notice in one.report.notices:
+                complain(clean(f"{run}: {notice.line}"))
             built.append(one)
         text = _text(built, options)
-        _deliver(text, options, _default_output(options, folder))
+        _write(text, options, _default_output(options, folder))
     except ReportError as error:
-        return _complain(str(error))
+        complain(clean(str(error)))
+        return 1
     except BrokenPipeError:
-        raise  # click knows what to do when the reader went away
+        raise  # click handles a closed pipe
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else options.output or folder
-        return _complain(f"{where}: cannot be written: {error.strerror or error}; --output FILE writes elsewhere")
+        complain(clean(f"{where}: cannot be written: {error.strerror or error}; use --output FILE to write elsewhere"))
+        return 1
     except OverflowError as error:
-        return _complain(f"{folder}: a number in the records is far out of range: {error}")
+        complain(clean(f"{folder}: a number in the records is out of range: {error}"))
+        return 1
     except KeyboardInterrupt:
         return 130
     damaged = any(notice.is_damage for one in built for notice in one.report.notices)
@@ -86,7 +91,7 @@ def _default_output(options: ReportOptions, folder: Path) -> Path:
     return folder / (f"{run.resolve().stem}.report.html" if run.is_file() else "report.html")
 
 
-def _deliver(text: str, options: ReportOptions, default: Path) -> None:
+def _write(text: str, options: ReportOptions, default: Path) -> None:
     """Print the text, or write it and print where."""
     if options.output is None and options.form != "html":
         sys.stdout.write(text)
@@ -98,14 +103,3 @@ def _deliver(text: str, options: ReportOptions, default: Path) -> None:
     if is_stdout(path):
         return
     sys.stdout.write(f"{clean(path)}\n")
-
-
-def _tell(notices: tuple[Notice, ...], run: Path) -> None:
-    for notice in notices:
-        more = f" ({notice.count} such)" if notice.count > 1 else ""
-        sys.stderr.write(f"pacecar: {clean(str(run))}: {notice.place}: {notice.text}{more}\n")
-
-
-def _complain(message: str) -> int:
-    sys.stderr.write(f"pacecar: {clean(message)}\n")
-    return 1

@@ -1,4 +1,4 @@
-"""Defines `pacecar top`: where the daemon is, how often to fetch its document, and `--once` for scripts."""
+"""Defines the options of `pacecar top`: the daemon's address, the period, and `--once` for scripts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ __all__ = ["top"]
 @click.command()
 @config_option
 @click.argument("where", required=False, metavar="[ADDRESS]")
-@click.option("--once", is_flag=True, help="Print everything once, as plain text where it is piped, and exit.")
+@click.option("--once", is_flag=True, help="Print everything once, as plain text into a pipe, and exit.")
 @click.option(
-    "--period-seconds", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Time between two looks."
+    "--period-seconds",
+    type=click.FloatRange(0.2, 60.0),
+    default=1.0,
+    show_default=True,
+    help="Time between two updates.",
 )
 def top(config_file: Path | None, where: str | None, once: bool, period_seconds: float) -> None:
     """Show GPUs, links, jobs and decisions of the daemon at ADDRESS, live.
 
-    ADDRESS is host:port or http[s]://[user:password@]host:port/prefix; without one it is this node's daemon.
+    ADDRESS is host:port or http[s]://[user:password@]host:port/prefix.  The default is this node's daemon.
     """
     if find_spec("rich") is None:
         fail("the terminal view is drawn with rich, and rich is not installed: pip install 'pacecar[top]'")
@@ -34,7 +38,7 @@ def top(config_file: Path | None, where: str | None, once: bool, period_seconds:
 
     where = where or f"{f'[{host}]' if ':' in host else host}:{config.port}"
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("this is no terminal; --once prints everything once", code=2)
+        fail("not a terminal; --once prints everything once", code=2)
     try:
         if once:
             run_once(where)

@@ -1,7 +1,7 @@
-"""Fetches the daemon's document by one GET a tick, on a thread of its own, so that keys never wait.
+"""Polls the daemon's document on its own thread, so that keys never wait.
 
-It polls and does not read the stream of events: polling goes through every proxy, and a terminal that was stopped
-(Ctrl-Z) leaves nothing open at the daemon.  Every answer is bounded and every wait has an end.
+Polling, unlike the event stream, works through every proxy, and a stopped terminal (Ctrl-Z) leaves nothing open at the
+daemon.  The size of an answer and every wait are bounded.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pacecar.records.status_document import VERSION, StatusDocument
 __all__ = ["FetchError", "Fetched", "Fetcher", "address", "fetch"]
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
-"""The document of a node with all its bounds reached is under 1 MiB."""
+"""The document of a node at all its limits is under 1 MiB."""
 
 TIMEOUT_SECONDS = 5.0
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Ignores $http_proxy: a daemon is on this node or on one of its cluster, which no proxy reaches."""
+"""Ignores $http_proxy: no proxy reaches a daemon on this node or in its cluster."""
 
 
 class FetchError(RuntimeError):
-    """There is no document to be had; the message names the address and what to do."""
+    """The document cannot be fetched; the message names the address and what to do."""
 
 
 class Fetched(NamedTuple):
-    """The latest document and when it came (monotonic seconds), and why there is no newer one."""
+    """The latest document, when it arrived (monotonic seconds), and the error since."""
 
     document: StatusDocument | None = None
     at_seconds: float | None = None
@@ -44,7 +44,7 @@ class Fetched(NamedTuple):
 
 
 def address(text: str) -> str:
-    """Return the daemon's root URL for what a person typed: a port, host:port, or a URL with or without a path."""
+    """Return the daemon's root URL for user input: a port, host:port, or a URL with or without a path."""
     text = f"127.0.0.1:{text}" if text.isdecimal() else text
     url = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
     try:
@@ -83,7 +83,7 @@ def _decoded(shown: str, body: bytes) -> StatusDocument:
     try:
         version = msgspec.json.decode(body, type=_Versioned).version
         if version != VERSION:
-            raise FetchError(f"{shown}: the daemon speaks version {version} of the document, this pacecar {VERSION}")
+            raise FetchError(f"{shown}: the daemon has version {version} of the document, this pacecar needs {VERSION}")
         return msgspec.json.decode(body, type=StatusDocument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FetchError(f"{shown}: not a daemon's answer: {error}") from error
@@ -101,15 +101,14 @@ class Fetcher:
         self._period_seconds = period_seconds
         self._latest = Fetched()
         self._stopping = threading.Event()
-        self._came = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pacecar-top", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a request that is under way is left behind."""
+        """Stop the thread without waiting for a request in progress."""
         self._stopping.set()
 
     @property

@@ -1,7 +1,7 @@
-"""Decodes the bytes of a terminal into names of keys, the names that htop and nvitop use.
+"""Decodes the bytes of a terminal into names of keys, as htop and nvitop call them.
 
-An escape sequence may come in two reads, over a slow line.  What could still become one waits, and a lone Escape
-counts when nothing follows it within a tenth of a second.  Pure but for the clock that the caller passes.
+An escape sequence may arrive in two reads over a slow line, so an incomplete one is kept; a lone Escape counts if
+nothing follows it within a tenth of a second.  Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ["KEYS_MAX", "Keys"]
 
 KEYS_MAX = 256
-"""Bytes kept of one read: nobody types more at once, and a paste of a file must not fill memory."""
+"""Bytes kept of one read, so that pasting a file does not fill memory."""
 
 SEQUENCES = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left",
@@ -20,7 +20,7 @@ SEQUENCES = {
     b"\x1b[[A": "f1", b"\x1b[[C": "f3", b"\x1b[[D": "f4",
     b"\x1b[15~": "f5", b"\x1b[17~": "f6", b"\x1b[21~": "f10",
 }  # fmt: skip
-"""xterm's, the Linux console's and those of vt220; terminfo would name the same for the terminals in use."""
+"""Sequences of xterm, the Linux console and vt220; terminfo has the same for common terminals."""
 
 PLAIN = {
     b"\r": "enter", b"\n": "enter", b"\t": "tab", b"\x7f": "backspace", b"\x08": "backspace",
@@ -29,13 +29,13 @@ PLAIN = {
 
 
 class Keys:
-    """Turns bytes into keys; keeps an unfinished sequence."""
+    """Turns bytes into keys, and keeps an unfinished sequence."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def decode(self, data: bytes) -> list[str]:
-        """Return the keys in `data`, which follows what came before."""
+        """Return the keys in `data` and the sequence left from the previous call."""
         rest, keys = (self._rest + data)[:KEYS_MAX], list[str]()
         while rest:
             if rest.startswith(b"\x1b"):
@@ -44,7 +44,7 @@ class Keys:
                     keys.append(SEQUENCES[found])
                     rest = rest[len(found) :]
                 elif any(sequence.startswith(rest) for sequence in SEQUENCES):
-                    break  # it may go on
+                    break  # it may continue
                 else:
                     rest = _after_sequence(rest)
                 continue
@@ -59,13 +59,13 @@ class Keys:
         return keys
 
     def quiet(self) -> list[str]:
-        """Return what is left when nothing followed: Escape, if that was pressed alone."""
+        """Return Escape if it was pressed alone; call this when no bytes followed in time."""
         rest, self._rest = self._rest, b""
         return ["escape"] if rest == b"\x1b" else []
 
 
 def _after_sequence(rest: bytes) -> bytes:
-    """Return what follows a sequence that nobody here knows: CSI ends with a byte from @ to ~ (ECMA-48)."""
+    """Skip an unknown sequence: CSI ends with a byte from @ to ~ (ECMA-48)."""
     if not rest.startswith(b"\x1b["):
         return rest[2:]
     for place in range(2, len(rest)):
@@ -75,5 +75,5 @@ def _after_sequence(rest: bytes) -> bytes:
 
 
 def _size(first: int) -> int:
-    """Return the bytes of the letter that begins with `first` (UTF-8)."""
+    """Return the length of the UTF-8 character that begins with `first`."""
     return 4 if first >= 0xF0 else 3 if first >= 0xE0 else 2 if first >= 0xC0 else 1

@@ -1,8 +1,8 @@
 """Runs `pacecar top` in a terminal: reads keys and new documents, writes whole screens, and restores the terminal.
 
-Each screen is one write of all its lines, without clearing first, so that nothing flickers; it is drawn when a key was
-pressed, the size changed or a new document came.  The terminal is restored also when the command is stopped (Ctrl-Z)
-or killed by a signal that can be caught.
+Each screen is one write of all its lines, without clearing first, to avoid flicker.  It is drawn after a key, a resize
+or a new document.  The terminal is also restored when the command is stopped (Ctrl-Z) or killed by a signal that can be
+caught.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["run_live", "run_once"]
 
 KEY_WAIT_SECONDS = 0.1
-"""How long an Escape waits for the rest of a sequence, and at most how late a new document is drawn."""
+"""How long an Escape waits for the rest of a sequence, and the longest delay of a new document."""
 
 PIPED_WIDTH = 120
-"""Columns where no terminal says how many it has."""
+"""Columns without a terminal."""
 
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Alternate screen, no cursor, no wrapping at the edge (xterm's control sequences); and back."""
 
 
 def run_once(where: str) -> None:
-    """Print one screen, as long as it takes; raises FetchError."""
+    """Print everything once, at any length; raises FetchError."""
     console = Console(highlight=False)
     width = console.width if console.is_terminal else PIPED_WIDTH
     for line in everything(fetch(address(where)), width, console):
@@ -51,7 +51,7 @@ def run_once(where: str) -> None:
 
 
 def run_live(where: str, period_seconds: float) -> None:
-    """Show the daemon at `where` until q; raises FetchError for an address that is none."""
+    """Show the daemon at `where` until q is pressed; raises FetchError for an invalid address."""
     fetcher = Fetcher(address(where), period_seconds)
     fetcher.start()
     try:
@@ -63,39 +63,39 @@ def run_live(where: str, period_seconds: float) -> None:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """Set the terminal up, and restore it whatever ends this."""
+    """Set up the terminal, and restore it at the end in any case."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
     def leave(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    def take() -> None:
+    def set_up() -> None:
         tty.setcbreak(descriptor)
         _write(ENTER)
 
-    def give() -> None:
+    def restore() -> None:
         _write(LEAVE)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
     def stop(number: int, frame: object) -> None:
-        give()
+        restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
 
-    def go_on(number: int, frame: object) -> None:
+    def resume(number: int, frame: object) -> None:
         signal.signal(signal.SIGTSTP, stop)
-        take()
+        set_up()
 
-    handlers = {signal.SIGTERM: leave, signal.SIGHUP: leave, signal.SIGTSTP: stop, signal.SIGCONT: go_on}
+    handlers = {signal.SIGTERM: leave, signal.SIGHUP: leave, signal.SIGTSTP: stop, signal.SIGCONT: resume}
     kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    take()
+    set_up()
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        give()
+        restore()
         for number, handler in kept.items():
             signal.signal(number, handler)
 
@@ -139,7 +139,7 @@ def _draw(
     for line in lines[: size.lines]:
         with console.capture() as captured:
             console.print(line, end="", no_wrap=True, overflow="crop", crop=True)
-        # After a full line the cursor is still on its last cell, and clearing to the end would take that.
+        # After a full line the cursor is still on the last cell, which clearing to the end would erase.
         screen.append(captured.get() + ("\x1b[K" if line.cell_len < size.columns else ""))
     _write("\x1b[H" + "\r\n".join(screen))
 

@@ -1,8 +1,7 @@
-"""Lays out the screen of `pacecar top`: from state and document, which panes are shown, how high, and what is chosen.
+"""Lays out the screen of `pacecar top`: which panes are shown, how high, and what is selected.
 
-A terminal is 24 lines or 60.  So each pane says what it has, gets what it must have (a GPU or four, one job, the
-alarms), and the rest is shared out in the order in which people look.  It returns exactly as many lines as the terminal
-has.  Pure.
+A terminal may have 24 lines or 60.  Each pane first gets the lines that it must have (a few GPUs, one job, the alarms);
+the rest is distributed in the order in which readers look.  Pure.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ HELP = """
   N P M W T           GPUs by number, utilization, memory, power (W), temperature
   h  ?  F1            this help                             q  F10  Ctrl-C quit
 
-  A bar is a job's ledger: where the time of its ranks here went lately, or of a rank's last step. A straggler holds the
-  others up; the what-if ladder says what a step would take at least if one cost were gone. - is what nobody knows.
+  A bar is a job's ledger: where the recent time of its ranks here, or of a rank's last step, went. A straggler holds up
+  the others; the what-if ladder shows how long a step would take at least without one cost. - means unknown.
 """.strip("\n")
 
 FOOTER = (
@@ -54,7 +53,7 @@ FOOTER = (
 
 @dataclass
 class ScreenView:
-    """What the person chose: the page, the job and rank, the order, the filter."""
+    """The user's choices: page, job and rank, order, filter."""
 
     page: str = "overview"
     job: JobKey | None = None
@@ -67,7 +66,7 @@ class ScreenView:
 
 
 class Pane(NamedTuple):
-    """Lines of one part: the first `least` are due at any height; `step` lines belong together; `title` heads them."""
+    """Lines of one part: at least `least` are shown at any height; `step` lines belong together."""
 
     lines: list[Text]
     least: int
@@ -102,14 +101,14 @@ def _jobs(jobs: list[JobStatus], view: ScreenView, width: int, console: Console)
 
 
 def _panes(document: StatusDocument, view: ScreenView, width: int, console: Console) -> list[Pane]:
-    """Return the panes from top to bottom."""
+    """Return the panes, from top to bottom."""
     jobs = shown_jobs(document, view)
     moves = sorted(((job, move) for job in jobs for move in job.moves), key=lambda both: -both[1].time_seconds)
     job_lines = _jobs(jobs, view, width, console)
     if not jobs:
         job_lines = [
             job_lines[0],
-            Text("no job" + (" has that in its name" if view.filter else " reports"), style="dim"),
+            Text("no job" + (" matches the filter" if view.filter else " reports"), style="dim"),
         ]
     gpu_lines = panes.gpu_lines(_sorted_gpus(document, view.gpu_sort), width)
     chosen = next((job for job in jobs if job.key == view.job), None) or _troubled(jobs)
@@ -136,14 +135,14 @@ def _panes(document: StatusDocument, view: ScreenView, width: int, console: Cons
 
 
 def _troubled(jobs: list[JobStatus]) -> JobStatus | None:
-    """Return the first job that needs a look, else the first."""
+    """Return the first job with a hang or straggler, else the first job."""
     return next((job for job in jobs if job.hangs or job.stragglers), jobs[0] if jobs else None)
 
 
 def _heights(parts: list[Pane], height: int) -> list[int]:
-    """Share `height` lines out: what is due, from the most important on, then the rest in turn."""
+    """Distribute `height` lines: first each pane's minimum, most important first, then the rest."""
     given = [0] * len(parts)
-    # Host, jobs, GPUs, what is wrong with these, alarms, moves, links, instances, legend, recorder, ladder, ranks.
+    # Host, jobs, GPUs, their faults, alarms, moves, links, instances, legend, recorder, ladder, ranks.
     order = (0, 5, 1, 2, 7, 8, 4, 3, 6, 9, 10, 11)
     for number in order:
         given[number] = min(len(parts[number].lines), parts[number].least, height - sum(given))
@@ -157,7 +156,7 @@ def _heights(parts: list[Pane], height: int) -> list[int]:
 def compose(
     document: StatusDocument, view: ScreenView, width: int, height: int, console: Console, note: str | None = None
 ) -> list[Text]:
-    """Return the screen: exactly `height` lines of at most `width` cells; `note` is what is wrong."""
+    """Return the screen, exactly `height` lines of at most `width` cells; `note` is an error for the title."""
     inside = height - 2
     if view.page == "help":
         body = [cut(Text(line), width) for line in HELP.splitlines()]
@@ -174,7 +173,7 @@ def compose(
 
 
 def _stacked(windows: list[list[Text]], height: int) -> list[Text]:
-    """Return the panes one below the other, with a line between them where there is room for all of those."""
+    """Stack the panes, with empty lines between them if all of those fit."""
     is_roomy = sum(map(len, windows)) + len(windows) - 1 <= height
     lines: list[Text] = []
     for window in windows:
@@ -183,7 +182,7 @@ def _stacked(windows: list[list[Text]], height: int) -> list[Text]:
 
 
 def _window(part: Pane, size: int, view: ScreenView, document: StatusDocument) -> list[Text]:
-    """Return `size` lines of a pane, its head and the part that holds what is chosen."""
+    """Return `size` lines of a pane: its head and the part with the selection."""
     if len(part.lines) <= size:
         return part.lines
     start = 1
@@ -241,7 +240,7 @@ def _job_page(document: StatusDocument, view: ScreenView, width: int, height: in
 
 
 def everything(document: StatusDocument, width: int, console: Console) -> list[Text]:
-    """Return all that there is, however long: for `--once`."""
+    """Return everything, at any length, for `--once`."""
     view = ScreenView()
     own = f"pacecar top  {clean(document.node)}  {panes.daemon_words(document)}"
     lines = [cut(Text(own, style="bold"), width)]
@@ -255,7 +254,7 @@ def everything(document: StatusDocument, width: int, console: Console) -> list[T
 
 
 def on_key(key: str, view: ScreenView, document: StatusDocument | None) -> bool:
-    """Change the view as `key` says; return whether to go on."""
+    """Apply `key` to the view; return False to quit."""
     if key in ("interrupt", "f10") or (key == "q" and not view.is_typing):
         return False
     if view.is_typing:

@@ -1,7 +1,6 @@
-"""Fits the rows of a table to a width: drops the least important columns first, and lets one column take the rest.
+"""Fits the rows of a table to a width: drops the least important columns first, and lets one column grow.
 
-rich has tables, and they wrap and shrink cells; a live view must do neither, or the eye loses its place at every tick.
-Pure.
+rich's tables wrap and shrink cells, so that a live view would jump at every tick.  Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from rich.text import Text
 
 from pacecar.formatting.plain_text import clean
 
-__all__ = ["TableColumn", "cut", "gauge", "rows"]
+__all__ = ["PaneColumn", "cut", "gauge", "rows"]
 
 T = TypeVar("T")
 
 
-class TableColumn(NamedTuple, Generic[T]):
-    """One column: `rank` 0 stays at every width, higher ones go first; `grows` takes what width is left."""
+class PaneColumn(NamedTuple, Generic[T]):
+    """One column: `rank` 0 always stays, and the highest is dropped first; `grows` takes the spare width."""
 
     title: str
     width: int
@@ -30,8 +29,8 @@ class TableColumn(NamedTuple, Generic[T]):
     grows: bool = False
 
 
-def rows(columns: Sequence[TableColumn[T]], items: Sequence[T], width: int, *, chosen: int | None = None) -> list[Text]:
-    """Return a head and one line an item, each at most `width` cells; `chosen` is drawn reversed."""
+def rows(columns: Sequence[PaneColumn[T]], items: Sequence[T], width: int, *, chosen: int | None = None) -> list[Text]:
+    """Return a head and one line per item, each at most `width` cells; line `chosen` is reversed."""
     kept = list(columns)
     while len(kept) > 1 and _total(kept) > width and max(column.rank for column in kept) > 0:
         kept.remove(max(reversed(kept), key=lambda column: column.rank))
@@ -49,7 +48,7 @@ def rows(columns: Sequence[TableColumn[T]], items: Sequence[T], width: int, *, c
     return lines
 
 
-def _total(columns: Sequence[TableColumn[T]]) -> int:
+def _total(columns: Sequence[PaneColumn[T]]) -> int:
     return sum(column.width for column in columns) + len(columns) - 1
 
 
@@ -69,14 +68,14 @@ def _fitted(cell: str | Text, width: int, *, is_text: bool) -> Text:
 
 
 def cut(text: Text, width: int) -> Text:
-    """Return `text` in at most `width` cells, the end cut off with an ellipsis."""
+    """Return `text` cut to `width` cells, with an ellipsis."""
     text = text.copy()
     text.truncate(max(0, width), overflow="ellipsis")
     return text
 
 
 def gauge(ratio: float | None, width: int, label: str = "") -> Text:
-    """Return a bar of `width` cells in brackets as htop's, `label` at its right end."""
+    """Return a bar of `width` cells in brackets like htop's, with `label` at its right end."""
     inside = max(0, width - 2)
     if cell_len(label) > inside:
         label = set_cell_size(label, inside)

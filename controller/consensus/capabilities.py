@@ -1,10 +1,8 @@
-"""Computes which knobs can be turned on *every* rank: each rank offers its knobs once; what all of them offer is live.
+"""Computes which knobs every rank can turn, from the offer that each rank sends once.
 
-A knob that one rank cannot turn must not be turned anywhere, so an offer carries the rank's refusal too.  Every rank
-computes the answer from the same offers, so the answer need not be sent.
-
-Pure: values in, values out.  Left out: ranks with different knobs by design (pipeline stages).  Their layouts differ,
-so the knob is refused with that reason.
+A knob that one rank cannot turn must not be turned anywhere, so an offer contains refusals too.  Every rank computes
+the answer from the same offers; it need not be sent.  Ranks that differ by design (pipeline stages) have different
+layouts, so the knob is refused for that reason.  Pure: values in, values out.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from ..observation import KnobSpace
 __all__ = ["OFFER_WORDS", "KnobOffer", "Offer", "decode_offer", "encode_offer", "live_knobs", "space_hash"]
 
 OFFER_WORDS = 1024
-"""Size of an offer on the wire, in 64-bit words: 8 KiB hold KNOBS_MAX knobs with DOMAIN_MAX values each."""
+"""Size of an offer on the wire in 64-bit words: 8 KiB hold KNOBS_MAX knobs with DOMAIN_MAX values each."""
 
 DOMAIN_MAX = 64
-"""More values than this are never tried; the ones nearest to the present value are kept."""
+"""A knob never tries more values than this; an offer keeps those nearest to the present value."""
 
 REASON_CHARS_MAX = 200
 
 
 class KnobOffer(msgspec.Struct, frozen=True):
-    """One rank's knob.  `refusal` says why it must not be turned, None if it may."""
+    """One rank's knob.  `refusal` is the reason why it must not be turned, None if it may."""
 
     knob: str
     value: int | None
@@ -48,7 +46,7 @@ _decoder = msgspec.msgpack.Decoder(Offer)
 
 
 def encode_offer(offer: Offer) -> list[int]:
-    """Return `offer` as OFFER_WORDS words; long reasons and large domains are cut."""
+    """Return `offer` as OFFER_WORDS words; long reasons and large domains are shortened."""
     payload = msgspec.msgpack.encode(Offer(tuple(_cut(k) for k in offer.knobs)))
     room = (OFFER_WORDS - 1) * 8
     if len(payload) > room:
@@ -70,7 +68,7 @@ def decode_offer(words: Sequence[int]) -> Offer:
 
 
 def live_knobs(offers: Sequence[Offer]) -> tuple[tuple[KnobSpace, ...], dict[str, str]]:
-    """Return the knobs that all ranks offer, by name, and for every other knob why it is not tuned."""
+    """Return the knobs that all ranks offer, by name, and the reason against each of the others."""
     spaces: list[KnobSpace] = []
     refused: dict[str, str] = {}
     by_rank = [{k.knob: k for k in offer.knobs} for offer in offers]
@@ -90,7 +88,7 @@ def live_knobs(offers: Sequence[Offer]) -> tuple[tuple[KnobSpace, ...], dict[str
 
 
 def space_hash(spaces: Sequence[KnobSpace]) -> int:
-    """Return 62 bits that are equal on all ranks if they turn the same knobs."""
+    """Return 62 bits that are equal on all ranks that turn the same knobs."""
     text = repr([(s.knob, s.value, s.domain) for s in spaces])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 

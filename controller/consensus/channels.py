@@ -1,20 +1,13 @@
-"""Carries the votes of `protocol` between ranks, on a gloo group of pacecar's own, after a `meet`.
+"""Carries the votes of `protocol` between ranks, in frames on a gloo group of pacecar's own.
 
-A vote travels in a frame: what all ranks say at the same point of the training, read a step later or at once.  The
-other channel, of numbered gathers that nobody waits for, is a `SideGroup` as it is.
+A frame is what all ranks send at the same point of the training; it is read at once or a step later.  Every frame
+gathers the same number of words, so frames of different kinds never mismatch.  The first word is the kind.  If it
+differs between ranks, they are not at the same point: all of them read that in the same frame, and all leave.  A rank
+that leaves posts a farewell frame in advance; the others read it when they send theirs, and wait for no one.
+docs/decisions/0011-votes-on-a-group-of-our-own.md has the reasons.
 
-The group is not the job's own: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
-answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
-
-Every frame is a gather of the same few words, so that whatever two ranks send at the same place in the order of frames,
-it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks are not at the same
-point; all of them read that in the same frame, and all of them leave.  A rank that leaves sends a last frame that says
-so, in advance: the others read it when they send theirs, and wait for no one.
-
-It calls the group's own methods: on the step path, `dist.all_reduce` and the like cost ten times as much, in checks
-and logging (100 us, with the caches of a training loop).
-
-Left out: what the numbers mean.
+Frames call the group's own methods: on the step path `dist.all_reduce` and the like cost ten times as much for checks
+and logging (100 us with the caches of a training loop).
 """
 
 from __future__ import annotations
@@ -33,20 +26,20 @@ from pacecar.profiler.transport.store_rendezvous import life
 __all__ = ["BODY_WORDS", "Frame", "LateError", "LeftError", "VoteChannel", "VoteSubject"]
 
 BODY_WORDS = 30
-"""64-bit words of one frame besides its head; what is longer takes several frames."""
+"""64-bit words in a frame after its head; longer messages take several frames."""
 
 _HEAD_WORDS = 2
 
 POLL_SECONDS = 0.00005
 POLL_SECONDS_MAX = 0.0005
-"""Pauses between two polls for a frame: short at first, because mostly it is there already."""
+"""Pauses between two polls for a frame: short at first, because it has usually arrived already."""
 
 KEPT_FRAMES = 16
-"""A thread of the group may still hold one of its latest frames: see `release`."""
+"""A thread of the group may still hold one of its latest frames; see `release`."""
 
 
 class VoteSubject(IntEnum):
-    """What a frame is about; two ranks that send different ones at the same place are not at the same point."""
+    """What a frame is about; ranks that send different subjects are not at the same point."""
 
     VOTE = 1
     SWITCH = 2
@@ -57,9 +50,9 @@ class VoteSubject(IntEnum):
     MEMORY = 5
     NOISE = 6
     LEAVE = 7
-    """No frame of this rank follows."""
+    """This rank sends no further frame."""
     CLOSE = 8
-    """No frame of this rank follows, but where all ranks close here: then they go back together to what is proven."""
+    """This rank sends no further frame; if all ranks close here, they go back to the proven values together."""
 
 
 _FAREWELLS = (VoteSubject.LEAVE, VoteSubject.CLOSE)
@@ -76,15 +69,15 @@ _POINTS = {
 
 
 class LeftError(Exception):
-    """Another rank takes no further part, or is at another point; the message says which, and every rank reads it."""
+    """A rank takes no further part or is at another point.  The message names it, and every rank reads the same."""
 
 
 class LateError(TimeoutError):
-    """Not all ranks have sent this frame in the time that it was waited for; it is still out and can be read later."""
+    """Not all ranks sent this frame within the time limit; it is still out and can be read later."""
 
 
 class Frame:
-    """One frame that was sent; `work` is the gather's dist.Work."""
+    """A frame that was sent; `work` is the gather's dist.Work."""
 
     __slots__ = ("gathered", "is_checked", "number", "sent_at", "subject", "work")
 
@@ -98,7 +91,7 @@ class Frame:
 
 
 class VoteChannel:
-    """Frames of one size on a gloo group of our own, in the same order on all ranks."""
+    """Frames of one size on a gloo group of pacecar's own, in the same order on all ranks."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -110,13 +103,13 @@ class VoteChannel:
         self._latest: deque[Frame] = deque(maxlen=KEPT_FRAMES)
 
     def open(self, store: Any, name: str, address: str) -> None:  # noqa: ANN401  dist.Store
-        """Make the group; every rank of the job must do it.  `store` decides where a rank gave up waiting."""
+        """Make the group; every rank of the job must do so.  `store` decides where a rank gave up waiting."""
         self._group = make_group(store, f"{name}/main", self._rank, self._world_size, address=address)
         self._store = store
         self._name = name
 
     def post(self, subject: VoteSubject, words: Sequence[int]) -> Frame:
-        """Send a frame of at most BODY_WORDS `words`; does not wait.
+        """Send a frame of at most BODY_WORDS `words` without waiting.
 
         Raises:
             RuntimeError: the group is gone.
@@ -133,10 +126,10 @@ class VoteChannel:
         return frame
 
     def receive(self, frame: Frame, seconds: float) -> list[list[int]]:
-        """Return the words of every rank, in order of rank; waits for them, at most `seconds`; 0: does not wait.
+        """Return the words of every rank, in order of rank; wait at most `seconds` for them (0: do not wait).
 
         Raises:
-            LateError: they are not all there.
+            LateError: they have not all arrived.
             LeftError: a rank sent something else at this place.
             RuntimeError: the gather failed: a rank died.
         """
@@ -144,7 +137,7 @@ class VoteChannel:
         pause = POLL_SECONDS
         while not frame.work.is_completed():
             if self._left_in is not None and frame.number > self._left_in:
-                raise LeftError("a rank takes no further part")  # it never joins this frame
+                raise LeftError("a rank takes no further part")  # that rank never joins this frame
             self._check_earlier(frame)
             if time.monotonic() >= deadline:
                 raise LateError(f"not all ranks came to the same point within {seconds:g} s")
@@ -153,7 +146,7 @@ class VoteChannel:
         return self._rows(frame)
 
     def _check_earlier(self, frame: Frame) -> None:
-        """Raise what an earlier frame, which nobody has read yet, would: who left in that one never joins `frame`."""
+        """Raise for an earlier frame that was not read yet: a rank that left in it never joins `frame`."""
         for earlier in self._latest:
             if earlier.number < frame.number and not earlier.is_checked and earlier.work.is_completed():
                 self._rows(earlier)
@@ -172,10 +165,10 @@ class VoteChannel:
         return [row[_HEAD_WORDS:] for row in rows]
 
     def verdict(self, frame: Frame, *, is_complete: bool) -> bool:
-        """Return whether all ranks carry out what they were asked for in `frame`: the same answer on all of them.
+        """Return whether all ranks act on `frame`: the same answer on all of them.
 
-        A rank that waited too long for the others and one that saw all of them come may both be right.  The store keeps
-        the first of the two answers.
+        A rank that waited too long and one that saw all others arrive may both be right, so the store keeps the first
+        of the two answers.
 
         Raises:
             RuntimeError: the store is gone.
@@ -189,11 +182,11 @@ class VoteChannel:
         return time.monotonic() - frame.sent_at
 
     def is_settled(self) -> bool:
-        """Whether every frame of this rank has been joined by all; does not wait."""
+        """Return whether all ranks have joined every frame of this rank; does not wait."""
         return all(frame.work.is_completed() for frame in self._latest)
 
     def leave(self) -> None:
-        """Tell the others, in the next frame, that none follows; does not wait."""
+        """Announce that this rank sends no further frame; does not wait."""
         if self._group is not None and not any(frame.subject in _FAREWELLS for frame in self._latest):
             self.post(VoteSubject.LEAVE, [])
 

@@ -1,20 +1,16 @@
-"""Carries out on one rank what all ranks voted for: every knob or none, and the old values again on any failure.
+"""Carries out on one rank what all ranks voted for: all knobs or none, and the old values again on any failure.
 
-From the agreement's `gather_for` to `settle` the other ranks wait for this one's answer, so nothing in between may
-raise.  What goes wrong here becomes the answer "no", upon which all ranks put the old values back.
+Between the agreement's `gather_for` and `settle` the other ranks wait for this rank's answer, so nothing in between may
+raise.  An error becomes the answer "no", and all ranks restore the old values.
 
-Which knobs are turned, and back to what, follows only from what all ranks agreed on, never from what one rank could see
-differently.  A rank that leaves its Reducer alone while the others rebuild theirs hangs in DDP's next rebuild, even
-where all of them end at the same values.
+Which knobs are turned, and back to what, follows only from what all ranks agreed on, never from what one rank sees.  A
+rank that keeps its Reducer while the others rebuild theirs hangs in DDP's next rebuild, even if all values are equal.
 
-`SwitchRehearsal` chooses the knobs that all ranks apply at the values in force, before the first trial (a rehearsal
-of a switch).
+A knob that cannot be applied on some rank should fail with the values in force rather than with new ones.  So before
+the first trial `SwitchRehearsal` has all ranks apply the values in force: all knobs at once, as a switch does, and if
+that fails one knob at a time, so that one bad knob does not cost the others.
 
-If a knob cannot be applied on some rank, that is better found out with the values in force than with new ones.  All
-knobs are applied in one go first, because a switch does so.  Where that fails, each is applied by itself, so that one
-knob that fails costs no other knob.
-
-Left out: which proposals are made (`tuner`), and how the ranks agree (`agreement`).
+Not here: which proposals are made (`tuner`) and how ranks agree (`agreement`).
 """
 
 from __future__ import annotations
@@ -28,30 +24,31 @@ from pacecar.clock import Clock
 from pacecar.knobs import KNOBS
 from pacecar.records import KnobValue
 
-from ..knobs.actuator import Actuator, Barring, Gathered
+from ..knobs.actuator import Actuator
 from ..observation import KnobSpace
 from ..policy import phrases
 from .agreement import Agreement
 from .capabilities import KnobOffer, Offer
-from .protocol import PERIOD, Proposal, ProposalKind
+from .protocol import PERIOD, ProposalKind, SwitchProposal
 
 __all__ = ["REHEARSAL_BOUNDARIES_MAX", "KnobSwitcher", "Switch", "SwitchRehearsal"]
 
 logger = logging.getLogger(__name__)
 
-LOSSY_HOMES: dict[str, int] = {knob.name: 0 for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
-"""Knob -> the choice that is none."""
+LOSSLESS_CHOICES: dict[str, int] = {
+    knob.name: 0 for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"
+}
+"""Knob -> its choice that loses nothing."""
 
 ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_class == "adaptive")
 
-
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
-"""Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
+"""Ranks that do not agree on applying the values in force within this many steps will not agree on anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The outcome of a proposal: `turned` is knob -> (old, new), done on all ranks or on none."""
+    """The outcome of a proposal: `turned` is knob -> (old, new), on all ranks or on none."""
 
     is_done: bool
     turned: dict[str, tuple[int, int]]
@@ -69,7 +66,7 @@ class KnobSwitcher:
         self.barred: set[str] = set()
 
     def offer(self) -> Offer:
-        """Return what this rank can turn; a knob that raises when it is asked leaves the others tunable."""
+        """Return what this rank can turn; a knob that raises does not keep the others from being tuned."""
         offers = []
         for knob, actuator in sorted(self._actuators.items()):
             value: int | None = None
@@ -80,80 +77,79 @@ class KnobSwitcher:
                 if refusal is None:
                     value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
             except Exception as error:
-                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
+                logger.debug("pacecar cannot offer %s", knob, exc_info=True)
                 refusal = f"{type(error).__name__}: {error}"
             offers.append(KnobOffer(knob, value, domain, refusal, layout))
         return Offer(tuple(offers))
 
     def agreed(self) -> tuple[int, ...]:
-        """Return what all ranks agreed on last, before that what is in force here."""
+        """Return the values that all ranks agreed on last; before the first agreement, the values in force here."""
         return self.values() if self._agreed is None else self._agreed
 
-    def adopt(self) -> None:
-        """Treat what is in force as agreed on: a knob went back by itself, on all ranks in the same step."""
+    def adopt_current(self) -> None:
+        """Treat the values in force as agreed on: a knob went back by itself, on all ranks in the same step."""
         self._agreed = self.values()
 
     def values(self) -> tuple[int, ...]:
-        """Return what is in force, in the order of the agreed spaces."""
+        """Return the values in force, in the order of the agreed spaces."""
         return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
 
-    def published(self) -> dict[str, KnobValue]:
-        """Return what is in force of every knob that has a value, also of those that are not tuned."""
+    def current_values(self) -> dict[str, KnobValue]:
+        """Return the value in force of every knob that has one, including knobs that are not tuned."""
         values: dict[str, KnobValue] = {}
         for knob, actuator in self._actuators.items():
             try:
                 values[knob] = actuator.value()
             except Exception:
-                logger.debug("pacecar: %s has no value", knob, exc_info=True)
+                logger.debug("pacecar cannot read %s", knob, exc_info=True)
         return values
 
     def live(self) -> list[KnobSpace]:
         """Return the knobs that can still be turned."""
         return [space for space in self._agreement.spaces if space.knob not in self.barred]
 
-    def wished(self, values: Mapping[str, int]) -> tuple[int, ...]:
-        """Return `values` in the order of the spaces; what is barred or not wished for stays as it was agreed on."""
+    def values_for(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """Return `values` in the order of the spaces; knobs that are barred or absent keep their agreed value."""
         pairs = zip(self._agreement.spaces, self.agreed(), strict=True)
         return tuple(old if s.knob in self.barred else values.get(s.knob, old) for s, old in pairs)
 
-    def rest(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
-        """Return what stays in force once nothing is watched any more: `proven`, else the present, but nothing lossy.
+    def resting_values(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
+        """Return what stays in force once tuning ends: `proven`, else the present values, but nothing lossy.
 
-        `closes`: nothing of ours follows, so the global batch is the script's own again, too.
+        `closes`: pacecar is about to close, so the global batch goes back to the script's own, too.
         """
-        homes = dict(LOSSY_HOMES)
+        homes = dict(LOSSLESS_CHOICES)
         spaces = self._agreement.spaces
         if closes:
             homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE}
         pairs = zip(spaces, proven or self.agreed(), strict=True)
         return tuple(homes.get(space.knob, value) for space, value in pairs)
 
-    def staying(self, rest: Sequence[int]) -> str:
-        """Return for people what stays in force instead of `rest`, "" for nothing."""
-        told = zip(self._agreement.spaces, self.agreed(), rest, strict=True)
-        return "".join(f"; {phrases.staying(space.knob, now, old)}" for space, now, old in told if now != old)
+    def describe_unrestored(self, rest: Sequence[int]) -> str:
+        """Return a phrase for what stays in force instead of `rest`; "" for nothing."""
+        changes = zip(self._agreement.spaces, self.agreed(), rest, strict=True)
+        return "".join(f"; {phrases.staying(space.knob, now, old)}" for space, now, old in changes if now != old)
 
-    def can_apply(self, proposal: Proposal) -> bool:
-        """Return whether this rank is able to carry `proposal` out."""
+    def can_apply(self, proposal: SwitchProposal) -> bool:
+        """Return whether this rank can carry out `proposal`."""
         spaces, present = self._agreement.spaces, self.values()
         if len(proposal.values) != len(spaces):
             return False
         if proposal.kind is ProposalKind.REHEARSAL:
             return proposal.values == present
         return all(
-            new == old if space.knob in self.barred else now == old and (new == old or self._can_take(space, new))
+            new == old if space.knob in self.barred else now == old and (new == old or self._is_allowed(space, new))
             for space, now, old, new in zip(spaces, present, self.agreed(), proposal.values, strict=True)
         )
 
-    def _can_take(self, space: KnobSpace, value: int) -> bool:
+    def _is_allowed(self, space: KnobSpace, value: int) -> bool:
         return value in space.domain and not self._is_barred(space.knob, value)
 
     def _is_barred(self, knob: str, value: int) -> bool:
-        actuator = self._actuators[knob]
-        return knob in self.barred or (isinstance(actuator, Barring) and actuator.is_barred(value))
+        return knob in self.barred or self._actuators[knob].is_barred(value)
 
-    def carry_out(self, proposal: Proposal) -> Switch:
-        """Apply `proposal`; if any rank fails, all ranks apply the old values anew and bar the knobs."""
+    def carry_out(self, proposal: SwitchProposal) -> Switch:
+        """Apply `proposal`.  If any rank fails, all ranks apply the old values again and bar the knobs."""
         plan = self._plan(proposal)
         begin_ns = self._clock.monotonic_ns()
         is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
@@ -163,9 +159,7 @@ class KnobSwitcher:
             return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
 
         is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
-        if (
-            is_done or proposal.kind is ProposalKind.REHEARSAL
-        ):  # all ranks voted that the values of a rehearsal are in force
+        if is_done or proposal.kind is ProposalKind.REHEARSAL:  # which all ranks voted to be in force already
             self._agreed = proposal.values
         turned = plan or {}
         if not is_done and (len(turned) == 1 or proposal.kind is not ProposalKind.REHEARSAL):
@@ -173,8 +167,8 @@ class KnobSwitcher:
             logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(sorted(turned)))
         return Switch(is_done, turned, duration_ns)
 
-    def _plan(self, proposal: Proposal) -> dict[str, tuple[int, int]] | None:
-        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot even say that.
+    def _plan(self, proposal: SwitchProposal) -> dict[str, tuple[int, int]] | None:
+        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot tell.
 
         A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
         """
@@ -187,19 +181,18 @@ class KnobSwitcher:
                 if (proposal.decision >> i & 1 if proposal.kind is ProposalKind.REHEARSAL else new != old)
             }
         except Exception:
-            logger.exception("pacecar: a switch could not be planned")
+            logger.exception("pacecar could not plan a switch")
             return None
 
     def _apply(self, values: dict[str, int]) -> bool:
         try:
             with ExitStack() as together:
-                for actuator in (self._actuators[knob] for knob in values):
-                    if isinstance(actuator, Gathered):
-                        together.enter_context(actuator.gathered())
+                for knob in values:
+                    together.enter_context(self._actuators[knob].gathered())
                 for knob, value in values.items():
                     self._actuators[knob].apply(value)
-        except Exception:  # the other ranks must be told, whatever it was
-            logger.exception("pacecar: %s could not be applied", values)
+        except Exception:  # the other ranks wait for the answer
+            logger.exception("pacecar could not apply %s", values)
             return False
         return True
 
@@ -216,16 +209,16 @@ class SwitchRehearsal:
         """Begin with all knobs."""
         self._sets = [(1 << len(self._agreement.spaces)) - 1]
 
-    def ask(self, boundary: int, values: Sequence[int]) -> bool:
-        """Propose the next set, with the `values` in force; return False when none is left."""
+    def propose_next(self, boundary: int, values: Sequence[int]) -> bool:
+        """Propose the next set, with the `values` in force; return False if none is left."""
         if not self._sets:
             return False
         self._since = boundary
         self._agreement.propose(self._sets[0], values, kind=ProposalKind.REHEARSAL)
         return True
 
-    def played(self, proposal: Proposal, *, is_done: bool) -> None:
-        """Remove the set that was rehearsed; a set of several knobs that failed is replaced by one set a knob."""
+    def record_outcome(self, proposal: SwitchProposal, *, is_done: bool) -> None:
+        """Remove the rehearsed set; a failed set of several knobs is replaced by one set for each knob."""
         del self._sets[0]
         single = [1 << i for i in range(len(self._agreement.spaces)) if proposal.decision >> i & 1]
         if not is_done and len(single) > 1:

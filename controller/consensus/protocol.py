@@ -1,34 +1,31 @@
-"""Implements one rank's side of the protocol by which all ranks turn a knob at the same step: a vote must be unanimous.
+"""Implements one rank's side of the protocol with which all ranks turn a knob at the same step, by unanimous vote.
 
-A switch on one rank only kills the job (ranks send buckets of different sizes: gloo aborts, NCCL hangs).  So "everybody
-should have heard by now" is not enough, and a message that everybody *has* heard raises the same question again.  Two
-channels are used:
+A switch on one rank only kills the job (buckets of different sizes make gloo abort and NCCL hang).  So "everybody
+should have received it by now" is not enough, and a message that everybody *has* received it raises the same question
+again. The protocol uses two channels:
 
-    side channel   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and
-                   what disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any
-                   moment.
+    side channel   an asynchronous gather on its own group that no rank waits for.  It carries every rank's paces and
+                   disturbances to rank 0, and rank 0's proposal to all.  It may be late or break at any moment.
     votes          five numbers of every rank, launched by all ranks at the same boundaries on another group of
                    pacecar's own.  Every rank reads the minimum of each number one step later.
 
     boundary      0    1    2    3    4    5    6    7    8        PERIOD = 4
     range closed  |                   |                   |        paces of 4 steps, queued for the next gather
-    vote                         launch read         launch read   read: all say the same hash -> all apply right here
+    vote                         launch read         launch read   read: all sent the same hash -> all apply right here
 
-A rank votes (h, -h, alive, calm, at leisure).  h is the hash of the proposal that it holds and can carry out, 0 if
-none.  The least h equals the greatest exactly if all ranks voted the same h; every rank knows both, so either all apply
-or none does.  `alive` is 0 on a rank that froze.  The first vote whose minimum is 0 freezes every rank, and as all of
-them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no vote
-unmatched.
+A vote is (h, -h, alive, calm, at leisure).  h is the hash of the proposal that the rank holds and can carry out, 0 for
+none.  The smallest h equals the largest exactly if all ranks voted the same h.  Every rank knows both, so either all
+apply or none does.  `alive` is 0 on a rank that froze.  The first vote whose minimum is 0 freezes every rank, and since
+all read it at the same boundary, all stop voting there: a frozen tuner costs nothing and leaves no vote unmatched.
 
-`calm` is 0 on a rank where something is under way: a trial, a request, a proposal.  A vote and a gather cost a rank
-some 300 us, which is worth it while something is tried and a waste for the rest of the run.  So a calm rank votes after
-how many steps it would vote again: CALM_PERIOD, fewer where CALM_NS are over sooner.  Where the minimum is not 0, the
-next vote comes so many steps later, and the range holds as many paces; else PERIOD.  All ranks read the same minimum at
-the same boundary, so all of them vote again at the same one.
+`calm` is 0 on a rank with something under way: a trial, a request, a proposal.  A vote and a gather cost a rank some
+300 us, which is worthwhile during a trial and a waste for the rest of the run.  A calm rank's vote proposes the
+interval to the next one: CALM_PERIOD steps, or fewer if CALM_NS pass first.  If the minimum is not 0, it is the number
+of steps to the next vote and the number of paces in the range; otherwise that is PERIOD.
 
 `at leisure` is 1 on a rank whose steps are so long that a vote at every second one costs next to nothing, and whose
-side channel keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later.
-Then what is requested is in force after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends as much
+side channel keeps up.  If that holds on all ranks and something is under way, the next vote comes LEISURE_PERIOD steps
+later. A request then takes effect after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends that much
 sooner.
 
 Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
@@ -43,7 +40,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..observation import KnobSpace
@@ -56,35 +53,36 @@ __all__ = [
     "LEISURE_PERIOD",
     "LONG_STEP_NS",
     "PERIOD",
+    "AgreementUpdate",
     "JobPace",
-    "Proposal",
     "ProposalKind",
     "ProtocolMember",
+    "SwitchProposal",
 ]
 
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is requested; one small gather in 4 steps."""
 
 CALM_PERIOD = 16
-"""Most steps between votes, while no rank has anything under way; a request made then waits so long, once."""
+"""Most steps between votes while no rank has anything under way; a request made then waits that long, once."""
 
 CALM_NS = 1_600_000_000
-"""One vote and gather in so long a time cost 0.02 % of it; where steps are long they come after 8 or 4 of them."""
+"""One vote and gather in this time cost 0.02 % of it; with long steps they come after 8 or 4 of them."""
 
 LONG_STEP_NS = 100_000_000
-"""From steps of this length on a vote and a gather are 0.15 % of the two steps that they take."""
+"""For steps at least this long, a vote and a gather cost 0.15 % of the two steps that they take."""
 
 LEISURE_PERIOD = 2
-"""Steps between votes while something is under way and steps are long: one boundary to launch it, one to read it."""
+"""Steps between votes while something is under way and steps are long: one boundary to launch, one to read."""
 
 KNOBS_MAX = 12
-"""Most knobs in a proposal, which is all there are; the gather's vector has a fixed length."""
+"""Most knobs in a proposal (all there are); the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
 """Closed ranges that may wait for the side channel (some 60 steps or more) before it counts as broken."""
 
 LEISURE_QUEUE_MAX = 1
-"""With more ranges waiting the side channel does not keep up with votes at every second step."""
+"""With more waiting ranges the side channel does not keep up with a vote at every second step."""
 
 VERSION = 6
 _HEAD = 10
@@ -93,28 +91,28 @@ REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
 
 _DISTURBANCE_SHIFT = 8
 DISTURBANCE_MAX = 255
-"""The flags' word has the flags in its lowest byte and this in the next."""
+"""The flags' word holds the flags in its lowest byte and the disturbance in the next."""
 
 _SWITCHES_SHIFT = 16
 SWITCHES_MAX = 254
 NO_LIMIT = 255
-"""The third byte of the flags' word: how many switches a rank can pay for, or that nothing limits them."""
+"""The third byte of the flags' word: how many switches a rank can afford, or this."""
 
 
 class ProposalKind(StrEnum):
     """What a proposal is for."""
 
     REHEARSAL = "rehearsal"
-    """Apply the values that are in force, to prove that it works."""
+    """Apply the values in force, to prove that it works."""
     TRIAL = "trial"
     """Not proven: a freeze takes it back."""
     KEEP = "keep"
-    """From now on these are the values to come back to."""
+    """These are the values to come back to from now on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """Bring the knobs, in the agreed order, to `values`; `serial` counts rank 0's proposals."""
+class SwitchProposal:
+    """A switch that ranks vote on: the knobs, in the agreed order, to `values`.  `serial` counts rank 0's proposals."""
 
     serial: int
     decision: int
@@ -122,7 +120,7 @@ class Proposal:
     kind: ProposalKind = ProposalKind.KEEP
 
     def digest(self, epoch: int, layout: int, place: int = 0) -> int:
-        """Return 62 bits, never 0, that name this proposal under this knob epoch and layout, at this place."""
+        """Return 62 bits, never 0, that identify this proposal under this knob epoch and layout, at this place."""
         text = repr((self.serial, self.decision, self.values, self.kind.value, epoch, layout, place))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2 | 1
 
@@ -137,6 +135,14 @@ class JobPace:
     step: int
     pace_ns: int
     profiled: bool
+
+
+@dataclass(slots=True)
+class AgreementUpdate:
+    """What arrived at one boundary: `refused` (knob -> reason) once, when the knobs are settled; paces after that."""
+
+    refused: dict[str, str] | None = None
+    paces: list[JobPace] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,32 +169,32 @@ class ProtocolMember:
         self.step_ns = 0
         """How long this rank's steps take; set by the owner."""
         self.are_all_calm = False
-        """Whether no rank has anything under way, by the vote read last."""
+        """Whether the last vote showed that no rank has anything under way."""
         self.period = PERIOD
-        """Steps from the vote read last to the next."""
-        self.wanted: Proposal | None = None
+        """Steps from the last vote read to the next."""
+        self.wanted: SwitchProposal | None = None
         self.disturbance: int | None = None
         """The number of what disturbs this rank's step times, None for nothing; set by the owner."""
         self.disturbed: tuple[tuple[int, int], ...] = ()
         """Ranks with their disturbances, as of the last gather."""
         self.affordable: int | None = None
-        """How many switches this rank can pay for, None: nothing limits them; set by the owner."""
+        """How many switches this rank can afford, None for no limit; set by the owner."""
         self.affordable_everywhere: int | None = None
-        """The fewest of any rank, as of the last gather."""
+        """The smallest such number of any rank, as of the last gather."""
         self._layout = 0
         self._offer: Offer | None = None
         self._ranges: deque[_Range] = deque()
         self._ordinal = 0
         self._serial = 0
-        self._held: Proposal | None = None
-        self._voted: Proposal | None = None
+        self._held: SwitchProposal | None = None
+        self._voted: SwitchProposal | None = None
         self._done_serial = 0
         self._side_is_done = False
 
     # --- what this rank sends on the side channel -------------------------------------------------
 
     def offer(self, offer: Offer) -> None:
-        """Say once, at the same boundary on every rank, what this rank can turn: the first gather carries it."""
+        """Offer what this rank can turn, once, at the same boundary on every rank; the first gather carries it."""
         assert self._ordinal == 0, "an offer is made once, before the first range"
         self._offer = offer
 
@@ -206,19 +212,19 @@ class ProtocolMember:
     def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Rank 0: put this to the vote until it is applied, replaced or withdrawn; repeating it changes nothing."""
         assert self.rank == 0, "rank 0 alone proposes"
-        wish = tuple(values)
+        wanted = tuple(values)
         present = self.wanted
-        if present is not None and (present.decision, present.values, present.kind) == (decision, wish, kind):
+        if present is not None and (present.decision, present.values, present.kind) == (decision, wanted, kind):
             return
         self._serial += 1
-        self.wanted = Proposal(self._serial, decision, wish, kind)
+        self.wanted = SwitchProposal(self._serial, decision, wanted, kind)
 
     def withdraw(self) -> None:
         """Rank 0: stop proposing.  If the others still hold it, rank 0's own vote keeps it from being applied."""
         self.wanted = None
 
     def next_vector(self) -> list[int] | None:
-        """Return what the next gather shall carry and take it off the queue; None when there is nothing to say."""
+        """Return what the next gather carries, and take it off the queue; None if there is nothing to send."""
         if self._offer is not None:
             words, self._offer = encode_offer(self._offer), None
             return words
@@ -232,7 +238,7 @@ class ProtocolMember:
         return self._offer is not None or (bool(self._ranges) and not self._side_is_done)
 
     def close_side_channel(self) -> None:
-        """Use the side channel no more, and drop what waits for it."""
+        """Stop using the side channel and drop what waits for it."""
         self._side_is_done = True
         self._ranges.clear()
         self._offer = None
@@ -240,7 +246,7 @@ class ProtocolMember:
     # --- what it receives there --------------------------------------------------------------------
 
     def receive_offers(self, vectors: Sequence[Sequence[int]]) -> dict[str, str]:
-        """Learn from the first gather what all ranks can turn: `spaces`; return why the other knobs are not tuned.
+        """Take all ranks' offers from the first gather and set `spaces`; return the reason against each other knob.
 
         Raises:
             ValueError: a vector is not an offer.
@@ -253,9 +259,9 @@ class ProtocolMember:
         return refused
 
     def receive(self, vectors: Sequence[Sequence[int]]) -> list[JobPace]:
-        """Take the reports of all ranks: learn rank 0's proposal, return the steps that every rank measured.
+        """Take the reports of all ranks: keep rank 0's proposal, return the steps that every rank measured.
 
-        Ranks that do not agree on version, step, epoch or layout freeze; so does this rank when another is frozen.
+        Freezes if ranks disagree on version, step, epoch or layout, or if another rank is frozen.
         """
         frozen = [rank for rank, words in enumerate(vectors) if words[4] & _FLAG_FROZEN]
         if frozen:
@@ -280,10 +286,10 @@ class ProtocolMember:
     # --- votes ----------------------------------------------------------------------------------------
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> tuple[int, int, int, int, int]:
-        """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out.
+        """Return this rank's vote, and remember what it was for.  With `can_apply` False the rank votes for nothing.
 
-        `place` is where this rank is among the job's collectives: it is hashed too, so ranks at different places do not
-        agree.
+        `place` is this rank's position among the job's collectives.  It is hashed too, so ranks at different places do
+        not agree.
         """
         held = self._held
         self._voted = None
@@ -297,14 +303,14 @@ class ProtocolMember:
         return digest, -digest, int(self.frozen is None), calm, int(is_at_leisure)
 
     @property
-    def held(self) -> Proposal | None:
+    def held(self) -> SwitchProposal | None:
         """The proposal that rank 0 sent last, unless it was applied or failed."""
         return self._held if self._held is not None and self._held.serial > self._done_serial else None
 
-    def tally(self, lowest: Sequence[int]) -> Proposal | None:
-        """Read a vote: return what every rank applies now, None if nothing.
+    def tally(self, lowest: Sequence[int]) -> SwitchProposal | None:
+        """Read a vote: return what every rank applies now, None for nothing.
 
-        When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
+        If any rank voted that it froze, every rank freezes and retires: no vote follows this one.
         """
         least, negated_greatest, alive, calm, at_leisure = lowest
         self.are_all_calm = calm > 0
@@ -319,14 +325,14 @@ class ProtocolMember:
         assert voted is not None, "a unanimous vote includes this rank's"
         return voted
 
-    def applied(self, proposal: Proposal) -> None:
-        """Note that all ranks carried `proposal` out."""
+    def applied(self, proposal: SwitchProposal) -> None:
+        """Record that all ranks carried out `proposal`."""
         self._finish(proposal)
         if proposal.kind is not ProposalKind.REHEARSAL:
             self.epoch += 1
 
-    def failed(self, proposal: Proposal) -> None:
-        """Note that some rank could not carry `proposal` out, and that all went back to the values before."""
+    def failed(self, proposal: SwitchProposal) -> None:
+        """Record that some rank could not carry out `proposal`, and that all went back to the previous values."""
         self._finish(proposal)
 
     def freeze(self, reason: str) -> None:
@@ -334,7 +340,7 @@ class ProtocolMember:
         if self.frozen is None:
             self.frozen = reason
 
-    def _finish(self, proposal: Proposal) -> None:
+    def _finish(self, proposal: SwitchProposal) -> None:
         self._done_serial = proposal.serial
         if self.wanted is not None and self.wanted.serial <= proposal.serial:
             self.wanted = None
@@ -356,12 +362,12 @@ class ProtocolMember:
         values = wanted.values if wanted else ()
         return head + paces + [0] * (CALM_PERIOD - len(paces)) + [*values, *([0] * (KNOBS_MAX - len(values)))]
 
-    def _decode_proposal(self, words: Sequence[int]) -> Proposal | None:
+    def _decode_proposal(self, words: Sequence[int]) -> SwitchProposal | None:
         if not words[4] & _FLAG_PROPOSAL:
             return None
         values = tuple(words[_HEAD + CALM_PERIOD :][: len(self.spaces)])
         kind = next(k for k, flag in _KIND_FLAGS.items() if words[4] & (_FLAG_REHEARSAL | _FLAG_TRIAL) == flag)
-        return Proposal(words[7], words[8], values, kind)
+        return SwitchProposal(words[7], words[8], values, kind)
 
 
 def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:

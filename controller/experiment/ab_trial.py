@@ -1,24 +1,24 @@
 """Runs one A/B trial of a setting in the running job, from the first request to its end.
 
-The obvious trial, "run the new setting for a while and compare with before", charges every change of conditions to
-the knob.  So the settings alternate, A B B A A B B A (A: in force before, B: tried), and only neighbours are compared:
+To run the new setting for a while and compare with before would charge every change of conditions to the knob.  So the
+settings alternate, A B B A A B B A (A: in force before, B: tried), and only neighbours are compared:
 
     steps   aaaaaaaa ..bbbbbbbbbbbbbbbb ..aaaaaaaaaaaaaaaa ..bbbb     .. settling, charged but not judged
     windows    A1        B1      B2        A2      A3        B3
     pairs      `---------'       `---------'       `---------'
 
-A1 is free: the last steps before B came into force.  When B will come into force is not known, because a request takes
-some steps to be agreed.  So the trial looks at the values that steps really had, and asks for the next switch as early
-as the shortest delay seen allows.  Under the setting that looks better it asks a little later: a step more costs
-nothing there, and replaces one that could not be judged.  The trial ends as soon as it is clear, and early for what is
-bad: rejecting can be hasty (nothing was lost but a chance), accepting cannot (`sequential_test`).
+A1 is free: the last steps before B came into force.  A request takes effect some steps later, so the trial looks at the
+values that steps really had, and requests the next switch as early as the shortest delay so far allows.  Under the
+better-looking setting it requests a little later: there another step costs nothing, and replaces one that could not be
+judged.  The trial ends as soon as the result is clear.  Rejecting can be hasty, because it loses only a chance;
+accepting cannot (`sequential_test`).
 
 Switches cost pacecar's own time, which has a budget.  A trial stays with A until every rank can pay for going to B and
-coming back (`switch_price`).  It ends when not even one switch is covered any more: under B the way back has to be, and
-under A the ranks vote as often as in any trial, which on a busy machine takes more than the steps earn.  What its pairs
-saved is kept for the next trial of the same candidate.
+coming back (`switch_price`), and ends when not even one switch is covered: under B it must be able to return, and under
+A the votes of a trial may cost more than the steps earn.  The savings of its pairs are kept for the candidate's next
+trial.
 
-Left out: charging the time (the policy does, it sees the steps around the trial as well), and reporting it.
+Left out: charging the time (the policy does, because it also sees the steps around the trial), and reporting it.
 """
 
 from __future__ import annotations
@@ -55,66 +55,63 @@ QUIET_WINDOW_STEPS = 4
 (`pace_tracker.QUIET_SPREAD`)."""
 
 PART_RATIO = 0.75
-"""Share of its judged steps that is enough for the second window of a stretch, if the next switch comes before it is
-full.
+"""This share of its judged steps is enough for a stretch's second window if the next switch comes before it is full.
 
-The switch is asked for before the stretch is over, and a profiled step after that is not judged.  Without this rule
+The switch is requested before the stretch is over, and a profiled step after that is not judged.  Without this rule
 each window that the hook takes of a new setting would cost the trial a pair.
 """
 
 LINGER_STEPS = 2
-"""Further judged steps under the setting that looks better, before the other is asked for."""
+"""Further judged steps under the better-looking setting before the other is requested."""
 
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
 
 PAIRS_MIN = 2
-"""No acceptance on one pair: a change of conditions at the moment of the switch looks like a gain; A B B A shows it."""
+"""Never accept on one pair: conditions that change at the switch look like a gain; A B B A shows it."""
 
 CAUTION = 1.3
-"""Acceptance takes that much more evidence than the rate asks for: windows of correlated noise are less exchangeable
-than the e-process takes them to be (simulated with autocorrelation 0.9, two null pairs, all looks: 5.8 % instead of 5
-%)."""
+"""Acceptance takes this much more evidence than the rate requires: windows of correlated noise are less exchangeable
+than the e-process assumes (simulated with autocorrelation 0.9, two null pairs, all looks: 5.8 % instead of 5 %)."""
 
 PAIRS_MAX = 48
-"""Most pairs of a trial.  It goes on only while its candidate looks better, so the steps under it gain.  The cost is
-the other half of that gain, for the steps under the old setting.
-
-Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
+"""Most pairs of a trial.  It goes on only while its candidate looks better, so it costs only the gain forgone in the
+steps under the old setting.  Replayed at 5 % noise, ten pairs showed half of the gains of 4 %.
 """
 
 PAIRS_MOST = 192
-"""The same for a job that has turned out to be long: a gain of 2 % at 10 % step noise takes a hundred (`forecast`)."""
+"""The same for a long job: a gain of 2 % at 10 % step noise takes a hundred pairs (`forecast`)."""
 
 DOUBT_ERRORS = 0.5
 HOPE_ERRORS = 1.5
-"""Standard errors by which a candidate may be better than it looks before it is given up; more where a forecast
-promises a gain: at 10 % noise three pairs say the opposite of a true 4 % one time in five."""
+"""Standard errors by which a candidate may be better than it looks before it is given up; HOPE_ERRORS if a forecast
+promises a gain: at 10 % noise three pairs contradict a true 4 % one time in five."""
 
 FUTILE_PAIRS = 3
-"""New pairs from which on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in
-under 1 %."""
+"""From this many new pairs on, a mean gain inside the dead band ends the trial; that misses a true 5 % gain at 5 %
+noise in under 1 % of trials."""
 
 DROP_RATIO = 1.2
-"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times what it is compared with is dropped
-at once: at first, and later where its pairs do not speak for it.  Once they do, some slow steps are the machine's."""
+"""A candidate is dropped at once if its first DROP_STEPS judged steps are all slower than this times the present
+setting, unless its pairs look better already: then slow steps are the machine's."""
 
 DROP_STEPS = 2
-"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes in a row prove nothing."""
+"""Twice as many if the present setting has such steps too (SPIKES_RATIO): two spikes in a row prove nothing."""
 
 SPIKES_RATIO = 0.03
 
 WORSE_NOISES = 3.0
-"""After the first pair a loss of that many standard deviations of null pairs, over the dead band, ends the trial."""
+"""After the first pair, a loss of this many standard deviations of null pairs, and beyond the dead band, ends the
+trial."""
 
 WAIT_STEPS_MAX = 64
-"""A switch takes 3 to 16 steps to be agreed; one that is not there after this many will not come."""
+"""Agreeing on a switch takes 3 to 16 steps; one that has not come after this many will not come."""
 
 TRIAL_STEPS_MAX = 1024
-"""Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
+"""Longest trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
 
 LATENCY_STEPS_MIN = 4
-"""Assumed before one was measured: a request takes at least one control period."""
+"""Assumed before it was measured: a request takes at least one control period."""
 
 Arm = Literal["A", "B"]
 
@@ -135,7 +132,7 @@ class AbortCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialEnd:
-    """How a trial ended; `evidence` is None if no pair was completed, `gain` then from the steps that were judged."""
+    """How a trial ended.  Without a completed pair `evidence` is None, and `gain_ratio` comes from the judged steps."""
 
     cause: AbortCause
     evidence: SequentialTest | None
@@ -143,7 +140,7 @@ class TrialEnd:
     detail: str
 
     def may_gain(self, dead_band: float) -> bool:
-        """Return whether the bounds leave room for a gain: a trial that ended after few noisy pairs may be repeated."""
+        """Return whether the bounds allow a gain: after few noisy pairs a trial may be repeated."""
         return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
 
 
@@ -165,7 +162,7 @@ class IncumbentPace:
 
 @dataclass(frozen=True, slots=True)
 class CandidatePrior:
-    """What is known of a candidate: what earlier pairs saved (log pace), and whether a gain is forecast."""
+    """What is known about a candidate: savings of earlier pairs (log pace), and whether a gain is forecast."""
 
     savings: tuple[float, ...] = ()
     is_promising: bool = False
@@ -178,9 +175,9 @@ class AbTrial:
     """One candidate against the setting in force.
 
     It takes every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
-    `latency_steps` is the shortest delay of a switch so far, None before the first.  For use afterwards, `nulls_seen`
-    are further differences, for the next trials (here they would not be independent of the pairs), and `take_levels`
-    returns the new windows under `incumbent`, for the change detector.
+    `latency_steps` is the shortest delay of a switch so far, None before the first.  `nulls_seen` are null pairs for
+    later trials (in this one they would depend on the pairs), and `take_levels` returns the new windows under
+    `incumbent`, for the change detector.
     """
 
     def __init__(
@@ -212,7 +209,7 @@ class AbTrial:
         self._wanted: Arm = "B"
         self._asked_step: int | None = None
         self._arm: Arm | None = "A"
-        self._arrived = False  # the arm that was asked for last has been seen in force
+        self._arrived = False  # the requested arm has been seen in force
         self._entered_step = 0
         self._stretch: list[float] = []
         self._unpaired: tuple[Arm, float] | None = None
@@ -266,7 +263,7 @@ class AbTrial:
 
     @property
     def looks_better(self) -> bool:
-        """Whether the pairs so far say that it saves time; True before the first one."""
+        """Whether the candidate saves time by the pairs so far; True before the first one."""
         return self.evidence is None or self.evidence.gain_ratio > 0
 
     def take_levels(self) -> list[float]:
@@ -275,11 +272,11 @@ class AbTrial:
         return levels
 
     def give_up(self, reason: str) -> TrialEnd:
-        """End it from outside, for `reason`: the budget is spent, or conditions changed."""
+        """End the trial from outside, for `reason`: the budget is spent, or conditions changed."""
         return self._end(AbortCause.UNDECIDED if self.looks_better else AbortCause.FUTILE, reason)
 
     def interrupt(self, step: int) -> None:
-        """Begin the window under way again, and settle first: the steps up to `step` were no measurement."""
+        """Start the current window again after settling: the steps up to `step` measured nothing."""
         self._stretch = []
         self._entered_step = step + 1
         if self._asked_step is not None and not self._arrived:
@@ -292,7 +289,7 @@ class AbTrial:
         return None
 
     def _switched(self, arm: Arm | None, step: Observation) -> TrialEnd | None:
-        """Take the first step under other values than in the step before."""
+        """Take the first step under other values than in the previous step."""
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(AbortCause.TAKEN_BACK, "the ranks took it back by themselves")
@@ -326,7 +323,7 @@ class AbTrial:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:
-            # With the same gap between them as at a switch, else correlated noise looks smaller than it is in pairs.
+            # Leave the gap of a switch between them, or correlated noise looks smaller than it is in pairs.
             first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
             self.nulls_seen.append(location(first) - location(last))
         return end
@@ -334,20 +331,20 @@ class AbTrial:
     def _stay_steps(self, arm: Arm) -> int:
         """Return how many judged steps this stretch should have.
 
-        Before the first pair B may be the better one, so it gets the longer stretch.
+        Before the first pair B may be better, so it gets the longer stretch.
         """
         is_better = arm == "B" if self.evidence is None else self.looks_better == (arm == "B")
         return 2 * self._window_steps + (LINGER_STEPS if is_better else 0)
 
     @property
     def _usual(self) -> float:
-        """The log pace to expect of A: the typical one, or its last window's where the machine became slower."""
+        """The log pace to expect of A: the typical one, or its last window's if the machine became slower."""
         if self._unpaired is not None and self._unpaired[0] == "A":
             return max(self._typical, self._unpaired[1])
         return self._typical
 
     def _window(self, arm: Arm, level: float) -> TrialEnd | None:
-        """Pair the window with the one before it, if that was of the other setting and is still unpaired."""
+        """Pair the window with the previous one if that was of the other setting and is unpaired."""
         if arm == "A":
             self._levels.append(level)
         before, self._unpaired = self._unpaired, (arm, level)

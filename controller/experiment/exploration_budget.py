@@ -1,9 +1,9 @@
 """Charges the time lost to trials against the user's exploration budget.
 
-Counting trials or trial steps would be easier and wrong: a hundred steps of an equally fast setting cost nothing,
-ten of a threefold slower one cost twenty steps.  So time is charged: steps in other than the kept setting, and those
-that settle after a switch, against the mean of the kept setting.  Each stretch of such steps counts if it lost and
-not if it gained, so luck and good candidates never pay for bad ones.
+Counting trials or trial steps would be wrong: a hundred steps of an equally fast setting cost nothing, ten of a setting
+three times as slow cost twenty steps.  So time is charged: steps in other than the kept setting, and those that settle
+after a switch, against the mean of the kept setting.  A stretch of such steps counts if it lost and not if it gained,
+so luck and good candidates never pay for bad ones.
 
 Left out: what a wrong verdict costs afterwards; `pace_tracker` notices that.
 """
@@ -16,31 +16,29 @@ from collections import deque
 __all__ = ["ALLOWANCE_STEPS", "PRIOR_LOSS_RATIO", "SWITCH_STEPS", "ExplorationBudget"]
 
 ALLOWANCE_STEPS = 5
-"""Steps' worth of time that may be lost early in a run, before the budget has grown to as much; else no trial could
-begin.
+"""Steps' worth of time that may be lost before the budget has grown to as much; otherwise no trial could begin.
 
-An advance on the budget, not an addition to it: an addition of 10 steps, as it once was, cost 1.1 % of 700 steps where
-the default was best already.
+An advance on the budget, not an addition: adding 10 steps cost 1.1 % of 700 steps if the default was best already.
 """
 
 TRIALS_SHARE = 0.75
-"""Share of the budget that trials may be begun with: the rest is for what they cost beyond the expected."""
+"""Share of the budget for beginning trials; the rest covers what they cost beyond the forecast."""
 
 PRIOR_LOSS_RATIO = 0.05
-"""Share of step time that a candidate is taken to lose when its loss is not known."""
+"""Assumed loss of a candidate without a forecast, as a share of step time."""
 
 SWITCH_STEPS = 0.5
-"""Steps' worth of time that one switch costs (TUNING: +5 to +60 % over the first two steps)."""
+"""Cost of one switch in steps' worth of time (TUNING: +5 to +60 % over the first two steps)."""
 
 
 RECENT_STEPS_MAX = 256
-"""Steps whose charges are remembered one by one: an alarm comes within ten windows of the change."""
+"""Steps whose charges are kept one by one: an alarm comes within ten windows of the change."""
 
 
 class ExplorationBudget:
-    """Keeps account of the time that was lost.
+    """Accounts for the time that was lost.
 
-    `spent_ns` falls only when conditions changed; `balance_ns` is signed and is what people see as a trial's cost.
+    `spent_ns` falls only when conditions changed; `balance_ns` is signed, and reported as a trial's cost.
     """
 
     def __init__(self, budget_ratio: float) -> None:
@@ -59,18 +57,18 @@ class ExplorationBudget:
         return self._banked_ns + max(0.0, self._stretch_ns)
 
     def pass_step(self, pace_ns: int) -> None:
-        """Count a step of the job, whatever was in force."""
+        """Count a step of the job under any setting."""
         self._elapsed_ns += pace_ns
         self._recent_ns.append(0.0)
 
     def charge(self, extra_ns: float) -> None:
-        """Charge what a step took longer (or shorter) because of a trial."""
+        """Charge how much longer (or shorter) a step took because of a trial."""
         self._stretch_ns += extra_ns
         self._recent_ns[-1] += extra_ns
         self.balance_ns += extra_ns
 
     def close_stretch(self) -> None:
-        """End a stretch, because the values in force changed: add what it lost to what was spent."""
+        """End a stretch, because the values in force changed: add its loss to what was spent."""
         self._banked_ns += max(0.0, self._stretch_ns)
         self._stretch_ns = 0.0
 
@@ -80,10 +78,10 @@ class ExplorationBudget:
         return max(TRIALS_SHARE * self._budget_ratio * self._elapsed_ns, advance) - self.spent_ns
 
     def start_anew(self, typical_ns: float, *, steps: int) -> None:
-        """Refund what the last `steps` cost, because conditions changed before them: that was not the trial's doing.
+        """Refund what the last `steps` cost: conditions changed before them, so the trial did not cause it.
 
-        What was spent before was for other conditions, so the advance is granted again.  Not before the budget would
-        have paid the last advance back, so that many changes cost at most twice the budget.
+        The advance is granted again for the new conditions, but not before the budget has paid the last one back, so
+        that many changes cost at most twice the budget.
         """
         self.close_stretch()
         refund = max(0.0, math.fsum(list(self._recent_ns)[-steps:])) if steps else 0.0
@@ -92,7 +90,7 @@ class ExplorationBudget:
             self._advance_from_ns, self._advanced_at_ns = self.spent_ns, self._elapsed_ns
 
     def wait_steps(self, typical_ns: float, needed_ns: float) -> int | None:
-        """Return after how many more steps `needed_ns` may be lost; None if never (the budget is zero)."""
+        """Return the number of steps until `needed_ns` may be lost; None for never (the budget is zero)."""
         if needed_ns <= self.left_ns(typical_ns):
             return 0
         missing = needed_ns + self.spent_ns - TRIALS_SHARE * self._budget_ratio * self._elapsed_ns

@@ -1,14 +1,14 @@
 """Tests whether a candidate setting is faster than the current one, by an e-process that is valid at any stopping time.
 
-The obvious answer, a t-test on the steps of two windows, is wrong twice.  Looking after every window and stopping when
-it "is significant" accepts nearly everything in the end.  And neighbouring steps are not independent (another job
-on the link stays for seconds), so hundreds of steps are worth far fewer.  Here instead:
+A t-test on the steps of two windows is wrong twice.  Looking after every window and stopping once it is significant
+accepts nearly everything in the end, and neighbouring steps are not independent (another job uses the link for
+seconds), so hundreds of steps are worth far fewer.  Here instead:
 
 - a *window* of steps is one number, its Hodges-Lehmann location of log pace: nearly as sharp as the mean, and
   unmoved by two garbage collections in eight steps;
 - a *pair* is the difference of two adjacent windows, one with each setting; slow drift cancels in A B B A order;
-- how much such a difference varies when nothing was changed is known from pairs of windows of the present setting
-  alone (*null pairs*).  They carry the noise that this machine really has, correlation included;
+- pairs of windows of the present setting alone (*null pairs*) show how much such a difference varies when nothing
+  changes.  They carry this machine's real noise, correlation included;
 - an e-process weighs "saves time" against "does not".
 
 The e-process.  Null pairs c_1..c_m ~ N(0, s^2), trial pairs d_1..d_n ~ N(mu, s^2), s unknown.  Under the right-Haar
@@ -49,25 +49,25 @@ __all__ = [
 EFFECT_VARIANCE = 4.0
 """g: prior variance of the effect in units of the pairs' noise.
 
-A change worth making is one to seven times the noise of a pair (5 to 20 % at 5 % step noise); 4 accepts the large
-ones in two pairs and loses under half a pair on the small ones.
+A change worth making is one to seven times the noise of a pair (5 to 20 % at 5 % step noise); 4 accepts large ones in
+two pairs and costs under half a pair on small ones.
 """
 
 NOISE_FLOOR = 5e-4
-"""Standard deviation (of log pace) that is added to every pair's on top of what was seen: no machine repeats better.
+"""Standard deviation (of log pace) added to what was seen, because no machine repeats better.
 
 It keeps the ratio finite on a noiseless machine and can only lower the evidence.
 """
 
 BREAK_T = 6.0
-"""Student's t between earlier and later pairs from which on conditions are taken to have changed between them."""
+"""From this Student's t between earlier and later pairs on, conditions count as changed."""
 
 
 _LOG_E_MAX = 690.0
-"""Largest logarithm of an e-value that is returned: exp(709) overflows."""
+"""Largest log of an e-value: exp(709) overflows."""
 
 _FAR_NOISES = 1e6
-"""Standard deviations beyond which no value is more implausible."""
+"""Standard deviations from the mean at which the search for a bound begins."""
 
 _BISECTIONS = 60
 
@@ -76,11 +76,10 @@ _BISECTIONS = 60
 class SequentialTest:
     """The result of the test on the pairs so far.
 
-    `e_value` is against "saves no more than the dead band" that it was weighed with (a trial's is 0); `gain_ratio` is
-    the fraction of step time saved.  `gain_low` and `gain_high` are what the same test rejects on either side, each
-    wrong at any look with at most the stated rate; None while the pairs bound nothing.  So `e_value` reaches the
-    inverse of the rate exactly when `gain_low` reaches the dead band, and nobody is shown a kept change whose bounds
-    say that it may cost time.
+    `e_value` is the evidence against "saves no more than the dead band" (a trial's is 0); `gain_ratio` is the fraction
+    of step time saved.  `gain_low` and `gain_high` are what the same test rejects on either side, each wrong at any
+    look with at most the stated rate; None while the pairs bound nothing.  So `e_value` reaches the inverse of the rate
+    exactly when `gain_low` reaches the dead band, and the bounds of a kept change never include a loss.
     """
 
     pairs: int
@@ -132,7 +131,7 @@ def weigh(
 
 
 def e_value(savings: Sequence[float], nulls: Sequence[float], *, dead_band: float) -> float:
-    """Return the e-value of `weigh` alone: bounds cost sixty times as much."""
+    """Return only the e-value of `weigh`: bounds cost sixty times as much."""
     count, total, mean, scatter = _sums(savings, nulls)
     return math.exp(min(_log_e(count, total, scatter, mean + math.log1p(-dead_band), EFFECT_VARIANCE), _LOG_E_MAX))
 
@@ -140,8 +139,8 @@ def e_value(savings: Sequence[float], nulls: Sequence[float], *, dead_band: floa
 def is_broken(savings: Sequence[float], *, dead_band: float) -> bool:
     """Return whether conditions changed between the earlier and the later pairs, in the order of measurement.
 
-    The largest of Student's t (two samples, pooled variance) over all places where at least two pairs lie on each side;
-    what differs by less than twice the dead band is of no interest.
+    Takes the largest Student's t (two samples, pooled variance) over all cuts with at least two pairs on each side, and
+    ignores differences below twice the dead band.
     """
     return any(_are_apart(savings[:cut], savings[cut:], 2 * dead_band) for cut in range(2, len(savings) - 1))
 
@@ -167,9 +166,9 @@ def _sums(savings: Sequence[float], nulls: Sequence[float]) -> tuple[int, int, f
 def promise(
     savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, pairs_max: int, errors: float = 1.0
 ) -> float:
-    """Return the e-value after `pairs_max` pairs if those to come were `errors` standard errors better than the mean.
+    """Return the e-value after `pairs_max` pairs if the rest are `errors` standard errors better than the mean.
 
-    Used only to end trials early: what would not be proven even then is not worth its steps.
+    Used only to end trials early: what even those would not prove is not worth its steps.
     """
     count, total = len(savings), len(savings) + len(nulls)
     mean = math.fsum(savings) / count

@@ -1,15 +1,13 @@
 """Predicts what the next switch of a trial costs this rank, so that trials fit into the overhead budget.
 
 All ranks gather for a switch, confirm it, and compare gradients in the steps after it.  While a trial is open they also
-vote every second to fourth step instead of every sixteenth, and those steps earn something in the meantime:
+vote every second to fourth step instead of every sixteenth; those steps earn something in the meantime:
 
     price = MARGIN * (switch + STRETCH_BOUNDARIES * max(0, vote - EARNED_SHARE * earned))
 
-where `switch` is the most expensive of the last switches, `vote` the mean of the last votes, and `earned` what a step
-adds to the overhead budget.
-
-The rehearsal, which applies the values in force before the first trial, is the first switch that is measured.  Until
-then FIRST_SWITCH_NS is assumed.
+`switch` is the most expensive of the last switches, `vote` the mean of the last votes, and `earned` what a step adds to
+the overhead budget.  The first measured switch is the rehearsal, which applies the values in force before the first
+trial; FIRST_SWITCH_NS is assumed before it.
 
 Pure: nanoseconds in, a number of switches out.  Left out: what may be spent (`overhead_budget`), and what the policy
 does with the answer (`ab_trial`, `tuning_policy`).
@@ -22,35 +20,34 @@ from collections import deque
 __all__ = ["RESERVED_SWITCHES", "TRIAL_SWITCHES", "SwitchPrice"]
 
 MARGIN = 1.5
-"""As for windows: prices of switches differ by this factor on a busy machine."""
+"""Prices of switches differ by this factor on a busy machine, as those of windows do."""
 
 SWITCHES_MAX = 4
-"""The last switches; the most expensive of them predicts the next."""
+"""Switches kept; the most expensive of them predicts the next."""
 
 BOUNDARIES_MAX = 32
-"""The last boundaries with a vote: their mean is steady, and follows the machine."""
+"""Boundaries with a vote kept: their mean is steady and follows the machine."""
 
 STRETCH_BOUNDARIES = 18
 """Boundaries with a vote from one switch to the next: two windows of a trial, the steps that settle, and the delay.
 They were 8 to 26 in trials of `make run`, 18 on average; MARGIN covers the rest."""
 
 EARNED_SHARE = 0.5
-"""The share of what a step earns that votes may use; the rest is for what the hook itself takes in each step."""
+"""Share of what a step earns that votes may use; the rest is for the hook's own cost in each step."""
 
 FIRST_SWITCH_NS = 10_000_000
 """Assumed before the rehearsal.  Rehearsals took 4 ms on a quiet machine of two cores and 35 ms on one with a load of
 ten."""
 
 TRIAL_SWITCHES = 3
-"""A trial goes to its candidate, the first time and again, only if all ranks can pay for that, for the way back, and
-for keeping it."""
+"""A trial switches to its candidate only if all ranks can pay for that, for the way back, and for keeping it."""
 
 RESERVED_SWITCHES = 2
-"""What windows leave while a trial is open: the way back, or keeping the candidate, and one more."""
+"""Windows leave this much while a trial is open: the way back, or keeping the candidate, and one more."""
 
 
 class SwitchPrice:
-    """What switches and votes took on one rank; every method is called on the training thread."""
+    """The cost of switches and votes on one rank; all calls come from the training thread."""
 
     def __init__(self) -> None:
         self._switches: deque[int] = deque(maxlen=SWITCHES_MAX)
@@ -70,11 +67,11 @@ class SwitchPrice:
         self._votes.append(cost_ns)
 
     def price_ns(self, earned_ns: int) -> int:
-        """Return what the next switch costs, up to the one after it, where each step earns `earned_ns`."""
+        """Return the cost from the next switch to the one after it, if each step earns `earned_ns`."""
         switch_ns = max(self._switches, default=FIRST_SWITCH_NS)
         vote_ns = sum(self._votes) / len(self._votes) if self._votes else 0.0
         return int(MARGIN * (switch_ns + STRETCH_BOUNDARIES * max(0.0, vote_ns - EARNED_SHARE * earned_ns)))
 
     def affordable(self, headroom_ns: int | None, earned_ns: int) -> int | None:
-        """Return how many switches `headroom_ns` pays for; None where nothing limits what is spent."""
+        """Return how many switches `headroom_ns` pays for; None if nothing limits what is spent."""
         return None if headroom_ns is None else max(0, headroom_ns // max(1, self.price_ns(earned_ns)))

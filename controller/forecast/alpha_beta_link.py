@@ -1,21 +1,20 @@
 """Fits the alpha-beta model of a link (cost of a collective = alpha + bytes * beta) to all-reduces in exact windows.
 
-The obvious way, a bandwidth from all bytes over all communication time, says nothing of alpha, and alpha is what small
-buckets cost: 0.1 ms or 25 ms (5 ms one way) makes the same ledger with large ones.  But the buckets of a single step
-are seldom all of one size.  DDP's first one is 1 MiB by default, and the last one holds what is left.  Two sizes are
-two equations in two unknowns, so one window before the first trial gives both.
+A bandwidth from all bytes over all communication time does not give alpha, which is what small buckets cost: 0.1 ms or
+25 ms (5 ms one way) makes the same ledger with large buckets.  But the buckets of one step are rarely of one size:
+DDP's first is 1 MiB by default, and the last holds the rest.  Two sizes are two equations in two unknowns, so one
+window before the first trial gives both.
 
     periods    [1 MiB]         [25 MiB -----------]
                                   [15 MiB -----------]    overlapping: one period, whose bytes share the link
     equations  1 alpha + 1 MiB beta = 7 ms,    1 alpha + 40 MiB beta = 341 ms
 
-Each is weighed by its duration, so that they count by relative error; alpha counts once in a period as long as the link
-is busy without a gap, and more often where latency binds.  The first collective of a backward waits for the last rank,
-and never ends early: of several windows its lower quartile counts, of the others the median.  With few windows alpha is
-rather too high and small buckets rather too expensive, which is the careful side.  The uncertainty is stated as
-`alpha_high_ns`.
+Each equation is weighted by its duration, so that relative errors count.  Alpha counts once in a period while the link
+is busy without a gap, and more often if latency binds.  The first collective of a backward waits for the last rank and
+never ends early, so of several windows its lower quartile counts; of the others the median.  With few windows alpha is
+rather too high and small buckets rather too expensive, which is the safe side; `alpha_high_ns` states the uncertainty.
 
-Pure.  Left out: how alpha grows with the number of ranks (it does not change in a job), and congestion.
+Pure.  Left out: how alpha grows with the number of ranks (constant in a job), and congestion.
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ ALPHA_PRIOR_NS = 300_000
 """Fixed cost of a bucket before it was measured: between NCCL in a node (30 us) and gloo over TCP (1 ms)."""
 
 ALPHA_RANGE = 30.0
-"""An assumed alpha may be that many times as large: 9 ms, as with gloo over a link of 5 ms one way (measured 20 ms at
-most); communication over the number of buckets bounds it as well."""
+"""An assumed alpha may be this many times as large: 9 ms, as with gloo over a link of 5 ms one way (20 ms at most).
+Communication time over the number of buckets bounds it as well."""
 
 DURATION_ERROR = 0.25
-"""One collective's duration is taken to be off by so much (gloo over 1 Gbit/s, same bucket in two windows: 6.9 and 6.9
-ms, at 5 ms one way 29.7 and 31.7; on busy cores and with a late rank more)."""
+"""Assumed relative error of one collective's duration (gloo over 1 Gbit/s, one bucket in two windows: 6.9 and 6.9 ms,
+at 5 ms one way 29.7 and 31.7; more on busy cores and with a late rank)."""
 
 STREAMS_MAX = 8
-"""Most collectives at once that are taken for real: gloo has two threads, NCCL one stream a group."""
+"""Most collectives at once: gloo has two threads, NCCL one stream a group."""
 
 OVERLAP_MIN = 0.05
-"""Share of a collective that another must overlap to run beside it, and not just after it."""
+"""Share of a collective that another must overlap to count as simultaneous."""
 
 ROUNDS = 3
 """How often a period counts alpha depends on alpha: a few rounds settle it."""
 
 
 DISTINCT_MIN = 0.1
-"""1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from bytes: with two periods alone it is
-reached where one holds about twice the other's bytes."""
+"""1 - cos^2 of the two columns; below it the sizes are too alike to tell alpha from bytes.  Two periods reach it if one
+holds about twice the other's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Collectives that overlap each other: start (since the first) and bytes of each, and how long they all took.
+    """Collectives that overlap: start (since the first) and bytes of each, and how long they took together.
 
-    `windows` are how many it was taken from.
+    `windows` is the number of windows that it comes from.
     """
 
     starts_ns: tuple[float, ...]
@@ -87,12 +86,12 @@ class AlphaBetaLink:
 
     @property
     def alpha_low_ns(self) -> float:
-        """As far below the estimate as `alpha_high_ns` is above, and no less than nothing."""
+        """As far below the estimate as `alpha_high_ns` is above it, but not negative."""
         return max(0.0, 2 * self.alpha_ns - self.alpha_high_ns)
 
 
 def streams_of(spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many collectives ran at the same time at most."""
+    """Return the largest number of collectives that ran at the same time."""
     deepest = depth = 0
     edges = [(start, 1) for start, _ in spans] + [(_well_before(span), -1) for span in spans]
     for _, change in sorted(edges):
@@ -102,7 +101,7 @@ def streams_of(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def periods_of(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[Period]:
-    """Return the periods of one window; `spans` in order of their beginning, one for each bucket in `sizes`."""
+    """Return the periods of one window; `spans` in order of their start, one for each bucket in `sizes`."""
     found: list[Period] = []
     members: list[tuple[int, tuple[int, int]]] = []
     for size, span in zip(sizes, spans, strict=True):
@@ -114,7 +113,7 @@ def periods_of(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[P
 
 
 def _well_before(span: tuple[int, int]) -> float:
-    """Return a collective's end for the test of what overlaps it: the next may begin while it is being completed."""
+    """Return a collective's end for the overlap test: the next may begin while it completes."""
     return span[1] - OVERLAP_MIN * (span[1] - span[0])
 
 
@@ -128,7 +127,7 @@ def _period(members: Sequence[tuple[int, tuple[int, int]]]) -> Period:
 
 
 def combine(windows: Sequence[Sequence[Period]]) -> list[Period]:
-    """Return the periods of several windows of one setting as those of one, of windows with the same periods."""
+    """Combine the periods of several windows of one setting; windows with the same periods become one."""
     alike: dict[tuple[tuple[int, ...], ...], list[Sequence[Period]]] = {}
     for window in windows:
         alike.setdefault(tuple(period.sizes for period in window), []).append(window)
@@ -142,7 +141,7 @@ def combine(windows: Sequence[Sequence[Period]]) -> list[Period]:
 
 
 def fit_periods(periods: Sequence[Period], streams: int) -> AlphaBetaLink | None:
-    """Fit both by least squares of relative errors; None where periods do not tell alpha from bytes."""
+    """Fit alpha and beta by least squares of relative errors; None if the periods do not tell them apart."""
     usable = [period for period in periods if period.duration_ns > 0 and sum(period.sizes) > 0]
     counts = [1.0] * len(usable)
     alpha = ns_per_byte = error = 0.0
@@ -157,7 +156,7 @@ def fit_periods(periods: Sequence[Period], streams: int) -> AlphaBetaLink | None
 
 
 def assumed_link(communication_ns: float, count: float, total_bytes: int, streams: int = 1) -> AlphaBetaLink:
-    """Return a link from one ledger: all bytes in that time, and the prior for alpha."""
+    """Return a link from one ledger: all bytes in the communication time, and the prior for alpha."""
     bound = communication_ns / max(1.0, count)
     alpha = min(float(ALPHA_PRIOR_NS), bound / 2)
     ns_per_byte = (communication_ns - count * alpha) / total_bytes
@@ -165,7 +164,7 @@ def assumed_link(communication_ns: float, count: float, total_bytes: int, stream
 
 
 def _count(period: Period, alpha: float, ns_per_byte: float) -> float:
-    """Return how often alpha counts in the period's duration, without what passes under other collectives' bytes."""
+    """Return how often alpha counts in the period, leaving out alphas hidden under other collectives' bytes."""
     link_free = 0.0
     for start, size in zip(period.starts_ns, period.sizes, strict=True):
         link_free = max(link_free, start + alpha) + size * ns_per_byte
@@ -190,7 +189,7 @@ def _solve(periods: Sequence[Period], counts: Sequence[float]) -> tuple[float, f
     a_sum, b_sum = math.fsum(w * a for w, a, _ in rows), math.fsum(w * b for w, _, b in rows)
     alpha, beta = (a_sum * bb - b_sum * ab) / determinant, (b_sum * aa - a_sum * ab) / determinant
     error = DURATION_ERROR * math.sqrt(bb / determinant)
-    if alpha < 0:  # small ones may be quicker than their bytes would be (buffers, a token bucket): the large ones count
+    if alpha < 0:  # small ones may beat the bandwidth (buffers, a token bucket): the large ones count
         return 0.0, math.fsum(p.duration_ns for p in periods) / math.fsum(sum(p.sizes) for p in periods), error
     if beta < 0:
         return a_sum / aa, 0.0, error

@@ -1,15 +1,14 @@
 """Forecasts what other gradient buckets, or smaller gradients on the wire, would save, from exact windows.
 
-DDP's timeline (`bucket_timeline`) is simulated for the present setting and for the other one, with the link's alpha and
-beta (`alpha_beta_link`) and with the length of backward, both from windows.  Windows of other bucket sizes count as
-well: the link is the same.  Overlap is not free where communication needs the cores that compute needs (gloo): an
-overlapped nanosecond saves `efficiency` of one, which is fitted as soon as two bucket sizes were timed.
+DDP's timeline (`bucket_timeline`) is simulated for the present setting and the other one, with the link's alpha and
+beta (`alpha_beta_link`) and the length of backward, both from windows.  Windows of other bucket sizes count too,
+because the link is the same.  Overlap costs something if communication needs the cores that compute needs (gloo): an
+overlapped nanosecond saves `efficiency` of one, fitted once two bucket sizes were timed.
 
-The uncertainty is what is known to be unknown, in quadrature: alpha between its low and its high value, the efficiency,
-how far the timeline is from reproducing the present step, and how far earlier forecasts were off.
+The uncertainty adds in quadrature: alpha between its low and its high value, the efficiency, how far the timeline is
+from reproducing the present step, and the error of earlier forecasts.
 
-Assumptions, stated because they are wrong somewhere: those of `bucket_timeline`, and that a change of buckets changes
-no compute.
+Assumptions, which are wrong somewhere: those of `bucket_timeline`, and that buckets change no compute.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from statistics import fmean
 
 from pacecar.knobs import by_name
@@ -40,26 +40,26 @@ __all__ = ["BUCKET_KNOBS", "BucketModel", "bytes_share"]
 
 EFFICIENCY_PRIOR = 0.9
 EFFICIENCY_ERROR = 0.1
-"""Share of an overlapped nanosecond that is saved, before two bucket sizes were timed: 0.83 to 1.0 fits what was
-measured over gloo on two cores (TUNING), where communication takes compute's own cores."""
+"""Share of an overlapped nanosecond that is saved, before two bucket sizes were timed: 0.83 to 1.0 fits measurements
+over gloo on two cores (TUNING), where communication takes compute's own cores."""
 
 PACE_ERROR = 0.015
 """Relative error of a setting's pace: a trial's typical result at 5 % step noise."""
 
 SPREAD_MIN = 0.005
-"""Least uncertainty of a forecast, half a percent: a trial does not see a smaller difference."""
+"""Least uncertainty of a forecast: a trial does not see less than half a percent."""
 
 BUCKET_KNOBS = frozenset({"bucket_bytes", "first_bucket_bytes"})
 """Knobs that change the buckets and nothing else."""
 
-LINES_MAX = 256
+TIMELINES_MAX = 256
 """Timelines kept between two windows: three for each value of a domain."""
 
 BUCKET_BYTES_DEFAULT = 25 * 2**20
-"""DDP's own default, where the size of buckets is no knob."""
+"""DDP's own default, for jobs where the bucket size is not a knob."""
 
 BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
-"""Bytes on the wire of one byte of float32 gradients; choices that depend on shapes are left out."""
+"""Bytes on the wire for one byte of float32 gradients; choices that depend on shapes are left out."""
 
 
 class BucketModel:
@@ -70,11 +70,13 @@ class BucketModel:
         self._history = history
         self._links: dict[Setting, AlphaBetaLink] = {}
         self._links_of = 0
-        self._lines: dict[tuple[int, float, float, float], BucketTimeline] = {}
-        self._packed: dict[tuple[int, int | None], list[int]] = {}
+        self._packed = lru_cache(SETTINGS_MAX)(
+            lambda size, first: tuple(pack_buckets(facts.gradient_bytes, size, first))
+        )
+        self._timelines = lru_cache(TIMELINES_MAX)(play)  # nothing changes between windows, and this is called often
 
     def expect_buckets(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Return what turning `knob`, one of BUCKET_KNOBS, to `to_value` should save; None when nothing can be said."""
+        """Return what turning `knob`, one of BUCKET_KNOBS, to `to_value` should save; None if unknown."""
         new = {**values, knob: to_value}
         pace, readings = self._history.pace(values), self._history.readings_beside(values, BUCKET_KNOBS)
         if sum(self._facts.gradient_bytes) <= 0 or pace is None or not readings:
@@ -94,12 +96,12 @@ class BucketModel:
             gains.append(min(_saving(lines[0], lines[1], efficiency) / pace, most))
             if alpha == link.alpha_ns:
                 hidden = (lines[0].overlapped_ns - lines[1].overlapped_ns) / pace * efficiency_error
-        gain = fmean(gains)  # small buckets lose more by a large alpha than they win by a small one
-        # A timeline that does not reproduce the present step is off by as large a part of what it expects to change.
+        gain = fmean(gains)  # a large alpha costs small buckets more than a small one saves
+        # A timeline that misses the present step misses the change by the same share.
         off = abs(exposed_ratio - most) * min(1.0, abs(gain) / exposed_ratio) if exposed_ratio > 0 else 0.0
         error = self._history.error_ratio(knob)
         if gain < 0:
-            error = min(error, SPREAD_PRIOR)  # to be wrong about the size of a loss is not to be wrong about its sign
+            error = min(error, SPREAD_PRIOR)  # an error in the size of a loss does not change its sign
         spread = math.hypot(error * gain, (max(gains) - min(gains)) / 2, hidden, off, SPREAD_MIN)
         basis = (
             f"timeline of {len(self._pack(new))} instead of {len(self._pack(values))} buckets, "
@@ -108,41 +110,25 @@ class BucketModel:
         )
         return Forecast(gain, spread, basis)
 
-    def _pack(self, values: Mapping[str, int]) -> list[int]:
+    def _pack(self, values: Mapping[str, int]) -> tuple[int, ...]:
         """Return the buckets under `values`, as the Reducer makes them."""
         facts = self._facts
         size = values.get("bucket_bytes", facts.bucket_bytes or BUCKET_BYTES_DEFAULT)
         first = values.get("first_bucket_bytes")
         if first is None and size == facts.bucket_bytes:
             first = facts.first_bucket_bytes
-        if (size, first) not in self._packed:
-            if len(self._packed) >= SETTINGS_MAX:
-                self._packed.clear()
-                self._lines.clear()
-            self._packed[size, first] = pack_buckets(facts.gradient_bytes, size, first)
-        return self._packed[size, first]
+        return self._packed(size, first)
 
     def _play(
         self, values: Mapping[str, int], backward_ns: float, link: AlphaBetaLink, *, alpha_ns: float | None = None
     ) -> BucketTimeline:
-        alpha, buckets = link.alpha_ns if alpha_ns is None else alpha_ns, self._pack(values)
-        key = (
-            id(buckets),
-            backward_ns,
-            alpha,
-            link.ns_per_byte,
-        )  # nothing changes between windows, and this is called often
-        if key not in self._lines:
-            if len(self._lines) >= LINES_MAX:
-                self._lines.clear()
-            self._lines[key] = play(buckets, backward_ns, alpha, link.ns_per_byte, link.streams)
-        return self._lines[key]
+        alpha = link.alpha_ns if alpha_ns is None else alpha_ns
+        return self._timelines(self._pack(values), backward_ns, alpha, link.ns_per_byte, link.streams)
 
     def _link(self, values: Mapping[str, int]) -> AlphaBetaLink:
-        """Return what a bucket costs, from all windows that differ in their buckets only; at least one is there."""
+        """Return what a bucket costs, from all windows that differ only in their buckets; there is at least one."""
         if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
             self._links.clear()
-            self._lines.clear()
             self._links_of = self._history.windows
         key = tuple(pair for pair in setting_of(values) if pair[0] not in BUCKET_KNOBS)
         if key not in self._links:
@@ -155,9 +141,9 @@ class BucketModel:
         for setting, readings in beside.items():
             sizes = self._pack(dict(setting))
             seen = [reading.backward.reduces for reading in readings if reading.backward is not None]
-            told = [spans for spans in seen if len(spans) == len(sizes)]
-            streams = max([streams, *map(streams_of, told)])
-            periods += combine([periods_of(sizes, spans) for spans in told])
+            complete = [spans for spans in seen if len(spans) == len(sizes)]
+            streams = max([streams, *map(streams_of, complete)])
+            periods += combine([periods_of(sizes, spans) for spans in complete])
         measured = fit_periods(periods, streams)
         if measured is not None:
             return measured
@@ -170,9 +156,9 @@ class BucketModel:
         return AlphaBetaLink(alpha, (communication - count * alpha) / total, 2 * alpha, streams, "fitted")
 
     def expect_compression(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Return what turning `compression` to `to_value` should save; None when nothing can be said.
+        """Return what turning `compression` to `to_value` should save; None if unknown.
 
-        What rounding costs is known only from other choices that were timed, if any were.
+        The cost of rounding is known only if other choices were timed.
         """
         readings, pace = self._history.readings(values), self._history.pace(values)
         old_share, new_share = (bytes_share(choice) for choice in (values["compression"], to_value))
@@ -185,7 +171,7 @@ class BucketModel:
         less = replace(link, ns_per_byte=link.ns_per_byte * new_share / old_share)
         old, new = self._play(values, backward, link), self._play(values, backward, less)
         hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
-        # A disturbed window makes the link look slow beside an undisturbed pace, so its own ratio is the upper bound.
+        # In a disturbed window the link looks slow against an undisturbed pace, so its own ratio is the upper bound.
         fewer = max(0.0, 1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
         most = min(fewer, seen.exposed_ns / seen.wall_ns)
         gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, most)
@@ -196,9 +182,9 @@ class BucketModel:
     def _rounding_ns(
         self, values: Mapping[str, int], pace: float, old: BucketTimeline, backward: float, link: AlphaBetaLink
     ) -> float:
-        """Return what the choices that were timed took beyond their timelines; 0 where none was, or nothing is rounded.
+        """Return how much longer than their timelines the timed choices took; 0 without any, or without rounding.
 
-        bf16 whose arithmetic costs more than it saves predicts the same of fp16.
+        If bf16 arithmetic costs more than it saves, the same is predicted for fp16.
         """
         old_share, beyond = bytes_share(values["compression"]), [0.0]
         for setting, other in self._history.paces_beside(values, frozenset({"compression"})).items():
@@ -210,27 +196,27 @@ class BucketModel:
 
 
 def _fit_efficiency(played: Mapping[Setting, BucketTimeline], paces: Mapping[Setting, float]) -> tuple[float, float]:
-    """Return the efficiency and its standard error: the prior and what the paces say, each by its precision.
+    """Return the efficiency and its standard error: the prior and the paces, weighted by precision.
 
-    pace - exposed - overlapped = base - efficiency * overlapped, over the settings that were timed.
+    pace - exposed - overlapped = base - efficiency * overlapped, over the timed settings.
     """
     points = [(line.overlapped_ns, paces[setting] - line.communication_ns) for setting, line in played.items()]
     precision, per_overlapped = EFFICIENCY_ERROR**-2, slope(points)
     if per_overlapped is None:
         return EFFICIENCY_PRIOR, EFFICIENCY_ERROR
     middle, noise = fmean(x for x, _ in points), PACE_ERROR * fmean(paces.values())
-    told = math.fsum((x - middle) ** 2 for x, _ in points) / noise**2
-    efficiency = (EFFICIENCY_PRIOR * precision - per_overlapped * told) / (precision + told)
-    return min(1.0, max(0.0, efficiency)), (precision + told) ** -0.5
+    measured = math.fsum((x - middle) ** 2 for x, _ in points) / noise**2
+    efficiency = (EFFICIENCY_PRIOR * precision - per_overlapped * measured) / (precision + measured)
+    return min(1.0, max(0.0, efficiency)), (precision + measured) ** -0.5
 
 
 def bytes_share(choice: int) -> float | None:
-    """Return what share of its bytes a choice of `compression` puts on the wire; None where it depends on shapes."""
+    """Return the share of bytes that a choice of `compression` puts on the wire; None if it depends on shapes."""
     choices = by_name["compression"].choices
     return BYTES_SHARE.get(choices[choice]) if 0 <= choice < len(choices) else None
 
 
 def _saving(old: BucketTimeline, new: BucketTimeline, efficiency: float) -> float:
-    """Return the time saved: what is no longer exposed, and the cost of what is no longer overlapped."""
+    """Return the time saved: no longer exposed, plus the cost of what is no longer overlapped."""
     exposed, communication = old.exposed_ns - new.exposed_ns, old.communication_ns - new.communication_ns
     return efficiency * exposed + (1 - efficiency) * communication

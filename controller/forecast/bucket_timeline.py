@@ -1,18 +1,17 @@
 """Simulates DDP's backward with its bucketed all-reduces, for any bucket size, to find when the last bucket is done.
 
-"Communication takes 30 % of the step, so 30 % can be won" is wrong: what runs under backward costs little already,
-and what a bucket size can win is the tail, the communication that is still to do when backward ends:
+Communication of 30 % of the step does not mean that 30 % can be saved: what runs under backward costs little already.
+A bucket size can only save the tail, the communication that is left when backward ends:
 
     backward        |=====|=====|=====|=====|            gradients become ready, spread by their bytes
     buckets                [b0 ----][b1 ----][b2 ----]   each starts when it is full and has a stream to run on
     exposed                                  '-------'
 
-A bucket costs alpha + bytes * beta (Hockney 1994).  Latency and bytes are two things where several run at once: gloo
-takes two (its default number of threads), so the latency of one passes under the bytes of the other, while NCCL runs
-the collectives of a group one after the other.  Hence `streams`.
+A bucket costs alpha + bytes * beta (Hockney 1994).  With several `streams` the latency of one passes under the bytes of
+another: gloo takes two (its default number of threads), while NCCL runs the collectives of a group one after the other.
 
-Assumptions, stated because they are wrong somewhere: a gradient takes time in proportion to its bytes, and the bytes
-of several collectives cross the link one after the other, as if it were a queue.  Pure.
+Assumptions, which are wrong somewhere: a gradient takes time in proportion to its bytes, and the bytes of several
+collectives cross the link one after the other, as in a queue.  Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["BucketTimeline", "distinct_buckets", "pack_buckets", "play"]
 
 @dataclass(frozen=True, slots=True)
 class BucketTimeline:
-    """One simulated backward; `spans` are begin and end of each bucket's all-reduce since backward began."""
+    """One simulated backward; `spans` are start and end of each bucket's all-reduce since backward began."""
 
     communication_ns: float
     exposed_ns: float
@@ -56,9 +55,9 @@ def pack_buckets(gradient_bytes: Sequence[int], bucket_bytes: int, first_bytes: 
 def distinct_buckets(
     space: KnobSpace, gradient_bytes: Sequence[int], present_first_bytes: int | None = None
 ) -> KnobSpace:
-    """Return the space without the bucket sizes that make the very same buckets as a larger one or the present one.
+    """Return the space without bucket sizes that make the same buckets as a larger size or the present one.
 
-    A layer of 4 MiB fills a bucket of 1 MiB as it fills one of 4 MiB, so to try both is to try one of them twice.
+    A layer of 4 MiB fills a bucket of 1 MiB as it fills one of 4 MiB, so trying both would try one of them twice.
     """
     if not gradient_bytes:
         return space

@@ -1,12 +1,12 @@
-"""Forecasts the gain of other data loader workers or prefetching: no more than the time that the step waits for data.
+"""Forecasts the gain of other data loader workers or prefetching: at most the time that the step waits for data.
 
-"Twice the workers, half the wait" is wrong at both ends.  A step that waits is as long as the workers need for a batch,
-so twice the workers halve the *step*, until what is not waiting is the longest part:
+Twice the workers do not halve the wait.  A step that waits is as long as the workers need for a batch, so twice the
+workers halve the *step*, until something else is the longest part:
 
     without workers   step = rest + load           with w of them   step = max(rest, load / w)
 
-Left out: that workers share cores and disks, so that the load of a batch grows with their number.  It does where they
-compute, and no ledger says so beforehand; hence a wide spread, and the trial decides.
+Left out: workers share cores and disks, so the load of a batch grows with their number if they compute.  No ledger
+shows that beforehand, hence a wide spread, and the trial decides.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from collections.abc import Mapping
 __all__ = ["DATA_WAIT_RATIO_MIN", "loader_gain", "refill_steps"]
 
 DATA_WAIT_RATIO_MIN = 0.03
-"""Below this share of the step there is nothing to gain from the wait for data, as with exposed communication."""
+"""Below this share of the step the wait for data leaves nothing to gain, as with exposed communication."""
 
 PREFETCH_SHARE = 0.25
-"""Share of the wait that prefetching saves: batches kept ready do not make loading faster, they only even it out."""
+"""Share of the wait that prefetching saves: it does not speed loading up, it only evens it out."""
 
 PREFETCH_DEFAULT = 2
-"""torch's own default, where prefetching is no knob."""
+"""torch's own default, for jobs where prefetching is not a knob."""
 
 REFILL_STEPS_MAX = 16
-"""Most steps that settle, two windows: a trial that settles longer costs more than its better measurement is worth."""
+"""Most settling steps, two windows: longer would cost more than the better measurement is worth."""
 
 
 def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
-    """Return the steps after a switch whose batches were loaded ahead, by the old workers or by the new meanwhile.
+    """Return the number of steps after a switch whose batches were loaded ahead.
 
-    Both sets load at once then, so those steps are faster than under either setting and must not be judged.
+    Old and new workers load at once then, so those steps are faster than under either setting and must not be judged.
     """
     flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
     same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))
@@ -39,7 +39,7 @@ def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
 
 
 def loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:
-    """Return the fraction of the step to be saved by turning a loader knob from `here` to `to`; negative: lost.
+    """Return the fraction of the step saved by turning a loader knob from `here` to `to`; negative if lost.
 
     `wait_ratio` is the share of the step that waits for data.
     """

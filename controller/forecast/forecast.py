@@ -1,16 +1,16 @@
 """Defines a gain forecast with its uncertainty, and decides whether it is worth a trial (expected improvement).
 
-"Try the best expected gain" tries everything whose uncertainty is large, for ever: where the default is best, that is
-all that a tuner does.  A trial is an expense that pays only if it is won, and pays as long as the job then runs:
+A tuner that tries the best expected gain tries everything uncertain, forever, even if the default is best.  A trial
+costs something, pays only if the candidate wins, and pays for as long as the job then runs:
 
     E[gain; gain > dead band] * steps to come   >   steps lost to switching + E[loss] * steps under the candidate
 
-with the gain Gaussian about the forecast (expected improvement: Mockus 1975).  How long the job will run is not known;
-that it goes on for as long as it has already is the guess with no other knowledge (Gott 1993).  So what is likely to
-win much is tried at once, and what may win little when the job has turned out to be long.
+with a Gaussian gain about the forecast (expected improvement: Mockus 1975).  The best guess for the steps to come is as
+many as the job has run already (Gott 1993).  So what is likely to gain much is tried at once, and what may gain little
+once the job has turned out to be long.
 
-Nor is a gain worth a trial that cannot be proven in that time.  Pairs of noise s prove a gain g when n (g / s)^2 is
-about 2 log(evidence) + log(n * prior variance), some 11: at 10 % step noise 2 % take two thousand steps.
+A gain must also be provable in that time.  Pairs of noise s prove a gain g when n (g / s)^2 is about 2 log(evidence) +
+log(n * prior variance), some 11: at 10 % step noise 2 % take two thousand steps.
 
 Pure.
 """
@@ -31,20 +31,20 @@ __all__ = [
 ]
 
 HORIZON_STEPS_MIN = 250
-"""Every job is taken to go on for so many steps: in a shorter one a trial of 40 steps could win nothing anyway."""
+"""Every job is assumed to go on for this many steps: in fewer, a trial of 40 steps could not pay anyway."""
 
 PROOF_EVIDENCE = 11.0
 """2 log(1.3 / 0.05) + log(4 n) at n of 20 to 40 pairs; see `sequential_test`."""
 
 LOSS_RATIO_MAX = 0.2
-"""A candidate slower than this is dropped within two judged steps, so more is not lost for long."""
+"""A slower candidate is dropped within two judged steps, so more is not lost for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: a lower bound, the gain may be larger.
+    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: the gain may be larger.
 
-    A gain of 0 with an uncertainty of 0 means that there is nothing to gain; `basis` says why.
+    A gain and an uncertainty of 0 mean that there is nothing to gain; `basis` says why.
     """
 
     gain_ratio: float
@@ -54,12 +54,12 @@ class Forecast:
 
     @property
     def sure_ratio(self) -> float:
-        """The gain less one standard error: a fair order for far-away settings, which are less certain."""
+        """The gain less one standard error, which is fair to far-away settings."""
         return self.gain_ratio - self.spread_ratio
 
 
 def expected_gain(gain: float, spread: float, threshold: float) -> float:
-    """Return the mean gain, where one that is not above the threshold counts as none (it is taken back)."""
+    """Return the mean gain; a gain up to the threshold counts as 0, because it is taken back."""
     if spread <= 0:
         return gain if gain > threshold else 0.0
     z = (gain - threshold) / spread
@@ -67,7 +67,7 @@ def expected_gain(gain: float, spread: float, threshold: float) -> float:
 
 
 def expected_loss(gain: float, spread: float) -> float:
-    """Return the mean loss of a step under the candidate; where the candidate is better the loss is 0."""
+    """Return the mean loss of a step under the candidate; a better candidate counts as 0."""
     if spread <= 0:
         return min(LOSS_RATIO_MAX, max(0.0, -gain))
     z = gain / spread
@@ -75,12 +75,12 @@ def expected_loss(gain: float, spread: float) -> float:
 
 
 def horizon_steps(steps_so_far: int) -> int:
-    """Return for how many more steps the job is assumed to go on."""
+    """Return how many more steps the job is assumed to run."""
     return max(HORIZON_STEPS_MIN, steps_so_far)
 
 
 def proof_pairs(gain: float, pair_noise: float) -> float:
-    """Return how many pairs it takes to prove a gain, infinitely many where there is none."""
+    """Return how many pairs prove the gain; infinity without one."""
     return PROOF_EVIDENCE * (pair_noise / gain) ** 2 if gain > 0 else math.inf
 
 

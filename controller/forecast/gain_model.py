@@ -4,11 +4,11 @@ Each kind of knob has its own arithmetic:
 
 - buckets and compression: the simulated timeline of `bucket_model`;
 - the data loader: the wait for data (`dataloader`);
-- the micro-batch: step(m) = a + f * micro-batches at a constant global batch.  With one size seen the host-bound time
-  is a lower bound of what the micro-batches cost; with two the line is drawn through the nearest ones.
+- the micro-batch: step(m) = a + f * micro-batches at a constant global batch.  With one size seen, the host-bound time
+  is a lower bound of what the micro-batches cost; with two, a line is drawn through the nearest ones.
 
 A forecast chooses trials and never decides one.  Each is kept beside its measurement (`setting_history`).  None means
-that nothing can be said.
+that there is no forecast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading
 __all__ = ["GainModel"]
 
 RECENT_STEPS = 8
-"""Steps that are kept when a change of conditions has just been detected, as they came after it; one window's worth."""
+"""Steps kept after a change of conditions is detected, one window's worth: they came after it."""
 
 
 class GainModel:
@@ -35,8 +35,8 @@ class GainModel:
 
     def __init__(self, facts: JobFacts) -> None:
         self._facts = facts
-        self._history = SettingHistory()
-        self._buckets = BucketModel(facts, self._history)
+        self.history = SettingHistory()
+        self._buckets = BucketModel(facts, self.history)
         self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
         self._last: SettingReading | None = None
 
@@ -47,38 +47,21 @@ class GainModel:
             return None
         return self._last.exposed_ns / self._last.wall_ns
 
-    @property
-    def forecasts(self) -> list[tuple[str, float, float]]:
-        """Knob, expected and measured gain of every forecast that was tested by a trial."""
-        return self._history.forecasts
-
     def learn(self, step: Observation) -> None:
         """Learn from a step's timers and exact ledger about the setting in force."""
         if step.data_wait_ns is not None and not step.profiled:
             self._waits.append((setting_of(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
-        self._last = self._history.learn(step) or self._last
-
-    def windows(self, values: Mapping[str, int]) -> int:
-        """Return how many windows of the setting recorded its all-reduces one by one."""
-        return sum(reading.backward is not None for reading in self._history.readings(values))
-
-    def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
-        """Take a measured typical pace of a setting; a newer one replaces an older one."""
-        self._history.note_pace(values, pace_ns)
-
-    def remember(self, knob: str, expected: float, measured: float) -> None:
-        """Keep a forecast beside what was measured; later forecasts of that knob state that error."""
-        self._history.remember(knob, expected, measured)
+        self._last = self.history.learn(step) or self._last
 
     def forget(self) -> None:
         """Forget paces and ledgers, because conditions changed.  The record of forecasts stays."""
-        self._history.forget()
+        self.history.forget()
         while len(self._waits) > RECENT_STEPS:  # the last ones came after the change
             self._waits.popleft()
         self._last = None
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Return what turning `knob` from `values` to `to_value` should save; None when nothing can be said."""
+        """Return what turning `knob` from `values` to `to_value` should save; None if unknown."""
         if knob in BUCKET_KNOBS:
             return self._buckets.expect_buckets(knob, values, to_value)
         if knob == "compression":
@@ -102,20 +85,20 @@ class GainModel:
             return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
         gain = loader_gain(knob, values[knob], to_value, wait)
         is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
-        return Forecast(gain, self._history.spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
+        return Forecast(gain, self.history.spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
 
     # --- micro-batch ---
 
     def _expect_micro_batch(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
         here = values["micro_batch"]
-        pace = self._history.pace(values)
+        pace = self.history.pace(values)
         batch = self._facts.batch_samples
         if pace is None or batch is None:
             return None
         count, new_count = math.ceil(batch / here), math.ceil(batch / to_value)
         others = sorted(
             (abs(math.log(size / here)), size, other)
-            for setting, other in self._history.paces_beside(values, frozenset({"micro_batch"})).items()
+            for setting, other in self.history.paces_beside(values, frozenset({"micro_batch"})).items()
             if math.ceil(batch / (size := dict(setting)["micro_batch"])) != count
         )
         if others:
@@ -124,13 +107,13 @@ class GainModel:
             if fixed is not None:
                 gain = min(0.9, fixed * (count - new_count) / pace)
                 basis = f"{fixed / 1e6:.2f} ms a micro-batch, fitted, {count} -> {new_count} micro-batches"
-                return Forecast(gain, self._history.spread("micro_batch", gain), basis)
-        readings = self._history.readings(values)
+                return Forecast(gain, self.history.spread("micro_batch", gain), basis)
+        readings = self.history.readings(values)
         if not readings:
             return None
         floor = typical(readings).host_bound_ns / count
         gain = floor * (count - new_count) / pace
         if gain <= 0:
-            return None  # an upper bound on the gain (what more micro-batches cost at least) is no forecast
+            return None  # more micro-batches: this only bounds the gain from above
         basis = f"{floor / 1e6:.2f} ms host-bound a micro-batch, {count} -> {new_count} micro-batches"
         return Forecast(gain, max(gain, 0.01), basis, is_floor=True)

@@ -1,7 +1,7 @@
-"""Keeps what was measured of each setting: exact windows, typical paces, and how far off forecasts of them were.
+"""Keeps what was measured of each setting: exact windows, typical paces, and the errors of forecasts.
 
-A setting is the values of all knobs.  Measurements of one say something of others too: a link is the same whatever
-the buckets.  So most queries are for the settings `beside` one, which differ from it in some knobs only.
+A setting is the values of all knobs.  Measurements of one apply partly to others, because the link is the same for all
+buckets.  So most queries are for the settings `beside` one, which differ from it only in some knobs.
 
 Pure.  Bounded: the oldest setting goes when there are too many, and the oldest window of a setting.
 """
@@ -30,19 +30,20 @@ __all__ = [
 ]
 
 BACKWARD_SHARE = 2 / 3
-"""Share of compute that is backward where it was not measured: it does two matrix products for forward's one."""
+"""Backward's share of compute if it was not measured: two matrix products for forward's one."""
 
 SPREAD_PRIOR = 0.5
-"""Uncertainty of a forecast as a share of it before forecasts were measured; of other knobs 1 % of the step more."""
+"""Uncertainty of a forecast as a share of it, before any forecast was measured; for knobs other than buckets 1 % of the
+step is added."""
 
 SMALL_GAIN = 0.02
-"""The error of a forecast below this is a share of this, not of the forecast."""
+"""For smaller forecasts the error is a share of this gain."""
 
 LEDGERS_MAX = 8
-"""Exact ledgers kept per setting; their median counts, and two of them are in the lower quartile."""
+"""Exact ledgers kept for each setting; their median counts, and the lower quartile has two."""
 
 SETTINGS_MAX = 64
-"""Settings remembered; a knob's domain has fewer, and the oldest goes first."""
+"""Most settings kept; a knob's domain has fewer, and the oldest goes first."""
 
 FORECASTS_MAX = 64
 """Forecasts remembered beside what was measured."""
@@ -75,7 +76,7 @@ class SettingHistory:
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
         self.windows = 0
-        """How many windows there were in all: what was computed from them holds while this does not change."""
+        """Changes with every new window, so caches of what was computed from windows compare it."""
 
     def learn(self, step: Observation) -> SettingReading | None:
         """Learn from a step's timers and exact ledger about the setting in force; return what a window measured."""
@@ -103,7 +104,7 @@ class SettingHistory:
         return reading
 
     def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
-        """Take a measured typical pace of a setting; a newer one replaces an older one."""
+        """Record a setting's typical pace; a newer one replaces an older one."""
         setting = setting_of(values)
         if setting not in self._paces and len(self._paces) >= SETTINGS_MAX:
             del self._paces[next(iter(self._paces))]
@@ -123,6 +124,10 @@ class SettingHistory:
         """Return the windows of the setting."""
         return self._readings.get(setting_of(values), ())
 
+    def timed_windows(self, values: Mapping[str, int]) -> int:
+        """Return how many windows of the setting recorded its all-reduces one by one."""
+        return sum(reading.backward is not None for reading in self.readings(values))
+
     def readings_beside(
         self, values: Mapping[str, int], knobs: frozenset[str]
     ) -> dict[Setting, Sequence[SettingReading]]:
@@ -134,7 +139,7 @@ class SettingHistory:
         return {s: pace for s, pace in self._paces.items() if is_beside(s, values, knobs)}
 
     def backward_ns(self, reading: SettingReading) -> float:
-        """Return how long the one backward takes that overlaps with communication: the last micro-batch's."""
+        """Return the length of the backward that overlaps with communication, the last micro-batch's."""
         if reading.backward is not None:
             return float(reading.backward.work_ns)
         share = median(self._backward_shares) if self._backward_shares else BACKWARD_SHARE
@@ -152,13 +157,13 @@ class SettingHistory:
         self._forecasts.append((knob, expected, measured))
 
     def error_ratio(self, knob: str) -> float:
-        """Return how far off forecasts of that knob were, as a share of themselves; the prior counts as one of them."""
-        told = [(expected, measured) for name, expected, measured in self._forecasts if name == knob]
-        errors = [min(1.0, abs(e - m) / max(abs(e), abs(m), SMALL_GAIN)) for e, m in told]
+        """Return the relative error of earlier forecasts of the knob; the prior counts as one of them."""
+        pairs = [(expected, measured) for name, expected, measured in self._forecasts if name == knob]
+        errors = [min(1.0, abs(e - m) / max(abs(e), abs(m), SMALL_GAIN)) for e, m in pairs]
         return math.sqrt(fmean([SPREAD_PRIOR**2, *(error**2 for error in errors)]))
 
     def spread(self, knob: str, gain: float) -> float:
-        """Return the uncertainty from forecasts that were tested, but no less than a prior."""
+        """Return the uncertainty from tested forecasts, but at least the prior."""
         errors = [(expected - measured) ** 2 for name, expected, measured in self._forecasts if name == knob]
         prior = SPREAD_PRIOR * abs(gain) + 0.01
         return max(prior, math.sqrt(fmean(errors))) if errors else prior
@@ -176,7 +181,7 @@ def is_beside(setting: Setting, values: Mapping[str, int], knobs: frozenset[str]
 
 
 def typical(readings: Sequence[SettingReading]) -> SettingReading:
-    """Return the reading with the median exposed communication (one that was measured, so that its parts agree)."""
+    """Return the reading with the median exposed communication: a real one, so that its parts agree."""
     return sorted(readings, key=lambda reading: reading.exposed_ns)[len(readings) // 2]
 
 

@@ -1,8 +1,8 @@
 """Detects that training diverges under gradient compression, by a clipped CUSUM of loss and gradient norm.
 
-"The loss is higher than before" is true of every second step, and "far above its trend" needs a trend that is not
-known: a falling loss flattens, so a line drawn through the past predicts too low and raises false alarms.  So the test
-is another one: the loss has to stay above the *lowest level it has had*, by more than its own noise, for long enough.
+Every second step has a higher loss than the one before, and a trend is not known: a falling loss flattens, so a line
+through the past predicts too low and raises false alarms.  So the loss has to stay above the *lowest level it has had*,
+by more than its own noise, for long enough.
 
     level    median of the last LEVEL_STEPS steps; for the loss the lowest such median so far, so that a slow rise does
              not become normal
@@ -11,12 +11,12 @@ is another one: the loss has to stay above the *lowest level it has had*, by mor
              single wild step cannot raise the alarm: 5 must agree)
     alarm    S > LIMIT: 5 to 10 steps after a jump of 5 scales, some 10 after one of 3, some 25 after one of 2
 
-Of positive losses x is the logarithm.  The norm is judged likewise with a wide floor for its scale, because it
-wanders by itself.  top-k and PowerSGD change the norm by design, so under them its level is learnt anew.  What is not
-finite needs no statistics: a loss at once, a norm after NONFINITE_MAX steps in a row (a GradScaler makes single ones).
+For positive losses x is the logarithm.  The norm is judged likewise, with a wide floor for its scale, because it
+wanders by itself.  top-k and PowerSGD change the norm by design, so its level is learned again under them.  A loss that
+is not finite raises the alarm at once, a norm after NONFINITE_MAX steps in a row (a GradScaler makes single ones).
 
 False alarms in 400 simulated runs of 10 000 steps: none with normal noise, 1 with heavy tails (Student's t
-with 3 degrees), 12 where neighbouring steps are correlated by 0.3, all of them where the loss stands still.
+with 3 degrees), 12 where neighbouring steps are correlated by 0.3, all of them if the loss stands still.
 
 Left out: a loss that falls more slowly than it would have.  That needs a second run to compare with.
 """
@@ -36,10 +36,10 @@ LEVEL_STEPS = 64
 """Steps in a level: its error is then 0.16 scales."""
 
 LEVEL_STEPS_MIN = 32
-"""With fewer steps before compression began, level and scale are learnt under it."""
+"""With fewer steps before compression began, level and scale are learned under it."""
 
 SLACK = 1.5
-"""The lowest of many medians lies some 0.5 scales below the level of a loss that stands still; this is well above."""
+"""Well above 0.5 scales, by which the lowest of many medians lies below the level of a constant loss."""
 
 LIMIT = 12.0
 
@@ -49,12 +49,12 @@ LOSS_SCALE_MIN = 0.01
 """A loss without noise (the same batch again and again) may move by a percent."""
 
 NORM_SCALE_MIN = 0.35
-"""A norm may drift to one and a half times its level; twice as large is found in some 20 steps, four times in 4."""
+"""Lets a norm drift to 1.5 times its level; twice the level is found in some 20 steps, four times in 4."""
 
 NONFINITE_MAX = 3
 
 CORRELATION_MAX = 0.4
-"""More than this between neighbouring steps is taken for a trend."""
+"""A higher correlation between neighbouring steps counts as a trend."""
 
 DEVIATION = 1.4826
 """Median absolute deviation to standard deviation, of normal noise."""
@@ -62,9 +62,9 @@ DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class DivergenceSignals:
-    """One step's loss and gradient norm, as far as known; either may be infinite or not a number.
+    """One step's loss and gradient norm, None if unknown; either may be infinite or not a number.
 
-    `choice` is the compression that the step ran under, "none" for none.
+    `choice` is the compression that the step ran under.
     """
 
     step: int
@@ -83,7 +83,7 @@ class DivergenceAlarm:
 
 
 class Band:
-    """The level and scale of one signal, and its CUSUM score.  `ratchet`: the level only falls."""
+    """The level and scale of one signal, and its CUSUM score.  With `ratchet` the level only falls."""
 
     def __init__(self, name: str, *, scale_min: float, ratchet: bool) -> None:
         self.name = name
@@ -98,34 +98,34 @@ class Band:
         self._over_steps = 0
 
     def learn(self, value: float) -> None:
-        """Take a step that is not judged; the band will be made of the last of these."""
+        """Learn from a step that is not judged; the last of these make the band."""
         self._nonfinite = 0
         if math.isfinite(value):
             self._recent.append(value)
 
-    def begin(self, *, anew: bool = False) -> None:
-        """Judge steps from now on, by the ones before or, `anew`, by the first that come."""
+    def begin(self, *, restarts: bool = False) -> None:
+        """Judge steps from now on, by earlier steps or, if it `restarts`, by the first ones to come."""
         self.score, self._level, self._over_steps = 0.0, None, 0
-        if anew:
+        if restarts:
             self._recent.clear()
         elif len(self._recent) >= LEVEL_STEPS_MIN:
-            self._draw()
+            self._set_level()
 
     def end(self) -> None:
-        """Learn from steps again instead of judging them."""
+        """Stop judging and learn from steps again."""
         if self._level is not None and self._is_log:
             self._recent = deque((math.exp(x) for x in self._recent), maxlen=LEVEL_STEPS)
         self._level, self.score = None, 0.0
 
     def judge(self, value: float, *, nonfinite_max: int) -> str | None:
-        """Take a step; return how it shows that the signal has left its band, or None."""
+        """Take a step; return how the signal has left its band, or None."""
         if not math.isfinite(value):
             self._nonfinite += 1
             return f"{self.name} is {value}" if self._nonfinite >= nonfinite_max else None
         if self._level is None:
             self.learn(value)
             if len(self._recent) >= LEVEL_STEPS_MIN:
-                self._draw()
+                self._set_level()
             return None
         self._nonfinite = 0
         x = (math.log(value) if value > 0 else -math.inf) if self._is_log else value
@@ -143,8 +143,8 @@ class Band:
             self._level = min(self._level, now) if self._ratchet else now
         return None
 
-    def _draw(self) -> None:
-        """Set level and scale by what was learnt; from here on `_recent` holds logarithms where all were positive."""
+    def _set_level(self) -> None:
+        """Set level and scale from the learned steps; `_recent` then holds logarithms if all were positive."""
         self._is_log = min(self._recent) > 0
         if self._is_log:
             self._recent = deque((math.log(value) for value in self._recent), maxlen=LEVEL_STEPS)
@@ -160,16 +160,16 @@ def _noise(values: Sequence[float], level: float) -> float:
     CUSUM looks at, deviate by sqrt((1 + r) / (1 - r)) more.  A trend looks like correlation, so r has a bound.
     """
     steps = [abs(b - a) for a, b in pairwise(values)]
-    apart = DEVIATION * median(steps) / math.sqrt(2)
+    step_spread = DEVIATION * median(steps) / math.sqrt(2)
     spread = DEVIATION * median(abs(x - level) for x in values)
-    if apart <= 0 or spread <= apart:
-        return apart
-    correlation = min(CORRELATION_MAX, 1 - (apart / spread) ** 2)
-    return apart / math.sqrt(1 - correlation) * math.sqrt((1 + correlation) / (1 - correlation))
+    if step_spread <= 0 or spread <= step_spread:
+        return step_spread
+    correlation = min(CORRELATION_MAX, 1 - (step_spread / spread) ** 2)
+    return step_spread / math.sqrt(1 - correlation) * math.sqrt((1 + correlation) / (1 - correlation))
 
 
 class DivergenceDetector:
-    """Watches loss and norm while a compression is in force; learns from them while none is."""
+    """Judges loss and norm while a compression is in force, and learns from them while none is."""
 
     def __init__(self) -> None:
         self._loss = Band("the loss", scale_min=LOSS_SCALE_MIN, ratchet=True)
@@ -180,7 +180,7 @@ class DivergenceDetector:
         """Take one step; return an alarm when a signal has left its band."""
         choice = signals.choice
         if choice != self._choice:
-            self._turn(choice)
+            self._change_choice(choice)
         for band, value, nonfinite_max in ((self._loss, signals.loss, 1), (self._norm, signals.norm, NONFINITE_MAX)):
             if value is None:
                 continue
@@ -192,7 +192,7 @@ class DivergenceDetector:
                 return DivergenceAlarm(band.name, signals.step, f"{reason} under {choice}")
         return None
 
-    def _turn(self, choice: str) -> None:
+    def _change_choice(self, choice: str) -> None:
         before, self._choice = self._choice, choice
         if choice == "none":
             self._loss.end()
@@ -201,4 +201,4 @@ class DivergenceDetector:
         if before == "none":
             self._loss.begin()
         if before == "none" or choice in ("topk", "powersgd"):
-            self._norm.begin(anew=choice in ("topk", "powersgd"))
+            self._norm.begin(restarts=choice in ("topk", "powersgd"))

@@ -1,23 +1,23 @@
-"""Decides by the signals of the node's daemon whether a trial may run now, while they are fresh.
+"""Decides from the signals of the node's daemon whether a trial may run now.
 
-A trial compares step times, so what slows the job besides the knob must not come and go meanwhile: throttled clocks, a
-fault, want of memory, somebody else's traffic on the link.  The daemon sees them and says so each few seconds
-(`HostSignals`).
+A trial compares step times, so whatever else slows the job must not come and go meanwhile: throttled clocks, a fault, a
+shortage of memory, other traffic on the link.  The daemon reports these every few seconds (`HostSignals`).
 
-A signal is believed for AGE_PERIODS of its own periods, counted from the tick that it was taken in.  After that nothing
-is known, and then nothing is held: a daemon that died must neither stop tuning for good nor promise a quiet node.  What
-is bad and stays so for HOLD_SECONDS_MAX is no event but a condition of the job, and is tuned for.  So is what comes and
-goes without end: the time that it may hold tuning grows back slowly (REGAIN_RATIO).
+A signal is valid for AGE_PERIODS of its own periods from its tick.  After that nothing is known and nothing is held: a
+dead daemon must neither stop tuning for good nor promise a quiet node.  A disturbance that lasts HOLD_SECONDS_MAX is a
+condition of the job, and tuning goes on with it.  So is one that keeps coming and going: the time that it may hold
+tuning grows back slowly (REGAIN_RATIO).
 
-    traffic of others   everybody's bytes a second less what the job may be sending itself, as a share of the rated link
-                        bad from BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals in a row: a burst
-                        that ends before the next signal is noise, which the statistics are there for
+    traffic of others   all bytes a second less what the job may be sending itself, as a share of the rated link; bad
+    from
+                        BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals in a row, because the
+                        statistics can handle a burst that ends before the next signal
     memory              some task waited for memory (PSI) for STALLED_RATIO of the time
 
-Waiting for a processor is not held for: a job that keeps all of them busy waits for them itself, and a node's total
-does not tell who else does.  A rank that others keep from running is a straggler, which is held for (`tuning_pause`).
+Waiting for a processor does not count: a job that keeps all of them busy waits for them itself, and a node's total does
+not tell who else does.  A rank that other programs keep from running is a straggler (`tuning_pause`).
 
-Pure: the caller says what time it is.  Left out: other nodes, which their own ranks report (`node_monitor`).
+Pure: the caller passes the time.  Left out: other nodes, which their own ranks report (`node_monitor`).
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from pacecar.records.host_signals import HostSignals
 __all__ = ["WORDS", "Disturbance", "DisturbanceGate", "own_bytes_per_second"]
 
 AGE_PERIODS = 3
-"""Two signals may be lost or late, as on a node that is busy."""
+"""Two signals may be lost or late on a busy node."""
 
 PERIOD_NS_MAX = 30 * NS_PER_SECOND
-"""A daemon that promises to speak less often is not believed for longer than this allows."""
+"""Longest period that counts for AGE_PERIODS."""
 
 HOLD_SECONDS_MAX = 120.0
-"""Longer than a backup's or a checkpoint's burst, shorter than a neighbour's job."""
+"""Longer than the burst of a backup or a checkpoint, shorter than a neighbour's job."""
 
 REGAIN_RATIO = 0.25
-"""Share of the time without a disturbance by which the time that it may hold grows back.  One that is there a fifth of
-the time belongs to the job: its data loading over the same link perhaps."""
+"""Share of undisturbed time by which the time that a disturbance may hold tuning grows back.  One that is present a
+fifth of the time belongs to the job, perhaps its data loading over the same link."""
 
 BUSY_RATIO = 0.2
 QUIET_RATIO = 0.1
 STEADY = 2
 
 STALLED_RATIO = 0.1
-"""A node that waits for memory so much reclaims and swaps, and that decides how long steps take."""
+"""A node that waits this much for memory reclaims and swaps, which decides how long steps take."""
 
 OWN_MARGIN = 1.5
-"""Headers, retransmissions, and steps faster than the mean: what may still be the job's own."""
+"""Allows for headers, retransmissions, and steps faster than the mean in the job's own traffic."""
 
 
 class Disturbance(IntEnum):
-    """What makes step times invalid as a measure of the knobs; the numbers are sent between ranks."""
+    """What makes step times invalid for comparing knobs; ranks send each other the numbers."""
 
     FAULT = 1
     THROTTLED = 2
@@ -69,23 +69,23 @@ WORDS: Mapping[Disturbance, str] = {
     Disturbance.MEMORY: "its node is short of memory",
     Disturbance.TRAFFIC: "others use its node's link",
 }
-"""The reason that is given for another rank's disturbance, of which only the kind is known."""
+"""The reason shown for another rank's disturbance, of which only the kind is known."""
 
 
 class DisturbanceGate:
-    """Keeps the last signal, and how long each disturbance may still hold tuning; used by one thread."""
+    """Keeps the last signal, and how long each disturbance may still hold tuning.  For one thread."""
 
     def __init__(self) -> None:
         self._signal: HostSignals | None = None
         self._busy = self._quiet = 0
         self._is_busy = False
         self._held: Disturbance | None = None
-        self._gave_up: set[Disturbance] = set()
+        self._exhausted: set[Disturbance] = set()
         self._hold_left_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
         self._asked_ns: int | None = None
 
     def record(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
-        """Take the daemon's signal; None: there is no daemon.  What the job sends is None if unknown."""
+        """Take the daemon's signal, None without a daemon; and what the job sends, None if unknown."""
         if self.fresh(now_ns) is None:
             self._busy = self._quiet = 0
             self._is_busy = False  # what was true before the gap may not be now
@@ -102,11 +102,11 @@ class DisturbanceGate:
 
     @property
     def last(self) -> HostSignals | None:
-        """The last signal, however old; None: there is no daemon."""
+        """The last signal of any age; None without a daemon."""
         return self._signal
 
     def fresh(self, now_ns: int) -> HostSignals | None:
-        """Return the last signal while it may be believed."""
+        """Return the last signal while it is valid."""
         signal = self._signal
         if signal is None:
             return None
@@ -114,11 +114,11 @@ class DisturbanceGate:
         return signal if is_fresh else None
 
     def reason(self, now_ns: int) -> tuple[Disturbance, str] | None:
-        """Return why no trial shall run now, or None.  Must be called repeatedly: it counts the time between calls."""
-        bad = self._what_is_bad(now_ns)
+        """Return why no trial may run now, or None.  Call it at every vote: it counts the time between calls."""
+        bad = self._disturbances(now_ns)
         elapsed_ns = 0 if self._asked_ns is None else max(0, now_ns - self._asked_ns)
         self._asked_ns = now_ns
-        self._gave_up &= bad.keys()
+        self._exhausted &= bad.keys()
         for kind in Disturbance:
             if kind is self._held:
                 self._hold_left_ns[kind] -= elapsed_ns
@@ -126,20 +126,20 @@ class DisturbanceGate:
                 regained = self._hold_left_ns[kind] + REGAIN_RATIO * elapsed_ns
                 self._hold_left_ns[kind] = min(HOLD_SECONDS_MAX * NS_PER_SECOND, regained)
             if self._hold_left_ns[kind] < 0 and kind in bad:
-                self._gave_up.add(kind)
-        self._held = next((kind for kind in Disturbance if kind in bad and kind not in self._gave_up), None)
+                self._exhausted.add(kind)
+        self._held = next((kind for kind in Disturbance if kind in bad and kind not in self._exhausted), None)
         return None if self._held is None else (self._held, bad[self._held])
 
     def link_ratio(self, now_ns: int) -> float | None:
-        """Return how full the link is, the fuller direction, as a share of its rated speed; None where unknown."""
+        """Return the use of the link's fuller direction as a share of its rated speed; None if unknown."""
         signal = self.fresh(now_ns)
         rate = None if signal is None else _rate(signal)
         if signal is None or rate is None or not signal.link_bytes_per_second:
             return None
         return rate / signal.link_bytes_per_second
 
-    def _what_is_bad(self, now_ns: int) -> dict[Disturbance, str]:
-        """Return every disturbance that is known now, with a sentence."""
+    def _disturbances(self, now_ns: int) -> dict[Disturbance, str]:
+        """Return every present disturbance with a sentence."""
         signal = self.fresh(now_ns)
         bad: dict[Disturbance, str] = {}
         if signal is None:
@@ -159,10 +159,10 @@ class DisturbanceGate:
 def own_bytes_per_second(
     gradient_bytes: int, *, world_size: int, ranks_on_node: int, pace_ns: int, sent_ratio: float = 1.0
 ) -> float | None:
-    """Return the most that this node's ranks send a second for an all-reduce of all gradients each step.
+    """Return the most bytes a second that this node's ranks send to all-reduce all gradients each step.
 
-    A ring sends 2(n-1)/n of the bytes from each rank (Patarasuk and Yuan, JPDC 69, 2009; nccl-tests PERFORMANCE.md); at
-    worst all of a node's ranks have their next one on another node.  `sent_ratio` is what compression leaves.
+    A ring sends 2(n-1)/n of the bytes from each rank (Patarasuk and Yuan, JPDC 69, 2009; nccl-tests PERFORMANCE.md); in
+    the worst case each rank of the node sends to another node.  `sent_ratio` is what compression leaves.
     """
     if pace_ns <= 0 or world_size < 1:
         return None

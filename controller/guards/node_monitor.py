@@ -1,15 +1,14 @@
-"""Keeps what one rank knows of its own node's and other ranks' disturbances: the `DisturbanceGate` with its inputs.
+"""Keeps what one rank knows about disturbances of its own node and of others: the inputs of `DisturbanceGate`.
 
     at any moment           daemon -> record queue's thread -> record -> queue
-    at a vote's boundary    queue -> look -> DisturbanceGate -> kind of disturbance -> side channel -> rank 0's policy
+    at a vote's boundary    queue -> update -> DisturbanceGate -> kind of disturbance -> side channel -> rank 0's policy
 
-A rank gets signals of its own node's daemon only, and a trial measures the slowest rank of all.  So each rank judges
-its own node, and sends the kind of what it found in its next gather: one number beside the paces.  Rank 0 alone holds
-the policy for it, and what was tried is taken back by all ranks at one boundary, as everything is.  Meanwhile a rank
-that sees a disturbance votes for no trial, which keeps it from being turned anywhere.
+A rank gets signals only from the daemon of its own node, but a trial measures the slowest rank of all.  So each rank
+judges its own node and sends the kind of disturbance with its next gather: one number beside the paces.  Rank 0 holds
+the policy for it, and all ranks take the trial back at one boundary.  Meanwhile a rank that sees a disturbance votes
+against trials, so none is turned anywhere.
 
-Nothing is judged here (`node_disturbance`), and nothing waits: signals are put into a short queue and read between
-steps.
+Nothing waits: signals go into a short queue and are read between steps.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from .node_disturbance import WORDS, Disturbance, DisturbanceGate, own_bytes_per
 __all__ = ["NodeMonitor", "ranks_on_node"]
 
 SIGNALS_MAX = 8
-"""Most signals that wait for a boundary: what is older than the last few is too old to be believed."""
+"""Most signals that wait for a boundary: older ones are no longer valid."""
 
 PACES_MAX = 16
-"""Steps of which the median says how fast the job sends: more than a checkpoint or an evaluation can spoil."""
+"""Steps whose median says how fast the job sends: enough that a checkpoint or an evaluation does not matter."""
 
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-"""Variables that say how many ranks a node has: of torchrun, Open MPI's mpirun, Slurm's srun."""
+"""Variables with the number of ranks on a node: of torchrun, Open MPI's mpirun, Slurm's srun."""
 
 
 def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks of the job this node has; all of them where no variable says so."""
+    """Return how many ranks of the job this node has; all of them without such a variable."""
     for name in _LOCAL_WORLD:
         text = environ.get(name, "")
         if text.isdecimal() and int(text) > 0:
@@ -58,10 +57,10 @@ def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> i
 
 
 class NodeMonitor:
-    """One rank's view of its node.  `record` may be called from any thread, all else from the training thread.
+    """One rank's view of its node.  Call `record` from any thread, everything else from the training thread.
 
-    `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` returns the
-    device memory that this process holds and never used, which the daemon takes for used.
+    `gradient_bytes` is what DDP reduces in a step, None if unknown.  `spare_bytes` returns the device memory that this
+    process has reserved but not used, which the daemon counts as used.
     """
 
     def __init__(
@@ -81,48 +80,48 @@ class NodeMonitor:
         self._ranks = ranks_on_node(hello.world_size, environ)
         self._threads = openmp_threads(environ.get("OMP_NUM_THREADS"))
         self._files = files or KernelFiles()
-        self._waiting: deque[HostSignals | None] = deque(maxlen=SIGNALS_MAX)
+        self._queued: deque[HostSignals | None] = deque(maxlen=SIGNALS_MAX)
         self._paces: deque[int] = deque(maxlen=PACES_MAX)
         self._gate = DisturbanceGate()
         self._held: tuple[Disturbance, str] | None = None
         self._view = NodeView()
         self.others: Mapping[int, int] = {}
-        """Rank -> the number of its disturbance, as received last; this rank's own does not count."""
+        """Rank -> the number of its disturbance, as last received; this rank's own does not count."""
 
-    def record(self, news: HostSignals | None) -> None:
-        """Queue the daemon's signal; None: the connection broke."""
-        self._waiting.append(news)
+    def record(self, signal: HostSignals | None) -> None:
+        """Queue the daemon's signal; None if the connection broke."""
+        self._queued.append(signal)
 
     def note(self, wall_ns: int) -> None:
-        """Take how long a step took."""
+        """Record the wall time of a step."""
         self._paces.append(wall_ns)
 
-    def look(self) -> Disturbance | None:
+    def update(self) -> Disturbance | None:
         """Judge the signals since the last call; return what disturbs this rank's steps, or None."""
-        has_news = bool(self._waiting)
-        if not has_news and self._gate.last is None and self._held is None:
+        has_signals = bool(self._queued)
+        if not has_signals and self._gate.last is None and self._held is None:
             return None  # a job without a daemon pays nothing
         now_ns = self._clock.monotonic_ns()
-        own = self._own_bytes_per_second() if has_news else None
-        while self._waiting:
-            self._gate.record(self._waiting.popleft(), now_ns, own_bytes_per_second=own)
+        own = self._own_bytes_per_second() if has_signals else None
+        while self._queued:
+            self._gate.record(self._queued.popleft(), now_ns, own_bytes_per_second=own)
         self._held = self._gate.reason(now_ns)
-        if has_news or self._gate.fresh(now_ns) is None:
-            self._view = self._see(now_ns)
+        if has_signals or self._gate.fresh(now_ns) is None:
+            self._view = self._current_view(now_ns)
         return self.disturbance
 
     @property
     def disturbance(self) -> Disturbance | None:
-        """What disturbed this rank's steps at the last `look`, or None."""
+        """What disturbed this rank's steps at the last `update`, or None."""
         return None if self._held is None else self._held[0]
 
     @property
     def view(self) -> NodeView:
-        """What a policy may know of this node."""
+        """The node as a policy sees it."""
         return self._view
 
     def reason(self) -> str | None:
-        """Return why nothing may be tried or judged now, or None: by this rank's node, or by another's report."""
+        """Return why nothing may be tried or judged now, or None: this node's disturbance, or another rank's."""
         if self._held is not None:
             return self._held[1]
         for rank, number in sorted(self.others.items()):
@@ -131,7 +130,7 @@ class NodeMonitor:
         return None
 
     def room_bytes(self) -> int | None:
-        """Return this rank's share of the memory that its device, or for a CPU its host, has free; None: unknown."""
+        """Return the free memory of this rank's device, or its share of the host's for a CPU; None if unknown."""
         signal = self._gate.fresh(self._clock.monotonic_ns())
         if signal is None:
             return None
@@ -140,9 +139,9 @@ class NodeMonitor:
         return None if signal.host_available_bytes is None else signal.host_available_bytes // self._ranks
 
     def is_crowded(self) -> bool:
-        """Return whether more wants to run on this node than it has processors, by the rule that the doctor has.
+        """Return whether more wants to run on this node than it has processors, by the doctor's rule.
 
-        It reads three small files of /proc and /sys, which takes tens of microseconds: for reports, not for steps.
+        Reads three small files of /proc and /sys, which takes tens of microseconds: for reports, not for steps.
         """
         files, count = self._files, os.cpu_count()
         pressure = _parsed(files.text(files.proc / "pressure/cpu"), lambda text: parse_pressure_average(text, "some"))
@@ -157,21 +156,21 @@ class NodeMonitor:
         )
 
     def describe(self) -> tuple[str, ...]:
-        """Return what is known now, in sentences for people."""
+        """Return what is known about the node now, in sentences."""
         now_ns = self._clock.monotonic_ns()
         last = self._gate.last
         if last is None:
-            sentences = ["nothing is known of it: no daemon says anything"]
+            sentences = ["its state is unknown: no daemon reports it"]
         elif self._gate.fresh(now_ns) is None:
             age = (now_ns - last.taken_ns) / NS_PER_SECOND
-            sentences = [f"nothing is known of it: the daemon's last word is {age:.1f} s old"]
+            sentences = [f"its state is unknown: the daemon's last report is {age:.1f} s old"]
         else:
             sentences = [f"{(now_ns - last.taken_ns) / NS_PER_SECOND:.1f} s ago: {', '.join(_parts(last))}"]
         reason = self.reason()
         return tuple(sentences if reason is None else [*sentences, f"holds tuning: {reason}"])
 
     def _own_bytes_per_second(self) -> float | None:
-        """Return the most that the job may send over the link; None: unknown, or it sends nothing over it."""
+        """Return the most that the job may send over the link; None if unknown, or if it sends nothing."""
         if self._gradient_bytes is None or not self._paces or self._ranks >= self._hello.world_size:
             return None
         return own_bytes_per_second(
@@ -181,7 +180,7 @@ class NodeMonitor:
             pace_ns=round(statistics.median(self._paces)),
         )
 
-    def _see(self, now_ns: int) -> NodeView:
+    def _current_view(self, now_ns: int) -> NodeView:
         signal, room = self._gate.fresh(now_ns), self.room_bytes()
         if signal is None:
             return NodeView()
@@ -194,7 +193,7 @@ class NodeMonitor:
 
 
 def _parsed(text: str | None, parse: Callable[[str], float | None]) -> float | None:
-    """Return what a file of the kernel says; None where it is missing or says something else."""
+    """Return the value in a kernel file; None if it is missing or malformed."""
     if text is None:
         return None
     with contextlib.suppress(ValueError, IndexError):
@@ -203,7 +202,7 @@ def _parsed(text: str | None, parse: Callable[[str], float | None]) -> float | N
 
 
 def _parts(signal: HostSignals) -> list[str]:
-    """Return what is known, part by part."""
+    """Return the known parts of a signal, in words."""
     parts: list[str] = []
     rates = (signal.receive_bytes_per_second, signal.transmit_bytes_per_second)
     if signal.interface is not None and None not in rates:
@@ -223,4 +222,4 @@ def _parts(signal: HostSignals) -> list[str]:
     for what, ratio in (("memory", signal.memory_stalled_ratio), ("a processor", signal.cpu_stalled_ratio)):
         if ratio is not None:
             parts.append(f"tasks wait for {what} {ratio:.0%} of the time")
-    return parts or ["the daemon reads nothing of use here"]
+    return parts or ["the daemon reports no values here"]

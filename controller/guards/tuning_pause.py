@@ -1,58 +1,53 @@
-"""Pauses tuning while a straggler, a hang or a disturbed node makes the pace no measure of any knob.
+"""Pauses tuning while a straggler, a hang or a disturbed node makes step times useless for comparing knobs.
 
-A rank that is throttled or hangs slows every step of the job, and a tuner that goes on measures that rank.  So while a
-straggler, a hang or a disturbance of some rank's node (`node_monitor`) is reported the policy is held: what is tried is
+A rank that is throttled or hangs slows every step of the job, and the tuner would measure that rank.  So while a
+straggler, a hang or a disturbance of some rank's node (`node_monitor`) is reported, the policy is held: its trial is
 taken back, nothing is judged, and it goes on when the report ends.
 
-A straggler that stays is no event but a condition of the job: after `STRAGGLER_STEPS_MAX` steps tuning goes on with it.
-Where a link is slow or data comes late that is so after `KNOB_STEPS_MAX`.  The change itself says nothing of any knob.
-But for what then stays there are knobs, of communication and of the loader, and the change detector opens the search.
+A straggler that stays is a condition of the job: after STRAGGLER_STEPS_MAX steps tuning goes on with it, and after
+KNOB_STEPS_MAX if a link is slow or data comes late, because communication and loader knobs may help against those.  The
+change detector then opens the search.
 
-Records come from the rank monitor's thread, the policy asks on the training thread, neither waits.
-Left out: a loss that is not finite (`compression_rollback` watches it); steps with a checkpoint or an evaluation inside
-on any rank, which are marked one by one (`tuner`) and not judged: nothing need be taken back for them.
+Records come from the rank monitor's thread, the tuner asks on the training thread, neither waits.
+Left out: a loss that is not finite (`compression_rollback`); checkpoints and evaluations, whose steps are marked one by
+one (`tuner`) and not judged.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
 
-from pacecar.records import Decision, HangSuspicion, JobRecord, Straggler, TunerStatus, Verdict
+from pacecar.records import Cause, HangSuspicion, JobRecord, Straggler
 
-from ..observation import Observation, Policy, PolicyLayer, TuningTurn
+from ..observation import Guard
 from .node_monitor import NodeMonitor
 
-__all__ = ["PausedPolicy", "TuningPause"]
+__all__ = ["TuningPause"]
 
 STRAGGLER_STEPS_MAX = 512
-"""As long as a tuner needs to search anew; a slower rank that is still slow then will stay so."""
+"""As long as a new search takes; a rank that is still slow then will stay slow."""
 
 KNOB_STEPS_MAX = 64
-"""The same for the causes that a knob may help against: some windows, so that none lies across the change."""
+"""The same for causes that a knob may help against: some windows, so that none spans the change."""
 
-_KNOB_CAUSES = frozenset({"link", "data_wait"})
+_KNOB_CAUSES = frozenset({Cause.LINK, Cause.DATA_WAIT})
 
 REASONS_MAX = 64
-"""Most late or hung ranks that are kept apart; the first ones are as good a reason as all."""
+"""Most late or hung ranks kept: the first ones are reason enough."""
 
 
-class TuningPause:
-    """The reasons to pause that are in force.  A sink for records; thread-safe.
-
-    `node` is asked last, on the training thread, for one more reason.
-    """
+class TuningPause(Guard):
+    """The present reasons to pause, from records and from `node`.  A thread-safe sink for records."""
 
     def __init__(self, node: NodeMonitor | None = None) -> None:
-        self.node = node
+        self._node = node
         self._lock = threading.Lock()
-        self._late: dict[tuple[int | None, str], Straggler] = {}
+        self._late: dict[tuple[int | None, Cause], Straggler] = {}
         self._hung: dict[int, HangSuspicion] = {}
-        self._missed: HangSuspicion | None = None  # not reported while it lasted: ranks that hang observe no steps
+        self._missed: HangSuspicion | None = None  # reported once afterwards: ranks that hang observe no steps
 
     def put(self, record: JobRecord) -> None:
-        """Take a record; all but stragglers and hangs are ignored."""
+        """Take a record; only stragglers and hangs count."""
         if isinstance(record, Straggler):
             key = (record.late_rank, record.cause)
             with self._lock:
@@ -75,7 +70,7 @@ class TuningPause:
     def close(self, timeout_seconds: float) -> None:
         """Do nothing: nothing is queued."""
 
-    def reason(self, step: int) -> str | None:
+    def pause_reason(self, step: int) -> str | None:
         """Return why tuning must pause at `step`, or None."""
         with self._lock:
             hung, self._missed = next(iter(self._hung.values()), self._missed), None
@@ -85,26 +80,4 @@ class TuningPause:
                 if step - late.since_step <= (KNOB_STEPS_MAX if late.cause in _KNOB_CAUSES else STRAGGLER_STEPS_MAX):
                     who = "the job" if late.late_rank is None else f"rank {late.late_rank}"
                     return f"{who} is late: {late.cause}, since step {late.since_step}"
-        return None if self.node is None else self.node.reason()
-
-
-class PausedPolicy(PolicyLayer):
-    """A policy that pauses while `pause` gives a reason, and gets with each step what is known of the node."""
-
-    def __init__(self, policy: Policy, pause: TuningPause) -> None:
-        super().__init__(policy)
-        self._pause = pause
-        self._held: str | None = None
-
-    def advance(
-        self, observations: Sequence[Observation]
-    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
-        """Hold or release the policy by the present reason, then pass on."""
-        reason = self._pause.reason(observations[-1].step) if observations else self._held
-        if reason != self._held:
-            self._held = reason
-            self._policy.hold(reason)
-        if self._pause.node is not None:
-            view = self._pause.node.view
-            observations = [replace(step, node=view) for step in observations]
-        return self._policy.advance(observations)
+        return None if self._node is None else self._node.reason()

@@ -1,69 +1,83 @@
-"""Defines the interface that every knob implements: its value, its domain, why it must not be turned, and how it is.
+"""Defines `Actuator`, the interface of every knob, and what several knobs compute in the same way.
 
-Class, kind and the meaning of values are in `pacecar.knobs`.  Undoing is applying the value before.
+Class, kind and the meaning of a knob's values are in `pacecar.knobs`.  To undo a change, apply the previous value.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-__all__ = ["Actuator", "ActuatorError", "Barring", "Gathered"]
+import torch
+
+__all__ = ["MEMORY_RATIO_MAX", "Actuator", "ActuatorError", "Gather", "StartGather", "peak_ratio", "powers_of_two"]
+
+Gather = Callable[[], list[list[float]] | None]
+"""Waits for the numbers of all ranks and returns them in order of rank; None if they cannot be had."""
+
+StartGather = Callable[[Sequence[float]], Gather]
+"""Sends this rank's numbers to all ranks without waiting."""
+
+MEMORY_RATIO_MAX = 0.9
+"""A value that needs more memory is offered only if the device's peak stays under this share of its memory."""
 
 
 class ActuatorError(RuntimeError):
-    """A knob could not be turned; the setting before is in force again."""
+    """A knob could not be turned; the previous setting is in force again."""
 
 
-class Actuator(Protocol):
+class Actuator(ABC):
     """One knob of the running job.  All calls are made on the training thread at a step boundary."""
 
-    @property
-    def knob(self) -> str:
-        """The knob's name in `Knobs.values`."""
-        ...
+    knob: str
+    """The knob's name in `pacecar.knobs`."""
 
+    @abstractmethod
     def value(self) -> int:
         """Return the value in force."""
-        ...
 
+    @abstractmethod
     def domain(self) -> tuple[int, ...]:
-        """Return the values that this rank could take, ascending, the present one among them."""
-        ...
+        """Return the values that this rank could take, ascending, including the present one."""
 
+    @abstractmethod
     def refusal(self) -> str | None:
-        """Return why this knob must not be turned here, or None.  Asked once, before tuning begins."""
-        ...
+        """Return why this knob must not be turned here, or None.  Called once, before tuning begins."""
 
-    def layout(self) -> str:
-        """Return what must be equal on all ranks for a switch to be safe, in a form that can be hashed."""
-        ...
-
+    @abstractmethod
     def apply(self, value: int) -> None:
-        """Bring the knob to `value`.
+        """Set the knob to `value`.
 
         Raises:
             ActuatorError: it could not be done; the old value is in force.
         """
-        ...
 
-
-@runtime_checkable
-class Gathered(Protocol):
-    """An actuator that shares something costly with others, as the knobs of one DDP Reducer do."""
+    def layout(self) -> str:
+        """Return what must be equal on all ranks for a safe switch; empty if ranks may differ."""
+        return ""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Return a context: what is applied inside is carried out at once when the outermost one ends, or raises there.
+        """Return a context that carries out what is applied inside it in one go, when the outermost context ends.
 
-        Where something raises inside, what was applied there is forgotten.
+        For knobs that share something costly, such as one DDP Reducer.  An exception inside discards what was applied.
         """
-        ...
-
-
-@runtime_checkable
-class Barring(Protocol):
-    """An actuator that learns, on all ranks in the same step, that some of its values cannot be used."""
+        return nullcontext()
 
     def is_barred(self, value: int) -> bool:
-        """Return whether `value` must not be asked for again."""
-        ...
+        """Return whether `value` turned out to be unusable, which all ranks learn in the same step."""
+        return False
+
+
+def powers_of_two(low: int, high: int, present: int) -> tuple[int, ...]:
+    """Return the powers of two from `low` to `high`, and `present`, ascending."""
+    powers = (1 << exponent for exponent in range(max(low, 1).bit_length() - 1, max(high, 0).bit_length()))
+    return tuple(sorted({present, *(power for power in powers if low <= power <= high)}))
+
+
+def peak_ratio(device: torch.device | None, extra_bytes: int) -> float | None:
+    """Return the share of `device`'s memory that its peak would take with `extra_bytes` more; None unless CUDA."""
+    if device is None or device.type != "cuda":
+        return None
+    peak_bytes = torch.cuda.max_memory_allocated(device) + extra_bytes
+    return peak_bytes / int(torch.cuda.get_device_properties(device).total_memory)

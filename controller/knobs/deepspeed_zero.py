@@ -1,20 +1,20 @@
-"""Implements the knobs of a DeepSpeed engine: the two sizes that ZeRO reads anew in each step.
+"""Implements the knobs of a DeepSpeed engine: the two sizes that ZeRO reads again in each step.
 
-All settings look alike in DeepSpeed's configuration, but most are read only once.  These are what runtime/zero (0.19)
-reads where the work is done, and what can therefore change between two steps:
+All settings look alike in DeepSpeed's configuration, but most are read only once.  runtime/zero (0.19) reads these
+where the work is done, so they can change between two steps:
 
-    reduce_bucket_size     ZeRO 1 and 2 allocate the bucket anew at the first gradient after a reduction,
-                           and compare each with the size; ZeRO 3 does too, but allocates once: there it only shrinks
-    prefetch_bucket_size   ZeRO 3's coordinator, at each module that it gathers; max_live_parameters bounds it as ever
+    reduce_bucket_size     ZeRO 1 and 2 allocate the bucket at the first gradient after a reduction, and compare each
+                           with the size; ZeRO 3 does too, but allocates once: there it only shrinks
+    prefetch_bucket_size   ZeRO 3's coordinator, at each module that it gathers, within max_live_parameters
 
-Both only group what is communicated: sums are the same but for their order, gathered parameters to the last bit.  There
-is no public setter, so attributes are set, and what does not look as known is refused.
+Both only group what is communicated: sums are the same except for their order, gathered parameters to the last bit.
+There is no public setter, so attributes are set, and an engine that looks unfamiliar is refused.
 
-allgather_bucket_size looks like a third, but is read only where torch has no all_gather_into_tensor.  The micro-batch
+allgather_bucket_size looks like a third, but is read only if torch has no all_gather_into_tensor.  The micro-batch
 belongs to the loop that calls the engine; overlap_comm decides about streams when the engine is made
 (`restart_advice`).
 
-Left out: ZenFlow, DeepCompile, experts and unmanaged accumulation, which reduce otherwise (refused).
+Refused: ZenFlow, DeepCompile, experts and unmanaged accumulation, which reduce in other ways.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
 
-from .actuator import Actuator, ActuatorError
+from .actuator import MEMORY_RATIO_MAX, Actuator, ActuatorError, peak_ratio, powers_of_two
 
 __all__ = ["ZeroBucketActuator", "ZeroPrefetchActuator", "zero_knobs"]
 
 PIECES_MAX = 64
 """The smallest size offered is this fraction of all parameters: more collectives cost latency and win no overlap."""
-
-MEMORY_RATIO_MAX = 0.9
-"""A larger bucket is offered only if the predicted peak stays under this share of the device's memory."""
 
 BUFFERS = 2
 """Buckets that ZeRO 1 and 2 hold at one time with overlap_comm; without it one."""
@@ -47,28 +43,21 @@ _STAGES = {"DeepSpeedZeroOptimizer": "ZeRO 1 or 2", "DeepSpeedZeroOptimizer_Stag
 
 
 def zero_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
-    """Return the knobs of a model that is a DeepSpeed engine, refused ones too; none of any other."""
+    """Return the knobs of a model that is a DeepSpeed engine, including refused ones; none for any other."""
     if not any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__):
         return []
     kinds: list[type[_ZeroActuator]] = [ZeroBucketActuator, ZeroPrefetchActuator]
-    return [kind(model, config) for kind in kinds if kind.name in config.knobs]
+    return [kind(model, config) for kind in kinds if kind.knob in config.knobs]
 
 
-class _ZeroActuator:
+class _ZeroActuator(Actuator):
     """What both knobs have in common: a size in elements that DeepSpeed keeps in one attribute of one object."""
-
-    name = ""
 
     def __init__(self, engine: nn.Module, config: TuneConfig) -> None:
         self._engine: Any = engine  # DeepSpeed has no types
         self._config = config
         self._optimizer: Any = getattr(engine, "optimizer", None)
         self._home: int | None = None
-
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return self.name
 
     @property
     def _is_stage3(self) -> bool:
@@ -82,7 +71,7 @@ class _ZeroActuator:
         return max((p.element_size() for p in self._engine.module.parameters()), default=4)
 
     def _sizes(self) -> list[int]:
-        """Return the bytes of each whole parameter; ZeRO 3 keeps shards and says the size of the whole."""
+        """Return the bytes of each whole parameter; ZeRO 3 keeps shards and records the size of the whole."""
         item = self._item_bytes()
         return [int(getattr(p, "ds_numel", p.numel())) * item for p in self._engine.module.parameters()]
 
@@ -103,17 +92,13 @@ class _ZeroActuator:
             self._home = elements * self._item_bytes()
         return elements * self._item_bytes()
 
-    def _between(self, low: int, high: int) -> tuple[int, ...]:
-        powers = {1 << n for n in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << n <= high}
-        return tuple(sorted({self.value(), *powers}))
-
     def domain(self) -> tuple[int, ...]:
         """Return powers of two up to all parameters at once, within bounds, and the present value."""
         sizes, value = self._sizes(), self.value()
         total, largest = sum(sizes), max(sizes, default=0)
         low = max(self._config.bucket_bytes_min, total // PIECES_MAX, largest, 1)
         high = min(self._config.bucket_bytes_max, 1 << max(0, total - 1).bit_length())
-        return tuple(size for size in self._between(low, high) if size == value or self._fits(size))
+        return tuple(size for size in powers_of_two(low, high, value) if size == value or self._fits(size))
 
     def _fits(self, size: int) -> bool:
         raise NotImplementedError
@@ -141,14 +126,14 @@ class _ZeroActuator:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def apply(self, value: int) -> None:
-        """Let ZeRO use `value` bytes from the next gradient or module on.
+        """Have ZeRO use `value` bytes from the next gradient or module on.
 
         Raises:
-            ActuatorError: it cannot be set now; what was in force is.
+            ActuatorError: it cannot be set now; the old value stays in force.
         """
         item = self._item_bytes()
         if value < item or (self._home is not None and value != self._home and not self._fits(value)):
-            raise ActuatorError(f"{self.name} {value} is outside what this engine has room for")
+            raise ActuatorError(f"{self.knob} {value} is outside what this engine has room for")
         self._check_idle()
         try:
             holder, name = self._holder()
@@ -165,10 +150,10 @@ class _ZeroActuator:
 class ZeroBucketActuator(_ZeroActuator):
     """The knob "zero_bucket_bytes": the size to which ZeRO fills its bucket of gradients before it is reduced.
 
-    None is offered that is smaller than the largest gradient, which ZeRO would reduce by itself, without a bucket.
+    No size below the largest gradient is offered, which ZeRO would reduce by itself, without a bucket.
     """
 
-    name = "zero_bucket_bytes"
+    knob = "zero_bucket_bytes"
 
     def _holder(self) -> tuple[Any, str]:
         return self._optimizer, "reduce_bucket_size"
@@ -193,7 +178,7 @@ class ZeroBucketActuator(_ZeroActuator):
 class ZeroPrefetchActuator(_ZeroActuator):
     """The knob "zero_prefetch_bytes": how much ZeRO 3 gathers ahead of the module that runs."""
 
-    name = "zero_prefetch_bytes"
+    knob = "zero_prefetch_bytes"
 
     def _holder(self) -> tuple[Any, str]:
         return self._optimizer.parameter_offload.get_param_coordinator(), _PREFETCH
@@ -212,7 +197,7 @@ class ZeroPrefetchActuator(_ZeroActuator):
 
 
 def _refused_kind(engine: Any) -> str | None:  # noqa: ANN401  DeepSpeed has no types
-    """Return which part of DeepSpeed reduces gradients in a way of its own here, or None."""
+    """Return which part of DeepSpeed reduces gradients in its own way here, or None."""
     if getattr(engine, "zenflow", False):
         return "ZenFlow reduces gradients in a way of its own"
     if getattr(engine, "has_moe_layers", False):
@@ -228,9 +213,7 @@ def _refused_kind(engine: Any) -> str | None:  # noqa: ANN401  DeepSpeed has no 
 
 
 def _is_beyond_memory(engine: Any, extra_bytes: int) -> bool:  # noqa: ANN401  DeepSpeed has no types
-    """Return whether so many bytes more do not fit on this device; False on other devices than CUDA's."""
+    """Return whether that many more bytes do not fit on this device; False on devices other than CUDA's."""
     parameter = next(engine.module.parameters(), None)
-    if parameter is None or parameter.device.type != "cuda":
-        return False
-    peak = torch.cuda.max_memory_allocated(parameter.device) + extra_bytes
-    return bool(peak > MEMORY_RATIO_MAX * torch.cuda.get_device_properties(parameter.device).total_memory)
+    ratio = peak_ratio(None if parameter is None else parameter.device, extra_bytes)
+    return ratio is not None and ratio > MEMORY_RATIO_MAX

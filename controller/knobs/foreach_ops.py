@@ -1,6 +1,6 @@
-"""Takes the norm of each of many tensors, or adds to each, in one call where torch has one for it.
+"""Takes the norm of each of many tensors, or adds to each, in one call if torch has one for it.
 
-Torch's own optimizers use these calls, and torch has no public ones.  One by one it is a kernel for each tensor.
+Torch's own optimizers use these calls; it has no public ones.  One by one, it is a kernel for each tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def add_each(tensors: Sequence[Tensor], more: Sequence[Tensor]) -> None:
-    """Add each of `more` to the tensor at its place."""
+    """Add each of `more` to the tensor at the same index."""
     together = find("torch._foreach_add_")
     if together is not None:
         together(list(tensors), list(more))

@@ -1,25 +1,25 @@
 """Implements the knobs of a model sharded by FSDP2: prefetching and resharding, by FSDP2's public setters.
 
-FSDP2 gathers each block's parameters before the block runs.  Two settings say when: how many blocks ahead (the default
-is one), and whether a block that has run forward keeps its parameters for backward (more memory, one gather less).
-What they are worth depends on link, memory and block size, so people try them by hand from run to run.  Both only
-move gathers in time: every gradient is the same to the last bit.
+FSDP2 gathers each block's parameters before the block runs.  Two settings say when: how many blocks ahead (one by
+default), and whether a block keeps its parameters from forward to backward (more memory, one gather less).  Their value
+depends on link, memory and block size, so people try them by hand from run to run.  Both only move gathers in time:
+every gradient is the same to the last bit.
 
     reshard yes   gather  forward  free  ...  gather  backward  free
     reshard no    gather  forward        ...          backward  free
 
-A block that keeps its parameters keeps them until its backward.  Where none follows (an evaluation, a loss that is
-thrown away), the next forward would use them although the optimizer, or a script that evaluates an average of its
-weights, has changed them meanwhile; and `parameters()` would give whole tensors in place of shards.  So while blocks
-keep them, whatever is still gathered is freed after a forward without gradients, before each forward of the whole, and
-before the optimizer steps.
+A block that keeps its parameters keeps them until its backward.  If none follows (an evaluation, a discarded loss), the
+next forward would use them although the optimizer, or a script that evaluates an average of its weights, has changed
+them meanwhile; and `parameters()` would give whole tensors instead of shards.  So while blocks keep them, whatever is
+still gathered is freed after a forward without gradients, before each forward of the whole, and before the optimizer
+steps.
 
-All ranks must gather in one order, so a change is made by all of them at one boundary, like that of any knob, and only
-where the modules are the same on all (layout).  Blocks run in the order in which they are registered, as in every
-transformer; where that is not so, prefetching fetches the wrong ones, which is slower and still correct.
+All ranks must gather in one order, so all change at one boundary, as with any knob, and only if the modules are the
+same on all (layout).  Blocks are assumed to run in the order in which they are registered, as in every transformer;
+otherwise prefetching fetches the wrong ones, which is slower and still correct.
 
-Left out: FSDP1, which fixes both when it is made (refused); resharding to a smaller mesh (`reshard_after_forward` a
-number, refused); mixed precision and offload, which change the numbers or need a restart.
+Refused: FSDP1, which fixes both when it is made, and resharding to a smaller mesh (`reshard_after_forward` a number).
+Mixed precision and offload change the numbers or need a restart.
 """
 
 from __future__ import annotations
@@ -39,21 +39,18 @@ from pacecar.profiler.ranks.data_parallel import find_fsdp, fsdp_groups, is_fsdp
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import Feature, find, lacking
 
-from .actuator import Actuator, ActuatorError
+from .actuator import MEMORY_RATIO_MAX, Actuator, ActuatorError, peak_ratio
 
 __all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
 PREFETCH_MAX = 4
-"""Most blocks gathered ahead: each takes memory, and where four blocks cannot hide a gather the link is too slow."""
-
-MEMORY_RATIO_MAX = 0.9
-"""More gathered parameters are offered only if the predicted peak stays under this share of the device's memory."""
+"""Most blocks gathered ahead: each takes memory, and if four blocks cannot hide a gather the link is too slow."""
 
 NO, YES = (by_name["fsdp_reshard"].choices.index(choice) for choice in ("no", "yes"))
 
 
 def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
-    """Return the knobs of a model that FSDP shards, refused ones too; none of any other."""
+    """Return the knobs of a model that FSDP shards, including refused ones; none for any other."""
     shards = _Shards(model)
     if not shards.modules and shards.refusal() is None:
         return []
@@ -84,7 +81,7 @@ class _Shards:
         return [module for module in self.modules if module not in self._tops] or self.modules
 
     def refusal(self) -> str | None:
-        """Return what stands against any knob here, or None."""
+        """Return what prevents any knob here, or None."""
         if self._is_fsdp1:
             return "FSDP1 fixes prefetching and resharding when it wraps; fully_shard (FSDP2) can change them"
         for setter in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
@@ -114,36 +111,30 @@ class _Shards:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def beyond_memory(self, extra_bytes: int) -> str | None:
-        """Return why so many bytes more do not fit on this device, or None; None on other devices than CUDA's."""
+        """Return why that many more bytes do not fit on this device, or None; None on devices other than CUDA's."""
         parameter = next(self.modules[0].parameters(), None)
-        if parameter is None or parameter.device.type != "cuda":
-            return None
-        peak = torch.cuda.max_memory_allocated(parameter.device) + extra_bytes
-        total = torch.cuda.get_device_properties(parameter.device).total_memory
-        if peak > MEMORY_RATIO_MAX * total:
-            return f"the gathered parameters would bring the device's memory to {peak / total:.0%}"
+        ratio = peak_ratio(None if parameter is None else parameter.device, extra_bytes)
+        if ratio is not None and ratio > MEMORY_RATIO_MAX:
+            return f"the gathered parameters would bring the device's memory to {ratio:.0%}"
         return None
 
 
 def gathered_bytes(module: nn.Module) -> int:
     """Return the bytes of all of a module's parameters as one rank holds them when gathered, at their own precision.
 
-    Mixed precision gathers fewer; then this is a bound.  A sharded parameter says the size of the whole.
+    An upper bound with mixed precision, which gathers fewer.  A sharded parameter reports the size of the whole.
     """
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-class FsdpPrefetchActuator:
+class FsdpPrefetchActuator(Actuator):
     """The knob "fsdp_prefetch": blocks gathered ahead, in forward and backward; 0 is FSDP2's own rule."""
+
+    knob = "fsdp_prefetch"
 
     def __init__(self, shards: _Shards) -> None:
         self._shards = shards
         self._value = 0
-
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "fsdp_prefetch"
 
     def value(self) -> int:
         """Return the number in force."""
@@ -153,7 +144,7 @@ class FsdpPrefetchActuator:
         """Return 0 to `PREFETCH_MAX`, as far as there are blocks and memory."""
         blocks = self._shards.blocks
         largest = max((gathered_bytes(block) for block in blocks), default=0)
-        # One block ahead is held by FSDP2's own rule too.
+        # FSDP2's own rule also holds one block ahead.
         fits = (n for n in range(1, PREFETCH_MAX + 1) if self._shards.beyond_memory((n - 1) * largest) is None)
         return tuple(sorted({0, *(n for n in fits if n < len(blocks))}))
 
@@ -163,7 +154,7 @@ class FsdpPrefetchActuator:
         if reason is None and any(_prefetches(module) for module in self._shards.modules):
             return "the script sets its own modules to prefetch"
         if reason is None and len(self.domain()) == 1:
-            return "there is no second FSDP2 block, or no memory, to gather one ahead"
+            return "there is no second FSDP2 block, or not enough memory, to gather one ahead"
         return reason
 
     def layout(self) -> str:
@@ -174,7 +165,7 @@ class FsdpPrefetchActuator:
         """Gather `value` blocks ahead.
 
         Raises:
-            ActuatorError: it could not be set; FSDP2's own rule is in force where it can be.
+            ActuatorError: it could not be set; FSDP2's own rule is in force if possible.
         """
         if not 0 <= value <= PREFETCH_MAX:
             raise ActuatorError(f"fsdp_prefetch {value} is not 0 to {PREFETCH_MAX}")
@@ -192,8 +183,10 @@ class FsdpPrefetchActuator:
             block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, i - ahead) : i])))
 
 
-class ReshardActuator:
+class ReshardActuator(Actuator):
     """The knob "fsdp_reshard": 1 frees parameters after forward as the script has it, 0 keeps them until backward."""
+
+    knob = "fsdp_reshard"
 
     def __init__(self, shards: _Shards) -> None:
         self._shards = shards
@@ -201,22 +194,17 @@ class ReshardActuator:
         self._is_kept = False
         self._stale_guards: list[AnyStepHandle | CallObserver] = []
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "fsdp_reshard"
-
     def value(self) -> int:
         """Return the choice in force.
 
         Raises:
-            ActuatorError: what is in force cannot be read.
+            ActuatorError: it cannot be read.
         """
         self._read()
         return NO if self._is_kept else YES
 
     def domain(self) -> tuple[int, ...]:
-        """Return both choices; keeping the parameters only where memory allows it."""
+        """Return both choices; keeping the parameters only if memory allows it."""
         if self.value() == YES and self._beyond() is not None:
             return (YES,)
         return (NO, YES)
@@ -242,7 +230,7 @@ class ReshardActuator:
         """Keep or free parameters after forward, from the next one on.
 
         Raises:
-            ActuatorError: it could not be set; what was in force is again.
+            ActuatorError: it could not be set; the old value is in force again.
         """
         if value not in (NO, YES):
             raise ActuatorError(f"fsdp_reshard {value}: choices are {NO} and {YES}")
@@ -294,7 +282,7 @@ class ReshardActuator:
 
 
 def _freeing(modules: Sequence[Any]) -> Callable[..., None]:
-    """Return what frees the parameters that any of `modules` still has gathered; a microsecond where none has."""
+    """Return what frees the parameters that any of `modules` still has gathered; a microsecond if none has."""
     groups = [(module, fsdp_groups(module)) for module in modules]
     graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
 

@@ -1,12 +1,12 @@
-"""Computes a job's fingerprint: model, ranks, device, link and torch, by which earlier runs are comparable.
+"""Computes a job's fingerprint, by which earlier runs are comparable: model, ranks, device, link and torch.
 
-A script's name or a job's says nothing: the same script trains other models.  What the best knobs depend on is what
-there is to send (shapes and types of the parameters), among how many, over what, and what computes it.  The link is
-described by its kind and nominal speed.  A link that is slower than it says, or shared, is not seen here, and it need
-not be: what is remembered must prove itself again.
+The name of a script or a job does not tell: the same script trains other models.  The best knobs depend on what there
+is to send (shapes and types of the parameters), between how many ranks, over which link, and on which device.  The link
+is described by its kind and nominal speed; a slow or shared link does not show, but what is remembered has to prove
+itself again anyway.
 
-Left out: the batch.  It is in the micro-batch that the script began with, and a remembered size that does not fit the
-batch is not in the knob's domain.
+Left out: the batch.  It shows in the micro-batch that the script began with, and a remembered size that does not fit
+the batch is not in the knob's domain.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def fingerprint(
     proc_root: str = "/proc",
     sys_root: str = "/sys",
 ) -> Fingerprint:
-    """Return the job's fingerprint without `began`, which is known when the knobs are settled.
+    """Return the job's fingerprint without `began`, which is known once the knobs are settled.
 
-    Reads a handful of files of the kernel and no values of parameters.
+    Reads a few kernel files and no parameter values.
     """
     digest = hashlib.blake2b(digest_size=8)
     elements = 0
@@ -102,7 +102,7 @@ def _gigabits(bytes_per_second: int) -> str:
 
 
 def _named(environ: Mapping[str, str], variable: str) -> str | None:
-    """Return the first interface that the variable names; prefixes and exclusions ("^lo") do not name one."""
+    """Return the first interface that the variable names, None for an exclusion ("^lo")."""
     first = environ.get(variable, "").split(",")[0].removeprefix("=")
     return first if first and not first.startswith("^") else None
 

@@ -1,10 +1,10 @@
 """Stores the best knobs of earlier runs in one file, by job fingerprint, shared by all jobs of a user.
 
-Writing "the best settings" at the end of a run is wrong three times.  Two jobs that end together lose one's result, so
-every change is made under a lock to what the file holds *then*, and replaces it in one rename.  A file that cannot
-be read is somebody's only copy of something: it is moved aside and named, or left alone where it is not ours.  And a
-value that was best once is a claim, not a fact: whoever reads it tries it again (`remembered_setting_trial`), and marks
-it stale here when it fails.
+Writing the best settings at the end of a run is wrong in three ways.  Two jobs that end together would lose one result,
+so every change is applied under a lock to the file's present contents and replaces it in one rename.  A file that
+cannot be read may be the only copy of something, so it is moved aside and named, or left alone if it is not ours.  And
+a value that was best once may not be now, so a job tries it again (`remembered_trial`) and marks it stale here when it
+fails.
 
     {"format": "pacecar knobs", "version": 1, "entries": [{"key": ..., "fingerprint": {...}, "knobs": {...}, ...}]}
 
@@ -49,13 +49,13 @@ VERSION = 1
 FORMAT = "pacecar knobs"
 
 ENTRIES_MAX = 256
-"""Most kinds of job remembered; the one used longest ago is dropped first.  At 600 bytes each the file stays small."""
+"""Most kinds of job remembered; the least recently used is dropped first.  At 600 bytes each the file stays small."""
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
-"""No file of ours is larger; a wrong path (a data set, a device) is, and is left alone."""
+"""Larger files are not ours (a data set, a device), and are left alone."""
 
 LOCK_SECONDS_MAX = 2.0
-"""Longest wait for the lock, which a writer holds for milliseconds: a longer one is a dead lock on a network drive."""
+"""Longest wait for the lock, which a writer holds for milliseconds: a longer hold is a dead network lock."""
 
 LOCK_POLL_SECONDS = 0.01
 
@@ -66,8 +66,8 @@ ASIDE_MAX = 1000
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """What the best knobs depend on.  Jobs with equal fingerprints share an entry.
 
-    `parameters` is a hash of all shapes and types in order, `elements` their number, for people.  `began` are the knobs
-    that the script itself chose: whoever changes them starts a new entry.
+    `parameters` is a hash of all shapes and types in order; `elements`, their number, is for people.  `began` holds the
+    knobs that the script itself chose; changing them starts a new entry.
     """
 
     parameters: str
@@ -89,8 +89,8 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 class StoredKnobs(msgspec.Struct, frozen=True, kw_only=True):
     """The best knobs of one kind of job.
 
-    `gain_ratio` is the share of step time that they saved against `fingerprint.began`, as measured.  `pace_ns` is the
-    step under them, None when too few were seen.  `stale`: why they are not tried any more, None while they are.
+    `gain_ratio` is the measured share of step time that they saved against `fingerprint.began`.  `pace_ns` is the step
+    under them, None after too few steps.  `stale` says why they are no longer tried, None while they are.
     """
 
     key: str
@@ -122,7 +122,7 @@ class KnobsFileError(RuntimeError):
 
 
 class DamagedError(KnobsFileError):
-    """The file is ours and cannot be read; `suffix` is for the name that it is moved aside to."""
+    """The file is ours but unreadable; `suffix` goes into the name that it is moved aside to."""
 
     def __init__(self, message: str, suffix: str) -> None:
         super().__init__(message)
@@ -142,10 +142,10 @@ def default_place(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 class KnobStore:
-    """The file at `path`.  Every call opens it anew; calls may come from any thread and process.
+    """The file at `path`.  Every call opens it again; calls may come from any thread and process.
 
-    `is_ours`: whatever is there is a knobs file or was one (the default place).  Elsewhere a file that does not say so
-    is left alone: a wrong path in a configuration must cost nobody his data.
+    With `is_ours` (the default place) any file there counts as a knobs file.  Elsewhere a file without our format is
+    left alone: a wrong path in a configuration must not destroy data.
     """
 
     def __init__(self, path: Path, *, is_ours: bool) -> None:
@@ -153,10 +153,10 @@ class KnobStore:
         self._is_ours = is_ours
 
     def read(self) -> tuple[StoredKnobs, ...]:
-        """Return what is remembered; nothing when there is no file.
+        """Return the entries; none without a file.
 
         Raises:
-            KnobsFileError: there is something, and it cannot be read.
+            KnobsFileError: the file exists but cannot be read.
         """
         try:
             return _decode(self._bytes(), self.path, is_ours=self._is_ours)
@@ -166,34 +166,34 @@ class KnobStore:
             raise KnobsFileError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def change(self, edit: Callable[[tuple[StoredKnobs, ...]], Sequence[StoredKnobs]]) -> str | None:
-        """Replace the entries by what `edit` makes of those in the file now; return a message for people, or None.
+        """Replace the file's present entries by `edit(entries)`; return a message for people, or None.
 
-        The message says where a damaged file, or one of another version, was moved to first.
+        The message says where a damaged file, or one of another version, was moved first.
 
         Raises:
-            KnobsFileError: it could not be done, and the file is as it was.
+            KnobsFileError: it failed, and the file is unchanged.
         """
         try:
             with suppress(FileNotFoundError, DamagedError):
-                self.read()  # what is not ours is left alone, without so much as a lock beside it
+                self.read()  # raises for a file that is not ours, before a lock is made beside it
             with Walk(self.path, make_mode=0o700) as walk:
                 walk.entry()
                 with _locked(self.path.with_name(self.path.name + ".lock"), walk):
-                    told = None
+                    message = None
                     try:
                         entries = self.read()
                     except DamagedError as damaged:
-                        told = f"{damaged}; it is now {self._move_aside(damaged.suffix, walk)}"
+                        message = f"{damaged}; it is now {self._move_aside(damaged.suffix, walk)}"
                         entries = ()
                     fresh = tuple(sorted(edit(entries), key=lambda entry: entry.used_wall_ns))[-ENTRIES_MAX:]
                     if fresh != entries:
                         self._replace(fresh)
-                    return told
+                    return message
         except OSError as error:
             raise KnobsFileError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _bytes(self) -> bytes:
-        # Without O_NONBLOCK a named pipe in the file's place would hold the reader for ever.
+        # Without O_NONBLOCK a named pipe in the file's place would block the reader forever.
         with Walk(self.path) as walk:
             walk.entry(follow=True, only_own=True)
             handle = os.open(
@@ -210,13 +210,13 @@ class KnobStore:
     def _move_aside(self, suffix: str, walk: Walk) -> Path:
         for number in range(1, ASIDE_MAX + 1):
             name = self.path.with_name(f"{self.path.name}.{suffix}" + (f"-{number}" if number > 1 else ""))
-            if not os.path.lexists(name):  # we hold the lock: nobody else moves anything here
+            if not os.path.lexists(name):  # we hold the lock, so no other job moves files here
                 os.rename(self.path.name, name.name, src_dir_fd=walk.descriptor, dst_dir_fd=walk.descriptor)
                 return name
         raise KnobsFileError(f"{self.path}: {ASIDE_MAX} files were moved aside already; remove some")
 
     def _replace(self, entries: tuple[StoredKnobs, ...]) -> None:
-        """Write a new file beside it and rename it over: a reader, or a crash, sees the old one or the new one."""
+        """Write a new file and rename it over the old one, so that a reader or a crash sees one of the two."""
         contents = _Contents(format="pacecar knobs", version=VERSION, entries=entries)
         text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
         with Walk(self.path) as walk:
@@ -256,7 +256,7 @@ def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[StoredKnobs, ...]
 
 @contextmanager
 def _locked(path: Path, walk: Walk) -> Iterator[None]:
-    """Hold the lock file.  It is never removed: else a process that waits and the next would lock different files."""
+    """Hold the lock file.  It is never removed, or a waiting process and the next would lock different files."""
     handle = _open_lock(path, walk)
     try:
         deadline = time.monotonic() + LOCK_SECONDS_MAX
@@ -274,7 +274,7 @@ def _locked(path: Path, walk: Walk) -> Iterator[None]:
 
 
 def _open_lock(path: Path, walk: Walk) -> int:
-    """Open the lock file beside the knobs; a new one has the mode of the knobs file, which users may share."""
+    """Open the lock file; a new one gets the mode of the knobs file, which users may share."""
     try:
         handle = create_in(walk.descriptor, path.name)
     except FileExistsError:
@@ -297,7 +297,7 @@ def _open_lock(path: Path, walk: Walk) -> int:
 
 
 def _hand_over(handle: int, walk: Walk) -> None:
-    """Make a user the owner of what root has just made in that user's folder, who could not read it otherwise."""
+    """Give a file that root made in a user's folder to that user, who could not read it otherwise."""
     if os.geteuid() == 0:
         with suppress(OSError):
             os.fchown(handle, walk.status.st_uid, walk.status.st_gid)
@@ -307,7 +307,7 @@ def _hand_over(handle: int, walk: Walk) -> None:
 
 
 def remembered(entries: Sequence[StoredKnobs], entry: StoredKnobs) -> list[StoredKnobs]:
-    """Return `entries` with `entry` in the place of what was known of such a job: the latest run counts."""
+    """Return `entries` with `entry` in place of the earlier one of such a job."""
     return [*(other for other in entries if other.key != entry.key), entry]
 
 

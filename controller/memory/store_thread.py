@@ -1,8 +1,8 @@
-"""Reads and writes the knob store on a thread of its own while the job trains, because a file may take seconds.
+"""Reads and writes the knob store on its own thread while the job trains, because file access may take seconds.
 
-Home folders lie on network drives that hang; a lock may be held.  So the training loop asks for nothing that is not
-there yet: what was not read when tuning begins is not used, and what is to be written is put in a short queue.  The
-first problem is logged once, and the job goes on without memory.
+Home folders lie on network drives that hang, and a lock may be held.  So the training loop never waits: what was not
+read when tuning begins is not used, and changes go into a short queue.  The first problem is logged, and the job goes
+on without memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .knob_store import (
 __all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "StoreThread", "store_thread_for"]
 
 EDITS_MAX = 16
-"""Most changes that wait to be written; a run has a few."""
+"""Most changes that wait to be written; a run makes a few."""
 
 CLOSE_SECONDS_MAX = 2.0
 """Longest wait at the end of a job for what is still to be written."""
@@ -45,22 +45,22 @@ _log = logging.getLogger(__name__)
 
 
 class StoreThread:
-    """One job's access to the store.  `recall` and `put` return at once; both are called by the training thread."""
+    """One job's access to the store.  `recall` and `put`, for the training thread, return at once."""
 
     def __init__(self, file: KnobStore) -> None:
         self._file = file
         self._edits: Queue[Edit | None] = Queue(EDITS_MAX)
         self._entries: dict[str, StoredKnobs] | None = None
-        self._has_complained = False
+        self._has_warned = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="pacecar-knob-store", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading the file."""
         self._thread.start()
 
     def recall(self, fingerprint: Fingerprint) -> StoredKnobs | None:
-        """Return what is known of such a job; None if nothing is, it is stale, or it was not read in time."""
+        """Return the entry of such a job; None if there is none, it is stale, or it was not read in time."""
         entry = (self._entries or {}).get(fingerprint.key)
         return entry if entry is not None and entry.stale is None else None
 
@@ -70,7 +70,7 @@ class StoreThread:
             try:
                 self._edits.put_nowait(edit)
             except Full:
-                self._complain(f"{self._file.path}: {EDITS_MAX} changes wait to be written; one is left out")
+                self._warn_once(f"{self._file.path}: {EDITS_MAX} changes wait to be written; one is dropped")
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS_MAX) -> None:
         """Write what waits, for at most `timeout_seconds`.  Harmless when repeated."""
@@ -82,7 +82,7 @@ class StoreThread:
             return
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
-            self._complain(f"{self._file.path}: not written within {timeout_seconds:g} s")
+            self._warn_once(f"{self._file.path}: not written within {timeout_seconds:g} s")
 
     def _run(self) -> None:
         try:
@@ -90,7 +90,7 @@ class StoreThread:
             while (edit := self._edits.get()) is not None:
                 self._change(edit)
         except Exception:  # noqa: BLE001  a thread's own outer boundary: the job goes on without memory
-            _log.warning("pacecar remembers nothing of this run after an error", exc_info=True)
+            _log.warning("pacecar: an error in the knob store; this run's best knobs are not saved", exc_info=True)
             self._drain()
 
     def _read(self) -> tuple[StoredKnobs, ...]:
@@ -99,22 +99,22 @@ class StoreThread:
         except DamagedError:
             self._change(lambda entries: entries)  # moves it aside, and logs where to
         except KnobsFileError as error:
-            self._complain(str(error))
+            self._warn_once(str(error))
         return ()
 
     def _change(self, edit: Edit) -> None:
         try:
-            told = self._file.change(edit)
+            message = self._file.change(edit)
         except KnobsFileError as error:
-            self._complain(str(error))
+            self._warn_once(str(error))
         else:
-            if told is not None:
-                _log.warning("pacecar: %s", told)
+            if message is not None:
+                _log.warning("pacecar: %s", message)
 
-    def _complain(self, what: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            _log.warning("pacecar remembers no knobs of this run: %s", what)
+    def _warn_once(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("pacecar: this run's best knobs are not saved: %s", what)
 
     def _drain(self) -> None:
         try:
@@ -125,7 +125,7 @@ class StoreThread:
 
 
 def store_thread_for(knobs_file: str | None) -> StoreThread | None:
-    """Return a thread for `knobs_file`, else for the file in the user's own folder; None for a user who has none."""
+    """Return a thread for `knobs_file`, or for the user's default file; None for a user without a home."""
     if knobs_file is not None:
         return StoreThread(KnobStore(Path(knobs_file).expanduser().absolute(), is_ours=False))
     place = default_place()
@@ -133,7 +133,7 @@ def store_thread_for(knobs_file: str | None) -> StoreThread | None:
 
 
 class JobMemory:
-    """The store as one job uses it: by its own fingerprint, and with its own name on what it writes."""
+    """The store for one job: uses its fingerprint, and signs entries with its name."""
 
     def __init__(self, store_thread: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
         self._store_thread = store_thread
@@ -142,7 +142,7 @@ class JobMemory:
         self._clock = clock
 
     def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
-        """Return what is known of a job like this one that began with these values."""
+        """Return the entry of a job like this one that began with these values."""
         self._fingerprint = msgspec.structs.replace(self._fingerprint, began=dict(began))
         return self._store_thread.recall(self._fingerprint)
 

@@ -1,15 +1,18 @@
 """Decides which setting to try next, and when to stop trying: pure decisions of rank 0.
 
-In come the pace of each setting and forecasts, out go knob changes with their reasons, and decision records.
-Start with `tuning_policy`, one state machine; `candidate_selection` and `geometric_search` choose, `detectors` notice
-that conditions changed.
+The pace of each setting and forecasts come in; proposals with their reasons and decision records go out.
+Start with `tuning_policy`, one state machine.  `candidate_selection` and `geometric_search` choose what to try, and
+`detectors` notice that conditions changed.
 
     candidate_selection        which trial pays, by search, forecast and exploration budget
-    detectors                  that the pace or the all-reduces changed, that a rank is failing
-    ordered_policy             runs the user's policy under people's orders and after what an earlier run remembered
-    remembered_setting_trial   puts what was remembered to the trial
-    policy_sequence            policies one after the other, as if they were one
+    detectors                  the pace or the all-reduces changed, or a rank is failing
+    remembered_trial           the first candidate: what an earlier run kept
+    hand_orders                people's orders, which come before the policy's proposals
     sampler_policy             measures one setting after another; `throughput_doubling` names the next one
     registry                   the policy that the configuration names
     decision_records, phrases  records and sentences for people
+
+To add a policy: the `Policy` protocol of `controller/observation.py`, which gets observations, returns proposals and
+touches nothing else; its name in `TuneConfig.policy` of `pacecar/config.py`, a line in `controller/policy/registry.py`.
+One that pacecar is only compared with: a line in `bench/baselines.py`.
 """

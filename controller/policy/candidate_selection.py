@@ -1,10 +1,10 @@
 """Selects the next trial, if any, and learns from the outcome of each.
 
-`GeometricSearch` knows what is left to try, `GainModel` what it may be worth, `ExplorationBudget` what may still be
-lost.  Here they are put together for the policy, which only knows when a trial may begin and what its steps said.
+It combines what is left to try (`GeometricSearch`), what that may gain (`GainModel`) and what may still be lost
+(`ExplorationBudget`).  The policy only decides when a trial may begin.
 
-A candidate must be worth its trial (`forecast`) and be paid for out of the budget.  The first keeps a job whose default
-is best from being explored because nothing forbids it.  The second bounds what wrong forecasts cost.
+A candidate must be worth its trial (`forecast`) and fit into the budget.  The first rule stops a job whose default is
+best from being explored without end; the second bounds the cost of wrong forecasts.
 
 Pure.  Left out: when a trial begins (the policy), how it is judged (`ab_trial`).
 """
@@ -30,9 +30,8 @@ __all__ = ["CandidateChoice", "CandidateSelection", "known_gain"]
 
 WINDOWS_WISE = 3
 WAIT_FOR_WINDOWS_STEPS = 200
-"""Windows of the setting in force that are waited for before a trial whose gain the model is not sure of, and the steps
-of the job up to which they are.  With the first window alone one late rank can distort the cost of a bucket.  Windows
-come by a budget of their own, so they are not waited for longer."""
+"""Wait for this many windows before a trial with an uncertain forecast, but only in the first WAIT_FOR_WINDOWS_STEPS
+steps, because windows have a budget of their own.  In a single window one late rank can distort a bucket's cost."""
 
 
 WAITING = "waiting for windows to tell more"
@@ -40,7 +39,7 @@ WAITING = "waiting for windows to tell more"
 
 @dataclass(frozen=True, slots=True)
 class CandidateChoice:
-    """The next trial; without a candidate why there is none, and what the budget lacks if that is why."""
+    """The next trial; or why there is none, and what the budget lacks if that is the reason."""
 
     candidate: Candidate | None
     why_not: str = ""
@@ -51,19 +50,19 @@ class CandidateChoice:
 def pair_steps(window_steps: int) -> int:
     """Return the steps of a pair: one stretch of two windows, with the steps that settle before it.
 
-    Two stretches, one of each setting, hold two pairs.  For as many steps a candidate is in force before a clear
-    verdict, beside those until the next switch comes.
+    Two stretches, one of each setting, hold two pairs.  A clear verdict needs this many steps of the candidate, plus
+    those until the next switch.
     """
     return 2 * window_steps + SETTLE_STEPS
 
 
 def known_gain(forecast: Forecast | None) -> float | None:
-    """Return the expected gain; None where there is no forecast or only a lower bound."""
+    """Return the expected gain; None without a forecast or with only a lower bound."""
     return None if forecast is None or forecast.is_floor else forecast.gain_ratio
 
 
 class CandidateSelection:
-    """Chooses trials and learns from their ends; `savings_of` are the pairs of a trial that proved nothing."""
+    """Chooses trials and learns from their ends."""
 
     def __init__(self, config: TuneConfig, facts: JobFacts, spaces: Sequence[KnobSpace]) -> None:
         self._config = config
@@ -76,29 +75,29 @@ class CandidateSelection:
                 space = distinct_buckets(space, facts.gradient_bytes, first)
             if len(space.domain) > 1:
                 self.spaces.append(space)
-        self._screen = GeometricSearch(self.spaces)
+        self._search = GeometricSearch(self.spaces)
         self._unproven: dict[tuple[str, int], tuple[float, ...]] = {}
         self._node: NodeView | None = None
 
-    def see(self, node: NodeView | None) -> None:
-        """Take what is known of the node now; None when nothing is."""
+    def note_node(self, node: NodeView | None) -> None:
+        """Take the state of the node, None if unknown."""
         self._node = node
 
     def candidates(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
         """Return what could be tried from `kept`, best first, and the reasons for what was left out."""
         model = self.model
-        return self._screen.candidates(kept, model.expect, model.exposed_ratio, self._node, self._config.dead_band)
+        return self._search.candidates(kept, model.expect, model.exposed_ratio, self._node, self._config.dead_band)
 
     def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
-        """Return whether the model is sure that the first trial gains: then it may begin with less noise measured."""
-        self.model.note_pace(kept, typical_ns)
+        """Return whether the model is sure that the first trial gains: then less noise need be measured first."""
+        self.model.history.note_pace(kept, typical_ns)
         found, _ = self.candidates(kept)
         return _is_clear(found, self._config.dead_band)
 
     def choose(
         self,
         kept: dict[str, int],
-        purse: ExplorationBudget,
+        budget: ExplorationBudget,
         *,
         typical_ns: float,
         pair_noise: float,
@@ -106,11 +105,11 @@ class CandidateSelection:
         latency: int,
         steps: int,
     ) -> CandidateChoice:
-        """Return the best trial that is worth its cost and within the budget, after `steps` steps of the job."""
+        """Return the best trial that is worth its cost and fits the budget, after `steps` steps of the job."""
         trial_steps = pair_steps(window_steps) + latency
-        self.model.note_pace(kept, typical_ns)
+        self.model.history.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
-        is_young = steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.windows(kept) < WINDOWS_WISE
+        is_young = steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.history.timed_windows(kept) < WINDOWS_WISE
         if is_young and not _is_clear(found, self._config.dead_band):
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
         worth = []
@@ -123,7 +122,7 @@ class CandidateSelection:
         if not worth:
             return CandidateChoice(None, "; ".join(left_out) or "nothing near it is better")
         costs = [typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth]
-        left_ns = purse.left_ns(typical_ns)
+        left_ns = budget.left_ns(typical_ns)
         affordable = [candidate for candidate, cost in zip(worth, costs, strict=True) if cost <= left_ns]
         return (
             CandidateChoice(affordable[0])
@@ -157,66 +156,66 @@ class CandidateSelection:
         )
 
     def pairs_max(self, steps: int, window_steps: int) -> int:
-        """Return how many pairs a trial may take that begins after `steps` steps: half of those that may still come."""
+        """Return the most pairs of a trial that begins after `steps` steps: half of those that may still come."""
         return horizon_steps(steps) // (2 * pair_steps(window_steps))
 
     def savings_of(self, candidate: Candidate) -> tuple[float, ...]:
-        """Return the pairs of an earlier trial of the candidate that ended undecided under the present conditions."""
+        """Return the pairs of an earlier, undecided trial of the candidate under the present conditions."""
         return self._unproven.get((candidate.knob, candidate.value), ())
 
     def beaten(self, knob: str, value: int) -> None:
-        """Note that the value has lost to the one in force."""
-        self._screen.lost(knob, value)
+        """Note that the value lost to the one in force."""
+        self._search.lost(knob, value)
 
     def learn(
         self, candidate: Candidate, kept: dict[str, int], end: TrialEnd, outcome: Outcome, savings: tuple[float, ...],
         *, typical_ns: float,
     ) -> None:  # fmt: skip
         """Take the end of a trial of `candidate` against `kept`."""
-        knob, value, screen = candidate.knob, candidate.value, self._screen
+        knob, value, search = candidate.knob, candidate.value, self._search
         if end.gain_ratio is not None:
-            self.model.note_pace({**kept, knob: value}, typical_ns * (1 - end.gain_ratio))
+            self.model.history.note_pace({**kept, knob: value}, typical_ns * (1 - end.gain_ratio))
             gain = known_gain(candidate.forecast)
             if gain is not None:
-                self.model.remember(knob, gain, end.gain_ratio)
+                self.model.history.remember(knob, gain, end.gain_ratio)
         self._unproven[knob, value] = savings
         if outcome == "kept":
             self._unproven.clear()
-            screen.lost(knob, kept[knob])
+            search.lost(knob, kept[knob])
             if is_choice(knob):
-                screen.reconsider(knob)
+                search.reconsider(knob)
         elif outcome == "barred":
-            screen.bar(knob, value)
+            search.bar(knob, value)
         elif end.cause is AbortCause.UNDECIDED or (
             end.cause is AbortCause.FUTILE and end.may_gain(self._config.dead_band)
         ):
-            screen.undecided(knob, value)
+            search.undecided(knob, value)
         elif end.cause is AbortCause.FUTILE:
-            screen.level(knob, value)
+            search.level(knob, value)
         else:
-            screen.lost(knob, value)
+            search.lost(knob, value)
 
-    def lose(self, knobs: Sequence[str]) -> None:
-        """Go on without these knobs, which cannot be turned any more."""
+    def drop(self, knobs: Sequence[str]) -> None:
+        """Go on without these knobs, which can no longer be turned."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
-        self._screen = GeometricSearch(self.spaces)
+        self._search = GeometricSearch(self.spaces)
         self.model.forget()
 
-    def look_again(self) -> bool:
+    def retry_undecided(self) -> bool:
         """Let undecided values be tried once more; return whether there were any."""
-        return self._screen.look_again()
+        return self._search.retry_undecided()
 
     def reopen(self, windows: Sequence[Observation]) -> None:
-        """Forget what was learnt, because conditions changed, and learn from these windows, which came after that."""
-        self._screen.forget()
+        """Forget what was learned, because conditions changed, and learn from these later windows."""
+        self._search.forget()
         self.model.forget()
         for window in windows:
             self.model.learn(window)
         self._unproven.clear()
 
     def advise(self, kept: dict[str, int], typical_ns: float) -> tuple[list[Candidate], list[str]]:
-        """Return what to advise, one for each knob at most, and why not more."""
-        self.model.note_pace(kept, typical_ns)
+        """Return what to advise, at most one candidate for each knob, and why the rest is left out."""
+        self.model.history.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
         best = []
         for space in self.spaces:

@@ -1,28 +1,24 @@
-"""Searches each knob geometrically: its candidates are about twice and half the present value, then on from what won.
+"""Searches each knob geometrically: tries about twice and half the present value, then goes on from the winner.
 
-In one dimension doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
-Bagua's +1.6 % on the same curve).  Never being far from a setting that is known to work bounds what a bad trial can
-cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, on from
-there in the direction that won.  One further where the neighbour was neither better nor worse, because a pure climb
-sticks on plateaus.  One further than a leap too, which may have ended at the edge of a plateau.  What lost is not tried
-again until conditions change; what looked better without proof is tried once more after a while.
+In one dimension, doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
+Bagua's +1.6 % on the same curve), and staying near a setting that works bounds the cost of a bad trial: tiny buckets
+cost threefold.  The search goes on in the direction that won, and one value further if the neighbour was neither better
+nor worse, because a pure climb sticks on plateaus.  It also goes one value beyond a leap, which may have ended at the
+edge of a plateau.  Losers are not tried again until conditions change; what looked better without proof is tried once
+more after a while.
 
-A climb of five octaves takes five trials, though, and each runs at what is worse than the best.  So there are *leaps*.
-Where the model's forecast, less one standard error, is a gain beyond the dead band, the search goes to its best value
-at once, however far; where only the forecast itself is a gain, to four times or a quarter of the present value at most.
+A climb of five octaves takes five trials, each at a worse setting than the best.  So there are *leaps*: if the model's
+forecast less one standard error is a gain beyond the dead band, the search goes to its best value at once, however far.
+If only the forecast itself is a gain, it goes at most to four times or a quarter of the present value.
 
-Candidates are ordered by expected gain.  Where the model cannot tell, a prior from what such changes were worth
-elsewhere is taken, adjusted by what is known of the node (`sway`).
-
-`no_room` adjusts the order of candidates, and rules some out, by the state of the node; no signal decides what is
-kept.
+Candidates are ordered by expected gain.  Without a forecast, a prior from what such changes gained elsewhere counts,
+adjusted by the state of the node (`node_prior`, `memory_shortage`); the node never decides what is kept:
 
     link full          what saves bytes or hides them goes first: buckets and compression
     processors full    more loader workers go last: they would wait for the same processors
-    memory short       no larger micro-batch: a trial must not be what makes the job run out of memory
+    memory short       no larger micro-batch: a trial must not make the job run out of memory
 
-What is not known adjusts nothing.  Pure.
-Left out: what a size would really take (`memory_forecast`, before it first runs).
+What is not known adjusts nothing.  Pure.  Left out: the memory that a size really takes (`memory_forecast`).
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from pacecar.knobs import by_name
 
 from ..forecast.forecast import Forecast
 from ..observation import KnobSpace, NodeView
-from ..policy import phrases
+from . import phrases
 
 __all__ = [
     "EXPOSED_RATIO_MIN",
@@ -44,9 +40,9 @@ __all__ = [
     "Candidate",
     "GeometricSearch",
     "best_advice",
+    "memory_shortage",
     "neighbour",
-    "no_room",
-    "sway",
+    "node_prior",
 ]
 
 EXPOSED_RATIO_MIN = 0.03
@@ -59,48 +55,47 @@ PRIOR_GAIN = {
     ("bucket_bytes", +1): 0.015,
     ("micro_batch", -1): 0.01,
 }
-"""Gain that is assumed for a step in that direction where there is no forecast: orders the trials, nothing else."""
+"""Gain assumed for a step in that direction without a forecast: it only orders the trials."""
 
 HOMEWARD_GAIN = 0.03
-"""After a change of conditions values toward the setting that the job began with go before those away from it."""
+"""After a change of conditions, values toward the job's first setting go before those away from it."""
 
 UNCOMPRESSED = 0
-"""The choice of `compression` that is worth a trial even where little communication is exposed: it costs no
-arithmetic."""
+"""The choice of `compression` that is worth a trial even if little communication is exposed: it costs no arithmetic."""
 
 ZERO = 0.5
-"""What stands for a value of 0 in ratios: half of one."""
+"""Stands for a value of 0 in ratios."""
 
 LEAP_OCTAVES = 2.0
-"""Longest leap where the forecast is uncertain, in doublings: far-away small buckets cost threefold."""
+"""Longest leap on an uncertain forecast, in doublings: far-away small buckets cost threefold."""
 
 TIE_RATIO = 0.001
-"""Gains that differ by less are taken for equal, and the nearest value then."""
+"""Gains that differ by less count as equal, and the nearest value wins."""
 
 LEAP_SHARE = 0.9
-"""Of the values within reach the nearest is taken that is expected to bring this share of what the best would."""
+"""Leap to the nearest value within reach that is expected to gain this share of the best."""
 
 HOPELESS_SPREADS = 1.5
-"""A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
+"""A forecast that is negative by this many standard errors rules a candidate out without a trial."""
 
 
 Expect = Callable[[str, dict[str, int], int], Forecast | None]
-"""From a knob, the values in force and a value of the knob to a forecast."""
+"""(knob, values in force, new value of the knob) -> forecast."""
 
 
 FULL_LINK_RATIO = 0.7
-"""Share of the rated speed, averaged over seconds that contain computing too: the link is then nearly always full
-while gradients travel."""
+"""Share of the rated speed over seconds that include computing: the link is then nearly always full while gradients
+travel."""
 
 FULL_LINK_GAIN = 0.05
-"""More than any other prior, so that these go before other candidates without a forecast."""
+"""More than any other prior, so these candidates go first."""
 
 STALLED_CPU_RATIO = 0.5
 
 STALLED_CPU_GAIN = -0.05
 
 ROOM_RATIO_MIN = 0.1
-"""Share of the memory that must be free.  A caching allocator needs some to work in, and a neighbour may grow too."""
+"""Share of memory that must be free: a caching allocator needs some, and a neighbour may grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +130,9 @@ def best_advice(
     values: Mapping[str, int],
     dead_band: float,
 ) -> Candidate | None:
-    """Return what to advise: the best forecast of the whole domain beyond the dead band, else the first to try.
+    """Return what to advise: the best forecast in the whole domain beyond the dead band, else the first to try.
 
-    Advice turns nothing, so it may be far away.  None when the forecasts of all neighbours promise nothing.
+    Advice turns nothing, so it may be far away.  None if no neighbour is expected to gain.
     """
     if not near:
         return None
@@ -149,12 +144,12 @@ def best_advice(
     best = max(forecasts, key=lambda candidate: candidate.rank_gain, default=None)
     if best is not None and best.rank_gain > dead_band:
         return best
-    told = all(candidate.forecast is not None and not candidate.forecast.is_floor for candidate in near)
-    return None if told else near[0]
+    have_forecasts = all(candidate.forecast is not None and not candidate.forecast.is_floor for candidate in near)
+    return None if have_forecasts else near[0]
 
 
 class GeometricSearch:
-    """Remembers what was tried of each knob and says what is left, best first."""
+    """Remembers what was tried of each knob and returns what is left, best first."""
 
     def __init__(self, spaces: Sequence[KnobSpace]) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
@@ -170,16 +165,16 @@ class GeometricSearch:
         self._lost[knob].add(value)
 
     def level(self, knob: str, value: int) -> None:
-        """Note that the value was neither proven better nor seen to be worse."""
+        """Note that the value was neither proven better nor found worse."""
         self._level[knob].add(value)
 
     def undecided(self, knob: str, value: int) -> None:
-        """Note that the value looked better, but the pairs did not prove it: level for now, tried again later."""
+        """Note that the value looked better without proof: level for now, tried again later."""
         self._level[knob].add(value)
         self._open[knob].add(value)
 
-    def look_again(self) -> bool:
-        """Let the undecided values be tried once more; return whether there were any."""
+    def retry_undecided(self) -> bool:
+        """Allow undecided values one more trial; return whether there were any."""
         found = False
         for knob, values in self._open.items():
             found = found or bool(values)
@@ -188,13 +183,13 @@ class GeometricSearch:
         return found
 
     def bar(self, knob: str, value: int) -> None:
-        """Rule the value out for the whole job, whatever else changes."""
+        """Rule the value out for the rest of the job."""
         self._barred[knob].add(value)
 
     def forget(self) -> None:
-        """Allow all but barred values again, because conditions changed; those toward the job's own setting go first.
+        """Allow all but barred values again, because conditions changed; those toward the job's first setting go first.
 
-        The job's own setting was chosen for any conditions; the one in force was proven for conditions that are gone.
+        That setting was chosen for any conditions; the one in force was proven for conditions that are gone.
         """
         self._was_elsewhere = True
         for knob in self._domains:
@@ -203,7 +198,7 @@ class GeometricSearch:
             self._open[knob].clear()
 
     def reconsider(self, knob: str) -> None:
-        """Allow the other knobs' values again: a choice of `knob` (compression, say) may change what they are worth."""
+        """Allow the other knobs' values again: a choice of `knob` (compression, say) may change their gains."""
         for other in self._domains:
             if other != knob:
                 self._lost[other].clear()
@@ -211,7 +206,7 @@ class GeometricSearch:
                 self._open[other].clear()
 
     def values_near(self, knob: str, value: int) -> list[int]:
-        """Return the untried values around `value`, nearest first in each direction; of a choice all of them."""
+        """Return the untried values around `value`, nearest first in each direction; for a choice, all of them."""
         near: list[int] = []
         closed = self._lost[knob] | self._barred[knob]
         if is_choice(knob):
@@ -229,7 +224,7 @@ class GeometricSearch:
         return near + [v for v in self._beyond_plateau(knob, value) if v not in near]
 
     def _beyond_plateau(self, knob: str, value: int) -> list[int]:
-        """Return the untried values one further than a leap's value that was neither better nor worse."""
+        """Return the untried values one beyond a leap that was neither better nor worse."""
         domain, closed, level = sorted(self._domains[knob]), self._lost[knob] | self._barred[knob], self._level[knob]
         found = []
         for factor, side in (
@@ -243,14 +238,14 @@ class GeometricSearch:
                 found.append(further)
         return found
 
-    def _hopes(self, knob: str, values: dict[str, int], expect: Expect) -> dict[int, Forecast]:
-        """Return the forecasts of all open values, nearest first on each side; of a choice none.
+    def _open_forecasts(self, knob: str, values: dict[str, int], expect: Expect) -> dict[int, Forecast]:
+        """Return the forecasts of all open values, nearest first on each side; none for a choice.
 
-        Nothing beyond a value that has lost: what is worse once is taken to be worse farther on.
+        Values beyond one that lost are left out: farther on is taken to be worse still.
         """
-        hopes: dict[int, Forecast] = {}
+        forecasts: dict[int, Forecast] = {}
         if is_choice(knob):
-            return hopes
+            return forecasts
         domain, here = sorted(self._domains[knob]), values[knob]
         for side in ([v for v in reversed(domain) if v < here], [v for v in domain if v > here]):
             for value in side:
@@ -259,23 +254,23 @@ class GeometricSearch:
                 if value not in self._barred[knob] | self._level[knob]:
                     forecast = expect(knob, values, value)
                     if forecast is not None and not forecast.is_floor:
-                        hopes[value] = forecast
-        return hopes
+                        forecasts[value] = forecast
+        return forecasts
 
-    def _leap(self, knob: str, here: int, hopes: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
-        """Return the value that the forecasts make the search leap to, no farther than need be; None: there is none."""
-        sure = {value: hope for value, hope in hopes.items() if hope.sure_ratio > dead_band}
+    def _leap(self, knob: str, here: int, forecasts: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
+        """Return the nearest value that the forecasts justify a leap to, or None."""
+        sure = {value: forecast for value, forecast in forecasts.items() if forecast.sure_ratio > dead_band}
         if sure:
-            best = max(hope.gain_ratio for hope in sure.values())
-            enough = [value for value, hope in sure.items() if hope.gain_ratio >= best - TIE_RATIO]
+            best = max(forecast.gain_ratio for forecast in sure.values())
+            enough = [value for value, forecast in sure.items() if forecast.gain_ratio >= best - TIE_RATIO]
         else:
-            within = {v: hope for v, hope in hopes.items() if _octaves(v, here) <= LEAP_OCTAVES}
-            best = max((hope.gain_ratio for hope in within.values()), default=0.0)
-            enough = [value for value, hope in within.items() if hope.gain_ratio >= LEAP_SHARE * best > 0]
+            within = {v: forecast for v, forecast in forecasts.items() if _octaves(v, here) <= LEAP_OCTAVES}
+            best = max((forecast.gain_ratio for forecast in within.values()), default=0.0)
+            enough = [value for value, forecast in within.items() if forecast.gain_ratio >= LEAP_SHARE * best > 0]
         if not enough:
             return None
         chosen = min(enough, key=lambda value: _octaves(value, here))
-        return Candidate(knob, chosen, hopes[chosen], max(hope.gain_ratio for hope in hopes.values()))
+        return Candidate(knob, chosen, forecasts[chosen], max(forecast.gain_ratio for forecast in forecasts.values()))
 
     def candidates(
         self,
@@ -285,7 +280,7 @@ class GeometricSearch:
         node: NodeView | None = None,
         dead_band: float = 0.01,
     ) -> tuple[list[Candidate], list[str]]:
-        """Return what is worth trying, best first, and the reasons for what was left out."""
+        """Return what is worth a trial, best first, and reasons for what was left out."""
         found: list[Candidate] = []
         left_out: list[str] = []
         for knob in self._domains:
@@ -295,20 +290,20 @@ class GeometricSearch:
                 if kept != near:
                     left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
                 near = kept
-            full = no_room(knob, node=node)
+            full = memory_shortage(knob, node=node)
             if full is not None and any(value > values[knob] for value in near):
                 left_out.append(full)
                 near = [value for value in near if value <= values[knob]]
-            hopes = self._hopes(knob, values, expect) if near else {}
+            forecasts = self._open_forecasts(knob, values, expect) if near else {}
             if full is not None:
-                hopes = {value: hope for value, hope in hopes.items() if value <= values[knob]}
-            leap = self._leap(knob, values[knob], hopes, dead_band)
+                forecasts = {value: forecast for value, forecast in forecasts.items() if value <= values[knob]}
+            leap = self._leap(knob, values[knob], forecasts, dead_band)
             if leap is not None:
                 found.append(leap)
             for value in (value for value in near if leap is None or value != leap.value):
-                forecast = hopes[value] if value in hopes else expect(knob, values, value)
+                forecast = forecasts[value] if value in forecasts else expect(knob, values, value)
                 is_more = value > values[knob]
-                prior = PRIOR_GAIN.get((knob, 1 if is_more else -1), 0.0) + sway(knob, is_more=is_more, node=node)
+                prior = PRIOR_GAIN.get((knob, 1 if is_more else -1), 0.0) + node_prior(knob, is_more=is_more, node=node)
                 if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
                     prior += HOMEWARD_GAIN
                 if forecast is None:
@@ -327,19 +322,19 @@ class GeometricSearch:
 
 
 def _octaves(value: int, other: int) -> float:
-    """Return how often one must be doubled or halved to be the other."""
+    """Return the distance between two values in doublings."""
     return abs(math.log2(max(value, ZERO) / max(other, ZERO)))
 
 
 OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
-"""Knobs that can save no more than the exposed communication."""
+"""Knobs that can save at most the exposed communication."""
 
 OF_MEMORY = frozenset({"micro_batch", "micro_tokens"})
 """Knobs whose larger values take more memory at once."""
 
 
-def sway(knob: str, *, is_more: bool, node: NodeView | None) -> float:
-    """Return what is to be added to a prior gain for a larger (`is_more`) or smaller value of `knob`."""
+def node_prior(knob: str, *, is_more: bool, node: NodeView | None) -> float:
+    """Return what to add to the prior gain of a larger (`is_more`) or smaller value of `knob`."""
     if node is None:
         return 0.0
     if knob in OF_COMMUNICATION and node.link_ratio is not None and node.link_ratio >= FULL_LINK_RATIO:
@@ -348,8 +343,8 @@ def sway(knob: str, *, is_more: bool, node: NodeView | None) -> float:
     return STALLED_CPU_GAIN if knob == "loader_workers" and is_more and is_stalled else 0.0
 
 
-def no_room(knob: str, *, node: NodeView | None) -> str | None:
-    """Return why a larger value of `knob` must not be tried now, or None."""
+def memory_shortage(knob: str, *, node: NodeView | None) -> str | None:
+    """Return why no larger value of `knob` may be tried now, or None."""
     if node is None or node.headroom_ratio is None or knob not in OF_MEMORY:
         return None
     if node.headroom_ratio >= ROOM_RATIO_MIN:

@@ -1,4 +1,4 @@
-"""Builds the sentences that people read about tuning, in one place, so that they agree with each other."""
+"""Builds the sentences about tuning that people read, so that all of them agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def change(knob: str, old: int, new: int) -> str:
 
 
 def staying(knob: str, now: int, old: int) -> str:
-    """Return that a value stays which nobody has proven, or nobody watches any more."""
+    """Return that an unproven value stays in force when tuning ends."""
     return f"{knob} stays at {setting(knob, now)} on all ranks, unproven ({setting(knob, old)} before)"
 
 

@@ -1,18 +1,18 @@
-"""Doubles the batch when throughput rose by 10 % and halves it when it fell by 10 %: the rule that articles recommend.
+"""Doubles the batch when throughput rose by 10 % and halves it when it fell by 10 %, the rule that articles recommend.
 
-Between 256 and 8192 samples for `batch_samples`, and the same rule on the scale of every other knob.  As it is usually
-told, it compares a window with the window before, whatever changed in between.  So it
+It applies the rule between 256 and 8192 samples to `batch_samples`, and on its own scale to every other knob.  The rule
+compares a window with the window before it, whatever changed in between.  So it
 
-- needs a start: the first window after the warm-up is followed by a doubling, of each knob in its turn;
-- stays where a change moved throughput by less than 10 %, for better or worse;
-- takes a fall as a reason to halve, even where halving was the cause;
-- goes back and forth for ever where the change between two neighbours is over 10 %: what it just halved made
-  throughput rise, so it doubles again.
+- needs a start: the first window after the warm-up is followed by a doubling, one knob after the other;
+- stays if a change moved throughput by less than 10 %, for better or worse;
+- takes a fall as a reason to halve, even if halving caused it;
+- alternates forever if a change between two neighbours is over 10 %: what it just halved raised throughput, so it
+  doubles again.
 
-For `bucket_bytes` that means: one doubling, from 25 MiB to the next size near 50 MiB.  Where that costs less than 10 %,
-as on most links that were measured (TUNING), it is kept and the job is slower ever after; where it costs more, the two
-sizes alternate.  Smaller buckets, which are nearly always better, are only seen in that case.  Choices (compression)
-have no double and are left alone.
+For `bucket_bytes` that means one doubling, from 25 MiB to the next size near 50 MiB.  If that costs less than 10 %, as
+on most measured links (TUNING), it is kept and the job stays slower; if it costs more, the two sizes alternate.
+Smaller buckets, which are nearly always better, are only seen in that case.  Choices (compression) have no double and
+are left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .geometric_search import neighbour
 __all__ = ["MOVED_RATIO", "DoublingSampler"]
 
 MOVED_RATIO = 0.1
-"""A change of throughput below this is no reason to double or halve."""
+"""Smaller changes of throughput change nothing."""
 
 WINDOW_STEPS = 20
 """The articles do not say how long to measure; as long as the trials of Optuna's TPE in bench/."""
@@ -43,16 +43,15 @@ class DoublingSampler:
     settle_steps = 2
 
     def __init__(self) -> None:
+        self.begin(())
+
+    def begin(self, spaces: Sequence[KnobSpace]) -> None:
+        """Learn the scales, and start over."""
         self._domains: dict[str, tuple[int, ...]] = {}
         self._values: dict[str, int] = {}
-        self._best: dict[str, int] = {}
-        self._unpushed: list[str] = []
         self._knob: str | None = None
         self._throughput: float | None = None
         self._move = 0
-
-    def begin(self, spaces: Sequence[KnobSpace]) -> None:
-        """Learn the scales there are."""
         for space in spaces:
             known = by_name.get(space.knob)
             if known is not None and known.kind == "choice":
@@ -69,7 +68,7 @@ class DoublingSampler:
         return dict(self._best)
 
     def propose(self) -> dict[str, int] | None:
-        """Return the next window's setting, which is the present one while throughput stays."""
+        """Return the next window's setting: the present one unless throughput moved."""
         if not self._values:
             return None
         if self._throughput is not None:

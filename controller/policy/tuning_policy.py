@@ -3,25 +3,25 @@
     warming -> screening <-> trial
                    |  ^
                    v  | the pace moved, or the budget allows again
-                watching                          any of them -> frozen, and back when what froze it is over
+                watching                          any of them -> frozen, and back when its cause is over
 
-Search-then-stop, the usual shape of a tuner, loses all it won when conditions change; search-for-ever pays for ever.
+A tuner that searches once and stops loses what it won when conditions change; one that searches forever pays forever.
 This one searches while something untried is worth a trial and there is time left to lose (`candidate_selection`), then
-watches.
+watches.  The setting that an earlier run kept is its first candidate (`remembered_trial`).
 
-The ranks carry out a TuningTurn some steps later or never, so nothing here trusts a request: a step is judged by
-the values that it had.  The latest request counts; whoever carries it out must ignore one that is already fulfilled.
+The ranks carry out a Proposal some steps later or never, so a step is judged by the values that it had, never by what
+was requested.  The latest proposal counts; the tuner ignores one that is already in force.
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
 Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
-Left out: memory head-room (the actuator refuses), more than one knob at a time.
+Left out: memory headroom (the actuator refuses), more than one knob at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pacecar.config import TuneConfig
@@ -30,39 +30,49 @@ from ..experiment.ab_trial import SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTr
 from ..experiment.exploration_budget import ExplorationBudget
 from ..experiment.sequential_test import is_broken
 from ..experiment.switch_price import TRIAL_SWITCHES
-from ..forecast.gain_model import GainModel
-from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity
+from ..observation import JobFacts, KnobSpace, Observation, Policy, Proposal, Record, TunerState, absurdity
 from . import phrases
 from .candidate_selection import CandidateSelection, known_gain
-from .decision_records import DecisionRecords, OpenTrial, Record, State, outcome_of
+from .decision_records import DecisionRecords, outcome_of
 from .detectors.change_detector import ChangeDetector, DetectedChange
 from .detectors.pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
 from .detectors.stall_detector import STALL_STEPS, StallDetector
 from .geometric_search import Candidate
+from .remembered_trial import LATENCY_STEPS_PRIOR, TYPICAL_STEPS_MIN, RememberedTrial
 
 __all__ = ["TuningPolicy"]
 
 NEVER_CAME_MAX = 2
-"""Trials in a row whose switch never came: the ranks cannot agree any more."""
+"""Freeze after this many trials in a row whose switch never came: the ranks no longer agree."""
 
 ADVICE_MAX = 32
-"""Most records of advice in one run; more would not be read."""
+"""Most records of advice in one run: more would not be read."""
 
 SECOND_LOOK_STEPS = 250
 """Steps without a trial before undecided candidates are tried again; doubled each time, so that it ends by itself."""
 
 ROUND_STEPS = 50
-"""Predicted steps in a status are rounded up to a multiple of this.  They are reported again when off by two multiples,
-not with every window."""
-
-TYPICAL_STEPS_MIN = 4
-"""Steps under a new setting before its typical pace is used."""
+"""Predicted steps in a status are rounded up to a multiple of this, and reported again only when off by two of them."""
 
 NULL_PAIRS_SURE = 1
-"""Null pairs before a first trial that the model is sure of: it takes a third pair then, but begins 18 steps sooner."""
+"""Null pairs before a first trial that the model is sure of: it needs a third pair, but begins 18 steps sooner."""
 
-LATENCY_STEPS_PRIOR = 12
-"""Steps from a request to its effect before it was measured (control periods of 4: gather, propose, vote)."""
+
+@dataclass(frozen=True, slots=True)
+class OpenTrial:
+    """A trial under way; `balance_ns` is the exploration budget's balance when it began."""
+
+    trial: AbTrial
+    decision: int
+    candidate: Candidate
+    old_value: int
+    balance_ns: float
+
+    @property
+    def detail(self) -> str:
+        """The trial's progress, in words."""
+        trial, knob, value = self.trial, self.candidate.knob, self.candidate.value
+        return phrases.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
 
 
 class TuningPolicy(Policy):
@@ -70,16 +80,27 @@ class TuningPolicy(Policy):
 
     def __init__(self, config: TuneConfig) -> None:
         self._config = config
-        self._state: State = "warming"
-        self._records = DecisionRecords("")
-        self._mode: Literal["advise", "exact"] = "exact"
-        self._kept: dict[str, int] = {}
-        self._asked: tuple[dict[str, int], bool] = ({}, False)
+        self._records = DecisionRecords()
+        self._turns_knobs = True
+        self._held: str | None = None
+        self._is_brief = False
+        self._budget = ExplorationBudget(config.exploration_budget)
+        self._remembered: RememberedTrial | None = None
+        self._disproved: str | None = None
+        self._search(JobFacts(job="", world_size=1), ())
+
+    def _search(self, facts: JobFacts, spaces: Sequence[KnobSpace]) -> None:
+        """Begin to search from the values of `spaces`, with nothing learned; records and losses go on."""
+        self._facts, self._spaces = facts, tuple(spaces)
+        self._records.start_over(self._budget.spent_ns)
+        self._state: TunerState = "warming"
+        self._kept = {space.knob: space.value for space in spaces}
+        self._requested: tuple[dict[str, int], bool] = (dict(self._kept), False)
         self._in_force: dict[str, int] = {}
-        self._selection = CandidateSelection(config, JobFacts(job="", world_size=1), ())
+        self._selection = CandidateSelection(self._config, facts, spaces)
         self._pace = TrackedPace()
         self._changes = ChangeDetector()
-        self._budget = ExplorationBudget(config.exploration_budget)
+        self._budget = ExplorationBudget(self._config.exploration_budget)
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
@@ -92,52 +113,83 @@ class TuningPolicy(Policy):
         self._patience_steps = SECOND_LOOK_STEPS
         self._until = 0
         self._advice: dict[str, tuple[int, bool]] = {}
-        self._held: str | None = None
-        self._is_brief = False
         self._resumes_on: Literal["never", "calm", "release"] = "never"
-
-    @property
-    def model(self) -> GainModel:
-        """What was learnt, with every forecast beside its measurement."""
-        return self._selection.model
 
     @property
     def spent_ns(self) -> float:
         """Time lost to exploring so far."""
-        return self._budget.spent_ns
+        return self._records.spent_before_ns + self._budget.spent_ns
 
     # --- the Policy protocol ---
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; called once, before the first observation."""
-        self._records, self._mode = DecisionRecords(facts.job), mode
-        self._kept = {space.knob: space.value for space in spaces}
-        self._asked = (dict(self._kept), False)
-        self._selection = CandidateSelection(self._config, facts, spaces)
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
+        """Begin, or start over, with these knobs; a remembered setting is the first candidate."""
+        self._turns_knobs, self._records.job = turns_knobs, facts.job
+        self._search(facts, spaces)
+        self._remembered = None
+        if facts.remembered is not None:
+            self._remembered = RememberedTrial(
+                self._config, facts.remembered, dict(self._kept), self._records, self._budget
+            )
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         """Judge no step from the next one on; None releases."""
         self._held, self._is_brief = reason, is_brief
+        if self._remembered is not None:
+            self._remembered.hold(reason, is_brief=is_brief)
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
-        """Take the steps since the last call; return the requested turn, if any, and records for people."""
+    def advance(self, observations: Sequence[Observation]) -> tuple[Proposal | None, list[Record]]:
+        """Take the steps since the last call; return what it proposes, if anything, and records for people."""
+        first = self._remembered
         for step in observations:
-            if self._held is not None or self._state == "frozen":
+            if not step.values.keys() <= self._kept.keys():  # of knobs that a person set, which are left alone
+                step = replace(step, values={knob: v for knob, v in step.values.items() if knob in self._kept})
+            if first is not None:
+                self._try_remembered(first, step)
+            elif self._held is not None or self._state == "frozen":
                 self._skip(step)
             else:
-                self._take(step)
-        return self._wish(), self._records.drain()
+                self._observe(step)
+        proposal = self._propose()
+        if first is not None and first.is_over:
+            self._remembered, self._disproved = None, first.disproved
+            left = [replace(space, value=first.kept[space.knob]) for space in self._spaces if space.knob in first.kept]
+            self._search(self._facts, left)
+        return proposal, self._records.drain()
+
+    def number(self) -> int:
+        """Return the next decision's number, for an order."""
+        self._records.decisions += 1
+        return self._records.decisions
+
+    def disproved(self) -> str | None:
+        """Return, once, why the remembered setting does not hold here."""
+        reason, self._disproved = self._disproved, None
+        return reason
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """End: no more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
+        """End: no more steps will come; return verdicts (outcome "abandoned") for what is still open."""
+        if self._remembered is not None:
+            self._remembered.abandon(f"{reason} before it was decided")
         if self._open is not None and self._last is not None:
             self._abandon(self._open, f"{reason} before it was decided", self._last)
         return self._records.drain()
 
     # --- one step ---
 
+    def _try_remembered(self, first: RememberedTrial, step: Observation) -> None:
+        if first.is_over:
+            return  # the search begins with the next call
+        if not self._turns_knobs:
+            first.advise(step)
+            return
+        first.observe(step)
+        self._in_force = first.in_force
+        if self._held is not None and not self._is_brief:
+            self._report("frozen", self._held, step)
+
     def _skip(self, step: Observation) -> None:
-        """Take a step while frozen or held: only look whether that is over."""
+        """Take a step while frozen or held: check only whether that is over."""
         self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
         if self._last is None or step.step > self._last.step:
             self._last = step
@@ -153,9 +205,9 @@ class TuningPolicy(Policy):
         if self._resumes_on == "release" or (self._resumes_on == "calm" and is_calm):
             self._resumes_on = "never"
             self._stalls.restart()
-            self._say("advising" if self._mode == "advise" else "screening", "going on", step)
+            self._report("screening" if self._turns_knobs else "advising", "going on", step)
 
-    def _take(self, step: Observation) -> None:
+    def _observe(self, step: Observation) -> None:
         absurd = absurdity(step, self._last)
         if absurd is not None:
             self._freeze(absurd, step)
@@ -165,15 +217,15 @@ class TuningPolicy(Policy):
             self._freeze(failing, step, until="calm")
             return
         if step.ledger is not None and step.ledger.checkpoint_ns > 0:
-            step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
+            step = replace(step, profiled=True)  # its pace is that of the checkpoint, not of the knobs
         missing = [knob for knob in self._kept if knob not in step.values]
         if missing:
-            self._lose(missing, step)
+            self._drop_knobs(missing, step)
         self._last = step
         self._steps += 1
         self._account(step)
         self._selection.model.learn(step)
-        self._selection.see(step.node)
+        self._selection.note_node(step.node)
         self._changes.keep_window(step)
         if self._open is not None:
             self._follow(self._open, step)
@@ -182,32 +234,32 @@ class TuningPolicy(Policy):
             self._pace.interrupt()
             self._steps_off_kept += 1
             if self._steps_off_kept > 2 * WAIT_STEPS_MAX:
-                self._freeze(f"the ranks did not come back to {self._name(self._kept)}", step)
+                self._freeze(f"the ranks did not come back to {self._describe(self._kept)}", step)
             return
         self._steps_off_kept = 0
         if max(self._steps, step.step) <= self._config.warmup_steps:
-            self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
+            self._report("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
             return
         level = self._pace.observe(step.pace_ns, profiled=step.profiled)
         if self._pace.recent_steps >= self._pace.window_steps:
             self._mean_ns = self._pace.mean_ns
-        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
+        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # by then a stall is not the median
             self._stalls.usual_ns = self._pace.typical_ns
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
-        """Take a step with no trial open and the kept setting in force: look for a change, or begin a trial."""
+        """Take a step of the kept setting with no trial open: check for a change, or begin a trial."""
         nulls = len(self._pace.nulls)
-        may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
+        may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._turns_knobs
         if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._selection.is_clear(self._kept, self._pace.typical_ns)):
-            self._say("warming", "measuring the pace and its noise with nothing changed", step)
+            self._report("warming", "measuring the pace and its noise with nothing changed", step)
             return
         change = self._changes.observe(self._kept, level, self._pace.window_noise, step)
         if change is not None:
             self._reopen(change, step)
         elif level is not None and self._is_patience_over:
-            self._look_again(step)
-        if self._mode == "advise":
+            self._retry_undecided(step)
+        if not self._turns_knobs:
             if level is not None or self._state != "advising":
                 self._advise(step)
             return
@@ -215,7 +267,7 @@ class TuningPolicy(Policy):
             self._screen_next(step)
 
     def _account(self, step: Observation) -> None:
-        """Charge the exploration budget with what this step cost because something is or was being tried."""
+        """Charge the exploration budget with what this step lost to a trial."""
         values = {knob: step.values[knob] for knob in self._kept}
         if values != self._in_force:
             if self._in_force:
@@ -225,27 +277,27 @@ class TuningPolicy(Policy):
         self._budget.pass_step(step.pace_ns)
         is_settling = self._since_switch <= SETTLE_STEPS and self._records.decisions > 0
         if self._mean_ns is None or step.profiled or self._stalls.is_stall(step):
-            return  # a rank that stalls is not the candidate's fault
+            return  # a stalled rank is not the candidate's fault
         if values != self._kept or is_settling:
             self._budget.charge(step.pace_ns - self._mean_ns)
-        elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
+        elif self._open is not None:  # a long trial is compared with the steps between its stretches, not with long ago
             self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
     # --- screening and trials ---
 
     def _screen_next(self, step: Observation) -> None:
-        """Open the best trial there is, or say why none."""
+        """Open the best trial, or report why there is none."""
         if not self._selection.spaces:
-            self._say("watching", "no knob can be turned here", step)
+            self._report("watching", "no knob can be turned here", step)
             return
         latency = self._latency_steps or LATENCY_STEPS_PRIOR
         pace = self._pace
         if pace.settled_steps + latency < pace.window_steps or pace.recent_steps < TYPICAL_STEPS_MIN:
-            self._say("screening", f"letting {self._name(self._kept)} settle", step)
+            self._report("screening", f"letting {self._describe(self._kept)} settle", step)
             return
         typical_ns = pace.typical_ns
         if not step.can_pay_for(TRIAL_SWITCHES):
-            self._watch_on(phrases.UNEARNED, step)
+            self._keep_watching(phrases.UNEARNED, step)
             return
         choice = self._selection.choose(
             self._kept,
@@ -260,13 +312,13 @@ class TuningPolicy(Policy):
             self._begin_trial(choice.candidate, step)
             return
         if choice.missing_ns is None:
-            self._watch_on(f"{self._name(self._kept)}: {choice.why_not}", step)
+            self._keep_watching(f"{self._describe(self._kept)}: {choice.why_not}", step)
             return
         wait = self._budget.wait_steps(typical_ns, choice.missing_ns)
         if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
             self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
         until = "and stays so" if wait is None else f"until about step {self._until}"
-        self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
+        self._keep_watching(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
         is_promising = (known_gain(candidate.forecast) or 0.0) > self._config.dead_band
@@ -281,9 +333,10 @@ class TuningPolicy(Policy):
             pairs_max=self._selection.pairs_max(self._steps, self._pace.window_steps),
         )
         old_value = self._kept[candidate.knob]
-        decision = self._records.decide("trial", candidate, old_value, step)
+        self._records.trials += 1
+        decision = self._decide_on("trial", candidate, step)
         self._open = OpenTrial(trial, decision, candidate, old_value, self._budget.balance_ns)
-        self._say("trial", self._open.detail, step)
+        self._report("trial", self._open.detail, step)
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
@@ -297,7 +350,7 @@ class TuningPolicy(Policy):
         if end is not None:
             self._close(opened, end, step, change)
         else:
-            self._say("trial", opened.detail, step)
+            self._report("trial", opened.detail, step)
 
     def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: DetectedChange | None) -> None:
         """Keep or drop the candidate, learn from the trial, and search again if conditions changed."""
@@ -311,7 +364,7 @@ class TuningPolicy(Policy):
         has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
         if has_changed:
             name = phrases.change(knob, opened.old_value, candidate.value)
-            change = DetectedChange(f"{name} is worth something else than before", ())
+            change = DetectedChange(f"{name} saves more or less than before", ())
         self._selection.learn(
             candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
@@ -321,50 +374,50 @@ class TuningPolicy(Policy):
             self._changes.restart()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio
-        reason = self._records.conclude(opened, end, self._budget.balance_ns, step)
+        reason = self._conclude(opened, end, step)
         self._open = None
         if self._never_came >= NEVER_CAME_MAX:
-            self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
+            self._freeze(f"{NEVER_CAME_MAX} switches in a row did not come: the ranks do not agree", step)
             return
-        self._say("screening", f"{outcome.replace('_', ' ')}: {reason}", step)
+        self._report("screening", f"{outcome.replace('_', ' ')}: {reason}", step)
         if change is not None:
             self._pace.restart()
             self._reopen(change, step)
-        if has_changed and outcome == "kept":  # proven under the new conditions, so the old value need not be tried
+        if has_changed and outcome == "kept":  # proven under the new conditions, so the old value needs no trial
             self._selection.beaten(knob, opened.old_value)
 
-    def _lose(self, knobs: Sequence[str], step: Observation) -> None:
-        """Go on without these knobs, which the ranks do not turn any more (one could not be applied)."""
+    def _drop_knobs(self, knobs: Sequence[str], step: Observation) -> None:
+        """Go on without these knobs, which can no longer be turned on all ranks."""
         opened = self._open
         if opened is not None:
             is_cause = opened.candidate.knob in knobs
             detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
             self._abandon(opened, detail, step, AbortCause.TAKEN_BACK if is_cause else AbortCause.CUT_SHORT)
-        for values in (self._kept, self._asked[0], self._in_force):
+        for values in (self._kept, self._requested[0], self._in_force):
             for knob in knobs:
                 values.pop(knob, None)
-        self._selection.lose(knobs)
+        self._selection.drop(knobs)
         self._pace.interrupt()
-        self._say("screening", f"{', '.join(knobs)} cannot be turned any more", step)
+        self._report("screening", f"{', '.join(knobs)} can no longer be turned", step)
 
-    def _watch_on(self, detail: str, step: Observation) -> None:
+    def _keep_watching(self, detail: str, step: Observation) -> None:
         if self._state != "watching":
             self._watching_since = self._steps
-        self._say("watching", detail, step)
+        self._report("watching", detail, step)
 
     @property
     def _is_patience_over(self) -> bool:
         return self._state == "watching" and self._steps - self._watching_since >= self._patience_steps
 
-    def _look_again(self, step: Observation) -> None:
-        """Let what looked better without proof be tried once more: nothing happened for long."""
+    def _retry_undecided(self, step: Observation) -> None:
+        """Allow another trial of what looked better without proof: nothing has happened for long."""
         self._patience_steps *= 2
         self._watching_since = self._steps
-        if self._selection.look_again():
-            self._say("screening", "all quiet: a second look at what was left undecided", step)
+        if self._selection.retry_undecided():
+            self._report("screening", "all quiet: a second look at what was left undecided", step)
 
     def _reopen(self, change: DetectedChange, step: Observation) -> None:
-        """Search again: conditions changed, and what was learnt about settings no longer holds."""
+        """Search again: conditions changed, and what was learned about settings no longer holds."""
         steps = 0
         if change.alarm is not None:
             steps = 2 * self._pace.window_steps * change.alarm.windows
@@ -374,36 +427,66 @@ class TuningPolicy(Policy):
         self._advice.clear()
         self._budget.start_anew(self._mean_ns or step.pace_ns, steps=steps)
         self._patience_steps = SECOND_LOOK_STEPS
-        state: State = "advising" if self._mode == "advise" else "screening"
-        self._say(state, f"{change.what}: searching again", step)
+        state: TunerState = "screening" if self._turns_knobs else "advising"
+        self._report(state, f"{change.what}: searching again", step)
 
     def wants_window(self) -> bool:
-        """Return whether something seems to have changed, and windows of it are missing."""
+        """Return whether conditions seem to have changed and windows since then are missing."""
         is_away = self._open is not None or self._held is not None or self._state == "frozen"
         return not is_away and self._changes.wants_window()
 
     # --- advice ---
 
     def _advise(self, step: Observation) -> None:
-        """Say once for each knob what would be tried and what it should save."""
+        """Record once for each knob what would be tried and what it should save."""
         found, left_out = self._selection.advise(self._kept, self._pace.typical_ns)
         for best in found:
             key = (best.value, best.forecast is not None)
             if self._advice.get(best.knob) != key and self._records.decisions < ADVICE_MAX:
                 self._advice[best.knob] = key
-                self._records.decide("advise", best, self._kept[best.knob], step)
+                self._decide_on("advise", best, step)
         advised = ", ".join(f"{best.knob} {phrases.setting(best.knob, best.value)}" for best in found)
-        said = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
-        self._say("advising", said, step)
+        detail = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
+        self._report("advising", detail, step)
 
-    # --- ends, requests and status ---
+    # --- ends, requests and records ---
+
+    def _decide_on(self, kind: Literal["trial", "advise"], candidate: Candidate, step: Observation) -> int:
+        """Record the decision to try `candidate`, or to advise it; return its number."""
+        knob, old, new, forecast = candidate.knob, self._kept[candidate.knob], candidate.value, candidate.forecast
+        return self._records.decide(
+            kind,
+            knob,
+            old,
+            new,
+            step,
+            reason=phrases.trial_reason(knob, old, new, forecast),
+            expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
+        )
+
+    def _conclude(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> str:
+        """Record what became of a trial; return the reason."""
+        candidate = opened.candidate
+        reason = phrases.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast)
+        self._records.conclude(
+            opened.decision,
+            candidate.knob,
+            outcome_of(end.cause),
+            step,
+            gain_ratio=end.gain_ratio,
+            evidence=end.evidence,
+            trial_steps=opened.trial.steps,
+            exploration_ns=round(self._budget.balance_ns - opened.balance_ns),
+            reason=reason,
+        )
+        return reason
 
     def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
         self._resumes_on = until
         self._stalls.restart()
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
-        self._say("frozen", reason, step)
+        self._report("frozen", reason, step)
 
     def _abandon(
         self, opened: OpenTrial, reason: str, step: Observation, cause: AbortCause = AbortCause.CUT_SHORT
@@ -411,22 +494,24 @@ class TuningPolicy(Policy):
         self._open = None
         evidence = opened.trial.evidence
         end = TrialEnd(cause, evidence, None if evidence is None else evidence.gain_ratio, reason)
-        self._records.conclude(opened, end, self._budget.balance_ns, step)
+        self._conclude(opened, end, step)
 
-    def _wish(self) -> TuningTurn | None:
-        """Return what should be in force, unless it is and was what was requested last."""
-        if self._mode == "advise" or not self._in_force:
+    def _propose(self) -> Proposal | None:
+        """Return what should be in force, unless it is in force and was requested last."""
+        if not self._turns_knobs or not self._in_force:
             return None
-        wanted = self._kept if self._open is None else self._open.trial.wanted
-        is_trial = self._open is not None
-        if wanted == self._in_force and (wanted, is_trial) == self._asked:
+        if self._remembered is not None:
+            wanted, is_trial = self._remembered.wanted
+        else:
+            wanted, is_trial = (self._kept, False) if self._open is None else (self._open.trial.wanted, True)
+        if wanted == self._in_force and (wanted, is_trial) == self._requested:
             return None
-        self._asked = (dict(wanted), is_trial)
-        return TuningTurn(decision=self._records.decisions, values=dict(wanted), is_trial=is_trial)
+        self._requested = (dict(wanted), is_trial)
+        return Proposal(decision=self._records.decisions, values=dict(wanted), is_trial=is_trial)
 
-    def _name(self, values: dict[str, int]) -> str:
+    def _describe(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {phrases.setting(knob, value)}" for knob, value in values.items())
 
-    def _say(self, state: State, detail: str, step: Observation) -> None:
+    def _report(self, state: TunerState, detail: str, step: Observation) -> None:
         self._state = state
         self._records.report(state, detail, self._budget.spent_ns, step)

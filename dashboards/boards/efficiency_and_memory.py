@@ -1,7 +1,7 @@
 """Builds the job dashboard's rows "Efficiency" and "Memory": MFU, FLOP/s, energy, device memory and checkpoints.
 
-MFU stands first, because it is the one figure of a GPU that cannot be high while nothing useful is computed.  Where
-the peak of the device is unknown MFU is absent; the FLOP/s beside it are shown all the same.
+MFU is first, because it is the one figure of a GPU that cannot be high without useful work.  It is absent if the peak
+of the device is unknown; the FLOP/s are shown anyway.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def efficiency_section() -> Section:
 
 
 def memory_section() -> Section:
-    """Return the row about device memory, checkpoints, and what the figures of efficiency rest on."""
+    """Return the row about device memory, checkpoints, and the basis of the efficiency figures."""
     return Section("Memory, checkpoints, and FLOPs and energy of a step", [
         (8, 7, time_series("Device memory", "In tensors at the end of a step, at most, and held by the allocator.", [
                 Query(select("pacecar_job_memory_allocated_bytes"), f"{_RANK} allocated"),

@@ -1,12 +1,11 @@
-"""Builds the dashboard "pacecar / Fleet": tables of all jobs, nodes and GPUs, the worst first.
+"""Builds the dashboard "pacecar / Fleet": tables of all jobs, nodes and GPUs, worst first.
 
-Utilization is a poor order: a rank that waits keeps its GPU busy, so every fleet looks fine.  So jobs are ranked by
-what they lose against their own best: the pace now over the fast times of the same job.  GPUs are ranked by what holds
-their clocks down, nodes by how much their tasks stall.
+Utilization is a poor ranking, because a waiting rank keeps its GPU busy.  So jobs are ranked by their slowdown: the
+current pace over the fast times of the same job.  GPUs are ranked by what holds their clocks down, nodes by how much
+their tasks stall.
 
-Every table is a few instant queries grouped by job, node or GPU.  Those of GPUs and of nodes ask for the worst only, so
-that ten thousand of them cost no more than they must.  Left out: the causes (the links in the first column lead to
-them), and who pays for the machines.
+Each table is a few instant queries grouped by job, node or GPU.  Those for GPUs and nodes return only the worst, so
+that ten thousand cost little.  Left out: the causes, to which the first column links, and who pays for the machines.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from .ranking import Column, ranking
 __all__ = ["FAULTS_OF_CLOCKS", "fleet_dashboard"]
 
 TOP = 25
-"""Rows of a table of GPUs: more than anybody reads."""
+"""Rows of a table of GPUs: more than people read."""
 
 NODES_TOP = 50
-"""The nodes with the most stalling; and half as many each by TCP retransmissions and by RDMA errors."""
+"""Nodes by stalling; half as many each by TCP retransmissions and by RDMA errors."""
 
 LINES = 10
-"""Lines of a graph: as many colours as can be told apart."""
+"""Lines of a graph: as many colours as people can distinguish."""
 
 FAULTS_OF_CLOCKS = "sw_power_cap|hw_slowdown|sw_thermal_slowdown|hw_thermal_slowdown|hw_power_brake"
-"""Reasons that slow down a GPU that has work (as `monitor/jobs/node_signals.py`); idle and set clocks are no fault."""
+"""Reasons that slow down a working GPU (as in `monitor/jobs/node_signals.py`); idle and set clocks are not faults."""
 
 NO_DAEMON = "No daemon is scraped"
 NO_JOB = "No job has reported here"
@@ -50,14 +49,14 @@ select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
 
 
 def _pace() -> str:
-    """Return the pace of each job; where ranks are not compared, the mean step of the slowest."""
+    """Return the pace of each job, or the mean step of its slowest rank if ranks are not compared."""
     compared = combine("max", select("pacecar_job_pace_seconds"), *_JOBS)
     steps = FLEET.mean_of("pacecar_job_step_wall_seconds_total", "pacecar_job_steps_total")
     return f"{compared} or {combine('max', steps, *_JOBS)}"
 
 
 def _slower() -> str:
-    """Return by how much each job is slower than its own fast times in the range shown."""
+    """Return how much slower each job is than its own fast times in the range shown."""
     pace = select("pacecar_job_pace_seconds")
     fast = combine("max", FLEET.fast_times("pacecar_job_pace_seconds"), *_JOBS)
     return f"{combine('max', pace, *_JOBS)} / {fast} - 1"
@@ -69,7 +68,7 @@ def _share(counter: str, **where: str) -> str:
 
 
 def _late() -> str:
-    """Return what the most late rank of a job costs each step, as a share of the pace."""
+    """Return what the latest rank of a job costs each step, as a share of the pace."""
     excess = combine("max", select("pacecar_job_straggler_excess_seconds"), *_JOBS)
     return divide(excess, combine("max", select("pacecar_job_pace_seconds"), *_JOBS))
 
@@ -86,13 +85,14 @@ def _now() -> Section:
     return Section("Now", [
         (3, 4, stat("Nodes", "Daemons that are scraped.",
             [Query(combine("count", select("pacecar_build_info")), "nodes")], unit="none", empty=NO_DAEMON)),
-        (3, 4, stat("Jobs", "Training jobs that report; one that ended counts for a quarter of an hour.",
+        (3, 4, stat("Jobs", "Training jobs that report, including those that ended in the last quarter of an hour.",
             [Query(combine("count", combine("count", ranks, *_JOBS)), "jobs")], unit="none", empty=NO_JOB)),
         (3, 4, stat("Ranks", "Ranks of all jobs.", [Query(combine("count", ranks), "ranks")], unit="none",
             empty=NO_JOB)),
-        (3, 4, stat("GPUs", "GPUs that the daemons know, down ones too.", [Query(combine("count", gpus), "GPUs")],
+        (3, 4, stat("GPUs", "GPUs that the daemons know, including those that are down.",
+            [Query(combine("count", gpus), "GPUs")],
             unit="none", empty=NO_GPU)),
-        (3, 4, stat("GPUs down", "GPUs of which the last tick read nothing.",
+        (3, 4, stat("GPUs down", "GPUs that the last tick could not read.",
             [Query(f"{combine('count', gpus)} - {combine('sum', gpus)}", "down")], unit="none", empty=NO_GPU,
             thresholds=[(0.0, GOOD), (1.0, BAD)])),
         (3, 4, stat("Late ranks", "Ranks that hold their job up now.",
@@ -101,7 +101,7 @@ def _now() -> Section:
         (3, 4, stat("Hangs", "Ranks that ended no step for suspiciously long.",
             [Query(or_zero(combine("sum", select("pacecar_job_hang_suspected")), ranks), "hangs")],
             unit="none", empty=NO_JOB, thresholds=[(0.0, GOOD), (1.0, BAD)])),
-        (3, 4, stat("Frozen", "Jobs whose tuner turns nothing any more.",
+        (3, 4, stat("Frozen", "Jobs whose tuner has stopped.",
             [Query(or_zero(frozen, ranks), "frozen")], unit="none", empty=NO_JOB,
             thresholds=[(0.0, GOOD), (1.0, WARN)])),
     ])  # fmt: skip
@@ -148,7 +148,7 @@ def _jobs() -> Section:
 
 
 def _links_down() -> str:
-    """Return how many NVLinks of each GPU are down; links that the board does not connect are not counted."""
+    """Return how many NVLinks of each GPU are down, without links that the board does not connect."""
     led = f"on ({', '.join((*_GPUS, 'link'))}) {select('pacecar_gpu_nvlink_info')}"
     return combine("count", f"{select('pacecar_gpu_nvlink_link_state')} == 0 and {led}", *_GPUS)
 
@@ -170,15 +170,15 @@ def _gpus() -> Section:
     pending = f"({select('pacecar_gpu_row_remap_pending')} or {select('pacecar_gpu_retired_pages_pending')})"
     return Section("GPUs", [
         (12, 9, ranking(f"Hot and throttled GPUs, the {TOP} worst", "Held: share of time in which power, heat or the "
-            "power brake held the clocks down. Idle, and clocks that somebody set, do not count.", _GPUS, [
+            "power brake held the clocks down. Idle clocks, and clocks set by a user, do not count.", _GPUS, [
                 Column("Held", f"topk({TOP}, {_held()})", "percentunit", steps=[(0.2, WARN), (0.5, BAD)], decimals=0),
                 Column("Core", of_worst(select("pacecar_gpu_temperature_celsius")), "celsius",
                        steps=[(85.0, WARN), (90.0, BAD)]),
                 Column("SM clock", of_worst(clock), "percentunit", decimals=0),
                 Column("Power", of_worst(power), "percentunit", decimals=0),
             ], worst="Held", empty=NO_GPU)),
-        (12, 9, ranking("GPUs with faults", "GPUs that are down, and those with errors over the range shown; of each "
-            f"column the {TOP} with most. A GPU that is not listed has none of these, unless there are more.", _GPUS, [
+        (12, 9, ranking("GPUs with faults", "GPUs that are down, and GPUs with errors in the range shown; for each "
+            f"column the {TOP} worst.", _GPUS, [
                 Column("Down", most(combine("max", f"1 - {select('pacecar_gpu_up')}", *_GPUS)), steps=[(1.0, BAD)]),
                 Column("Xid", grown("pacecar_gpu_xid_errors_total"), steps=[(1.0, BAD)], decimals=0),
                 Column("ECC", grown("pacecar_gpu_ecc_errors_total", severity="uncorrected", lifetime="volatile"),
@@ -232,9 +232,9 @@ def _nodes() -> Section:
     )
     return Section("Nodes", [
         (24, 9, ranking("Nodes, the most stalled first", "Stalled: share of time in which tasks waited for processor, "
-            "memory or disk, whichever was worst (PSI); absent where the kernel does not count it. Link: the busiest "
-            f"interface. Daemon: its CPU time over its own budget. Of many nodes the {NODES_TOP} that stall most, and "
-            f"the {NODES_TOP // 2} each that send most again by TCP and that have most RDMA errors.", _NODES, [
+            "memory or disk, whichever was worst (PSI); absent if the kernel does not count it. Link: the busiest "
+            f"interface. Daemon: its CPU time over its own budget. Of many nodes, the {NODES_TOP} that stall most, and "
+            f"{NODES_TOP // 2} each with most TCP retransmissions and RDMA errors.", _NODES, [
                 replace(column, expression=of_worst(column.expression)) for column in (
                     Column("Stalled", of("max", stalled), "percentunit", steps=[(0.1, WARN), (0.3, BAD)], decimals=0),
                     Column("CPU", of("max", select("pacecar_host_cpu_utilization_ratio")), "percentunit",
@@ -256,7 +256,7 @@ def fleet_dashboard() -> core.Dashboard:
     """Return the dashboard of all jobs, nodes and GPUs."""
     return dashboard(
         "pacecar-fleet",
-        "All jobs, GPUs and nodes, the worst first; the names lead on.",
+        "All jobs, GPUs and nodes, the worst first; names link to details.",
         variables("job", "node"),
         [_now(), _jobs(), _gpus(), _nodes(), gpu_hours_section()],
         time="now-6h",

@@ -1,8 +1,8 @@
 """Builds the dashboard "pacecar / Job": pace, time ledger, late ranks, devices, tuner and machines of one job.
 
-The rows follow the order in which one asks: how fast (pace), where does the time go (ledger, communication), who is
-late (ranks side by side), how well are the devices used, what does the tuner do, and what are the machines doing
-meanwhile.  GPU utilization comes near the end on purpose: a GPU at 98 % says nothing about speed.
+The rows follow the order of questions: how fast is it (pace), where does the time go (ledger, communication), which
+rank is late (ranks side by side), how well are the devices used, what does the tuner do, and what are the machines
+doing.  GPU utilization is near the end on purpose, because a GPU at 98 % may still be slow.
 
 Left out: the tuner's reasons (`tuning`), the machines in full (`node`), other jobs (`fleet`).
 """
@@ -32,7 +32,7 @@ select, rate = ONE_JOB.select, ONE_JOB.rate
 def _tuner() -> Section:
     return Section("Tuner (reasons and gains: dashboard Tuning)", [
         (12, 7, state_timeline("State of the tuner", "One bar for each state while the tuner is in it. "
-            "Frozen means that it stopped; `pacecar tune status` says why.",
+            "Frozen: it has stopped; `pacecar tune status` tells why.",
             [Query(select("pacecar_tuner_state") + " == 1", "{{state}}")], empty=NO_TUNER, shade=GOOD)),
         (12, 7, time_series("Knobs", "Numeric knobs in force. Bytes on the right axis.",
             [Query(combine("max", select("pacecar_knob_value", all_ranks=True), "knob"), "{{knob}}")],
@@ -56,11 +56,12 @@ def _machines() -> Section:
             [Query(select("pacecar_gpu_utilization_ratio"), gpu)], unit="percentunit", limit=1.0, empty=NO_GPU)),
         (8, 7, time_series("GPU clock", "Clock of the multiprocessors, as a share of the highest. One GPU below its "
             "neighbours is a straggler.", [Query(clock, gpu)], unit="percentunit", limit=1.0, empty=NO_GPU)),
-        (8, 7, time_series("GPU power", "Power draw, as a share of the enforced limit. Steadily at the limit, clocks "
-            "fall.", [Query(divide(select("pacecar_gpu_power_watts"), select("pacecar_gpu_power_limit_watts")), gpu)],
+        (8, 7, time_series("GPU power", "Power draw, as a share of the enforced limit. At the limit, clocks fall.",
+            [Query(divide(select("pacecar_gpu_power_watts"), select("pacecar_gpu_power_limit_watts")), gpu)],
             unit="percentunit", empty=NO_GPU, thresholds=[(1.0, WARN)])),
-        (8, 7, time_series("Links in use", "Of each node the busiest interface: bytes as a share of its rated speed.",
-            network, unit="percentunit", limit=1.0, empty="No interface of these nodes tells its speed")),
+        (8, 7, time_series("Links in use", "Bytes as a share of the rated speed, on the busiest interface of each "
+            "node.",
+            network, unit="percentunit", limit=1.0, empty="No interface of these nodes reports its speed")),
         (8, 7, time_series("CPU in use", "Share of CPU time not idle nor waiting for I/O. Data loading and gloo "
             "compete here with the training threads.", [Query(select("pacecar_host_cpu_utilization_ratio"), _ON)],
             unit="percentunit", limit=1.0, empty=NO_NODE)),
@@ -74,11 +75,11 @@ def _machines() -> Section:
 def _ranks() -> Section:
     shown = (RANK, NODE, "host", "local_rank", "device", "backend", "framework", "pid")
     return Section("Ranks", [
-        (24, 8, table("Who is who", "One line a rank: where it runs and on what.",
+        (24, 8, table("Who is who", "One row per rank: where it runs, and on which device.",
             [Query(select("pacecar_rank_info"), "", instant=True)], empty=NO_JOB,
             transformations=columns(*shown))),
-        (24, 7, time_series("Silence", "How long ago each rank's last step record arrived. It rises while a rank is "
-            "stuck, stopped, or in a step longer than usual.",
+        (24, 7, time_series("Silence", "Time since each rank's last step record. It rises while a rank is stuck, "
+            "stopped, or in a long step.",
             [Query(select("pacecar_job_last_record_age_seconds"), f"rank {{{{{RANK}}}}}")], unit="s", empty=NO_JOB,
             thresholds=[(120.0, BAD)])),
     ], collapsed=True)  # fmt: skip
@@ -88,7 +89,7 @@ def job_dashboard() -> core.Dashboard:
     """Return the dashboard of one training job."""
     return dashboard(
         "pacecar-job",
-        "One training job: its pace, where its steps went, who is late, how well its devices are used, its machines.",
+        "One training job: its pace, where its steps went, which rank is late, the use of its devices, its machines.",
         variables("job", "launch", "node", "gpu", "rank", one_job=True),
         [
             pace_section(), ledger_section(), communication_section(), crew_section(), efficiency_section(), _tuner(),

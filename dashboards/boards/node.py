@@ -1,7 +1,7 @@
 """Builds the dashboard "pacecar / Node": faults, GPUs, links, network and host of one node or several.
 
-It begins with what is wrong, goes on to the GPUs and their links, then the network, and ends with the host.  Rows that
-are read only when something else points to them are collapsed: a collapsed row sends Prometheus no queries.
+It begins with faults, then GPUs and their links, the network, and the host.  Rows that are needed only when something
+else points to them are collapsed, because a collapsed row does not query Prometheus.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _now() -> Section:
     )
     throttled = combine("max", rate("pacecar_gpu_clock_event_seconds_total", {"reason": "=~.*thermal.*|hw_.*"}))
     return Section("Now", [
-        (3, 4, stat("Ranks here", "Ranks of all jobs on the nodes chosen.",
+        (3, 4, stat("Ranks here", "Ranks of all jobs on the selected nodes.",
             [Query(or_zero(combine("count", ranks), select("pacecar_build_info")), "ranks")], unit="none",
             empty=NO_NODE)),
-        (3, 4, stat("GPUs down", "GPUs of which the last tick read nothing.",
+        (3, 4, stat("GPUs down", "GPUs that the last tick could not read.",
             [Query(f"{combine('count', gpus)} - {combine('sum', gpus)}", "down")], unit="none", empty=NO_GPU,
             thresholds=[(0.0, GOOD), (1.0, BAD)])),
         (3, 4, stat("Xids", "Xid errors of all codes over the range shown.",
@@ -60,16 +60,16 @@ def _now() -> Section:
         (3, 4, stat("Held by heat", "Share of time in which heat or the hardware held the clocks of the worst GPU "
             "down.", [Query(throttled, "held down")], unit="percentunit", empty=NO_GPU, decimals=0,
             thresholds=[(0.0, GOOD), (0.05, WARN), (0.2, BAD)])),
-        (3, 4, stat("Busiest link", "What is sent over the busiest interface, as a share of its rated speed.",
-            [Query(busiest, "sent")], unit="percentunit", empty="No interface tells its speed", decimals=0,
+        (3, 4, stat("Busiest link", "Bytes sent over the busiest interface, as a share of its rated speed.",
+            [Query(busiest, "sent")], unit="percentunit", empty="No interface reports its speed", decimals=0,
             thresholds=[(0.0, GOOD), (0.9, WARN)])),
-        (3, 4, stat("TCP again", "Segments sent again as a share of those sent.", [Query(again, "again")],
+        (3, 4, stat("TCP again", "Retransmitted segments as a share of those sent.", [Query(again, "again")],
             unit="percentunit", empty="Nothing was sent by TCP", decimals=3,
             thresholds=[(0.0, GOOD), (0.001, WARN), (0.01, BAD)])),
         (3, 4, stat("Least memory", "Share of memory that can be given out without swapping.",
             [Query(left, "left")], unit="percentunit", empty=NO_NODE, decimals=0,
             thresholds=[(0.0, BAD), (0.05, WARN), (0.1, GOOD)])),
-        (24, 5, ranking("Jobs on these nodes", "Each job with ranks here; its name leads to its own dashboard.",
+        (24, 5, ranking("Jobs on these nodes", "Each job with ranks here; its name links to its own dashboard.",
             _JOB, [
                 Column("Ranks here", combine("count", ranks, *_JOB)),
                 Column("Step", combine("max", select("pacecar_job_step"), *_JOB)),
@@ -97,10 +97,10 @@ def _extremes() -> Section:
     def panel(title: str, metric: str, unit: str, name: str) -> Panelled:
         low, mean, high = WINDOW_NAMES[metric]
         return 8, 7, time_series(
-            f"{title}: lowest, mean, highest", "Of the daemon's last window: what a scrape alone would miss.", [
+            f"{title}: lowest, mean, highest", "In the daemon's last window: peaks that a scrape would miss.", [
                 Query(select(high), f"{name} highest"), Query(select(mean), f"{name} mean"),
                 Query(select(low), f"{name} lowest"),
-            ], unit=unit, empty="Nothing of this kind on this node, or the daemon's budget leaves nothing for it",
+            ], unit=unit, empty="Nothing of this kind on this node, or the daemon's budget does not allow it",
         )  # fmt: skip
 
     return Section("Between two scrapes", [panel(*row) for row in rows], collapsed=True)

@@ -1,10 +1,9 @@
-"""Builds a table of jobs, nodes or GPUs: a row for each, a column for each figure, the worst first.
+"""Builds a table of jobs, nodes or GPUs: a row for each, a column per figure, worst first.
 
-A wall of graphs has as many lines as there are machines, and only one of them matters.  Here each job, node or GPU is
-a row; a value that is out of bounds has a colour, and the name links to the dashboard of that job or node.
+Values out of bounds are coloured, and names link to the dashboard of that job or node.
 
-Each column is one instant query, grouped by the same labels, so that Grafana's `merge` can lay them side by side.  A
-label that is absent everywhere (`cluster`, mostly) makes no column.
+Each column is one instant query, grouped by the same labels, so that Grafana's `merge` can join them.  A label that is
+absent everywhere (`cluster`, mostly) makes no column.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["LINKS", "Column", "ranking"]
 _CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
 _ONE_JOB = f"var-job=${{__value.text}}&var-launch=${{__data.fields.{heads(LAUNCH)}}}"
-"""Selects the job of this row by name and launch: two jobs may have one name."""
+"""Selects the job of this row by name and launch, because two jobs may have one name."""
 
 LINKS = {
     JOB: [
@@ -39,16 +38,15 @@ LINKS = {
 
 
 WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140, "pod_namespace": 150}
-"""Widths in pixels of columns that need less than their share, and of names, which nobody reads when they are cut.
+"""Widths in pixels of columns that need less than their share, and of names, which should not be cut.
 
-Not a minimum width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its
-panel, so that the last column is cut.
+Not minimum widths, which Grafana adds to the shares, so that the table would be wider than its panel.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: a query with one value for each row; `steps` colour the cell from a value on."""
+    """One column: a query with one value per row; `steps` colour cells from a value on."""
 
     title: str
     expression: str
@@ -67,11 +65,11 @@ def ranking(
     worst: str,
     empty: str,
 ) -> core.Table:
-    """Return the table with a row for each set of values of `keys` (labels), sorted by `worst`, highest first."""
+    """Return the table with a row per combination of the labels `keys`, sorted by `worst`, highest first."""
     titles = [question.title for question in questions]
     assert worst in titles, f"{title}: no column {worst}"
     columns = [*keys, *(f"Value #{chr(ord('A') + index)}" for index in range(len(questions)))]
-    # Where one query alone finds something, Grafana calls its column just "Value".
+    # If only one query returns series, Grafana calls its column just "Value".
     renamed = {"Value": titles[0], **dict(zip(columns, [*(heads(key) for key in keys), *titles], strict=True))}
     return table(
         title, text, [Query(question.expression, "", instant=True) for question in questions], empty=empty,

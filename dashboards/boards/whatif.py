@@ -1,6 +1,6 @@
-"""Builds the job dashboard's panels of the what-if bounds: the most that each change could save of the step.
+"""Builds the job dashboard's panels of the what-if bounds: how much of the step each change could save at most.
 
-A bound is easily read as a promise, so each name says "at most" or "at best", and the help says what prevents more.
+A bound is easily read as a promise, so names say "at most".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ select = ONE_JOB.select
 
 
 def what_if_panels() -> list[tuple[int, int, core.Panel]]:
-    """Return the panels: how much each change could save, and the step that it would leave."""
+    """Return the panels: how much each change could save, and the remaining step."""
     gain = combine("max", select("pacecar_job_what_if_gain_ratio", all_ranks=True), "scenario")
     step = combine("max", select("pacecar_job_what_if_step_seconds", all_ranks=True), "scenario")
     pace = Query(combine("max", select("pacecar_job_pace_seconds", all_ranks=True)), "today")
@@ -32,10 +32,10 @@ def what_if_panels() -> list[tuple[int, int, core.Panel]]:
                     "excludeByName": {"Time": True}, "indexByName": {"scenario": 0, "Value": 1},
                     "renameByName": {"Value": "saves at most"}}},
                 {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": "saves at most", "desc": True}]}},
-            ], overrides=[], is_lying=True)),
+            ], overrides=[], is_horizontal=True)),
         (14, 8, time_series("The step, if only this were gone", "Today's pace, and the shortest step that each change "
             "could leave. Where a line lies on today's, that change would win nothing.", [
-                pace, Query(step, "at best: {{scenario}}")],
+                pace, Query(step, "{{scenario}}")],
             unit="s", empty=NO_LADDER)),
     ]  # fmt: skip
 

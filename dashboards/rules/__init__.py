@@ -1,6 +1,8 @@
-"""Prometheus rules: alerts of nodes and jobs, and the recordings they rest on.
+"""Defines the Prometheus rules: alerts about nodes and jobs, and the recorded series that they use.
 
-In come metrics of the catalog, out go rule files.
-Start with `rule_files`, which writes them; `alerts_node` and `alerts_job` are the alerts, `recording` the recorded
+Start with `rule_files`, which renders them.  `alerts_node` and `alerts_job` have the alerts, `recording` the recorded
 series.
+
+To add an alert: an `Alert` in `dashboards/rules/alerts_node.py` or `dashboards/rules/alerts_job.py`, cases in
+`tests/dashboards/alert_cases.py`, a section in `docs/runbook.md`, then `make dashboards`.
 """

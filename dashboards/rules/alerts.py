@@ -1,10 +1,10 @@
 """Defines the type of an alert rule (expression, duration, severity, texts) and of a group of rules.
 
-An alert that fires on a healthy machine is switched off by the second week.  So each has a bound with a source or a
-reason, and waits (`for`) as long as the condition may pass by itself.  There is none where a number is normal: a GPU at
-its power limit, an Xid that the program caused, a finished job that sends nothing.
+An alert that fires on a healthy machine is soon switched off.  So each bound has a source or a reason, and each alert
+waits (`for`) as long as the condition may pass by itself.  Normal states have no alert: a GPU at its power limit, an
+Xid that the program caused, a finished job that sends nothing.
 
-`critical`: work is lost or stands still until somebody acts.  `warning`: it is slower or less safe than it could be.
+`critical`: work is lost or stopped until a person acts.  `warning`: work is slower or less safe than it could be.
 Every alert links to a section of docs/runbook.md.
 """
 
@@ -22,13 +22,13 @@ BY = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 
 def anchor(name: str) -> str:
-    """Return the anchor of the alert `name` in the runbook, as GitHub and Grafana make it of the heading."""
+    """Return the anchor of the alert `name` in the runbook, as GitHub and Grafana derive it from the heading."""
     return name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule: its condition, how long that must hold, and the texts sent then."""
+    """One alert rule: its condition, how long it must hold, severity and texts."""
 
     name: str
     expression: str

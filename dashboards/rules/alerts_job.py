@@ -11,34 +11,34 @@ from .recording import BASELINE, DAEMON, DAEMON_BUDGET_USED, LOOKS_BACK, OVERHEA
 __all__ = ["ITSELF_ALERTS", "JOB_ALERTS"]
 
 OF_JOB = (CLUSTER, JOB, LAUNCH)
-"""Never the name alone: two jobs may have it, and their knobs, steps and hangs have nothing to do with each other."""
+"""Not the name alone, because two jobs may share it."""
 
 LATE_RATIO = 0.1
-"""A tenth of the pace: more than any knob is likely to win."""
+"""A tenth of the pace: more than a knob is likely to gain."""
 
 STALL_SECONDS, STALL_STEPS = DaemonConfig().stall_seconds, 20
-"""As the flight recorder (`monitor/recorder/triggers.py`), which writes a recording at the same time: a job whose steps
-take long is not stalled before so many of them would have ended."""
+"""As in the flight recorder (`monitor/recorder/triggers.py`), which writes a recording at the same time: a job is
+stalled only after the time of this many steps."""
 
 SPEAKS_SECONDS = 240
-"""A rank that ended a step less than this ago still counts for its job.  Under the five minutes that alerts wait: the
-daemon keeps a job's last values for a while after its end, also when it was started anew on other nodes."""
+"""A rank counts for its job if it ended a step less than this ago.  Shorter than the five minutes that alerts wait,
+because the daemon keeps a job's last values for a while after its end, also if it restarts on other nodes."""
 
 SLOWER_RATIO = 0.25
-"""As the colour of bad on the Fleet dashboard: less is often the data, a neighbour or the time of day."""
+"""As the red threshold of the Fleet dashboard; less is often due to data, neighbours or the time of day."""
 
 STILL_AS_FAST = 0.9
-"""A job that does this share of its best throughput is not slower: its steps became longer, not its work."""
+"""A job with this share of its best throughput is not slower: its steps became larger."""
 
 QUIET_SECONDS = 60
-"""A rank of a hung job that ended no step for so long and does not say so itself is stopped or gone.  Ranks suspect a
-hang within a second of each other, and the alert waits a minute more."""
+"""A rank of a hung job that ended no step for this long and does not report a hang itself is stopped or gone.  Ranks
+suspect a hang within a second of each other, and the alert waits another minute."""
 
 DAEMON_OVER = 1.2
-"""The daemon looks less often as soon as it reaches its budget; a fifth over it means that this does not help."""
+"""The daemon slows down when it reaches its budget; a fifth over it means that this does not help."""
 
 RESTARTS_IN_30_MINUTES = 3
-"""An upgrade and a change of settings are two."""
+"""An upgrade and a change of settings make two."""
 
 _BUDGET = HookConfig().overhead_budget
 
@@ -48,7 +48,7 @@ def _increase(metric: str, window: str, *labels: str) -> str:
 
 
 def _stays_failed() -> str:
-    """Return the collectors that failed; not that of GPUs while one is down, which has an alert of its own."""
+    """Return the failed collectors, without that of GPUs while a GPU is down, which has its own alert."""
     failed = RULES.select("pacecar_collector_outcome", {"outcome": "failed"}) + " == 1"
     down = f'label_replace({RULES.select("pacecar_gpu_down")} == 1, "collector", "gpu", "", "")'
     return f"{failed} unless on ({CLUSTER}, {NODE}, collector) {down}"
@@ -61,11 +61,10 @@ def _late() -> str:
 
 
 def _silent() -> str:
-    """Return for how long no rank of a job has ended a step, of ranks that are connected.
+    """Return for how long no connected rank of a job has ended a step.
 
-    The daemon keeps a job for a while after its end, and it sends nothing more; `process_info` is only of ranks that
-    are connected.  The node is compared too: a job that was started anew elsewhere has processes, but its old ranks
-    are old.
+    The daemon keeps a job for a while after its end; `process_info` has only connected ranks.  The node is matched too,
+    because a job that restarts elsewhere has processes there, but its old ranks are here.
     """
     age = RULES.select("pacecar_job_last_record_age_seconds")
     connected = RULES.select("pacecar_process_info", {JOB: "!="})
@@ -73,19 +72,19 @@ def _silent() -> str:
 
 
 def _patience() -> str:
-    """Return how long a job may go without ending a step before it counts as stalled."""
+    """Return how long a job may end no step before it counts as stalled."""
     step = combine("max", RULES.select("pacecar_job_step_duration_seconds"), *OF_JOB)
     return f"clamp_min({STALL_STEPS} * {step}, {STALL_SECONDS:g})"
 
 
 def _speaking(expression: str, *labels: str) -> str:
-    """Return the part of `expression` that is of jobs (or of ranks, with that label) that still end steps there."""
+    """Return `expression` for jobs (or for ranks, with that label) that still end steps on that node."""
     age = RULES.select("pacecar_job_last_record_age_seconds")
     return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, *labels))}) ({age} < {SPEAKS_SECONDS})"
 
 
 def _slower() -> str:
-    """Return by which share the pace is above the job's own fast times, where its throughput fell as well."""
+    """Return how much slower a job is than its own fast times, as a share, if its throughput fell as well."""
     of_job = f"on ({', '.join(OF_JOB)})"
     slower = f"{PACE.name} / {BASELINE.name} - 1 > {SLOWER_RATIO}"
     for rate in (SAMPLES, TOKENS):
@@ -95,10 +94,10 @@ def _slower() -> str:
 
 
 def _hung() -> str:
-    """Return the ranks that a hung job waits for; where none can be told, how many ranks wait, without a rank.
+    """Return the ranks that a hung job waits for or, if unknown, how many ranks wait, without a rank.
 
-    The culprit is the one that says nothing, as a stopped process does, on whichever node.  Else those that have begun
-    fewer collectives than the others, if they are fewer than these.
+    These are ranks on any node that send nothing, as a stopped process does.  Otherwise they are the ranks that have
+    started fewer collectives than the others, if they are a minority.
     """
     of_job, of_rank = f"on ({', '.join(OF_JOB)})", f"on ({', '.join((*OF_JOB, RANK))})"
     suspected = combine("max", RULES.select("pacecar_job_hang_suspected"), *OF_JOB, RANK) + " > 0"
@@ -119,19 +118,19 @@ JOB_ALERTS = Group("pacecar-job", (
     Alert("PacecarStraggler", f"{_late()} > {LATE_RATIO}", "2m", "warning",
         "Rank {{ $labels.rank }} of {{ $labels.training_job }} holds the job up: {{ $labels.cause }}",
         "Its step is longer than the others' median by {{ $value | humanizePercentage }} of the job's pace. Without a "
-        "rank: all wait for a link that cannot be told."),
+        "rank: all wait for an unidentified link."),
     Alert("PacecarJobSlower", _slower(), "15m", "warning",
         "{{ $labels.training_job }} is slower than it was",
-        "A step takes {{ $value | humanizePercentage }} longer than in this job's own fast times of the last six hours"
-        ", and it trains on less a second."),
+        "A step takes {{ $value | humanizePercentage }} longer than in this job's own fast times of the last six "
+        "hours, and its throughput has fallen."),
     Alert("PacecarJobHangs", _hung(), "1m", "critical",
         "{{ $labels.training_job }} may hang{{ with $labels.rank }}: look at rank {{ . }}{{ end }}",
         "Ranks have ended no step for suspiciously long. {{ with $labels.rank }}Most likely they wait for rank "
-        "{{ . }}: it says nothing, or has begun fewer collectives than they. {{ end }}The daemon has written a "
+        "{{ . }}: it is silent, or has started fewer collectives than they. {{ end }}The daemon has written a "
         "recording of the minutes before."),
     Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
-        "{{ $labels.training_job }} stands still",
-        "No rank has ended a step for {{ $value | humanizeDuration }}, though its processes are there."),
+        "{{ $labels.training_job }} is stalled",
+        "No rank has ended a step for {{ $value | humanizeDuration }}, though its processes exist."),
     Alert("PacecarJobOutOfMemory", _increase("pacecar_job_memory_out_of_memory_total", "10m", *OF_JOB) + " > 0", "0m",
         "warning", "{{ $labels.training_job }} runs out of device memory",
         "The allocator raised {{ printf \"%.0f\" $value }} out-of-memory errors in the last ten minutes."),
@@ -139,69 +138,69 @@ JOB_ALERTS = Group("pacecar-job", (
         combine("max", _speaking(RULES.select("pacecar_tuner_state", {"state": "frozen"})), *OF_JOB) + " == 1", "10m",
         "warning",
         "Tuning of {{ $labels.training_job }} is frozen",
-        "The tuner turns nothing any more. The job goes on with the settings in force."),
+        "The tuner has stopped. The job continues with the current settings."),
     Alert("PacecarKnobsApart",
         f"{_epoch('max')} - {_epoch('min')} > 0", "5m", "critical",
         "Ranks of {{ $labels.training_job }} run different knobs",
-        "The newest and the oldest knob epoch have been {{ printf \"%.0f\" $value }} apart for five minutes, among "
-        "ranks that go on reporting steps."),
+        "The newest and the oldest knob epoch have differed by {{ printf \"%.0f\" $value }} for five minutes, among "
+        "ranks that still report steps."),
 ))  # fmt: skip
 
 ITSELF_ALERTS = Group("pacecar-itself", (
     Alert("PacecarOverheadOverBudget", f"{OVERHEAD.name} > {_BUDGET:g}", "15m", "warning",
         "pacecar takes {{ $value | humanizePercentage }} of the steps of {{ $labels.training_job }}",
-        f"That is more than the default budget of {_BUDGET:.0%}. Where the job set `overhead_budget` higher, raise the "
+        f"That is more than the default budget of {_BUDGET:.0%}. If the job sets a higher `overhead_budget`, raise the "
         "bound of this alert."),
     Alert("PacecarHookOff",
         combine("count", _speaking(RULES.select("pacecar_job_hook_measuring") + " == 0", RANK), *OF_JOB) + " > 0", "5m",
         "warning",
         "The hook of {{ $labels.training_job }} turned itself off",
-        "{{ printf \"%.0f\" $value }} ranks measure no steps any more, because measuring alone was over the budget."),
+        "{{ printf \"%.0f\" $value }} ranks no longer measure steps, because measuring alone exceeded the budget."),
     Alert("PacecarRecordsDropped", _increase("pacecar_job_records_dropped_total", "10m", *OF_JOB) + " > 0", "10m",
         "warning", "Hooks of {{ $labels.training_job }} drop records",
         "{{ printf \"%.0f\" $value }} records were dropped in the last ten minutes, because the daemon was full, gone "
-        "or slow. Totals are right, detail is missing."),
+        "or slow. Totals are correct, but detail is missing."),
     Alert("PacecarFramesRefused",
         _increase("pacecar_inbox_frames_refused_total", "15m", CLUSTER, NODE, "refusal") + " > 0", "5m", "warning",
         "The daemon of {{ $labels.instance }} refuses frames: {{ $labels.refusal }}",
         "{{ printf \"%.0f\" $value }} frames were refused in the last 15 minutes. Its log says whose."),
     Alert("PacecarRanksLeftOut", _increase("pacecar_inbox_left_out_total", "15m", CLUSTER, NODE, "kind") + " > 0", "0m",
         "warning", "The daemon of {{ $labels.instance }} has no room for more ({{ $labels.kind }})",
-        "{{ printf \"%.0f\" $value }} ranks were turned away in the last 15 minutes; they are on no dashboard."),
+        "{{ printf \"%.0f\" $value }} ranks were refused in the last 15 minutes and are on no dashboard."),
     Alert("PacecarCollectorFailed", _stays_failed(), "15m", "warning",
         "Collector {{ $labels.collector }} of {{ $labels.instance }} stays failed",
-        "Each tick of the last 15 minutes failed. What it could not read has no series; page and log say why."),
+        "It failed in each tick of the last 15 minutes. What it could not read has no series; page and log tell why."),
     Alert("PacecarDaemonOverBudget", f"{DAEMON_BUDGET_USED.name} > {DAEMON_OVER}", "15m", "warning",
-        "The daemon of {{ $labels.instance }} takes more than it allows itself",
+        "The daemon of {{ $labels.instance }} exceeds its CPU budget",
         "Its CPU time is {{ $value | humanizePercentage }} of its budget "
         f"(`cpu_budget`, {DaemonConfig().cpu_budget:.0%} of one processor by default)."),
     Alert("PacecarDaemonGone",
-        # One that is a target still and does not answer has the next alert.
+        # A target that does not answer has the next alert.
         f"{DAEMON} offset 15m unless on ({CLUSTER}, {NODE}) {RULES.select('pacecar_build_info')} "
         f"unless on ({CLUSTER}, {NODE}, job) up", "5m", "warning",
-        "The daemon of {{ $labels.instance }} is not scraped any more",
-        "It was there 15 minutes ago, and Prometheus has no such target now. Nothing is known of this node, and none "
-        "of its other alerts can fire."),
+        "The daemon of {{ $labels.instance }} is no longer scraped",
+        "It was scraped 15 minutes ago, and now Prometheus has no such target. Nothing is known about this node, and "
+        "none of its other alerts can fire."),
     Alert("PacecarDaemonNotAnswering",
         f"up == 0 and on ({CLUSTER}, {NODE}, job) {TARGET.name}", "1m", "warning",
         "The daemon of {{ $labels.instance }} serves no numbers",
-        "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known of this node, and "
-        "none of its other alerts can fire."),
+        "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known about this node, "
+        "and none of its other alerts can fire."),
     Alert("PacecarDaemonRestarting",
         f"changes({RULES.select('pacecar_daemon_start_time_seconds', {NODE: '!~.+/.+'})}[30m])"
-        f" >= {RESTARTS_IN_30_MINUTES}", "0m", "warning", "The daemon of {{ $labels.instance }} starts again and again",
-        "It was started anew {{ printf \"%.0f\" $value }} times in the last half hour."),
+        f" >= {RESTARTS_IN_30_MINUTES}", "0m", "warning", "The daemon of {{ $labels.instance }} keeps restarting",
+        "It has restarted {{ printf \"%.0f\" $value }} times in the last half hour."),
     Alert("PacecarDaemonFault",
         _increase("pacecar_daemon_faults_total", "15m", CLUSTER, NODE, "part") + " > 0 or "
         + _increase("pacecar_daemon_thread_restarts_total", "15m", CLUSTER, NODE, "thread") + " > 0 or "
         + combine("max", RULES.select("pacecar_daemon_thread_up") + " == 0", CLUSTER, NODE, "thread"), "0m", "warning",
         "The daemon of {{ $labels.instance }} has a bug: {{ $labels.part }}{{ $labels.thread }}",
-        "It was contained and cost one job, collector, hook, page or step of a tick its numbers; or a thread failed. "
+        "It was contained and cost one job, collector, hook, page or step of a tick its numbers, or a thread failed. "
         "The daemon's log has the traceback."),
     Alert("PacecarSettingsNotLoaded",
         RULES.select("pacecar_daemon_config_last_reload_successful") + " == 0", "5m", "warning",
-        "The daemon of {{ $labels.instance }} could not use its newest settings",
-        "It goes on with older ones. Its log names the line."),
+        "The daemon of {{ $labels.instance }} could not load its newest settings",
+        "It uses older ones. Its log names the line."),
     Alert("PacecarRecordingLost", _increase("pacecar_recorder_lost_total", "30m", CLUSTER, NODE) + " > 0", "0m",
         "warning", "The daemon of {{ $labels.instance }} could not write a recording",
         "{{ printf \"%.0f\" $value }} recordings of the minutes before a fault were given up in the last half hour."),

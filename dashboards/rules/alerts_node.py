@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pacecar.gpu_health import FABRIC_JOIN_SECONDS, HealthReason
-from pacecar.records.xids import XIDS_OF_PROGRAMS, XIDS_OF_REPAIR
+from pacecar.gpu_health import FABRIC_JOIN_SECONDS, XIDS_OF_PROGRAMS, XIDS_OF_REPAIR, HealthReason
 
 from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, combine, divide
 from .alerts import BY, Alert, Group
@@ -13,47 +12,45 @@ __all__ = ["GPU_ALERTS", "HOST_ALERTS", "LINK_ALERTS"]
 
 OF_GPU = (CLUSTER, NODE, GPU)
 OF_BOARD = ("uuid", "name", "pci_bus_id")
-"""What names a GPU that has no number any more."""
+"""Labels that identify a GPU without an index."""
 
 OF_MOUNT = (CLUSTER, NODE, "mountpoint")
 OF_PROGRAMS, OF_REPAIR = "|".join(XIDS_OF_PROGRAMS), "|".join(XIDS_OF_REPAIR)
 
 HELD_RATIO = 0.2
-"""As `monitor/jobs/node_signals.py`: less costs a step less than a person would act on."""
+"""As in `monitor/jobs/node_signals.py`: less is not worth acting on."""
 
 HEAT_AND_HARDWARE = "sw_thermal_slowdown|hw_thermal_slowdown|hw_slowdown|hw_power_brake"
-"""Of nvmlClocksEventReason* those that are a fault.  Not `sw_power_cap`: a loaded GPU lives at its power limit."""
+"""The nvmlClocksEventReasons that are faults.  Not `sw_power_cap`, because a loaded GPU runs at its power limit."""
 
 LINK_ERRORS_IN_15_MINUTES = 10
-"""A single replay or recovery is repaired in microseconds and means nothing; ten in a quarter of an hour are a rate."""
+"""A single replay or recovery takes microseconds and means nothing; ten in a quarter of an hour do."""
 
 NVLINK_NORMAL = "symbol|effective|recovery_successful|transmit_discard"
-"""Kinds that rise on healthy NVLink 5: forward error correction mends symbols, and links retrain when they wake."""
+"""Kinds that rise on healthy NVLink 5: forward error correction repairs symbols, and links retrain when they wake."""
 
 RDMA_NORMAL = "(req|resp)_cqe(_flush)?_error|port_rcv_switch_relay_errors|port_xmit_discards"
-"""Counters that rise when a job ends (flushed queues, which are also among all completions with an error), by
-multicast, or by congestion, which is drawn."""
+"""Counters that rise when a job ends (flushed queues), by multicast, or by congestion, which has its own panel."""
 
 NO_CABLE = "lo|(veth|docker|br-|cni|cali|lxc|flannel|virbr|vnet|tap|tun).*"
-"""Interfaces made by software: they come and go with containers and virtual machines; nothing is broken."""
+"""Virtual interfaces, which come and go with containers and virtual machines."""
 
 TCP_RATIO = 0.01
-"""At one loss in a hundred a flow of 1460-byte segments over 1 ms is bound to 18 MB/s, whatever the link can
+"""With 1 % loss, a flow of 1460-byte segments over 1 ms is limited to 18 MB/s on any link
 (Mathis, Semke, Mahdavi and Ott 1997: 1.22 x MSS / (RTT x sqrt(p)))."""
 
 TCP_SEGMENTS_PER_SECOND = 100
-"""Below this a handful of lost segments makes a ratio and costs nobody anything."""
+"""Below this, a few lost segments make a large ratio without harm."""
 
 
 IDLE_RATIO = 0.02
-"""A GPU that computes nothing still shows a moment now and then: somebody asks for its memory."""
+"""An idle GPU still shows short activity, as when its memory is queried."""
 
 FULL_RATIO = 0.02
-"""At which a checkpoint fails and packages cannot be unpacked; ext4 keeps 5 % back for root, which are not counted as
-available."""
+"""With less space, checkpoints fail.  The 5 % that ext4 reserves for root do not count as available."""
 
 FILLS_BELOW, FILLS_IN_SECONDS = 0.2, 4 * 3600
-"""Time enough to act; above a fifth left a job that unpacks its data set looks like one that fills the disk."""
+"""Enough time to act.  With more than a fifth left, a job that unpacks its data set would look like a filling disk."""
 
 
 def _grown(metric: str, window: str, *labels: str, **where: str) -> str:
@@ -61,15 +58,14 @@ def _grown(metric: str, window: str, *labels: str, **where: str) -> str:
 
 
 def _fired(alert: str) -> str:
-    """Return where that alert fired lately, so that it goes on when a daemon that is started anew knows less."""
+    """Return where that alert fired recently, so that it persists when a restarted daemon knows less."""
     return f'max_over_time(ALERTS{{alertname="{alert}", alertstate="firing"}}[{MEMORY}])'
 
 
 def _xids(codes: str) -> str:
     """Return the Xids of the last ten minutes whose code matches.
 
-    A code that is not counted from zero on has no increase when it comes for the first time, so a series that was not
-    there ten minutes ago counts too, if its daemon was.
+    A new series has no increase, so a series that did not exist ten minutes ago counts too, if its daemon did.
     """
     of = (*OF_GPU, "xid")
     counter = RULES.select("pacecar_gpu_xid_errors_total", {"xid": codes})
@@ -82,7 +78,7 @@ HOLDER = '{{ or $labels.training_job $labels.pod_name $labels.slurm_job "a proce
 
 
 def _idle_and_held() -> str:
-    """Return the utilization of idle GPUs with who holds them; without a name where that is not known."""
+    """Return the utilization of idle GPUs with a process, labelled with its owner if known."""
     on_gpu = f"on ({', '.join(OF_GPU)})"
     idle = f"({RULES.select('pacecar_gpu_utilization_ratio')} < {IDLE_RATIO})"
     used = RULES.select("pacecar_gpu_processes") + " > 0"
@@ -91,19 +87,19 @@ def _idle_and_held() -> str:
 
 
 def _room(what: str, of: str) -> str:
-    """Return the share that is left of `what`, of file systems that can be written."""
+    """Return the share of `of` that is left as `what`, by file system."""
     left = divide(RULES.select(f"pacecar_host_filesystem_{what}"), RULES.select(f"pacecar_host_filesystem_{of}"))
     return combine("min", left, *OF_MOUNT)
 
 
 def _unhealthy(*reasons: HealthReason) -> str:
-    """Return the GPUs with one of `reasons`, as `pacecar.gpu_health` judges them for page and terminal too."""
+    """Return the GPUs with one of `reasons` of `pacecar.gpu_health`."""
     codes = "|".join(reasons)
     return RULES.select("pacecar_gpu_health_reason", {"reason": f"=~{codes}" if len(reasons) > 1 else codes}) + " == 1"
 
 
 def _links_down() -> str:
-    """Return the NVLinks that are down and should not be: of a GPU with that reason, or those that fired before."""
+    """Return the NVLinks that are down and should not be: of a GPU with that reason, or with a recent alert."""
     down = RULES.select("pacecar_gpu_nvlink_link_state") + " == 0"
     of_gpu, of_link = ", ".join(OF_GPU), ", ".join((*OF_GPU, "link"))
     return (
@@ -124,7 +120,7 @@ def _soon_full() -> str:
 
 
 def _out_of_memory() -> str:
-    """Return the processes killed in a job's control group, and where there are none those of the node."""
+    """Return the processes killed in jobs' control groups or, if there are none, on the node."""
     of_rank = RULES.select("pacecar_cgroup_member_info", {"member": "rank"})
     members = combine("group", of_rank, CLUSTER, NODE, "cgroup", JOB, LAUNCH)
     group = f"on ({CLUSTER}, {NODE}, cgroup)"
@@ -137,20 +133,20 @@ def _out_of_memory() -> str:
 GPU_ALERTS = Group("pacecar-gpu", (
     Alert("PacecarGpuXid", _xids(f"!~{OF_PROGRAMS}|{OF_REPAIR}"), "0m", "critical",
         f"{BY} reported Xid {{{{ $labels.xid }}}}",
-        "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes. The work on this "
-        "GPU is mostly lost."),
+        "{{ printf \"%.0f\" $value }} errors with code {{ $labels.xid }} in the last ten minutes. The work on this GPU "
+        "is mostly lost."),
     Alert("PacecarGpuXidOfProgram", _xids(f"=~{OF_PROGRAMS}"), "0m", "warning",
         f"{BY} reported Xid {{{{ $labels.xid }}}}, mostly the program's own fault",
-        "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes: an illegal "
-        "instruction or address of a kernel, or what follows when a process ends."),
+        "{{ printf \"%.0f\" $value }} errors with code {{ $labels.xid }} in the last ten minutes: an illegal "
+        "instruction or address of a kernel, or the aftermath of a process that ended."),
     Alert("PacecarGpuXidOfRepair", _xids(f"=~{OF_REPAIR}"), "0m", "warning",
         f"{BY} marks memory for repair (Xid {{{{ $labels.xid }}}})",
-        "{{ printf \"%.0f\" $value }} notes with the code {{ $labels.xid }} in the last ten minutes: bad memory was "
-        "found and its repair noted, which takes place at the next reset. By itself it costs no work."),
+        "{{ printf \"%.0f\" $value }} notes with code {{ $labels.xid }} in the last ten minutes: bad memory was found "
+        "and will be repaired at the next reset. By itself this costs no work."),
     Alert("PacecarGpuDown", RULES.select("pacecar_gpu_down") + " == 1", "1m", "critical",
         f"{BY} is {{{{ $labels.reason }}}}",
-        "The daemon has read nothing of this GPU for a minute, because it is {{ $labels.reason }}. hung: a call of the "
-        "driver does not return; lost, vanished: the driver does not know it any more."),
+        "The daemon could not read this GPU for a minute, because it is {{ $labels.reason }}. hung: a call of the "
+        "driver does not return; lost, vanished: the driver no longer knows it."),
     Alert("PacecarGpuThrottled", f'{GPU_HELD_DOWN.name}{{reason=~"{HEAT_AND_HARDWARE}"}} > {HELD_RATIO}', "5m",
         "warning", f"{BY} holds its clocks down: {{{{ $labels.reason }}}}",
         "For {{ $value | humanizePercentage }} of the last five minutes {{ $labels.reason }} held the clocks down. All "
@@ -158,48 +154,48 @@ GPU_ALERTS = Group("pacecar-gpu", (
     Alert("PacecarGpuEccUncorrected",
         _grown("pacecar_gpu_ecc_errors_total", "15m", *OF_GPU, severity="uncorrected", lifetime="volatile") + " > 0",
         "0m", "critical", f"{BY} has memory errors that could not be corrected",
-        "{{ printf \"%.0f\" $value }} uncorrected ECC errors in the last 15 minutes. The process that met one is "
-        "killed by the driver, and results since then are not to be trusted."),
+        "{{ printf \"%.0f\" $value }} uncorrected ECC errors in the last 15 minutes. The driver kills the process that "
+        "hits one, and results since then cannot be trusted."),
     Alert("PacecarGpuMemoryRepairPending",
         combine("max", f"({RULES.select('pacecar_gpu_row_remap_pending')} or "
                        f"{RULES.select('pacecar_gpu_retired_pages_pending')})", *OF_GPU) + " == 1",
         "5m", "warning", f"{BY} waits for a reset to take bad memory out of use",
-        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+        "Rows or pages of device memory are marked bad and stay in use until the GPU is reset."),
     Alert("PacecarGpuMemoryRepairFailed", RULES.select("pacecar_gpu_row_remap_failed") + " == 1", "0m", "critical",
-        f"{BY} could not remap bad memory: it wants replacing",
+        f"{BY} could not remap bad memory: replace it",
         "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
     Alert("PacecarGpuMissing", combine("max", RULES.select("pacecar_gpu_missing"), CLUSTER, NODE, *OF_BOARD) + " == 1",
         "5m", "critical", "A GPU of {{ $labels.instance }} is missing: {{ $labels.name }} at {{ $labels.pci_bus_id }}",
         "{{ $labels.uuid }} was on this node before, and the driver has not listed it since the daemon started, or no "
-        "driver answers. Where it was taken out on purpose the node has to be told so."),
+        "driver answers. If it was removed on purpose, see the runbook for how to tell the daemon."),
     Alert("PacecarGpuPcieWidth",
         f"{RULES.select('pacecar_gpu_pcie_width')} and on ({', '.join(OF_GPU)}) "
         f"{_unhealthy(HealthReason.PCIE_WIDTH)}", "10m", "warning",
         f"The PCIe link of {BY} is too narrow",
-        "It runs on {{ printf \"%.0f\" $value }} lanes, fewer than GPU and slot have. Copies from the host, and all "
-        "traffic that is not on NVLink, share this link."),
+        "It runs on {{ printf \"%.0f\" $value }} lanes, fewer than GPU and slot have. Copies from the host and all "
+        "traffic outside NVLink share this link."),
     Alert("PacecarGpuIdle", _idle_and_held(), "30m", "warning",
         f"{BY} idles, and {HOLDER} holds it",
-        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
-        "that was left open, or a process that did not end."),
+        "No kernel ran on it for half an hour, though a process holds its memory: a job that hangs or waits, a "
+        "notebook left open, or a process that did not end."),
 ))  # fmt: skip
 
 LINK_ALERTS = Group("pacecar-links", (
     Alert("PacecarNvlinkDown",
         _links_down(), "1m", "critical",
         f"NVLink {{{{ $labels.link }}}} of {BY} is down",
-        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
-        "left, or over PCIe."),
+        "The link was up before, or is up on the neighbouring GPUs. Collectives run over the remaining links, or over "
+        "PCIe."),
     Alert("PacecarGpuFabric",
         _unhealthy(HealthReason.FABRIC_FAILED, HealthReason.FABRIC_NOT_JOINED, HealthReason.FABRIC_MISCONFIGURED), "1m",
         "critical", f"{BY} is not in its NVLink fabric: {{{{ $labels.reason }}}}",
         "fabric_failed: joining ended with an error; fabric_not_joined: it has not ended for "
         f"{FABRIC_JOIN_SECONDS // 60} minutes; fabric_misconfigured: the configuration is wrong. CUDA does not start "
-        "on it, or goes without NVLink."),
+        "on it, or runs without NVLink."),
     Alert("PacecarGpuFabricDegraded", _unhealthy(HealthReason.FABRIC_DEGRADED), "5m", "warning",
         f"The NVLink fabric of {BY} is degraded",
         "The GPU has less bandwidth than it should have, or its routes are unhealthy or being recovered. Collectives "
-        "go at the pace of the slowest route."),
+        "run at the speed of the slowest route."),
     Alert("PacecarNvlinkErrors",
         _grown("pacecar_gpu_nvlink_link_errors_total", "15m", *OF_GPU, "link", "kind", kind=f"!~{NVLINK_NORMAL}")
         + f" > {LINK_ERRORS_IN_15_MINUTES}", "5m", "warning",
@@ -213,8 +209,7 @@ LINK_ALERTS = Group("pacecar-links", (
     Alert("PacecarRdmaPortDown",
         f"({RULES.select('pacecar_rdma_port_active')} == 0) and on ({CLUSTER}, {NODE}, device, port) {PORT_USED.name}",
         "1m", "critical", "RDMA port {{ $labels.device }}/{{ $labels.port }} of {{ $labels.instance }} is down",
-        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
-        "over TCP."),
+        "It was active before. Jobs that use it fail or hang; new jobs run without it, over fewer ports or over TCP."),
     Alert("PacecarNetworkErrors",
         " > 10 or ".join(
             _grown(f"pacecar_host_network_{way}_errors_total", "15m", CLUSTER, NODE, "interface",
@@ -230,9 +225,9 @@ LINK_ALERTS = Group("pacecar-links", (
         "Its link changed {{ printf \"%.0f\" $value }} times in the last 15 minutes."),
     Alert("PacecarTcpRetransmissions",
         f"{SENT_AGAIN.name} > {TCP_RATIO} and {SENT.name} > {TCP_SEGMENTS_PER_SECOND}", "5m", "warning",
-        "{{ $labels.instance }} sends much again",
-        "{{ $value | humanizePercentage }} of the TCP segments of the last five minutes were sent again. Every rank of "
-        "a ring waits for the worst link."),
+        "{{ $labels.instance }} retransmits many TCP segments",
+        "{{ $value | humanizePercentage }} of the TCP segments of the last five minutes were retransmitted. Every rank "
+        "of a ring waits for the worst link."),
 ))  # fmt: skip
 
 HOST_ALERTS = Group("pacecar-host", (
@@ -240,17 +235,17 @@ HOST_ALERTS = Group("pacecar-host", (
         _writable(f"{_room('available_bytes', 'size_bytes')} < {FULL_RATIO} or "
                   f"{_room('files_free', 'files')} < {FULL_RATIO}"), "5m", "critical",
         "{{ $labels.mountpoint }} of {{ $labels.instance }} is full",
-        "{{ $value | humanizePercentage }} of its space, or of the files that it has room for, is left. Checkpoints, "
-        "logs and recordings fail there; on /dev/shm data loaders die."),
+        "{{ $value | humanizePercentage }} of its space or of its files (inodes) is left. Checkpoints, logs and "
+        "recordings fail there; on /dev/shm data loaders die."),
     Alert("PacecarDiskFilling", _soon_full(), "15m", "warning",
         "{{ $labels.mountpoint }} of {{ $labels.instance }} will be full within four hours",
-        "{{ $value | humanizePercentage }} is left, and at the rate of the last hour it lasts less than four hours."),
+        "{{ $value | humanizePercentage }} is left; at the rate of the last hour it lasts less than four hours."),
     Alert("PacecarDiskReadOnly",
         f"({RULES.select('pacecar_host_filesystem_read_only')} == 1) and on ({', '.join(OF_MOUNT)}) {WRITABLE.name}",
         "1m", "critical", "{{ $labels.mountpoint }} of {{ $labels.instance }} has become read-only",
-        "It could be written before. The kernel does that after an error of the disk; nothing can be saved there."),
+        "It was writable before. The kernel does this after a disk error; nothing can be saved there."),
     Alert("PacecarOomKill", _out_of_memory(), "0m", "warning",
-        "{{ $labels.instance }} killed {{ with $labels.training_job }}a process of {{ . }} {{ end }}for want of memory",
-        "The kernel killed {{ printf \"%.0f\" $value }} processes in the last ten minutes. A data loader's worker that "
-        "is gone ends or hangs its job later, with another error."),
+        "{{ $labels.instance }} killed {{ with $labels.training_job }}a process of {{ . }} {{ end }}for lack of memory",
+        "The kernel killed {{ printf \"%.0f\" $value }} processes in the last ten minutes. If one was a data loader's "
+        "worker, the job later fails or hangs with another error."),
 ))  # fmt: skip

@@ -1,15 +1,14 @@
-"""Defines the recording rules: figures that are asked for often, computed once, one series a job, node or GPU.
+"""Defines the recording rules: frequently used figures, computed once, with one series per job, node or GPU.
 
-A rate over ten thousand ranks costs little once, and much in each panel, each alert and each query over a month.  So
-what alerts compare with a bound is recorded, under `level:metric:operation` (Prometheus' naming practice); a job is a
-name and a launch.  The dashboards do not use the recorded series: they work where nobody loaded the rules.
+A rate over ten thousand ranks is cheap once, but not in each panel, each alert and each query over a month.  So figures
+that alerts compare with a bound are recorded, as `level:metric:operation` (Prometheus' naming practice); a job is a
+name and a launch.  Dashboards do not use recorded series, so that they work without the rules.
 
-Some alerts ask whether something *was* there before: a port that was never in use is not down, and a disk that was
-mounted read-only is not ill.  A range that looks back far enough is dear, and ends an alert when the time is over,
-though nothing has changed.  So a rule remembers: it begins when the thing is good, and stays as long as the thing is
-there.
+Some alerts need an earlier state: a port that was never in use is not down, and a disk that was mounted read-only is
+not faulty.  A long range query is expensive and clears the alert when the range ends.  So a rule remembers the state:
+it starts when the port or disk is good, and lasts as long as its series exists.
 
-Every rule keeps the label `cluster`, which is absent where nobody has added it.
+Every rule keeps the label `cluster`, if there is one.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ __all__ = [
 ]
 
 RULES = Scope(interval="5m")
-"""Rules look at everything, over five minutes: twenty scrapes at 15 s, so that a gap of one or two changes little."""
+"""Rules cover everything, over five minutes: twenty scrapes at 15 s, so that a gap of one or two matters little."""
 
 MEMORY = "30m"
 
 DAEMON = RULES.select("pacecar_build_info", {NODE: "!~.+/.+"})
-"""A daemon of a node.  A sidecar's instance is `node/pod`: it ends with its job, and nothing is wrong."""
+"""The daemons of nodes.  A sidecar's instance is `node/pod`; it normally ends with its job."""
 
 TARGETS = f'up{{job=~"(.+/)?pacecar", {NODE}!~".+/.+"}}'
-"""Targets of scrape jobs that are called as in deploy/prometheus; also of those that never answered."""
+"""Targets of scrape jobs named as in deploy/prometheus, including those that never answered."""
 
 OF_JOB, OF_NODE, OF_GPU = (CLUSTER, JOB, LAUNCH), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
 
 
 FAST, LOOKS_BACK = 0.1, "6h"
-"""A job's fast times: the lowest tenth of its paces in that time, as on the dashboards."""
+"""A job's fast times: the 10th percentile of its paces in that time, as on the dashboards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A series that Prometheus computes: its name, and the expression behind it."""
+    """A recorded series: its name and expression."""
 
     name: str
     expression: str
@@ -76,9 +75,9 @@ def _share_of_steps(counter: str, **where: str) -> str:
 
 
 def _remembered(name: str, good: str, there: str, *labels: str) -> Recorded:
-    """Return the rule that is 1 from when `good` was there first, by `labels`, as long as there is any of `there`.
+    """Return the rule that is 1, by `labels`, since `good` first existed and as long as `there` exists.
 
-    It reads what it wrote itself, over MEMORY: so long a series may be gone, when a daemon or Prometheus is restarted.
+    It reads its own series over MEMORY, so it survives gaps of that length, as when Prometheus restarts.
     """
     by = ", ".join(labels)
     return Recorded(name, f"group by ({by}) ({good}) or (max_over_time({name}[{MEMORY}]) and on ({by}) {there})")
@@ -141,7 +140,7 @@ TOKENS = Recorded(
 )
 BASELINE = Recorded(
     "training_job:pacecar_job_pace_seconds:fast6h",
-    # Only of jobs that are there: one that ended has paces in that time, too.
+    # Only for current jobs; one that has ended also has paces in that time.
     f"quantile_over_time({FAST}, {PACE.name}[{LOOKS_BACK}]) and on ({', '.join(OF_JOB)}) "
     + RULES.select("pacecar_rank_info"),
 )
@@ -173,6 +172,6 @@ RECORDED: tuple[Recorded, ...] = (
     WRITABLE,
     HELD_BY,
 )
-"""All of them, in the order in which they stand in the file."""
+"""All recorded series, in the order of the file."""
 
 assert len({rule.name for rule in RECORDED}) == len(RECORDED), "a rule is listed twice"

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Builds the Debian package of the daemon: program with its dependencies, unit, account, configuration, manual pages and
-# completions.  Needs dpkg-deb and pip; downloads the dependencies' wheels.  Not root.  (nfpm would build it where there is no
-# dpkg, but is a download of its own, and what it builds is not what dpkg's own tool would.)
+# completions.  Needs dpkg-deb and pip, but not root; downloads the dependencies' wheels.  (Not nfpm, which works without
+# dpkg: it is another download, and its packages differ from dpkg's.)
 #
-#   deploy/deb/build.sh [--wheel FILE] [--lib FOLDER] [FOLDER]      the package goes into FOLDER, dist/ without
+#   deploy/deb/build.sh [--wheel FILE] [--lib FOLDER] [FOLDER]      the package goes into FOLDER, by default dist/
 #
-#   --wheel FILE    pacecar's wheel; without, one is built of this checkout
-#   --lib FOLDER    modules that are there already, pacecar's own too, instead of wheels
+#   --wheel FILE    pacecar's wheel, by default built from this checkout
+#   --lib FOLDER    installed modules, including pacecar, to use instead of wheels
 #
-# One package serves several versions of python3: modules in C are there once for each (their names say for which).
-#   PYTHON           the interpreter that builds, of one of these versions
+# One package serves several versions of python3: it has each C module once per version, which is in the file's name.
+#   PYTHON           the interpreter that builds; its version must be in PYTHON_VERSIONS
 #   PYTHON_VERSIONS  "3.11 3.12 3.13"
-#   ARCH             amd64 or arm64; that of this machine without
-#   MAINTAINER       for the package's own record
-#   PIP_FLAGS        words for pip, as of another index
+#   ARCH             amd64 or arm64, by default this machine's
+#   MAINTAINER       the package's Maintainer field
+#   PIP_FLAGS        further arguments for pip, such as another index
 set -euo pipefail
 umask 022
 
@@ -42,13 +42,13 @@ while [[ $# -gt 0 ]]; do
       ;;
   esac
 done
-[[ -z $wheel || -z $lib ]] || fail "--wheel and --lib: the modules come from one of the two"
-command -v dpkg-deb >/dev/null || fail "dpkg-deb is not here: it comes with dpkg"
+[[ -z $wheel || -z $lib ]] || fail "--wheel and --lib exclude each other"
+command -v dpkg-deb >/dev/null || fail "dpkg-deb not found; install dpkg"
 arch=${ARCH:-$(dpkg --print-architecture)}
 case $arch in
   amd64) machine=x86_64 ;;
   arm64) machine=aarch64 ;;
-  *) fail "ARCH=$arch: the dependencies have wheels for amd64 and arm64" ;;
+  *) fail "ARCH=$arch: must be amd64 or arm64" ;;
 esac
 
 work=$(mktemp -d)
@@ -56,13 +56,13 @@ trap 'rm -rf "$work"' EXIT
 stage=$work/stage
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 
-# Install the dependencies for each version and lay them over each other: what has no version in its name is the same.
+# Install the dependencies for each version and merge them: files without a version in their names must be equal.
 collect() {
   local version folder file
   [[ -n $wheel ]] || {
-    [[ -f $root/pyproject.toml ]] || fail "there is no checkout around $here: give --wheel"
-    # Of a copy, and of what the image is built of as well: setuptools would leave its own folder here, and take from it
-    # what an older version had.
+    [[ -f $root/pyproject.toml ]] || fail "$here is not in a checkout; give --wheel"
+    # From a copy with the same sources as the image: setuptools would leave its build folder in the checkout, and use an
+    # older version's files from it.
     mkdir "$work/source"
     sed -n 's/^!//p' "$here/../container/Containerfile.dockerignore" | (cd "$root" && xargs -I{} cp -r {} "$work/source/")
     # shellcheck disable=SC2086  # a list of words
@@ -88,7 +88,7 @@ collect() {
   done
 }
 
-# put MODE FILE PATH: lay FILE at PATH of the package.
+# put MODE FILE PATH: install FILE as PATH of the package.
 put() {
   install -D -m "$1" "$2" "$stage/$3"
 }
@@ -116,9 +116,9 @@ from pacecar.commands.main import main
 main()
 START
 chmod 755 "$stage/opt/pacecar/bin/pacecar"
-# Absolute, as Debian wants a link from one folder of / into another.
+# Absolute, which Debian requires of links between top-level folders.
 ln -s /opt/pacecar/bin/pacecar "$stage/usr/bin/pacecar"
-# What is packed runs here only where it is for this machine and this python; else what runs here is fetched as well.
+# The packed modules run here only if they are for this machine and python; otherwise install others that do.
 native=$stage/opt/pacecar/lib
 numbers=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
 if [[ -z $lib && ($arch != $(dpkg --print-architecture) || " $versions " != *" $numbers "*) ]]; then
@@ -166,7 +166,7 @@ Description: performance monitoring of distributed PyTorch training: the daemon
 CONTROL
 (cd "$stage" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 
-# The same sources give the same bytes: dpkg-deb takes no time that is later than this one.
+# Reproducible builds: dpkg-deb clamps modification times to this time.
 if [[ -z ${SOURCE_DATE_EPOCH:-} ]]; then
   SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct 2>/dev/null || date +%s)
 fi

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Forgets the unit; `purge` also removes recordings and what the administrator put into /etc/pacecar.  The account stays, as
-# Debian wants it: its number must not become somebody else's.
+# Forgets the unit; `purge` also removes recordings and /etc/pacecar.  The account stays, as Debian requires: its number
+# must not be reused by another account.
 set -e
 
 if [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then

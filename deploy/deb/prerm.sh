@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stops the daemon before it is removed, and takes away what postinst compiled.  Jobs go on; their hooks find nobody.
+# Stops the daemon before its removal and deletes the compiled modules.  Jobs continue without a daemon.
 set -e
 
 if [ "$1" = remove ] && [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then

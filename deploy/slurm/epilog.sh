@@ -1,8 +1,8 @@
 #!/bin/sh
-# Epilog= of slurm.conf, as root after each job on each of its nodes: remove what job.sbatch left when it was killed.
-# pacecar.service needs no epilog: it forgets a job by itself.
+# Epilog= of slurm.conf, as root after each job on each of its nodes: cleans up after a killed job.sbatch.
+# pacecar.service needs no epilog.
 #
-# An epilog that fails drains the node, so this ends with 0.
+# Always exits with 0, since a failing epilog drains the node.
 
 # Slurm gives an epilog no PATH.
 PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}

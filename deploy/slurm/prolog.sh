@@ -1,8 +1,7 @@
 #!/bin/sh
-# Prolog= of slurm.conf, as root before each job on each of its nodes: is the daemon up?
+# Prolog= of slurm.conf, as root before each job on each of its nodes: starts the daemon if needed.
 #
-# A prolog that fails drains the node.  No monitor is worth a node, so this ends with 0 whatever happens, and within
-# seconds; what was wrong goes to the system's log.
+# Always exits with 0, and within seconds, since a failing prolog drains the node.  Logs failures to the system's log.
 
 # Slurm gives a prolog no PATH.
 PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
@@ -15,6 +14,6 @@ if command -v systemctl >/dev/null 2>&1; then
     timeout 5 systemctl start --no-block pacecar.service || tell "pacecar.service could not be started"
   fi
 else
-  tell "no systemd here: nobody looks after the daemon"
+  tell "no systemd here to start the daemon"
 fi
 exit 0

@@ -21,7 +21,7 @@ ACCUMULATED = 2
 
 
 def main() -> None:
-    """Fit a small network to sums of its inputs; a step is an update, of ACCUMULATED batches."""
+    """Fit a small network to sums of its inputs; a step is one update of ACCUMULATED batches."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps

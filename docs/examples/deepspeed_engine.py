@@ -22,7 +22,7 @@ CONFIG = {
 }
 
 if not torch.cuda.is_available():
-    # On CPUs DeepSpeed compiles an operator at its first use, for two minutes; without it, it asks gloo.
+    # On CPUs DeepSpeed compiles an operator at first use, which takes two minutes; without the operator it uses gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 

@@ -1,4 +1,4 @@
-"""A plain FSDP2 loop with pacecar, in the manner of torchtitan: `attach` after `fully_shard`.
+"""A plain FSDP2 loop with pacecar, as in torchtitan: `attach` after `fully_shard`.
 
 torchrun --nproc_per_node 2 docs/examples/fsdp2_loop.py
 """

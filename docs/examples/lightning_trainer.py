@@ -18,7 +18,7 @@ from pacecar.adapters.lightning import PacecarCallback
 
 
 class Sums(LightningModule):
-    """A small network that is fitted to sums of its inputs."""
+    """A small network fitted to sums of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Sums(LightningModule):
 
 
 def main() -> None:
-    """Fit."""
+    """Fit the network."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps

@@ -33,7 +33,7 @@ def main() -> None:
         writer = SummaryWriter("logs/tensorboard")
         run = wandb.init(mode="offline", dir="logs", project="pacecar", settings=wandb.Settings(silent=True))
         client = MlflowClient(tracking_uri="sqlite:///logs/mlflow.db")
-        known = client.get_experiment_by_name("pacecar")  # from the second run on
+        known = client.get_experiment_by_name("pacecar")  # exists from the second run on
         experiment = client.create_experiment("pacecar") if known is None else known.experiment_id
         run_id = client.create_run(experiment).info.run_id
         loggers = [TensorBoard(writer), Wandb(run), Mlflow(run_id, client=client)]
@@ -46,7 +46,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             if dist.get_rank() == 0 and step % 100 == 99:
-                run.log({"loss": loss.item()}, step=step)  # the script's own rows stay its own
+                run.log({"loss": loss.item()}, step=step)  # the script's own rows are unaffected
     if dist.get_rank() == 0:
         writer.close()
         run.finish()

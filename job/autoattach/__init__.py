@@ -9,5 +9,5 @@
     stderr_line         writes the line that the user sees
     outcome_lines       writes others: that there is nothing to tune; at the end what was measured and kept
 
-Nothing is guessed: where it is not clear, one line says why and the script is left alone.
+It never guesses: if something is unclear, one line says why and the script is left alone.
 """

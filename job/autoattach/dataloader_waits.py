@@ -1,9 +1,8 @@
-"""Times how long a loop waits for data that gets its batches straight from torch's DataLoader, and counts samples.
+"""Times how long a loop waits for torch's DataLoader, and counts samples, without wrapping the loader.
 
 All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
-stay the script's own.  That also times evaluation, in whichever step that falls.  What other threads and worker
-processes draw is not this loop's waiting.
-Left out: loaders that are not torch's, and how a batch's samples are known (`profiler.hook.loading.batch_lengths`).
+stay the script's own.  Evaluation is timed too, in the step in which it happens.  Draws by other threads and worker
+processes are not this loop's waiting.  How a batch's samples are known: `profiler.hook.loading.batch_lengths`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def time_waits(hook: Hook) -> None:
 
 
 def forget_waits() -> None:
-    """Put torch's own `__next__` back."""
+    """Restore torch's own `__next__`."""
     global _original
     if _original is not None:
         iterators: Any = need(_ITERATORS)

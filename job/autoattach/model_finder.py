@@ -1,13 +1,13 @@
 """Finds the model that an optimizer trains and that the loop calls: by the garbage collector, then by call hooks.
 
 An optimizer knows parameters and no module, and no list holds the modules of a process.  But the garbage collector
-knows every object.  It is looked through once, in the step that is the slowest anyway (0.1 s a million objects), for
-roots: modules that hold a parameter of the optimizer and that no other module holds.
+knows every object.  It is searched once, in the step that is the slowest anyway (0.1 s a million objects), for roots:
+modules that hold a parameter of the optimizer and that no other module holds.
 
-A root need not be what the loop calls: it may be a container, or somebody keeps DDP and calls what is inside.  So
-probes, hooks that note a call and nothing else, stay for one iteration; where no root was called, their children are
-probed in the next.  The wrappers that a root holds (DDP, FSDP2) are probed with it, as they are what is tuned.  Inside
-a compiled module nothing is probed: another hook there would compile it anew.
+A root need not be what the loop calls: it may be a container, or a script may keep DDP and call what is inside.  So
+probes, hooks that only record a call, stay for one iteration; if no root was called, the next iteration probes their
+children.  The wrappers that a root holds (DDP, FSDP2) are probed with it, as they are what is tuned.  Nothing inside a
+compiled module is probed: another hook there would make it compile again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pacecar.torch_internals import find
 __all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "inside_of", "roots_of"]
 
 PROBES_MAX = 64
-"""Modules that are probed at once; a container with more children than this is not looked into."""
+"""Most modules probed at once; a container with more children is not searched."""
 
 
 def roots_of(parameters: set[int]) -> list[nn.Module]:
-    """Return the modules that hold any of `parameters`, themselves or in what they hold, and that no module holds."""
+    """Return the modules that hold any of `parameters`, directly or not, and that no module holds."""
     # By type(), because isinstance asks an object for its class, which proxies answer by importing what they stand for.
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     held = {id(child) for module in modules for child in _held(module, "_modules")}
@@ -39,7 +39,7 @@ def roots_of(parameters: set[int]) -> list[nn.Module]:
 
 
 def children_of(modules: Iterable[nn.Module], parameters: set[int]) -> list[nn.Module]:
-    """Return what `modules` hold directly and what holds any of `parameters`."""
+    """Return the direct children of `modules` that hold any of `parameters`."""
     return [
         c
         for m in modules
@@ -50,9 +50,9 @@ def children_of(modules: Iterable[nn.Module], parameters: set[int]) -> list[nn.M
 
 
 def compiled_functions(model: nn.Module) -> bool:
-    """Return whether torch.compile was used in this process, and on no module that `model` is or holds.
+    """Return whether torch.compile was used in this process, but on no module that `model` is or holds.
 
-    Then it was used on functions, perhaps on the one that calls the model.  A hook on a module that was compiled as a
+    Then it was used on functions, perhaps on the one that calls the model.  A hook on a module that was compiled as
     part of a function makes it compile again, which may take minutes.
     """
     frames = (find("torch._dynamo.utils.counters") or {}).get("frames", {})
@@ -88,14 +88,14 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def inside_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that `module` holds, also where a list or an object between them hides them from it."""
+    """Yield the modules that `module` holds, including those hidden behind a list or another object."""
     yield from module.modules()
     for wrapper in wrappers_in(module):
         yield from wrapper.modules()
 
 
 class ModelProbes:
-    """Notes which of `modules` are called to train, until `remove`; used once."""
+    """Records which of `modules` are called to train, until `remove`; used once."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
@@ -103,7 +103,7 @@ class ModelProbes:
         self._observers: list[CallObserver] = []
 
     def install(self) -> None:
-        """Begin to note; a module that was compiled in place is not probed."""
+        """Start to record; a module that was compiled in place is not probed."""
         keep_out(ModelProbes._note)
         if len(self._modules) > PROBES_MAX:
             return
@@ -116,13 +116,13 @@ class ModelProbes:
                 self._observers.append(observer)
 
     def remove(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         for observer in self._observers:
             observer.remove()
         self._observers = []
 
     def called(self, parameters: set[int]) -> list[nn.Module]:
-        """Return the modules that were called and are in no other that was, those with most of `parameters` first."""
+        """Return the outermost modules that were called, those with most of `parameters` first."""
         inner = {id(m) for outer in self._called.values() for m in inside_of(outer) if m is not outer}
         outermost = [module for key, module in self._called.items() if key not in inner]
         return sorted(outermost, key=lambda module: -_covers(module, parameters))

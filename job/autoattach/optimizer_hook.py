@@ -1,11 +1,11 @@
 """Reports each optimizer's steps to the loop watcher, through torch's public hook for all optimizers.
 
-The hook stays for the whole run.  Until the first step it is all that there is of pacecar in a process.  The rest is
-imported in that step, which is the job's slowest anyway.  The import may fail (a library is missing, pacecar was
-upgraded meanwhile), so what guards it imports nothing itself.
+The hook stays for the whole run.  Until the first step it is all of pacecar in the process.  The rest is imported in
+that step, which is the job's slowest anyway.  The import may fail (a library is missing, pacecar was upgraded
+meanwhile), so the code that guards it imports nothing itself.
 
-A process that ends without a step although it is a rank, or computed gradients, says so in one line: its weights are
-updated by hand, inside torch.compile, or somewhere else.  So does one that ends before it was clear what it trains.
+A process that ends without a step although it is a rank, or computed gradients, prints one line about it: its weights
+are updated by hand, inside torch.compile, or somewhere else.  So does one that ends before it was clear what it trains.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pacecar.torch_internals import find
 if TYPE_CHECKING:
     from .loop_watcher import LoopWatcher
 
-__all__ = ["listen"]
+__all__ = ["register"]
 
-_heard: Callable[[Optimizer], None] | None = None
+_record_step: Callable[[Optimizer], None] | None = None
 _watcher: LoopWatcher | None = None
 _helper_of: str | None = None
 _pid = 0
 
 
-def listen(helper_of: str | None) -> None:
+def register(helper_of: str | None) -> None:
     """Register the hook, which loads pacecar at the first step; `helper_of` is the rank's process if it is another."""
     global _helper_of, _pid
     _helper_of, _pid = helper_of, os.getpid()
@@ -41,41 +41,46 @@ def listen(helper_of: str | None) -> None:
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    global _heard, _watcher
+    global _record_step, _watcher
     try:
-        if _heard is None:
-            _heard = _ignore  # whatever goes wrong now, it is tried once
+        if _record_step is None:
+            _record_step = _ignore  # whatever goes wrong now, it is tried once
             from .loop_watcher import LoopWatcher
 
             _watcher = LoopWatcher(_helper_of, is_fork=os.getpid() != _pid)
-            _heard = _watcher.heard
-        _heard(optimizer)
+            _record_step = _watcher.record_step
+        _record_step(optimizer)
     except Exception as error:  # noqa: BLE001  the job comes first
-        _heard = _ignore
-        _tell(f"does not attach: {type(error).__name__}: {' '.join(str(error).split())}")
+        _record_step = _ignore
+        _print(f"does not attach: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _ended() -> None:
-    """Say that nothing was measured, where a user may have expected it."""
+    """Print that nothing was measured, if a user may have expected it."""
     try:
-        if _heard is None and _helper_of is None and os.getpid() == _pid and ("RANK" in os.environ or _has_gradients()):
-            _tell("measured nothing: no optimizer of torch made a step in this process, where pacecar would see it")
+        if (
+            _record_step is None
+            and _helper_of is None
+            and os.getpid() == _pid
+            and ("RANK" in os.environ or _has_gradients())
+        ):
+            _print("measured nothing: no optimizer of torch made a step in this process, where pacecar would see it")
         if _watcher is not None and (reason := _watcher.unfinished) is not None:
-            _tell(f"measured nothing: {reason}")
+            _print(f"measured nothing: {reason}")
     except Exception:  # noqa: BLE001  the end of the script is its own
         return
 
 
 def _has_gradients() -> bool:
-    """Return whether this thread recorded operators for a backward; False where this torch does not tell."""
+    """Return whether this thread recorded operators for a backward; False if this torch does not tell."""
     sequence: Callable[[], int] | None = find("torch._C._autograd._get_sequence_nr")
     return sequence is not None and sequence() > 0
 
 
-def _tell(what: str) -> None:
-    """Say one thing on stderr, on rank 0.
+def _print(what: str) -> None:
+    """Print one line on stderr, on rank 0.
 
-    It uses only what this process has loaded: whatever would have to be imported may be what is missing.
+    Uses only what this process has loaded: whatever would have to be imported may be what is missing.
     """
     try:
         rank = str(dist.get_rank()) if dist.is_available() and dist.is_initialized() else os.environ.get("RANK", "0")

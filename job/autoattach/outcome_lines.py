@@ -1,8 +1,7 @@
-"""Says what comes of a run under `pacecar run`: at its end, and before if there turns out to be nothing to tune.
+"""Prints the outcome of a run under `pacecar run`: at its end, and earlier if there is nothing to tune.
 
-It hears the records as a user's logger does (`attach(loggers=...)`), and writes on rank 0 only.  In: states of the
-tuner, decisions and verdicts, and the goodbye with its totals.  Left out: every number of a single step (the run folder
-has them).
+Receives the records as a user's logger does (`attach(loggers=...)`): states of the tuner, decisions and verdicts, and
+the goodbye with its totals.  Prints on rank 0 only.  The numbers of single steps are in the run folder.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ SHARE_MIN = 0.01
 """Headings of the ledger that the line names: the largest, of a hundredth of the time or more."""
 
 NOT_KEPT = "nothing more is kept: pacecar run --run-dir FOLDER keeps it for pacecar report"
-"""What a run without a run folder hears, which has no more than this line."""
+"""For a run without a run folder, which leaves nothing but this line."""
 
 TURNING = ("warming", "screening", "trial", "watching")
 """States of a tuner that may turn a knob."""
 
 
 class OutcomeLines:
-    """A `RecordSink` that writes the lines; `run_dir` is the folder that the last one points to."""
+    """A `RecordSink` that prints the lines; `run_dir` is the folder that the last one points to."""
 
     dropped = 0
 
@@ -42,7 +41,7 @@ class OutcomeLines:
         self._goodbye: Goodbye | None = None
 
     def put(self, record: JobRecord) -> None:
-        """Note a record; of most there is nothing to note."""
+        """Take what the lines need from a record; most contain nothing."""
         if isinstance(record, Decision):
             self._decided[record.decision] = record
         elif isinstance(record, Verdict):
@@ -58,35 +57,35 @@ class OutcomeLines:
             self._goodbye = record
 
     def close(self, timeout_seconds: float) -> None:
-        """Write the line, once."""
+        """Print the line, once."""
         goodbye, self._goodbye = self._goodbye, None
         if goodbye is None or goodbye.rank != 0:
             return
         if goodbye.totals is None or not goodbye.total_steps:
-            said = "measured no step: none ended after the one in which pacecar attached"
+            line = "measured no step: none ended after the one in which pacecar attached"
         else:
-            said = self._line(goodbye, goodbye.totals, goodbye.total_steps)
+            line = self._line(goodbye, goodbye.totals, goodbye.total_steps)
         more = NOT_KEPT if self._run_dir is None else f"more: pacecar report {shlex.quote(self._run_dir)}"
-        write_line(f"{said}; {more}")
+        write_line(f"{line}; {more}")
 
     def _line(self, goodbye: Goodbye, totals: Ledger, steps: int) -> str:
         wall_ns = max(1, totals.wall_ns)
-        said = f"{plural(steps, 'step')} of {duration(wall_ns / steps)}: {_shares(totals)}"
+        line = f"{plural(steps, 'step')} of {duration(wall_ns / steps)}: {_shares(totals)}"
         if goodbye.total_overhead_ns is not None:
             ratio = percent(goodbye.total_overhead_ns / wall_ns, digits=2)
-            said += f"; pacecar's own time {duration(goodbye.total_overhead_ns)} ({ratio})"
+            line += f"; pacecar's own time {duration(goodbye.total_overhead_ns)} ({ratio})"
         if self._is_tuned:
             changes = [
                 f"{knob} {setting(knob, first)} -> {setting(knob, last)}"
                 for knob, (first, last) in self._kept.items()
                 if first != last
             ]
-            said += f"; kept {', '.join(changes) or 'no change'}"
-        return said
+            line += f"; kept {', '.join(changes) or 'no change'}"
+        return line
 
 
 def _first_reason(detail: str) -> str:
-    """Return why the first of the knobs cannot be turned: those of DDP come first, and a script here has no others."""
+    """Return why the first knob cannot be turned: DDP's come first, and a script here has no others."""
     return detail.removeprefix("nothing to tune: ").removeprefix("not tuning: ").split("; ")[0]
 
 

@@ -1,9 +1,9 @@
 """Agrees among ranks, without waiting, on the step at which all attach a tuner: a counter in the job's store.
 
-To attach a tuner is a collective: ranks meet and make a group.  One that does not come (its python has no pacecar, it
-trains something else) would hold up the others for as long as they are ready to wait.  In a script that asked for
-nothing, nobody waits: each rank adds itself to a counter in the job's store, and when rank 0 sees that all are there it
-names a step some steps ahead.  Ranks under DDP are never a whole step apart, so each reads that number before it is
+Attaching a tuner is a collective: ranks meet and make a group.  A rank that does not come (its python has no pacecar,
+it trains something else) would delay the others as long as they are willing to wait.  A script that asked for nothing
+must not wait.  So each rank adds itself to a counter in the job's store, and when rank 0 sees that all are there it
+names a step a few steps ahead.  Ranks under DDP are never a whole step apart, so each reads that number before it gets
 there.
 
 A store may outlive its ranks; hence `life` in the keys (see `profiler.transport.store_rendezvous`).
@@ -18,16 +18,16 @@ from pacecar.profiler.transport.store_rendezvous import life
 __all__ = ["LEAD_STEPS", "STEPS_MAX", "RankGathering"]
 
 LEAD_STEPS = 4
-"""Steps from the one in which rank 0 names a step to that step; two would do."""
+"""Steps between rank 0's naming of a step and that step; two would do."""
 
 STEPS_MAX = 100
-"""A rank that has not come after so many steps of the others will not come."""
+"""A rank that has not come after this many steps of the others will not come."""
 
 NEVER = "never"
 
 
 class RankGathering:
-    """One rank's part.  `claim` is what all ranks must want alike; ranks of another claim count under another key."""
+    """One rank's part.  `claim` must be equal on all ranks; ranks with another claim count under another key."""
 
     def __init__(self, store: Any, rank: int, world_size: int, claim: str) -> None:  # noqa: ANN401  dist.Store
         prefix = f"pacecar/run/{life(world_size)}/{claim}"

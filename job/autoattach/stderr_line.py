@@ -1,7 +1,7 @@
-"""Writes the lines that a user of `pacecar run` sees, on rank 0's stderr, and keeps pacecar's log off the script's.
+"""Prints the lines that a user of `pacecar run` sees, on rank 0's stderr, and keeps pacecar's log off the script's.
 
-Everything else that pacecar has to say is in its records.  Its warnings would be lines among the script's own, where
-logging is configured on stdout even among its results; with a run folder they go to `rank<r>.log` there.
+Everything else that pacecar reports is in its records.  Its warnings would be lines among the script's own, even among
+its results if logging goes to stdout; with a run folder they go to `rank<r>.log` there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Write one line to stderr, on rank 0 only."""
+    """Print one line on stderr, on rank 0 only."""
     if dist.is_available() and dist.is_initialized():
         rank = str(dist.get_rank())
     else:
@@ -34,7 +34,7 @@ def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def write_line(what: str) -> None:
-    """Write one line to stderr."""
+    """Print one line on stderr."""
     line = f"pacecar: {' '.join(what.split())}\n"
     # Not sys.stderr: what the script put in its place is for the script's own output.
     with contextlib.suppress(OSError):
@@ -42,10 +42,10 @@ def write_line(what: str) -> None:
 
 
 class _LogFile(logging.Handler):
-    """A log file that is made at the first line, and only where the file is or becomes this user's (`safe_files`).
+    """A log file that is created with its first line, and only if it is or becomes this user's (`safe_files`).
 
-    The script's stderr gets one line of all this at most, and no traceback: where the file cannot be written, it is the
-    warning that could not be logged, or that the log cannot be written.
+    If it cannot be written, the script's stderr gets one line and no traceback: the warning that could not be logged,
+    or that the log cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class _LogFile(logging.Handler):
         self._has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; one that cannot be written is dropped."""
+        """Write a line; drop it if it cannot be written."""
         try:
             line = f"{self.format(record)}\n".encode(errors="replace")
             if self._file is None:

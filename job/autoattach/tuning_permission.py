@@ -1,10 +1,10 @@
-"""Attaches pacecar to a script that does not call it: measures it, and tunes only where no script can be hurt.
+"""Attaches pacecar to a script that does not call it: measures it, and tunes only where no script can be harmed.
 
 A script that calls `pacecar.attach` promises that all ranks attach and make the same steps, and that its model is DDP's
-own.  Here nobody promised that.  So a knob is turned only under DistributedDataParallel or FSDP2 over all ranks, in its
-own class or one that changes nothing of its work, where the loop was seen to call it, itself or by an object around it,
-and at boundaries that hold where a rank leaves a step out (`at_forward`).  Everywhere else the script is measured, and
-the line on stderr says why no more is done.
+own.  Here there is no such promise.  So a knob is turned only under DistributedDataParallel or FSDP2 over all ranks, of
+torch's own class or one that changes nothing of its work, if the loop was seen to call it, directly or through an
+object around it, and at boundaries that hold even if a rank skips a step (`at_forward`).  Everywhere else the script is
+measured, and the line on stderr says why no more is done.
 
 Without PACECAR_TUNE_MODE the mode is "off", whatever a configuration file says: that file is for scripts that ask.
 """
@@ -44,13 +44,13 @@ from .outcome_lines import OutcomeLines
 from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet
 
-__all__ = ["AttachRequest", "join", "refusal", "wish"]
+__all__ = ["AttachRequest", "join", "make_request", "refusal"]
 
 MODE_VARIABLE = "PACECAR_TUNE_MODE"
 
-AS_NOBODY_ASKED: dict[str, Any] = {"at_forward": True, "meet_seconds": 5.0}
+UNASKED_OPTIONS: dict[str, Any] = {"at_forward": True, "meet_seconds": 5.0}
 """Ranks that gathered are in the same step, and meet at its end within moments.  The exception is a rank that counted
-its first steps in another way (it left one out); the others wait `meet_seconds` for it, once."""
+its first steps in another way (it skipped one); the others wait `meet_seconds` for it, once."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class AttachRequest:
         return replace(self, mode="off", reason=reason, gathering=None)
 
 
-def wish(
+def make_request(
     model: nn.Module, optimizer: Optimizer, *, several: bool, is_called: Callable[[nn.Module], bool]
 ) -> AttachRequest:
     """Return what may be attached and how far it may tune; `several`, `is_called` as in `refusal`.
@@ -79,14 +79,14 @@ def wish(
     """
     config = load_config()
     mode = config.tune.mode if MODE_VARIABLE in os.environ else "off"
-    wished = AttachRequest(model, optimizer, config, mode)
+    request = AttachRequest(model, optimizer, config, mode)
     if mode == "off":
-        return wished
+        return request
     reason = refusal(model, optimizer, mode, several=several, is_called=is_called)
     if reason is not None:
-        return wished.alone(reason)
+        return request.alone(reason)
     store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
-    return replace(wished, gathering=RankGathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
+    return replace(request, gathering=RankGathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
 
 
 def refusal(
@@ -97,7 +97,7 @@ def refusal(
     `several`: the loop trains other models too.  `is_called`: whether it was seen to call a module that `model` holds.
     """
     if mode not in ("advise", "exact"):
-        return f'mode "{mode}" needs to be told the loss, by pacecar.attach in the script'
+        return f'mode "{mode}" needs the loss, so the script itself must call pacecar.attach'
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return "one rank has nothing to tune here"
     lacks = lacking("run_gathering")
@@ -125,7 +125,7 @@ def refusal(
 
 
 def _unwrapped(model: nn.Module) -> str:
-    """Return what it is that makes `model` no model of DDP or FSDP2 here."""
+    """Return why `model` is not a model of DDP or FSDP2 here."""
     inner, others = uncompiled(model), wrapper_of_others(model)
     kind = type(inner).__name__
     if others is not None:
@@ -153,35 +153,37 @@ def _fsdp_refusal(fsdp: nn.Module) -> str | None:
 def _changed(kind: type[DistributedDataParallel]) -> list[str]:
     """Return the names that a subclass of DDP overrides.
 
-    Not counted are its constructor and its access to the attributes of what it wraps, which many override.
+    Its constructor and its access to attributes of what it wraps do not count; many override them.
     """
     known = {name for owner in DistributedDataParallel.__mro__[:-1] for name in vars(owner)}
     own = {name for owner in kind.__mro__[: kind.__mro__.index(DistributedDataParallel)] for name in vars(owner)}
     return sorted(name for name in known & own if name == "__call__" or not name.startswith(("__", "_abc_")))
 
 
-def join(wished: AttachRequest) -> tuple[Pacer, str]:
+def join(request: AttachRequest) -> tuple[Pacer, str]:
     """Attach; return the pacer, and the line that says what it does."""
-    hello = make_hello(wished.model, job=wished.config.hook.job)
-    keep_quiet(hello.rank, wished.config.hook.run_dir)
-    config, options = wished.config, AS_NOBODY_ASKED
+    hello = make_hello(request.model, job=request.config.hook.job)
+    keep_quiet(hello.rank, request.config.hook.run_dir)
+    config, options = request.config, UNASKED_OPTIONS
     outcome_lines = OutcomeLines(config.hook.run_dir)
-    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=config, loggers=[outcome_lines], **options)
+    pacer = attach(
+        request.model, request.optimizer, tune=request.mode, config=config, loggers=[outcome_lines], **options
+    )
     if pacer.inert_because is not None:
         return pacer, f"does not attach: {pacer.inert_because}"
     if pacer._hook is not None:
         time_waits(pacer._hook)
     status = None if pacer._tuner is None else pacer._tuner.status
-    reason = wished.reason if status is None or status.state != "off" else status.detail
-    does = "tunes nothing" if reason is not None or wished.mode == "off" else f"mode {wished.mode}"
+    reason = request.reason if status is None or status.state != "off" else status.detail
+    does = "tunes nothing" if reason is not None or request.mode == "off" else f"mode {request.mode}"
     if reason is not None:
         does += f": {reason.removeprefix('not tuning: ')}"
-    what = f"{_named(wished.model)} and {type(wished.optimizer).__name__}"
+    what = f"{_named(request.model)} and {type(request.optimizer).__name__}"
     return pacer, f"measures job {hello.job}, {what} on {plural(hello.world_size, 'rank')}; {does}"
 
 
 def _named(model: nn.Module) -> str:
-    """Return the name of `model`'s class, and what makes it data-parallel where that is inside it."""
+    """Return the name of `model`'s class, and what makes it data-parallel if that is inside it."""
     inner = uncompiled(model)
     kind = wrapper_of_others(model) or type(inner).__name__
     if inner is not model:

@@ -1,6 +1,6 @@
 """Brings pacecar into a process before its script runs: `pacecar run` puts this folder onto PYTHONPATH.
 
-Its modules are read by any python of a job, also by one that has no pacecar, no torch and another version, and at
-each start: so they are small, import nothing of pacecar and raise nothing.
-Left out: everything that needs torch (`pacecar.job.autoattach`), which waits until the script has imported it.
+Every python of a job reads its modules at each start, even one without pacecar or torch, or of another version.  So
+they are small, import nothing of pacecar and raise nothing.  What needs torch (`pacecar.job.autoattach`) waits until
+the script has imported it.
 """

@@ -1,11 +1,11 @@
 """Registers pacecar's optimizer hook once the script itself has imported torch, in processes that may be a rank.
 
-To import torch early would change the order of imports and cost a process that needs none its two seconds.  So all
-that is put into a process is a finder in front of `sys.meta_path`.  It finds nothing but the one module `torch`, which
-it has loaded as always; then it registers one hook, torch's own public one for the steps of all optimizers.  That hook
-loads the rest of pacecar; a process that trains nothing never does.
+Importing torch early would change the order of imports and cost a process that does not need it two seconds.  So the
+process only gets a finder in front of `sys.meta_path`.  It finds nothing but the module `torch`, has it loaded as
+always, and then registers torch's public hook for the steps of all optimizers.  That hook loads the rest of pacecar; a
+process that trains nothing never does.
 
-A rank's children (loader workers, compile workers, helpers) inherit its environment, and must not pass for the rank.
+A rank's children (loader workers, compile workers, helpers) inherit its environment and must not be taken for the rank.
 The first python that sees a rank's variables writes its process id beside them into PACECAR_RUN; another process with
 the same variables is a helper.
 
@@ -45,7 +45,7 @@ _has_begun = []
 
 
 def begin():
-    """Wait for torch, unless the environment says that nothing is to be done."""
+    """Wait for torch, unless the environment turns pacecar off."""
     if _has_begun or os.environ.get(VARIABLE, "0") in ("", "0"):
         return
     _has_begun.append(True)  # a .pth file and PYTHONPATH may both lead here
@@ -57,9 +57,9 @@ def begin():
 
 
 def claim(environ, pid):
-    """Return None where this process may be a rank, else the id of the process whose helper it is.
+    """Return None if this process may be a rank, else the id of the process that it is a helper of.
 
-    It writes to the environment, which is safe only at the start, before there are threads.
+    Writes to the environment, which is safe only at the start, before there are threads.
     """
     place = ",".join(name + "=" + environ[name] for name in PLACES if name in environ)
     if not place:
@@ -74,9 +74,9 @@ def claim(environ, pid):
 def meet(helper_of):
     """Register the optimizer hook, now that torch is there."""
     try:
-        from pacecar.job.autoattach.optimizer_hook import listen
+        from pacecar.job.autoattach.optimizer_hook import register
 
-        listen(helper_of)
+        register(helper_of)
     except Exception as error:  # noqa: BLE001  a python without pacecar, another torch: the script goes on
         if helper_of is None and os.environ.get("RANK", "0") == "0":
             line = "pacecar: does not attach: " + type(error).__name__ + ": " + str(error) + "\n"
@@ -84,9 +84,9 @@ def meet(helper_of):
 
 
 class Finder:
-    """Finds nothing but torch, and only by asking those who would have been asked without it.
+    """Finds nothing but torch, and only by asking the finders that would have been asked without it.
 
-    It stays until torch is loaded: libraries ask for its spec, to see whether it is installed, and load it later.
+    It stays until torch is loaded: libraries ask for its spec to see whether it is installed, and load it later.
     """
 
     def __init__(self, helper_of):
@@ -94,9 +94,9 @@ class Finder:
         self.asking = set()
 
     def find_spec(self, name, path=None, target=None):
-        """Return torch's own spec with a loader that tells when it is done; None for every other name.
+        """Return torch's own spec with a loader that reports when it is done; None for every other name.
 
-        Another finder of this kind may ask all others too, this one among them: it finds nothing while it asks.
+        Another finder of this kind may ask all others too, including this one: it finds nothing while it asks.
         """
         thread = _thread.get_ident()
         if name != "torch" or thread in self.asking:
@@ -108,7 +108,7 @@ class Finder:
             self.asking.discard(thread)
 
     def find_torch(self, name, path, target):
-        """Return what the others find; None where torch is not there, as it may be installed or added later."""
+        """Return what the others find; None without torch, which may be installed or added later."""
         for finder in [finder for finder in sys.meta_path if finder is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
@@ -118,7 +118,7 @@ class Finder:
         return None
 
     def leave(self):
-        """Return whether this is the first time that torch was loaded; there is nothing more to find then."""
+        """Return whether torch was loaded for the first time; there is nothing more to find then."""
         is_first = self in sys.meta_path
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         return is_first
@@ -132,7 +132,7 @@ class Loader:
         self.finder = finder
 
     def create_module(self, spec):
-        """Make the module as the real loader does."""
+        """Create the module as the real loader does."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module):

@@ -1,9 +1,9 @@
-"""Starts pacecar at python's own start, then imports the `sitecustomize` that python would have found without it.
+"""Starts pacecar when python starts, then imports the `sitecustomize` that python would have found without it.
 
-Python imports one module of this name at its start, the first on the path.  A folder in front of the path hides that of
-the user, his company or his distribution.  So this one takes its folder off the path again and imports the name anew.
-What is found then is what would have been found without us, and becomes `sys.modules["sitecustomize"]`; where there is
-none, the ImportError that python expects goes on.
+Python imports one module of this name at its start, the first on the path.  A folder in front of the path hides the
+user's, the company's or the distribution's.  So this module takes its folder off the path again and imports the name
+once more.  What is found then becomes `sys.modules["sitecustomize"]`; if there is none, the ImportError that python
+expects goes on.
 """
 
 import os

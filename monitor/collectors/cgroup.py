@@ -1,22 +1,22 @@
 """Reads limits, use and throttling of the control groups (v1 and v2) of the daemon and of the ranks it knows.
 
-A container with a limit of 8 processors on a machine of 64 looks idle from outside and is stopped for half of every
-100 ms inside.  The machine's utilization cannot show that; `throttled` does.
+A container with a limit of 8 processors on a machine of 64 looks idle from outside and is stopped for half of every 100
+ms inside.  Only `throttled` shows that; the machine's utilization does not.
 
-The limit that counts is the tightest on the way from the group up to the root: a pod may be limited where its
-container is not.  CPU limit and throttling are those of the tightest level; use is the group's own.
+The limit that counts is the tightest from the group up to the root: a pod may be limited where its container is not.
+CPU limit and throttling are those of the tightest level; use is the group's own.
 
-The folder of a group follows from two files, not from a guess: /proc/PID/cgroup names the group below the root of
-its hierarchy, /proc/self/mountinfo says which part of a hierarchy is mounted where.  In a container that is often its
-own part alone; with the host's /sys beside it `cgroup_mounts` finds the path.  A group that is not under a mount of
-ours is left out.  Where both versions are mounted, a controller is in v1 when its hierarchy is listed, else in v2.
+Two files give the folder of a group: /proc/PID/cgroup names the group below the root of its hierarchy, and
+/proc/self/mountinfo says which part of a hierarchy is mounted where.  In a container that is often only its own part;
+with the host's /sys mounted too, `cgroup_mounts` finds the path.  A group outside all mounts is left out.  If both
+versions are mounted, a controller is in v1 if its hierarchy is listed, else in v2.
 
     v2   cpu.max  cpu.stat  memory.max  memory.current  memory.events
     v1   cpu.cfs_quota_us, cpu.cfs_period_us, cpu.stat  cpuacct.usage
          memory.limit_in_bytes, memory.usage_in_bytes, memory.failcnt, memory.oom_control
 
-Which ranks are in a group is in one `cgroup_member_info` to join on: ranks of one container share a group and its
-numbers.  psutil does not know control groups.
+`cgroup_member_info` lists the ranks of each group, to join on: ranks of one container share a group and its numbers.
+psutil does not know control groups.
 
 Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst; cgroups(7).
 """
@@ -45,14 +45,14 @@ from .source_reader import ParsedLines, SourceReading
 __all__ = ["CgroupCollector", "CgroupMember"]
 
 CONTROLLERS = ("cpu", "cpuacct", "memory")
-"""Those of v1 that are read.  Two groups may share one by which both are named, and not the others."""
+"""The v1 controllers that are read.  Two groups of one name may share some of them and not others."""
 
 GROUPS_MAX = 64
-"""Groups that are read; each is some ten files.  A node has as many as it has containers with ranks in them."""
+"""Groups that are read, some ten files each.  A node has as many as it has containers with ranks."""
 
 
 class CgroupMember(NamedTuple):
-    """A process whose group is of interest: the daemon, or a rank of a job."""
+    """A process whose group is read: the daemon, or a rank of a job."""
 
     pid: str
     kind: str
@@ -62,7 +62,7 @@ class CgroupMember(NamedTuple):
 
 
 class Mounted(NamedTuple):
-    """A hierarchy, which part of it is mounted, and where."""
+    """A hierarchy, the part of it that is mounted, and where."""
 
     hierarchy: str
     root: str
@@ -82,6 +82,7 @@ class CgroupCollector:
     """Limits, use and throttling of the groups of the daemon and of the ranks that `members` names."""
 
     name = "cgroup"
+    is_rarely_read = True
 
     def __init__(self, files: KernelFiles, members: Callable[[], Sequence[CgroupMember]]) -> None:
         self._files = files
@@ -90,7 +91,7 @@ class CgroupCollector:
         self._mounts: ParsedLines[list[Mounted]] = ParsedLines()
 
     def collect(self) -> Outcome:
-        """Read the groups of the daemon and of all ranks known now, each group once."""
+        """Read the groups of the daemon and of all known ranks, each group once."""
         reading = SourceReading(self._files)
         rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount, before=self._mounts)
         found_mounts = [mount for found in rows for mount in found]
@@ -112,10 +113,10 @@ class CgroupCollector:
                 continue
             name = group_name(paths)
             if name not in groups and len(groups) >= GROUPS_MAX:
-                reading.fail(f"groups beyond the first {GROUPS_MAX} left out, the first of them {name}")
+                reading.fail(f"groups beyond the first {GROUPS_MAX} left out, starting with {name}")
                 break
             if any(groups.setdefault(name, paths).get(one) != paths.get(one) for one in CONTROLLERS):
-                reading.fail(f"/proc/{member.pid}/cgroup: another group is called {name!r}, so this one is left out")
+                reading.fail(f"/proc/{member.pid}/cgroup: left out, because another group is called {name!r}")
                 continue
             labels = (member.kind, member.training_job, member.launch, member.rank)
             reading.add("pacecar_cgroup_member_info", 1, name, *labels)
@@ -124,16 +125,13 @@ class CgroupCollector:
             self._memory(reading, name, mounts, paths)
         return reading.outcome()
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _paths(self, reading: SourceReading, member: CgroupMember) -> dict[str, str]:
-        """Return hierarchy -> path of the group; empty, which is healthy, when the process ended meanwhile."""
+        """Return hierarchy -> path of the group; empty, which is healthy, if the process has ended."""
         rows = reading.lines(self._files.proc / member.pid / "cgroup", parse_cgroup_line)
         return {hierarchy: path for found in rows for hierarchy, path in found}
 
     def _levels(self, mounts: dict[str, Mounted], paths: dict[str, str], controller: str) -> tuple[bool, Levels]:
-        """Return whether `controller` is in v1, and the group's levels; none when it is not under a mount of ours."""
+        """Return whether `controller` is in v1, and the group's levels; none if it is outside all mounts."""
         is_v1 = controller in paths and controller in mounts
         mount, path = mounts.get(controller if is_v1 else V2), paths.get(controller if is_v1 else V2)
         if mount is None or path is None:
@@ -145,7 +143,7 @@ class CgroupCollector:
         failures = reading.failures
         limit_of = _limit_v1 if is_v1 else _limit_v2
         limits = [limit for level in levels if (limit := limit_of(reading, level)) is not None]
-        if limits and reading.failures == failures:  # the tightest of some levels may be looser than the one that binds
+        if limits and reading.failures == failures:  # an unread level may be tighter
             limit = min(limits, key=lambda limit: limit.cpus)
             reading.add("pacecar_cgroup_cpu_limit_cpus", limit.cpus, name)
             _add(reading, name, "pacecar_cgroup_cpu_periods_total", limit.periods)
@@ -208,7 +206,7 @@ def _limit_v1(reading: SourceReading, level: Path) -> CgroupLimit | None:
 
 
 def group_name(paths: dict[str, str]) -> str:
-    """Return the path by which people know the group: that of v2, or of memory where v1 has the controllers."""
+    """Return the path that people use for the group: that of v2, or of memory if v1 has the controllers."""
     for hierarchy in ("memory", "cpu", V2):
         if hierarchy in paths:
             return paths[hierarchy]
@@ -229,5 +227,5 @@ def parse_cgroup_mount(line: str) -> list[Mounted] | None:
 
 
 def parse_quota(line: str) -> int | None:
-    """Return microseconds of a period, None for -1, which is no limit; raises ValueError."""
+    """Return microseconds of a period, None for -1, which means no limit; raises ValueError."""
     return None if line.strip() == "-1" else whole(line.strip())

@@ -1,11 +1,11 @@
 """Translates paths of v2 control groups from a container's view into paths below the host's root.
 
-A container has a view of its own (a cgroup namespace, which Kubernetes gives to every pod on v2).  Its own group is `/`
-there, and groups outside are written relative to it, as `/../../kubepods-pod7.slice/x.scope`.  With the host's /sys
-mounted the groups can be read, but their folder depends on what our own group is called outside, and no file says so.
+A container has its own view (a cgroup namespace; on v2 Kubernetes gives one to every pod).  In it, its own group is
+`/`, and groups outside are relative, as in `/../../kubepods-pod7.slice/x.scope`.  With the host's /sys mounted the
+groups can be read, but their folder depends on the host's name of our own group, which no file contains.
 
-So our own folder is searched for by inode: it has the same inode as the root of our view, and lies as many levels below
-the host's root as the mount says.  It does not move while we run, so one search is enough.
+So we search for our own folder by inode: it has the inode of the root of our view, and lies as many levels below the
+host's root as the mount says.  It does not move while we run, so one search is enough.
 
 Source: cgroup_namespaces(7).
 """
@@ -41,9 +41,9 @@ class CgroupMounts:
         return self._process_root / mountpoint.lstrip("/")
 
     def outside(self, path: str, *, own_mountpoint: str, host_mountpoint: str, host_root: str) -> str | None:
-        """Return `path` from the host's root on; None where our own folder is not found or `path` is above that root.
+        """Return `path` from the host's root; None if our own folder is not found or `path` lies above that root.
 
-        `host_root` is what mountinfo says of the host's mount: `/..` for each level that we are below it.
+        `host_root` is the root of the host's mount in mountinfo: `/..` for each level that we are below it.
         """
         depth = len(_names(host_root))
         own = self._names_of_own(own_mountpoint, self.folder(host_mountpoint), depth)
@@ -68,12 +68,12 @@ def _names(path: str) -> Sequence[str]:
 
 
 def _find(top: Path, depth: int, inode: int) -> tuple[str, ...] | None:
-    """Return the names that lead to the folder with `inode`, `depth` levels below `top`."""
+    """Return the names on the way to the folder with `inode`, `depth` levels below `top`."""
     level: list[tuple[str, ...]] = [()]
     for below in range(1, depth + 1):
         found: list[tuple[str, ...]] = []
         for names in level:
-            with suppress(OSError), os.scandir(top.joinpath(*names)) as entries:  # a group that ended meanwhile
+            with suppress(OSError), os.scandir(top.joinpath(*names)) as entries:  # a group may have ended
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         if below == depth and entry.inode() == inode:

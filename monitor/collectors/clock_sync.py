@@ -1,12 +1,11 @@
-"""Asks the kernel how well the machine's clock follows the time server: offset, error and whether it is synchronized.
+"""Asks the kernel how well the machine's clock is synchronized: offset, error and state.
 
-The time server's own figures (chronyc, ntpq) are of one program each and cost a process.  The kernel keeps what any of
-them told it, and adjtimex(2) with no mode set returns it without any privilege, in two microseconds.  Steps of ranks on
-two nodes can be laid side by side only as well as their clocks agree.
+Time servers have their own figures (chronyc, ntpq), but each costs a process.  The kernel keeps what any of them
+reported, and adjtimex(2) with no mode set returns it without privileges in two microseconds.  Steps of ranks on two
+nodes can be compared only as well as their clocks agree.
 
-The kernel lets the greatest error grow by half a millisecond a second while nobody corrects the clock, and calls it not
-synchronized at 16 s; so a machine whose time server is gone says so after nine hours.  The greatest error shows it at
-once.
+While nothing corrects the clock, the kernel's maximum error grows by half a millisecond a second, and at 16 s it calls
+the clock unsynchronized.  So the state shows a lost time server after nine hours, the maximum error at once.
 
 Left out: setting the clock, and leap seconds.
 
@@ -24,14 +23,14 @@ __all__ = ["ClockReader", "ClockState", "read_clock"]
 
 STA_UNSYNC = 0x0040
 STA_NANO = 0x2000
-"""timex.h: nobody keeps the clock; the offset is in nanoseconds, not microseconds."""
+"""timex.h: the clock is not synchronized; the offset is in nanoseconds, not microseconds."""
 
 _REST_LONGS = 32
-"""Room behind the fields that are read, for all that the kernel writes there: 12 longs and 11 ints of padding."""
+"""Room for all fields that the kernel writes after those that are read: 12 longs and 11 ints of padding."""
 
 
 class ClockState(NamedTuple):
-    """What the kernel knows of its clock; `offset_ns` is what is still to be corrected, ahead or behind."""
+    """The kernel's view of its clock; `offset_ns` is still to be corrected, positive or negative."""
 
     is_synchronized: bool
     offset_ns: int
@@ -40,7 +39,7 @@ class ClockState(NamedTuple):
 
 
 ClockReader = Callable[[], ClockState | None]
-"""Returns the state of the clock, None where the kernel does not say; raises OSError."""
+"""Returns the state of the clock, None if the kernel does not report it; raises OSError."""
 
 
 class _Timex(ctypes.Structure):
@@ -61,10 +60,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_clock() -> ClockState | None:
-    """Return the state of the machine's clock, None where the C library has no such call.
+    """Return the state of the machine's clock, None if the C library has no such call.
 
     Raises:
-        OSError: the kernel, or the sandbox around this process, refuses to say.
+        OSError: the kernel, or a sandbox around this process, refuses to answer.
     """
     adjtimex = getattr(_libc, "adjtimex", None)
     if adjtimex is None:

@@ -1,16 +1,16 @@
-"""Reads processor time by mode and NUMA node, utilization, load, frequencies, switches, interrupts and the last start.
+"""Reads processor time by mode and NUMA node, utilization, load, frequencies, switches, interrupts and the boot time.
 
-Utilization is the share of CPU time, since the reading before, that was neither idle nor waiting for I/O.  The first
-reading has no earlier one and so no utilization.  Guest time is left out: the kernel counts it in `user` already, and
-a sum over modes would count it twice.
+Utilization is the share of CPU time since the previous reading that was neither idle nor waiting for I/O; the first
+reading has none.  Guest time is left out: the kernel counts it in `user` already, so a sum over modes would count it
+twice.
 
-A series for each processor would be 256 times 8 on one node.  What a job suffers from is one NUMA node that is full
-while the other idles, so processors are added up by node.  For the same reason frequency is the lowest and the mean.
+A series for each processor would be 256 times 8 on one node.  A job suffers when one NUMA node is full while the other
+idles, so processors are added up by node.  For the same reason frequencies are reported as minimum and mean.
 
-/proc and /sys are read here and not through psutil, which knows no other root for /sys and no NUMA nodes.
+The counters of a processor that went offline keep their values: without them a node's sum would fall, which Prometheus
+takes for a restart.  A row that cannot be read loses one reading of its own node.
 
-The counters of a processor that went off line stay what they were: a node's sum without them would fall, and Prometheus
-would take that for a restart.  A row that cannot be read costs its own node one reading.
+psutil is not used: it knows no other root for /sys and no NUMA nodes.
 
 Source: proc(5), "/proc/stat" and "/proc/loadavg"; Documentation/admin-guide/pm/cpufreq.rst (frequencies in kHz);
 Documentation/ABI/stable/sysfs-devices-node.
@@ -30,20 +30,20 @@ from pacecar.kernel_files.reader import NOT_THERE, KernelFiles, OpenFile, whole
 from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["CpuCollector"]
 
 MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 MODES_MIN = 4
-"""What the oldest kernels have; each newer one appended."""
+"""Columns of the oldest kernels; newer ones appended more."""
 
 _IDLE = frozenset({"idle", "iowait"})
 
 WINDOWS = ("1m", "5m", "15m")
 
-SELDOM_TICKS = 10
-"""Frequencies cost a file for each processor, and processors move between NUMA nodes only by hot-plug."""
+CACHED_TICKS = 10
+"""Frequencies cost a file per processor, and processors move between NUMA nodes only by hot-plug."""
 
 HEAD_BYTES = 512
 """Room for the first line of /proc/stat: ten numbers of at most twenty digits."""
@@ -51,7 +51,7 @@ HEAD_BYTES = 512
 NODES_MAX = 256
 
 TICKS_MAX = 1 << 56
-"""A mode beyond fell below zero (steal on Xen); as part of all time it would be all of it."""
+"""A larger mode fell below zero (steal on Xen), and would dominate the total."""
 
 COUNTS = {
     "ctxt": "pacecar_host_context_switches_total",
@@ -61,19 +61,19 @@ COUNTS = {
     "procs_blocked": "pacecar_host_tasks_blocked",
     "btime": "pacecar_host_boot_time_seconds",
 }
-"""Rows of /proc/stat of which the first number is served: counts, and a time in seconds."""
+"""Rows of /proc/stat whose first number is served: counts, and a time in seconds."""
 
 INSIDE = {"btime": NS_PER_SECOND}
-"""Inside units in one of the kernel's, where that is not 1."""
+"""Inside units per unit of the kernel, where that is not 1."""
 
 CORRECTION_NS = 3 * NS_PER_SECOND
-"""By so much idle and iowait may go back, as proc(5) says; more is another machine's /proc, or a restart."""
+"""How far idle and iowait may go back, as proc(5) allows; more is another machine's /proc, or a restart."""
 
 FREQUENCY_UNKNOWN = "<unknown>"
-"""What cpufreq writes where its driver gives no frequency (drivers/cpufreq/cpufreq.c)."""
+"""What cpufreq writes if its driver reports no frequency (drivers/cpufreq/cpufreq.c)."""
 
 POLICY_HAS_NONE = NOT_THERE | {errno.EBUSY, errno.EINVAL, errno.ENXIO, errno.EAGAIN}
-"""Errors by which cpufreq says that it has no frequency now; EBUSY: all processors of the policy are off line."""
+"""Errors by which cpufreq says that it has no frequency now; EBUSY: all processors of the policy are offline."""
 
 Modes = dict[str, int]
 
@@ -90,18 +90,18 @@ class CpuCollector:
         self._tick_ns = 1_000_000_000 // (ticks_per_second or os.sysconf("SC_CLK_TCK"))
         self._before: dict[str, Modes] = {}
         self._rows: dict[str, Modes] = {}
-        """The last row of each processor, also of one that is off line."""
+        """The last row of each processor, including offline ones."""
         self._node_of: dict[str, str] = {}
-        self._nodes: Seldom[dict[str, frozenset[str]]] = Seldom(SELDOM_TICKS)
-        self._frequencies: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
+        self._nodes: CachedReading[dict[str, frozenset[str]]] = CachedReading(CACHED_TICKS)
+        self._frequencies: CachedReading[list[Sample]] = CachedReading(CACHED_TICKS)
 
     def collect(self) -> Outcome:
-        """Read /proc/stat and /proc/loadavg once, and now and then the frequencies."""
+        """Read /proc/stat and /proc/loadavg once, and sometimes the frequencies."""
         reading = SourceReading(self._files)
         self._stat(reading)
         for where, line in reading.numbered(self._files.proc / "loadavg"):
             self._load(reading, where, line)
-        reading.add_seldom(self._frequencies, lambda: self._read_frequencies(reading))
+        reading.add_cached(self._frequencies, lambda: self._read_frequencies(reading))
         return reading.outcome()
 
     def glance(self) -> Sequence[Sample]:
@@ -114,7 +114,7 @@ class CpuCollector:
         return () if ratio is None else (sample("pacecar_host_cpu_utilization_ratio", ratio),)
 
     def close(self) -> None:
-        """Close what glances read."""
+        """Close the file that glances read."""
         self._stat_file.close()
 
     def _stat(self, reading: SourceReading) -> None:
@@ -123,7 +123,7 @@ class CpuCollector:
         for where, line in reading.numbered(self._stat_path):
             key, _, rest = line.partition(" ")
             try:
-                if key in COUNTS:  # the row of interrupts goes on with one number for each of thousands of lines
+                if key in COUNTS:  # split once: the row of interrupts has thousands of numbers
                     reading.add(COUNTS[key], whole(rest.split(None, 1)[0]) * INSIDE.get(key, 1))
                 elif key.startswith("cpu"):
                     rows[key] = self._settled(self._rows.get(key), parse_modes(rest))
@@ -143,7 +143,7 @@ class CpuCollector:
             self._numa(reading, unread)
 
     def _settled(self, before: Modes | None, now: Modes) -> Modes:
-        """Return `now`, with what idle and iowait went back by taken for no progress."""
+        """Return `now` with small falls of idle and iowait treated as no progress."""
         if before is not None:
             for mode in _IDLE & now.keys() & before.keys():
                 back = before[mode] - now[mode]
@@ -154,7 +154,7 @@ class CpuCollector:
     def _load(self, reading: SourceReading, where: str, line: str) -> None:
         fields = line.split()
         if len(fields) < len(WINDOWS) + 1:
-            reading.fail(f"{where}: {len(fields)} fields where at least {len(WINDOWS) + 1} are due")
+            reading.fail(f"{where}: {len(fields)} fields, expected at least {len(WINDOWS) + 1}")
             return
         for window, average in zip(WINDOWS, fields, strict=False):
             try:
@@ -171,9 +171,9 @@ class CpuCollector:
             if cpu in self._rows:
                 by_node.setdefault(node, []).append(self._rows[cpu])
         for node in {self._node_of[cpu] for cpu in unread & self._node_of.keys()}:
-            by_node.pop(node, None)  # a sum over some of the processors would look like a smaller machine
+            by_node.pop(node, None)  # a partial sum would look like a smaller machine
         for node, rows in by_node.items():
-            modes = added_up(rows)
+            modes = sum_modes(rows)
             for mode, ticks in modes.items():
                 reading.add("pacecar_host_numa_cpu_seconds_total", ticks * self._tick_ns, node, mode)
             ratio = self._utilization(f"node{node}", modes)
@@ -190,7 +190,7 @@ class CpuCollector:
         nodes = {}
         for name in reading.first(numa_nodes(reading.names(folder) or []), NODES_MAX, "NUMA nodes"):
             cpus = reading.parsed(folder / name / "cpulist", parse_cpu_list)
-            if cpus:  # a node of memory alone has an empty list
+            if cpus:  # a memory-only node has an empty list
                 nodes[name.removeprefix("node")] = frozenset(f"cpu{cpu}" for cpu in cpus)
         return nodes
 
@@ -211,7 +211,7 @@ class CpuCollector:
         return samples
 
     def _each(self, reading: SourceReading, policies: Sequence[Path], name: str) -> list[int]:
-        """Return the frequency of each policy that has one; none when one cannot be read: the rest is not all."""
+        """Return the frequency of each policy that has one; nothing if one cannot be read, as that is incomplete."""
         found: list[int] = []
         failures = reading.failures
         for policy in policies:
@@ -222,19 +222,19 @@ class CpuCollector:
 
 
 def parse_modes(text: str) -> Modes:
-    """Return ticks by mode of what stands behind the key of a cpu line; raises ValueError."""
+    """Return ticks by mode from a cpu line without its key; raises ValueError."""
     fields = text.split()
     if len(fields) < MODES_MIN:
-        raise ValueError(f"{len(fields)} fields where at least {MODES_MIN} are due")
+        raise ValueError(f"{len(fields)} fields, expected at least {MODES_MIN}")
     return {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
 
 
 def parse_frequency(line: str) -> int | None:
-    """Return kHz, None where the driver gives none; raises ValueError."""
+    """Return kHz, None if the driver reports none; raises ValueError."""
     return None if line == FREQUENCY_UNKNOWN else whole(line)
 
 
-def added_up(rows: Iterable[Modes]) -> Modes:
+def sum_modes(rows: Iterable[Modes]) -> Modes:
     """Return the sum of cpu lines, mode by mode."""
     total: Modes = {}
     for row in rows:
@@ -244,9 +244,9 @@ def added_up(rows: Iterable[Modes]) -> Modes:
 
 
 def utilization(before: Modes | None, now: Modes) -> float | None:
-    """Return the busy share (0..1) between two readings of one cpu line; None when no time passed between them.
+    """Return the busy share (0..1) between two readings of one cpu line; None if no time passed between them.
 
-    A mode that went back counts as zero: proc(5) says that iowait may decrease, and processors go offline.
+    A mode that fell counts as zero: proc(5) says that iowait may decrease, and processors go offline.
     """
     if before is None:
         return None

@@ -1,11 +1,10 @@
 """Measures the daemon's own process: CPU time, resident memory, threads and open files.
 
-A monitor that does not measure itself cannot claim to be light.  It is read at the tick like everything else: a scrape
-measures nothing.  The roots of /proc and /sys that other collectors may be given do not apply: psutil reads this
-process itself, and is made for exactly that.
+Read at the tick, because a scrape measures nothing.  psutil reads this process, so the roots of /proc and /sys that
+other collectors use do not apply.
 
-CPU time is the whole process's, all threads and the kernel's part included, and so scrapes and the socket server too.
-It alone comes from the process clock: psutil gives it in steps of 10 ms, which is the whole cost of a tick.
+CPU time covers all threads, including the kernel's part, scrapes and the socket server.  It comes from the process
+clock because psutil's has steps of 10 ms, the whole cost of a tick.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ class DaemonProcessCollector:
     """CPU time, resident memory, threads and open files of this process."""
 
     name = "daemon"
+    is_rarely_read = True
 
     def __init__(self, process: psutil.Process | None = None) -> None:
         self._process = process or psutil.Process()
@@ -32,7 +32,7 @@ class DaemonProcessCollector:
     def collect(self) -> Outcome:
         """Read this process's own figures."""
         try:
-            with self._process.oneshot():  # one read of each file for all figures in it
+            with self._process.oneshot():  # read each file once
                 figures = {
                     "pacecar_daemon_cpu_seconds_total": time.process_time_ns(),
                     "pacecar_daemon_resident_memory_bytes": self._process.memory_info().rss,
@@ -42,6 +42,3 @@ class DaemonProcessCollector:
         except (psutil.Error, OSError) as error:
             return Failed(f"/proc/self: {error}")
         return Ok(tuple(sample(metric, value) for metric, value in figures.items()))
-
-    def close(self) -> None:
-        """Nothing is held open."""

@@ -1,18 +1,17 @@
 """Reads the I/O counters of whole disks (/proc/diskstats) and the free space of local file systems (statvfs).
 
-Partitions are left out: their I/O is in the disk's line already.  So are loop and RAM disks, which are memory or a
-file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and with it the
-reading of the local disks would hang.  Those that matter are named in [daemon] mounts, and each gets a collector
-(and so a thread and a deadline) of its own.  /dev/shm is kept although it is memory, because data loaders die when
-it is full.
+Partitions are left out because the disk's line contains their I/O, loop and RAM disks because they are memory or a file
+on another disk.  Network file systems are left out because statvfs hangs if their server is gone, and would block the
+local disks.  A mount named in [daemon] mounts gets its own collector, and so its own thread and deadline.  /dev/shm is
+kept although it is memory, because data loaders die when it is full.
 
-A file system that the daemon may not reach (the kubelet's folders are root's) is healthy and has one series, which says
-that nothing else is known of it.
+A file system that the daemon may not access (the kubelet's folders are root's) is healthy, and has one series that says
+that nothing else is known.
 
-/proc is read here and not through psutil: disk_partitions() gives no device numbers, without which a bind mount is
-counted twice, and disk_usage() is statvfs without the inodes.
+psutil is not used: disk_partitions() has no device numbers, so it counts a bind mount twice, and disk_usage() has no
+inodes.
 
-Source: Documentation/admin-guide/iostats.rst; a sector is 512 bytes there whatever the disk says; proc(5), mountinfo.
+Source: Documentation/admin-guide/iostats.rst (a sector there is 512 bytes on every disk); proc(5), mountinfo.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ _COLUMNS_MIN = 14
 """Up to the queue; newer kernels appended discards and flushes."""
 
 INODES_UNKNOWN = 2**64 - 1
-"""What file systems without a fixed number of inodes say that do not say 0 (CephFS: how many are free)."""
+"""Reported instead of 0 by some file systems without a fixed number of inodes (CephFS: how many are free)."""
 
 REFUSED = frozenset({errno.EACCES, errno.EPERM})
-"""Errors by which a folder on the way to a mount keeps the daemon out: the node is as it should be."""
+"""Errors of a folder above the mount that the daemon may not enter: the node is fine."""
 
 _MEMORY_DISK = re.compile(r"(loop|ram|zram|fd|sr)\d+")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -64,7 +63,7 @@ Statvfs = Callable[[str], os.statvfs_result]
 
 
 class Mount(NamedTuple):
-    """One line of mountinfo, as far as we need it."""
+    """The fields of a line of mountinfo that are used."""
 
     device: str
     root: str
@@ -74,9 +73,10 @@ class Mount(NamedTuple):
 
 
 class DiskCollector:
-    """Disk counters and the free space of local file systems; those in `named` have a MountCollector each."""
+    """Disk counters and the free space of local file systems; those in `named` have their own MountCollector."""
 
     name = "disk"
+    is_rarely_read = True
 
     def __init__(self, files: KernelFiles, *, named: Collection[str] = (), statvfs: Statvfs = os.statvfs) -> None:
         self._files = files
@@ -91,21 +91,18 @@ class DiskCollector:
         self._filesystems(reading)
         return reading.outcome()
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _disks(self, reading: SourceReading) -> None:
         rows: dict[str, tuple[str, list[str]]] = {}
         for where, line in reading.numbered(self._files.proc / "diskstats"):
             fields = line.split()
             if len(fields) < _COLUMNS_MIN:
-                reading.fail(f"{where}: {len(fields)} fields where at least {_COLUMNS_MIN} are due in {line[:120]!r}")
+                reading.fail(f"{where}: {len(fields)} fields, expected at least {_COLUMNS_MIN}, in {line[:120]!r}")
             elif not _MEMORY_DISK.fullmatch(fields[2]) and rows.setdefault(fields[2], (where, fields))[1] is not fields:
                 reading.fail(f"{where}: a second row of {fields[2]!r}")
         if not rows:
             return
         whole_disks = reading.names(self._files.sys / "block")
-        if whole_disks is not None:  # in sysfs a slash in a device name is written "!"
+        if whole_disks is not None:  # sysfs writes "!" for a slash in a device name
             known = {name.replace("!", "/") for name in whole_disks}
             rows = {device: row for device, row in rows.items() if device in known}
         for device, (where, fields) in reading.first(list(rows.items()), DEVICES_MAX, "disks"):
@@ -117,11 +114,11 @@ class DiskCollector:
         mounts = local_filesystems(reading.lines(mountinfo, parse_mountinfo_line, before=self._mounts))
         mounts = [mount for mount in mounts if mount.mountpoint not in self._named]
         for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
-            add_room(reading, mount.mountpoint, self._statvfs)
+            add_filesystem(reading, mount.mountpoint, self._statvfs)
 
 
 class MountCollector:
-    """The free space of one file system that the user named, whatever kind it is."""
+    """The free space of one file system of any kind that the user named."""
 
     def __init__(self, mountpoint: str, files: KernelFiles, *, statvfs: Statvfs = os.statvfs) -> None:
         self.name = f"mount {mountpoint}"
@@ -132,22 +129,19 @@ class MountCollector:
     def collect(self) -> Outcome:
         """Ask the file system for its free space; hangs as long as its server does."""
         reading = SourceReading(self._files)
-        add_room(reading, self._mountpoint, self._statvfs)
+        add_filesystem(reading, self._mountpoint, self._statvfs)
         outcome = reading.outcome()
-        if isinstance(outcome, Ok) and reading.failures:  # that there is an error is all that was read
+        if isinstance(outcome, Ok) and reading.failures:  # only the error was read
             return Failed(outcome.reason, outcome.samples)
         return outcome
 
-    def close(self) -> None:
-        """Nothing is held open."""
 
-
-def add_room(reading: SourceReading, mountpoint: str, statvfs: Statvfs) -> None:
-    """Add what `statvfs` says about the file system at `mountpoint`, and whether it said anything."""
+def add_filesystem(reading: SourceReading, mountpoint: str, statvfs: Statvfs) -> None:
+    """Add what `statvfs` reports about the file system at `mountpoint`, and whether it could be read."""
     try:
         room = statvfs(mountpoint)
     except FileNotFoundError:  # unmounted since the list was read
-        reading.lack(f"{mountpoint}: gone")
+        reading.note_missing(f"{mountpoint}: gone")
         return
     except OSError as error:
         reading.note_error(mountpoint, error, REFUSED)
@@ -156,7 +150,7 @@ def add_room(reading: SourceReading, mountpoint: str, statvfs: Statvfs) -> None:
     reading.add("pacecar_host_filesystem_error", 0, mountpoint)
     reading.add("pacecar_host_filesystem_size_bytes", room.f_blocks * room.f_frsize, mountpoint)
     reading.add("pacecar_host_filesystem_available_bytes", room.f_bavail * room.f_frsize, mountpoint)
-    if 0 < room.f_files < INODES_UNKNOWN:  # btrfs and some network file systems have no fixed number: 0 of 0
+    if 0 < room.f_files < INODES_UNKNOWN:  # btrfs and some network file systems report 0 of 0
         reading.add("pacecar_host_filesystem_files", room.f_files, mountpoint)
         if room.f_favail != INODES_UNKNOWN:
             reading.add("pacecar_host_filesystem_files_free", room.f_favail, mountpoint)
@@ -173,7 +167,7 @@ def parse_mountinfo_line(line: str) -> Mount:
 
 
 def local_filesystems(mounts: list[Mount]) -> list[Mount]:
-    """Return one mount for each local file system, by mount point: the whole one before a bind of a part of it."""
+    """Return one mount of each local file system, by mount point; a whole one before a bind mount of a part."""
     chosen: dict[str, Mount] = {}
     on_top: dict[str, Mount] = {mount.mountpoint: mount for mount in mounts}  # a later mount hides an earlier one
     for mount in sorted(on_top.values(), key=lambda m: (m.root != "/", len(m.mountpoint), m.mountpoint)):

@@ -1,16 +1,14 @@
-"""Reads the sensors of the machine's boards and chips: temperatures, their limits, fans and power (hwmon).
+"""Reads the sensors of boards and chips (hwmon): temperatures, their limits, fans and power.
 
-Processors, network cards, NVMe disks, memory modules and boards each register a chip with a file a sensor.  What it
-measures changes slowly, and some chips sit on a bus of 100 kHz, where one sensor takes milliseconds.  So sensors are
-read at one tick in `READ_TICKS`, on this collector's own thread, and looked for less often still.  A disk that hangs
-hangs its sensor with it, and nothing else.
+Processors, network cards, NVMe disks, memory modules and boards each register a chip with one file per sensor.  Values
+change slowly, and some chips sit on a 100 kHz bus, where one sensor takes milliseconds.  So sensors are read at one
+tick in `READ_TICKS`, and searched for less often.  A disk that hangs blocks only this collector.
 
-A socket with sixty cores has sixty sensors and one of the whole package, which shows the hottest; those of single cores
-are left out.  So are voltages, and limits other than the critical one, or the highest where a chip has no critical one.
+A socket with sixty cores has sixty sensors and one for the package, which shows the hottest; those of single cores are
+left out.  So are voltages, and limits other than the critical one, or the maximum of a chip without one.
 
-A chip is named by its driver and the device behind it, because `hwmon3` is another chip after the next start.  Where
-two sensors have one name (a board with four fans "fan", a card with two chips of one driver), the files that they are
-read from tell them apart.
+A chip is named by its driver and the device behind it, because `hwmon3` may be another chip after a boot.  If two
+sensors share a name (a board with four fans "fan", a card with two chips of one driver), their files tell them apart.
 
 Source: Documentation/hwmon/sysfs-interface.rst (temperatures in thousandths of a degree, power in microwatts, fans in
 revolutions a minute).
@@ -31,39 +29,39 @@ from pacecar.records import Outcome, Sample
 from pacecar.records.ranges import Millicelsius, bounds_of
 
 from ..catalog_sample import sample
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["HwmonCollector"]
 
 CHIPS_MAX = 64
 SENSORS_MAX = 128
-"""Sensors that are read of one machine; a node of two sockets, eight cards and eight disks has some forty."""
+"""Sensors of one machine that are read; a node with two sockets, eight cards and eight disks has some forty."""
 
 READ_TICKS = 15
 """Ticks between two readings of the sensors: a board warms up over minutes."""
 
 FIND_READINGS = 20
-"""Readings between two searches for sensors: disks and cards come and go by hand."""
+"""Readings between two searches for sensors: people add and remove disks and cards."""
 
 SENSOR_HAS_NONE = NOT_THERE | {errno.ENODATA, errno.EAGAIN, errno.ENXIO, errno.EINVAL}
 """Errors by which a chip says that it has no value now: a radio that is off, a disk that sleeps, an empty bank."""
 
 ONE_CORE = re.compile(r"Core \d+|Tccd\d+")
-"""Labels of sensors inside a package that has a sensor of its own (coretemp, k10temp)."""
+"""Labels of sensors inside a package that has its own sensor (coretemp, k10temp)."""
 
 INPUTS = {
     "temp": (("input",), "pacecar_host_sensor_temperature_celsius", 1),
     "fan": (("input",), "pacecar_host_sensor_fan_rpm", 1),
     "power": (("input", "average"), "pacecar_host_sensor_power_watts", 1000),
 }
-"""Kind of sensor -> suffixes of its value, of which the first that is there counts; its metric; the divisor that makes
-the inside unit of it."""
+"""Kind of sensor -> suffixes of its value (the first that exists is used), its metric, and the divisor to the inside
+unit."""
 
 LIMIT = "pacecar_host_sensor_temperature_limit_celsius"
 LIMITS = ("crit", "max")
 
 _, LIMIT_MAX = bounds_of(Millicelsius)
-"""A chip that has no limit writes the largest number that it can (an NVMe disk 65 261 850): it is no failure."""
+"""A chip without a limit writes its largest number (an NVMe disk 65 261 850), which is not a failure."""
 
 _SENSOR = re.compile(r"(temp|fan|power)(\d+)_(\w+)")
 
@@ -85,17 +83,14 @@ class HwmonCollector:
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._root = files.sys / "class" / "hwmon"
-        self._sensors: Seldom[list[SensorFile]] = Seldom(FIND_READINGS)
-        self._samples: Seldom[list[Sample]] = Seldom(READ_TICKS)
+        self._sensors: CachedReading[list[SensorFile]] = CachedReading(FIND_READINGS)
+        self._samples: CachedReading[list[Sample]] = CachedReading(READ_TICKS)
 
     def collect(self) -> Outcome:
         """Read every sensor once, at one tick in READ_TICKS."""
         reading = SourceReading(self._files)
-        reading.add_seldom(self._samples, lambda: self._read(reading))
+        reading.add_cached(self._samples, lambda: self._read(reading))
         return reading.outcome()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _read(self, reading: SourceReading) -> list[Sample]:
         samples = []
@@ -109,7 +104,7 @@ class HwmonCollector:
         found: list[SensorFile] = []
         for chip in reading.first(reading.names(self._root) or [], CHIPS_MAX, "sensor chips"):
             found += self._of_chip(reading, self._root / chip)
-        return list(reading.first(told_apart(found), SENSORS_MAX, "sensors"))
+        return list(reading.first(with_unique_labels(found), SENSORS_MAX, "sensors"))
 
     def _of_chip(self, reading: SourceReading, folder: Path) -> Iterator[SensorFile]:
         name = reading.parsed(folder / "name", str.strip)
@@ -134,12 +129,12 @@ class HwmonCollector:
 
 
 def parse_sensor(line: str) -> int:
-    """Return the number of a sensor, which may be below zero; raises ValueError."""
+    """Return the number of a sensor, which may be negative; raises ValueError."""
     return integer(line.strip())
 
 
-def told_apart(sensors: Sequence[SensorFile]) -> list[SensorFile]:
-    """Return `sensors` with those that share their labels named by their files too: `fan (hwmon2/fan1)`."""
+def with_unique_labels(sensors: Sequence[SensorFile]) -> list[SensorFile]:
+    """Return `sensors`; those that share their labels get their file in the name: `fan (hwmon2/fan1)`."""
     shared = Counter((sensor.metric, sensor.labels) for sensor in sensors)
     named = []
     for sensor in sensors:

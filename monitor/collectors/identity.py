@@ -1,16 +1,15 @@
 """Finds the container, pod and Slurm job of each rank and of each process on a GPU.
 
-A pid says nothing an hour later, and identity as a label of each series would multiply them all.  So identity is one
-info series a process and one a rank, to join on.  It is found on the collector's own thread: a scrape only looks it up.
+A pid means nothing an hour later, and identity labels would multiply every series.  So there is one info series per
+process and rank, to join on.  It is collected on the collector's thread; a scrape only looks it up.
 
-What was found is kept for KEPT_SECONDS and read anew then, because a pid is given to another process sooner or later
-and a process can be moved.  At most READS_PER_TICK processes are read in a tick and PROCESSES_MAX kept; how many are
-left out is a series.  A rank that went away is kept for as long as the daemon keeps its job.
+Results are kept for KEPT_SECONDS, because pids are reused and processes can be moved.  A tick reads at most
+READS_PER_TICK processes, and PROCESSES_MAX are kept; a series counts those left out.  A departed rank is kept as long
+as the daemon keeps its job.
 
-The kubelet also reports which pod a GPU was given to, by gRPC (its pod-resources socket).  It is not asked: the answer
-has neither uid nor container nor process, so it names the pod of a GPU and not of a process, is wrong where a GPU is
-shared, and needs root and a gRPC library as heavy as the daemon.  The kubelet's log folders have the names that the
-paths lack.
+The kubelet's pod-resources socket (gRPC) is not used.  It reports the pod that a GPU was assigned to, but without uid,
+container or process, so it is wrong for shared GPUs; and it needs root and a gRPC library as heavy as the daemon.  The
+kubelet's log folders contain the names that cgroup paths lack.
 
 Source: proc(5), cgroups(7); the forms of paths and folders in `jobs/cgroup_identity`.
 """
@@ -35,17 +34,17 @@ PROCESSES_MAX = 2048
 """Processes kept, some 200 bytes each: two for each rank of a full job table."""
 
 READS_PER_TICK = 256
-"""Processes read in one tick, a file each; new ones beyond that are read at the next tick."""
+"""Processes read in one tick, one file each; further new ones are read at the next tick."""
 
 KEPT_SECONDS = 60
 PODS_MAX = 1024
 """Pods of a node: Kubernetes recommends 110 and supports several hundred."""
 
 PODS_SECONDS = 10
-"""Seconds between two looks at the kubelet's folders, while a pod is unknown."""
+"""Seconds between two checks of the kubelet's folders while a pod is unknown."""
 
 Key = tuple[str, str, int, int]
-"""(job, rank, when it attached) of a rank; ("", 0, pid) of a process that is none."""
+"""(job, launch, rank, when it attached) of a rank; ("", "", 0, pid) of any other process."""
 
 
 @dataclass
@@ -57,7 +56,10 @@ class _Entry:
 
 
 class IdentityCollector:
-    """Finds and keeps where processes run.  `members` are (pid, hello) of the ranks, `others` pids of no known rank."""
+    """Finds and keeps where processes run.
+
+    `members` returns (pid, hello) of the ranks, `others` the pids of other processes.
+    """
 
     name = "identity"
 
@@ -82,12 +84,12 @@ class IdentityCollector:
         self._pods_ns: int | None = None
 
     def residence(self, hello: JobHello) -> Residence:
-        """Return where a rank runs, as far as it is known; reads nothing, from any thread."""
+        """Return where a rank runs, as far as known.  From any thread; reads no file."""
         entry = self._kept.get(_key(hello))
         return reside(None, {}, hello) if entry is None else entry.residence
 
     def collect(self) -> Outcome:
-        """Read who is new, and who was read too long ago."""
+        """Read the processes that are new or were read too long ago."""
         now = self._clock.monotonic_ns()
         reading = SourceReading(self._files)
         ranks = dict(self._members())
@@ -106,22 +108,19 @@ class IdentityCollector:
             if entry is None:
                 continue
             entry.seen_ns = now
-            self._look_up(reading, entry, hello, now)
-            _tell(reading, pid, hello, entry.residence)
+            self._find_pod(reading, entry, hello, now)
+            _add_info(reading, pid, hello, entry.residence)
         for key in [key for key, entry in self._kept.items() if now - entry.seen_ns >= self._forget_ns]:
             del self._kept[key]
         reading.add("pacecar_processes_left_out", left_out)
         return reading.outcome()
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _read(self, reading: SourceReading, pid: int) -> CgroupIdentity | None:
-        """Return what the kernel says; None when the process has ended, or is not ours to see."""
+        """Return the kernel's answer; None if the process has ended, or belongs to another user."""
         rows = reading.lines(self._files.proc / str(pid) / "cgroup", parse_cgroup_line)
         return membership_of(path for found in rows for _, path in found) if rows else None
 
-    def _look_up(self, reading: SourceReading, entry: _Entry, hello: JobHello | None, now: int) -> None:
+    def _find_pod(self, reading: SourceReading, entry: _Entry, hello: JobHello | None, now: int) -> None:
         uid = None if entry.membership is None else entry.membership.pod_uid
         is_due = self._pods_ns is None or now - self._pods_ns >= PODS_SECONDS * NS_PER_SECOND
         if uid is not None and uid not in self._pods and is_due:
@@ -131,7 +130,7 @@ class IdentityCollector:
         entry.residence = reside(entry.membership, self._pods, hello)
 
     def _make_room(self, now: int) -> bool:
-        """Drop the process that was not seen for longest, but none that was seen in this tick; return whether."""
+        """Drop the process that was seen longest ago, unless this tick saw it; return whether one was dropped."""
         oldest = min(self._kept, key=lambda key: self._kept[key].seen_ns)
         if self._kept[oldest].seen_ns == now:
             return False
@@ -140,7 +139,7 @@ class IdentityCollector:
 
 
 def gpu_processes(snapshot: Snapshot) -> set[int]:
-    """Return the pids that hold memory of a GPU at a tick."""
+    """Return the pids that hold GPU memory at a tick."""
     return {int(sample.labels[1]) for sample in snapshot.of("pacecar_gpu_process_memory_bytes")}
 
 
@@ -148,6 +147,6 @@ def _key(hello: JobHello) -> Key:
     return hello.job, hello.launch, hello.rank, hello.started_wall_ns
 
 
-def _tell(reading: SourceReading, pid: int, hello: JobHello | None, residence: Residence) -> None:
+def _add_info(reading: SourceReading, pid: int, hello: JobHello | None, residence: Residence) -> None:
     job, launch, rank = ("", "", "") if hello is None else (hello.job, hello.launch, str(hello.rank))
     reading.add("pacecar_process_info", 1, str(pid), job, launch, rank, *residence)

@@ -1,12 +1,12 @@
 """Reads memory, swap, paging, huge pages, and the time that tasks stalled on resources (PSI).
 
-"Used" is not total minus free: that counts the page cache, which the kernel gives back.  It is also not total minus
-the caches: shared memory sits in `Cached`, cannot be given back, and is where data loader workers put batches.  So
-used = total - free - buffers - (cached + reclaimable slab - shared), as htop counts.
+Used memory is not total minus free, which includes the page cache that the kernel gives back.  Nor is it total minus
+caches: shared memory is part of `Cached`, cannot be given back, and is where data loader workers put batches.  So used
+= total - free - buffers - (cached + reclaimable slab - shared), as in htop.
 
-The huge pages in /proc/meminfo are those of the default size only; each size has a folder in /sys.
+The huge pages in /proc/meminfo are only those of the default size; each size has a folder in /sys.
 
-/proc is read here and not through psutil, whose virtual_memory() warns and guesses where a field is missing.
+psutil is not used: its virtual_memory() warns and guesses if a field is missing.
 
 Source: proc(5), "/proc/meminfo" and "/proc/vmstat"; Documentation/accounting/psi.rst;
 Documentation/admin-guide/mm/hugetlbpage.rst.
@@ -23,7 +23,7 @@ from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["MemoryCollector"]
 
@@ -55,11 +55,11 @@ VMSTAT_EVENTS = {
 VMSTAT_PAGES = {"pswpin": "pacecar_host_swap_in_bytes_total", "pswpout": "pacecar_host_swap_out_bytes_total"}
 
 VMSTAT_LINES = (*VMSTAT_EVENTS, *VMSTAT_PAGES)
-"""How the lines of vmstat begin that are served: five of two hundred."""
+"""Prefixes of the lines of vmstat that are served: five of two hundred."""
 
-SELDOM_TICKS = 10
-"""Ticks between two readings of the pools of huge pages, which change when somebody sets them up or a program starts:
-two files for each."""
+CACHED_READINGS = 4
+"""Readings (at up to three ticks each) per reading of the huge page pools, which change rarely and cost two files
+each."""
 
 POOLS_MAX = 16
 """Sizes of huge pages; arm64 has the most, four."""
@@ -69,16 +69,17 @@ class MemoryCollector:
     """Memory, swap, paging, huge pages and pressure."""
 
     name = "memory"
+    is_rarely_read = True
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._meminfo, self._vmstat = files.proc / "meminfo", files.proc / "vmstat"
         self._pressure = [(resource, files.proc / "pressure" / resource) for resource in RESOURCES]
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._pools: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
+        self._pools: CachedReading[list[Sample]] = CachedReading(CACHED_READINGS)
 
     def collect(self) -> Outcome:
-        """Read /proc/meminfo, /proc/vmstat and /proc/pressure/* once, and now and then the pools of huge pages."""
+        """Read /proc/meminfo, /proc/vmstat and /proc/pressure/* once, and sometimes the pools of huge pages."""
         reading = SourceReading(self._files)
         meminfo = dict(reading.lines(self._meminfo, parse_meminfo_line))
         for key, metric in MEMINFO.items():
@@ -94,14 +95,11 @@ class MemoryCollector:
                 reading.add(VMSTAT_EVENTS[key], count)
             else:
                 reading.add(VMSTAT_PAGES[key], count * self._page_bytes)
-        reading.add_seldom(self._pools, lambda: self._huge_pages(reading))
+        reading.add_cached(self._pools, lambda: self._huge_pages(reading))
         for resource, path in self._pressure:
             for kind, stalled_ns in reading.lines(path, parse_pressure_line):
                 reading.add("pacecar_host_pressure_stalled_seconds_total", stalled_ns, resource, kind)
         return reading.outcome()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _huge_pages(self, reading: SourceReading) -> list[Sample]:
         samples: list[Sample] = []
@@ -121,13 +119,13 @@ class MemoryCollector:
 
 
 def parse_vmstat_line(line: str) -> tuple[str, int] | None:
-    """Return (key, count) of the rows that we serve, None for the others; raises ValueError."""
+    """Return (key, count) of a row that is served, None for others; raises ValueError."""
     key, _, count = line.partition(" ")
     return (key, whole(count)) if key in VMSTAT_EVENTS or key in VMSTAT_PAGES else None
 
 
 def used_bytes(meminfo: dict[str, int]) -> int | None:
-    """Return memory in use without caches; None when a part is missing."""
+    """Return memory in use without caches; None if a part is missing."""
     try:
         cache = meminfo["Cached"] + meminfo["SReclaimable"] - meminfo["Shmem"]
         return meminfo["MemTotal"] - meminfo["MemFree"] - meminfo["Buffers"] - cache

@@ -1,17 +1,15 @@
 """Reads traffic, errors and drops of each network interface (/proc/net/dev), and its link (/sys/class/net).
 
-The loopback and virtual interfaces are kept: gloo ranks on one machine talk over `lo`, and a container's veth is
-what its job sees.  An interface that does not know its speed (-1, or "invalid argument") has none here, not zero.
+Loopback and virtual interfaces are included: gloo ranks on one machine use `lo`, and a container's veth is what its job
+sees.  An interface without a known speed (-1, or "invalid argument") has no speed series, rather than zero.
 
-Only links have a utilization, that is interfaces with a device or a bond behind them: a veth calls itself 10 Gbit/s
-whatever it can do.  A share of 0.3 over a second may be 1.0 for 300 ms, which is what a step waits for; so utilization
-is windowed and glanced at between ticks.
+Only links have a utilization, that is interfaces with a device or a bond behind them: a veth claims 10 Gbit/s whatever
+it can do.  A share of 0.3 over a second may be 1.0 for 300 ms, which is what a step waits for.  So utilization is
+windowed and read between ticks too.
 
-/proc and /sys are read here and not through psutil, whose net_if_stats() asks each interface by ioctl on every call
-and knows no other root.
+psutil is not used: its net_if_stats() asks each interface by ioctl on every call, and it knows no other root.
 
-Left out on purpose: InfiniBand and RoCE traffic, which bypasses the kernel and shows in none of these counters; see
-`rdma`.
+Left out: InfiniBand and RoCE traffic, which bypasses the kernel and these counters; see `rdma`.
 
 Source: net/core/net-procfs.c; Documentation/ABI/testing/sysfs-class-net.
 """
@@ -29,14 +27,14 @@ from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
 from .rates import Rates
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["NetworkCollector"]
 
 INTERFACES_MAX = 256
 
-SELDOM_TICKS = 10
-"""Ticks between two readings of what rarely changes about a link: four files for each interface."""
+CACHED_TICKS = 10
+"""Ticks between two readings of the link facts that rarely change: four files for each interface."""
 
 Parse = Callable[[str], int | None]
 
@@ -53,18 +51,18 @@ _BYTES = (("receive", 0), ("transmit", 8))
 """Direction and the column of its bytes."""
 
 _UP = {"up": 1, "unknown": 1, "down": 0, "lowerlayerdown": 0, "dormant": 0, "notpresent": 0, "testing": 0}
-"""RFC 2863 states; loopback and tunnels say `unknown` and pass packets."""
+"""RFC 2863 states; loopback and tunnels report `unknown` and pass packets."""
 
 
 class NetworkLink(NamedTuple):
-    """The samples of one interface that rarely change, and its rated speed when it is a link."""
+    """The samples of one interface that rarely change, and its rated speed if it is a link."""
 
     samples: list[Sample]
     bytes_per_second: int | None
 
 
 class NetworkCollector:
-    """Traffic, errors and drops of each interface, its rated speed, and how much of that is used."""
+    """Traffic, errors and drops of each interface, its rated speed, and its utilization."""
 
     name = "network"
 
@@ -72,12 +70,12 @@ class NetworkCollector:
         self._files = files
         self._clock = clock
         self._dev = files.proc / "net" / "dev"
-        self._links: dict[str, Seldom[NetworkLink]] = {}
+        self._links: dict[str, CachedReading[NetworkLink]] = {}
         self._speeds: dict[str, int] = {}
         self._rates = Rates()
 
     def collect(self) -> Outcome:
-        """Read /proc/net/dev once, and now and then the link of each interface in it."""
+        """Read /proc/net/dev once, and sometimes the link of each interface in it."""
         reading = SourceReading(self._files)
         rows: dict[str, tuple[str, list[str]]] = {}
         for where, line in reading.numbered(self._dev, skip=2):
@@ -90,7 +88,7 @@ class NetworkCollector:
                 reading.fail(f"{where}: a second row of {name!r}")
         rows = dict(reading.first(list(rows.items()), INTERFACES_MAX, "interfaces"))
         now_ns = self._clock.monotonic_ns()
-        self._links = {name: self._links.get(name) or Seldom(SELDOM_TICKS) for name in rows}
+        self._links = {name: self._links.get(name) or CachedReading(CACHED_TICKS) for name in rows}
         self._speeds = {}
         self._rates.keep(rows.keys())
         for name, (where, fields) in rows.items():
@@ -100,8 +98,13 @@ class NetworkCollector:
             reading.add_all(self._utilization(name, fields, now_ns))
         return reading.outcome()
 
+    @property
+    def is_glance_due(self) -> bool:
+        """Whether the speed of any link is known."""
+        return bool(self._speeds)
+
     def glance(self) -> Sequence[Sample]:
-        """Read /proc/net/dev, and of it the interfaces whose speed is known."""
+        """Read /proc/net/dev and use the interfaces with a known speed."""
         if not self._speeds:
             return []
         found: list[Sample] = []
@@ -109,12 +112,9 @@ class NetworkCollector:
         now_ns = self._clock.monotonic_ns()
         for line in lines:
             if line.rpartition(":")[0].strip() in self._speeds:
-                with suppress(ValueError):  # one row loses its own values; the next tick names it
+                with suppress(ValueError):  # a bad row loses its own values; the next tick names it
                     found += self._utilization(*split_net_dev_line(line), now_ns)
         return found
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _utilization(self, interface: str, fields: list[str], now_ns: int) -> list[Sample]:
         speed = self._speeds.get(interface)
@@ -122,7 +122,7 @@ class NetworkCollector:
             return []
         found = []
         for direction, column in _BYTES:
-            with suppress(ValueError):  # the counter itself is a failure by now
+            with suppress(ValueError):  # already noted as a failure of the counter
                 rate = self._rates.per_second((interface, direction), whole(fields[column]), now_ns)
                 if rate is not None:
                     metric = f"pacecar_host_network_{direction}_utilization_ratio"
@@ -153,16 +153,16 @@ class NetworkCollector:
 
 
 def parse_operstate(text: str) -> int:
-    """Return 1 for a state that passes packets, else 0; raises ValueError for what is no state."""
+    """Return 1 for a state that passes packets, else 0; raises ValueError for an unknown state."""
     if text not in _UP:
-        raise ValueError(f"{text!r} is no operational state")
+        raise ValueError(f"{text!r} is not an operational state")
     return _UP[text]
 
 
 def split_net_dev_line(line: str) -> tuple[str, list[str]]:
-    """Return an interface and its counters as they are written; raises ValueError."""
+    """Return an interface and its counters as text; raises ValueError."""
     name, colon, rest = line.rpartition(":")  # an alias has a colon in its name: eth0:1
     fields = rest.split()
     if colon == "" or len(fields) != _COLUMNS:
-        raise ValueError(f"{len(fields)} counters where {_COLUMNS} are due")
+        raise ValueError(f"{len(fields)} counters, expected {_COLUMNS}")
     return name.strip(), fields

@@ -1,14 +1,14 @@
 """Reads the size, free memory and page allocations of each NUMA node.
 
-The machine's free memory says little when one node is full: tasks there take pages from the other node and read them
-at half the speed, and no other counter shows it.
+The machine's free memory hides a node that is full: its tasks then take pages from the other node and read them at half
+the speed, and no other counter shows it.
 
     hit       the page came from the node that the task wanted
     miss      it came from this node though the task wanted another
     foreign   the task wanted this node and the page came from another
     local     the task ran on this node;  other: it ran elsewhere
 
-Processor time by node is in `cpu`, which reads /proc/stat anyway.  psutil knows no NUMA nodes.
+Processor time by node is in `cpu`, which reads /proc/stat anyway.  psutil does not know NUMA nodes.
 
 Source: Documentation/admin-guide/numastat.rst; drivers/base/node.c for the form of meminfo.
 """
@@ -40,6 +40,7 @@ class NumaCollector:
     """Memory of each NUMA node."""
 
     name = "numa"
+    is_rarely_read = True
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
@@ -55,9 +56,6 @@ class NumaCollector:
             for outcome, pages in reading.lines(folder / name / "numastat", parse_numastat_line):
                 reading.add("pacecar_host_numa_pages_total", pages, node, outcome)
         return reading.outcome()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 def parse_node_meminfo_line(line: str) -> tuple[str, int] | None:

@@ -1,12 +1,10 @@
 """Computes the rate of a counter: the difference of two readings over the time between them.
 
-Two readings that lie close together (a tick right after a glance) give a rate that shows rounding and the moment at
-which a driver updates its counter.  So a rate spans at least SPAN_NS, over the reading before the last if need be.
+Two readings close together (a tick right after a glance) would show rounding, and when the driver updates its counter.
+So a rate spans at least SPAN_NS, from the reading before the last if necessary.
 
-A counter that went back was reset if the next reading is below the last value too: then the count starts anew, from the
-first of the two.  Else one reading was wrong.  There is no rate until that is known.
-
-Left out on purpose: what the counter counts.
+A counter that fell was reset if the next reading is below the last value too; then counting starts again from the first
+of the two.  Otherwise one reading was wrong.  Until that is known there is no rate.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class _Point(NamedTuple):
 
 
 class Rates:
-    """The rates of the counters of one source, by key.  `keep` bounds it to what is still there."""
+    """The rates of the counters of one source, by key; `keep` drops those that are gone."""
 
     def __init__(self) -> None:
         self._points: dict[tuple[str, ...], tuple[_Point | None, _Point]] = {}
@@ -36,7 +34,7 @@ class Rates:
         """Readings below the last value, which the next one confirms or not."""
 
     def per_second(self, key: tuple[str, ...], count: int, now_ns: int) -> float | None:
-        """Return the counts a second since the reading before; None at the first and after a reset."""
+        """Return the counts a second since the previous reading; None at the first and after a reset."""
         now = _Point(now_ns, count)
         earlier, last = self._points.get(key, (None, None))
         fallen = self._fallen.pop(key, None)
@@ -56,7 +54,7 @@ class Rates:
         return (count - since.value) * NS_PER_SECOND / (now_ns - since.at_ns)
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all counters but those whose key begins with one of `names`."""
+        """Drop all counters except those whose key starts with one of `names`."""
         for key in [key for key in self._points if key[0] not in names]:
             del self._points[key]
             self._fallen.pop(key, None)

@@ -1,23 +1,22 @@
-"""Reads state, speed, traffic, errors and congestion of each RDMA port (InfiniBand and RoCE), a file a counter.
+"""Reads state, speed, traffic, errors and congestion of each RDMA port (InfiniBand and RoCE), one file per counter.
 
-NCCL over RDMA bypasses the kernel: the interface's counters stay still while the port is full.  The port has counters
-of its own, one file each; which files exist depends on driver, firmware and link layer, and some cannot be read in a
-guest.  So the files are searched for now and then and not at every tick, each is read on its own, and one that cannot
-be read loses one sample.
+NCCL over RDMA bypasses the kernel: the interface's counters stand still while the port is full.  The port has its own
+counters, one file each; which exist depends on driver, firmware and link layer, and some cannot be read in a guest. So
+the files are searched only now and then, each is read on its own, and one that cannot be read loses one sample.
 
-- `port_rcv_data` and `port_xmit_data` count words of four bytes; so says the kernel's documentation of sysfs, and
-  the name does not.  Drivers without them (EFA) count bytes in hw_counters/rx_bytes and tx_bytes.
-- "N/A (no PMA)" is what a port without counters answers: missing, not an error.
-- RoCE's congestion shows in hw_counters only: `np_ecn_marked_roce_packets` (the network marked what arrived),
+- `port_rcv_data` and `port_xmit_data` count words of four bytes, which only the kernel's documentation of sysfs says.
+  Drivers without them (EFA) count bytes in hw_counters/rx_bytes and tx_bytes.
+- A port without counters answers "N/A (no PMA)": missing, not an error.
+- RoCE's congestion shows only in hw_counters: `np_ecn_marked_roce_packets` (the network marked arriving packets),
   `np_cnp_sent` (this port asked the sender to slow down), `rp_cnp_handled` (this port was asked to).
 
-Some drivers keep hw_counters for the device, not for the port; they are served where the device has one port.
+Some drivers have hw_counters for the device, not for the port; they are served if the device has one port.
 
-Of the driver's counters those are served that name an error, a loss or congestion; what a driver adds besides
-(allocations, requests by kind) is left out, because each name is a series for each port.
+Of the driver's counters, those for errors, losses and congestion are served.  The rest (allocations, requests by kind)
+is left out, because each name is a series per port.
 
-Source: Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw/{mlx5/counters.c, bnxt_re/hw_counters.c,
-efa/efa_verbs.c, irdma/verbs.c, mana/counters.c} for names.  psutil does not know RDMA.
+Source: Documentation/ABI/stable/sysfs-class-infiniband; for names drivers/infiniband/hw/{mlx5/counters.c,
+bnxt_re/hw_counters.c, efa/efa_verbs.c, irdma/verbs.c, mana/counters.c}.  psutil does not know RDMA.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
 from .rates import Rates
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["RdmaCollector"]
 
@@ -43,7 +42,8 @@ PORTS_MAX = 16
 """Ports of one device; adapters have one or two."""
 
 FIND_TICKS = 30
-"""Ticks between two searches for the files of a device: a driver that adds counters is reloaded, which takes longer."""
+"""Ticks between two searches for the files of a device: a driver adds counters only when reloaded, which takes
+longer."""
 
 WORD_BYTES = 4
 
@@ -61,7 +61,7 @@ INSTEAD = {
     "counters/port_rcv_packets": ("hw_counters/rx_pkts", "pacecar_rdma_receive_packets_total"),
     "counters/port_xmit_packets": ("hw_counters/tx_pkts", "pacecar_rdma_transmit_packets_total"),
 }
-"""What to read where the standard file is not there."""
+"""What to read if the standard file does not exist."""
 
 _ERRORS = """
     symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
@@ -99,7 +99,7 @@ class RdmaCounter(NamedTuple):
 
 
 class Port(NamedTuple):
-    """One port of one device, and what there is to read of it."""
+    """One port of one device, and its files."""
 
     device: str
     port: str
@@ -119,7 +119,7 @@ class RdmaCollector:
         self._root = files.sys / "class" / "infiniband"
         self._devices: tuple[str, ...] = ()
         self._ports: list[Port] = []
-        self._found: Seldom[list[Port]] = Seldom(FIND_TICKS)
+        self._found: CachedReading[list[Port]] = CachedReading(FIND_TICKS)
         self._speeds: dict[tuple[str, ...], int] = {}
         self._rates = Rates()
 
@@ -142,19 +142,21 @@ class RdmaCollector:
                     reading.add(ratio.metric, ratio.value, *ratio.labels)
         return reading.outcome()
 
+    @property
+    def is_glance_due(self) -> bool:
+        """Whether the speed of any port is known."""
+        return bool(self._speeds)
+
     def glance(self) -> Sequence[Sample]:
         """Read the two traffic counters of each port that is up."""
         found: list[Sample] = []
         for port in self._ports:
             for counter in port.counters:
                 if counter.metric in _UTILIZATION and (port.device, port.port) in self._speeds:
-                    with suppress(OSError, ValueError):  # one file loses one value; the next tick names the reason
+                    with suppress(OSError, ValueError):  # a bad file loses one value; the next tick names it
                         count = parse_counter(self._files.read(counter.path).strip())
                         found += [] if count is None else self._utilization(counter, count)
         return found
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _utilization(self, counter: RdmaCounter, count: int) -> list[Sample]:
         metric, speed = _UTILIZATION.get(counter.metric), self._speeds.get(counter.labels)
@@ -178,10 +180,10 @@ class RdmaCollector:
             self._speeds[labels] = speed
 
     def _find(self, reading: SourceReading) -> None:
-        """Find out which counters there are, when the devices changed and now and then."""
+        """Find out which counters exist, when the devices changed and now and then."""
         names = tuple(reading.first(reading.names(self._root) or [], DEVICES_MAX, "RDMA devices"))
         if names != self._devices:
-            self._devices, self._found = names, Seldom(FIND_TICKS)
+            self._devices, self._found = names, CachedReading(FIND_TICKS)
         self._ports = self._found.get(reading, lambda: [p for name in names for p in self._find_ports(reading, name)])
 
     def _find_ports(self, reading: SourceReading, device: str) -> list[Port]:
@@ -225,7 +227,7 @@ def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[RdmaCou
         word = path.name
         if word in ERRORS:
             is_second = name != f"counters/{word}" and f"counters/{word}" in there
-            label = name if is_second else word  # a driver's own counter beside the standard one of that name
+            label = name if is_second else word  # a driver's counter with the name of a standard one
             counters.append(RdmaCounter(path, "pacecar_rdma_errors_total", (*labels, label), 1))
         elif word in CONGESTION and name.startswith("hw_counters/"):
             counters.append(RdmaCounter(path, "pacecar_rdma_congestion_events_total", (*labels, word), 1))
@@ -233,5 +235,5 @@ def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[RdmaCou
 
 
 def parse_counter(line: str) -> int | None:
-    """Return the count, None where the port has no such counter; raises ValueError."""
+    """Return the count, None if the port has no such counter; raises ValueError."""
     return None if line.startswith("N/A") else whole(line.strip())

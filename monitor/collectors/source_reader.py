@@ -1,11 +1,11 @@
-"""Defines a collector, and reads its files so that numbers, what is missing and what is broken stay apart.
+"""Defines a collector, and reads its files so that numbers, missing sources and broken ones stay apart.
 
-The obvious collector is one `try` around everything: then the first odd line loses the whole machine.  Here each line
-and each file stands alone: what can be read becomes a sample, what does not exist is noted as missing (healthy), and
-what exists but cannot be understood is a failure that names the file and the line, and costs nothing else: a collector
-that read anything is ok, and says how much it did not.
+One `try` around everything would lose the whole machine to the first odd line.  Here each line and each file stands
+alone: what can be read becomes a sample; what does not exist is noted as missing, which is healthy; what cannot be
+understood is a failure that names the file and the line and loses nothing else.  A collector that read anything is ok,
+and reports how much it could not read.
 
-Left out on purpose: what the numbers mean.  Each collector knows that.
+Left out: what the numbers mean; each collector knows that.
 """
 
 from __future__ import annotations
@@ -19,49 +19,43 @@ from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
 from ..catalog_sample import sample
 
-__all__ = ["FAILURES_MAX", "Collector", "Glancer", "ParsedLines", "Seldom", "SourceReading", "bounded"]
+__all__ = ["FAILURES_MAX", "CachedReading", "Collector", "ParsedLines", "SourceReading", "bounded"]
 
 FAILURES_MAX = 8
-"""Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
+"""Reasons spelled out in one outcome; further ones are counted, so that a log line stays a line."""
 
 T = TypeVar("T")
 
 
 class Collector(Protocol):
-    """Reads one source.  Called by one thread at a time, never by a scrape."""
+    """Reads one source.  Called by one thread at a time, never by a scrape.
+
+    A collector may also have:
+
+    - `close()`, which releases what it opened;
+    - `is_rarely_read = True` where it has only totals and levels, which have no peaks to miss and are in no chart: it
+      is read only at ticks whose result will be looked at;
+    - `collect_fast()`, called at the other ticks instead of `collect`, which leaves such details out;
+    - `glance()`, called up to ten times a second between ticks, which returns samples of the windowed metrics, as
+      cheaply as possible.  It leaves out what it cannot read: the next tick meets the same fault and reports it;
+    - `is_glance_due`, a property that is False while `glance` would read nothing; any thread may read it;
+    - `note_refused(refusals)`, called after each reading with the samples that cannot be true.
+    """
 
     @property
     def name(self) -> str:
-        """The collector's name: the label in self metrics and the word in [daemon] disable."""
-        ...
+        """The collector's name: a label of the daemon's own metrics and the word in [daemon] disable."""
 
     def collect(self) -> Outcome:
-        """Read the source once.  Raises nothing that is an operating error: those are the outcome."""
-        ...
-
-    def close(self) -> None:
-        """Release what was opened."""
-        ...
+        """Read the source once.  Operating errors are not raised: they are the outcome."""
 
 
-class Glancer(Collector, Protocol):
-    """A collector with metrics that change between two ticks: those that the catalog marks as windowed."""
+class CachedReading(Generic[T]):
+    """A value that rarely changes and costs a file or more: read at the first of every `ticks` collects, then kept.
 
-    def glance(self) -> Sequence[Sample]:
-        """Read only the windowed metrics, as cheaply as can be; called up to ten times a second between two ticks.
-
-        Called by the thread that collects, never while it collects.  What cannot be read is left out: the next tick
-        meets the same fault and reports it.
-        """
-        ...
-
-
-class Seldom(Generic[T]):
-    """What hardly changes and costs a file or more to read: read at the first of every `ticks` collects, kept between.
-
-    After a reading that met a failure comes another at the next tick, so that what was unreadable once is back then.
-    One that fails again is kept like any other: a file that never answers does not make the others dear.  What was
-    missing or failed is noted at each tick, so that the outcome stays the same.
+    After a reading with a new failure the next tick reads again, so that a passing error is over soon.  A reading that
+    keeps failing is kept like any other.  What was missing or failed is noted at each tick, so that the outcome stays
+    the same.
     """
 
     def __init__(self, ticks: int) -> None:
@@ -72,12 +66,12 @@ class Seldom(Generic[T]):
         self._failed: tuple[int, tuple[str, ...]] = (0, ())
 
     def get(self, reading: SourceReading, read: Callable[[], T]) -> T:
-        """Return what `read` gave lately; `read` notes its failures in `reading`."""
+        """Return the cached value, or what `read` returns; `read` notes its failures in `reading`."""
         if self._left > 0 and self._kept is not None:
             self._left -= 1
             for reason in self._missing:
-                reading.lack(reason)
-            reading.fail_again(*self._failed)
+                reading.note_missing(reason)
+            reading.repeat_failures(*self._failed)
             return self._kept
         failures, reasons, missing = reading.failures, len(reading.reasons), len(reading.missing)
         failed_before, _ = self._failed
@@ -89,9 +83,9 @@ class Seldom(Generic[T]):
 
 
 class ParsedLines(Generic[T]):
-    """The lines of a file as they were last parsed, with its text: where that is the same they are not parsed again.
+    """The lines of a file as last parsed, with its text; the same text is not parsed again.
 
-    For files that are long and hardly change, as the list of mounts.  Only a text without a failure is kept.
+    For long files that hardly change, such as the list of mounts.  A text with a failure is not cached.
     """
 
     __slots__ = ("text", "values")
@@ -102,7 +96,7 @@ class ParsedLines(Generic[T]):
 
 
 class SourceReading:
-    """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
+    """One tick of one collector: collects samples, gaps and failures, and ends as an outcome."""
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
@@ -113,25 +107,25 @@ class SourceReading:
 
     @property
     def failures(self) -> int:
-        """How many failures were noted so far."""
+        """The number of failures so far."""
         return self._failed
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The failures so far in words, of the first FAILURES_MAX."""
+        """The failures so far in words, at most FAILURES_MAX."""
         return tuple(self._failures)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What was not there so far, in words."""
+        """What was missing so far, in words."""
         return tuple(self._missing)
 
     def add(self, metric: str, value: int | float, *labels: str) -> None:
-        """Add what was read."""
+        """Add a value that was read."""
         self._samples.append(sample(metric, value, *labels))
 
     def number(self, where: str, text: str, metric: str, *labels: str, factor: int = 1) -> Sample | None:
-        """Return the number in `text`, times `factor`, as a sample; None, and a failure at `where`, when it is none."""
+        """Return the number in `text`, times `factor`, as a sample; note a failure and return None if it is invalid."""
         try:
             return sample(metric, whole(text) * factor, *labels)
         except ValueError as error:
@@ -139,36 +133,36 @@ class SourceReading:
             return None
 
     def add_number(self, where: str, text: str, metric: str, *labels: str, factor: int = 1) -> None:
-        """Add what `number` returns: one that cannot be read costs the others of its row nothing."""
+        """Add what `number` returns: an invalid number loses no other of its row."""
         read = self.number(where, text, metric, *labels, factor=factor)
         if read is not None:
             self._samples.append(read)
 
     def add_all(self, samples: Iterable[Sample]) -> None:
-        """Add samples of an earlier reading, as they are: who gets them knows them again."""
+        """Add the samples of an earlier reading: the same objects, so that later stages recognize them."""
         self._samples += samples
 
-    def add_seldom(self, kept: Seldom[list[Sample]], read: Callable[[], list[Sample]]) -> None:
-        """Add the samples that `kept` has, or what `read` gives when they are due."""
+    def add_cached(self, kept: CachedReading[list[Sample]], read: Callable[[], list[Sample]]) -> None:
+        """Add the cached samples, or what `read` returns when they are due."""
         self._samples += kept.get(self, read)
 
     def fail(self, reason: str) -> None:
-        """Note something that is there and could not be read."""
+        """Note something that exists and could not be read."""
         self._failed += 1
         if len(self._failures) < FAILURES_MAX:
             self._failures.append(reason)
 
-    def fail_again(self, count: int, reasons: Sequence[str]) -> None:
-        """Note `count` failures of an earlier reading that stand, with the `reasons` of the first of them."""
+    def repeat_failures(self, count: int, reasons: Sequence[str]) -> None:
+        """Note `count` failures of a cached reading, with the `reasons` of the first of them."""
         self._failed += count
         self._failures += reasons[: FAILURES_MAX - len(self._failures)]
 
-    def lack(self, reason: str) -> None:
-        """Note something that is not there, which is healthy."""
+    def note_missing(self, reason: str) -> None:
+        """Note something that does not exist, which is healthy."""
         self._missing.append(reason)
 
     def text(self, path: Path, has_none: Collection[int] = NOT_THERE) -> str | None:
-        """Return the text of `path`; None, and a note, when it is missing or cannot be read."""
+        """Return the text of `path`; note the error and return None if it is missing or cannot be read."""
         try:
             return self._files.read(path)
         except OSError as error:
@@ -176,7 +170,7 @@ class SourceReading:
             return None
 
     def names(self, path: Path) -> list[str] | None:
-        """Return the names in the folder `path`; None, and a note, when it is missing or cannot be read."""
+        """Return the names in the folder `path`; note the error and return None if it is missing or cannot be read."""
         try:
             return self._files.names(path)
         except OSError as error:
@@ -193,10 +187,10 @@ class SourceReading:
         before: ParsedLines[T] | None = None,
         has_none: Collection[int] = NOT_THERE,
     ) -> list[T]:
-        """Return what `parse` makes of each line after the first `skip` that begins as one of `only`; None is left out.
+        """Return what `parse` makes of each line after the first `skip` that starts with one of `only`, without None.
 
         A line for which `parse` raises ValueError or IndexError is a failure that names it; the others still count.
-        With `before` the same text is parsed once; what is returned then belongs to it.
+        With `before` the same text is parsed once; the result then belongs to `before`.
         """
         text = self.text(path, has_none)
         if text is None:
@@ -220,28 +214,28 @@ class SourceReading:
         return values
 
     def numbered(self, path: Path, *, skip: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield each line of `path` after the first `skip`, behind where it stands: for rows of many numbers."""
+        """Yield each line of `path` after the first `skip` as (location, line): for rows of many numbers."""
         for number, line in enumerate(lines_of(self.text(path) or "")[skip:], start=skip + 1):
             yield f"{path}:{number}", line
 
     def parsed(
         self, path: Path, parse: Callable[[str], T | None], *, has_none: Collection[int] = NOT_THERE
     ) -> T | None:
-        """Return what `parse` makes of the only line of `path`; None, and a note, when there is no sound one.
+        """Return what `parse` makes of the only line of `path`; None, with a note, if there is no valid one.
 
-        `has_none` are the errors by which this source says that it has no such thing.
+        `has_none` are the errors by which this source says that it has no value.
         """
         values = self.lines(path, parse, has_none=has_none)
         return values[0] if values else None
 
     def first(self, items: Sequence[T], most: int, what: str) -> Sequence[T]:
-        """Return at most `most` of `items`; those left out are a failure, because silence would look complete."""
+        """Return at most `most` of `items`; leaving out the rest is a failure, because silence would look complete."""
         if len(items) > most:
             self.fail(f"{len(items) - most} {what} beyond the first {most} left out")
         return items[:most]
 
     def outcome(self) -> Outcome:
-        """Return ok when anything was read, with what was not; else failed, or absent when there was nothing at all."""
+        """Return ok if anything was read, with the failures; else failed, or absent if there was nothing at all."""
         reason = bounded(self._failures, self._failed)
         if self._samples:
             return Ok(tuple(self._samples), self._failed, reason)
@@ -250,15 +244,15 @@ class SourceReading:
         return Absent("; ".join(self._missing[:FAILURES_MAX]) or "the source is empty")
 
     def note_error(self, path: Path | str, error: OSError, has_none: Collection[int] = NOT_THERE) -> None:
-        """Note that `path` is missing, when the error is one of `has_none`, or could not be read."""
+        """Note that `path` is missing, if the error is one of `has_none`, or could not be read."""
         reason = f"{path}: {error.strerror or error}"
         if error.errno in has_none:
-            self.lack(reason)
+            self.note_missing(reason)
         else:
             self.fail(reason)
 
 
 def bounded(reasons: Sequence[str], count: int | None = None) -> str:
-    """Return `reasons` as one line: the first FAILURES_MAX, and how many more there are of the `count` in all."""
+    """Return `reasons` as one line: the first FAILURES_MAX, and how many of the `count` in all follow."""
     more = (len(reasons) if count is None else count) - min(len(reasons), FAILURES_MAX)
     return "; ".join(reasons[:FAILURES_MAX]) + (f"; and {more} more" if more > 0 else "")

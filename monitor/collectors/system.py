@@ -1,10 +1,10 @@
-"""Reads what a machine runs and what it may run out of: kernel and distribution, open files, connections, clock.
+"""Reads the kernel and distribution, and resources that may run out: open files, threads, connections; and the clock.
 
-None of it changes within seconds, so it is read at one tick in `SELDOM_TICKS` and served at all of them.  The time of
-the last start is in `cpu`, which reads /proc/stat anyway.
+None of it changes within seconds, so it is read at one tick in `CACHED_TICKS` and served at all of them.  The boot time
+is in `cpu`, which reads /proc/stat anyway.
 
-The distribution is that of the root file system of process 1 where that can be looked into, else our own.  In a
-container our own is the image's, which would be wrong: there it is empty, as where nobody says.
+The distribution is that of the root file system of process 1 if that is readable, else our own.  In a container our own
+would be the image's, so there it is empty, as it is if no file names it.
 
 Left out: tables that only a router fills (neighbours, routes), and entropy, which kernels since 5.18 cannot run out of.
 
@@ -24,15 +24,15 @@ from pacecar.records import Outcome, Sample
 
 from ..catalog_sample import sample
 from .clock_sync import ClockReader, read_clock
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["SystemCollector"]
 
-SELDOM_TICKS = 10
+CACHED_TICKS = 10
 """Ticks between two readings: a leak of files takes minutes, and a scrape comes every 5 to 15 s."""
 
 OS_TICKS = 600
-"""Ticks between two readings of kernel and distribution, which a restart changes, and an upgrade that needs none."""
+"""Ticks between two readings of kernel and distribution, which change at a boot or an upgrade."""
 
 OS_RELEASE = Path("/etc/os-release")
 
@@ -44,21 +44,21 @@ COUNTS = {
 """File below /proc/sys -> the metric of the number in it."""
 
 TEXT_MAX = 64
-"""Characters of a word of os-release that are kept: it becomes a label."""
+"""Characters kept of a word of os-release, which becomes a label."""
 
 REFUSED = NOT_THERE | {errno.EPERM, errno.EACCES, errno.ENOSYS}
-"""Errors by which the kernel or a sandbox keeps the clock's state, or the root of process 1, to itself."""
+"""Errors by which the kernel or a sandbox hides the clock's state, or the root of process 1."""
 
 
 class OpenFiles(NamedTuple):
-    """What file-nr says: open files of all processes, and how many there may be."""
+    """The contents of file-nr: open files of all processes, and their limit."""
 
     open: int
     limit: int
 
 
 class SystemCollector:
-    """Kernel and distribution, open files, threads that may be, tracked connections, and the clock's state."""
+    """Kernel and distribution, open files, the limit of threads, tracked connections, and the clock's state."""
 
     name = "system"
 
@@ -74,17 +74,14 @@ class SystemCollector:
         self._clock = clock
         self._os_release = os_release
         self._architecture = architecture or os.uname().machine
-        self._samples: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
-        self._os: Seldom[list[Sample]] = Seldom(OS_TICKS // SELDOM_TICKS)
+        self._samples: CachedReading[list[Sample]] = CachedReading(CACHED_TICKS)
+        self._os: CachedReading[list[Sample]] = CachedReading(OS_TICKS // CACHED_TICKS)
 
     def collect(self) -> Outcome:
-        """Read six short files and ask for the clock's state, at one tick in SELDOM_TICKS."""
+        """Read six short files and the clock's state, at one tick in CACHED_TICKS."""
         reading = SourceReading(self._files)
-        reading.add_seldom(self._samples, lambda: self._read(reading))
+        reading.add_cached(self._samples, lambda: self._read(reading))
         return reading.outcome()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _read(self, reading: SourceReading) -> list[Sample]:
         kernel = self._files.proc / "sys"
@@ -95,7 +92,7 @@ class SystemCollector:
             samples.append(sample("pacecar_host_open_files_limit", files.limit))
         limits = [reading.parsed(kernel / "kernel" / name, whole) for name in ("pid_max", "threads-max")]
         known = [limit for limit in limits if limit is not None]
-        if len(known) == len(limits):  # the less of the two binds; one alone may not be it
+        if len(known) == len(limits):  # the lower one applies, so both are needed
             samples.append(sample("pacecar_host_threads_limit", min(known)))
         for name, metric in COUNTS.items():
             count = reading.parsed(kernel / name, whole)
@@ -108,7 +105,7 @@ class SystemCollector:
             state = self._clock()
         except OSError as error:
             if error.errno in REFUSED:
-                reading.lack(f"adjtimex: {error.strerror or error}")
+                reading.note_missing(f"adjtimex: {error.strerror or error}")
             else:
                 reading.fail(f"adjtimex: {error.strerror or error}")
             return []
@@ -127,7 +124,7 @@ class SystemCollector:
             return []
         failures = reading.failures
         release = parse_os_release(self._os_release_text(reading))
-        if reading.failures != failures:  # without the distribution it would be another series
+        if reading.failures != failures:  # an empty distribution would be another series
             return []
         words = (release.get("ID", ""), release.get("VERSION_ID", ""))
         return [sample("pacecar_host_os_info", 1, kernel, self._architecture, *words)]
@@ -139,25 +136,25 @@ class SystemCollector:
             if error.errno not in REFUSED:
                 reading.fail(f"os-release of process 1: {error.strerror or error}")
         mounts = reading.text(self._files.proc / "self" / "mountinfo")
-        # The root of an image is laid over others; who cannot say is not asked further.
+        # An overlay root belongs to an image.
         if mounts is None or any(" / / " in line and " - overlay " in line for line in lines_of(mounts)):
             return ""
         return reading.text(self._os_release) or ""
 
 
 def parse_file_nr(line: str) -> OpenFiles:
-    """Return what /proc/sys/fs/file-nr says; raises ValueError.
+    """Return the contents of /proc/sys/fs/file-nr; raises ValueError.
 
-    The middle one of its three numbers, files allocated and not in use, is always 0 since Linux 2.6.
+    The middle one of its three numbers, files allocated but not in use, is always 0 since Linux 2.6.
     """
     fields = line.split()
     if len(fields) != 3:
-        raise ValueError(f"{len(fields)} numbers where 3 are due")
+        raise ValueError(f"{len(fields)} numbers, expected 3")
     return OpenFiles(whole(fields[0]) - whole(fields[1]), whole(fields[2]))
 
 
 def parse_os_release(text: str) -> dict[str, str]:
-    """Return the variables of an os-release file; lines that are none are left out, as os-release(5) asks for."""
+    """Return the variables of an os-release file; other lines are skipped, as os-release(5) requires."""
     variables: dict[str, str] = {}
     for line in lines_of(text):
         name, equals, value = line.partition("=")

@@ -1,13 +1,13 @@
-"""Reads TCP retransmissions and drops, UDP errors, sockets, and the drops and squeezes of the kernel's packet backlog.
+"""Reads TCP retransmissions and drops, UDP errors, sockets, and drops and squeezes of the kernel's packet backlog.
 
-gloo, NCCL over sockets and every data loader that reads from a server go over TCP, which hides loss and turns it into
-waiting: a retransmission timer that runs out stalls the slowest rank by 200 ms and no interface counts an error.
+gloo, NCCL over sockets and data loaders that read from a server use TCP, which hides loss and turns it into waiting: an
+expired retransmission timer stalls the slowest rank by 200 ms, and no interface counts an error.
 
-These are the counters of the network namespace of the daemon: in a container of its own network they are that
-container's.  psutil does not offer them.
+The counters belong to the daemon's network namespace: in a container with its own network they are that container's.
+psutil does not offer them.
 
 Source: RFC 4022 (Tcp), RFC 4113 (Udp); net/ipv4/proc.c for the names and for sockstat; net/core/net-procfs.c for
-softnet_stat, whose numbers are hexadecimal, one line a processor: the second column drops, the third the squeezes.
+softnet_stat, whose numbers are hexadecimal, one line a processor: the second column drops, the third squeezes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Outcome, Sample
 
-from .source_reader import Seldom, SourceReading
+from .source_reader import CachedReading, SourceReading
 
 __all__ = ["TcpCollector"]
 
@@ -27,8 +27,8 @@ Series = tuple[str, tuple[str, ...]]
 
 MEMORY = "pacecar_host_socket_memory_bytes"
 
-SELDOM_TICKS = 10
-"""Ticks between two readings of how many sockets there are: a leak of them takes minutes."""
+CACHED_READINGS = 4
+"""Readings (at up to three ticks each) per count of sockets: a leak of them takes minutes."""
 
 SERIES: dict[tuple[str, str], Series] = {
     ("Tcp", "InSegs"): ("pacecar_host_tcp_segments_received_total", ()),
@@ -66,11 +66,11 @@ SOCKETS: dict[tuple[str, str], Series] = {
 
 
 HEADS_MAX = 64
-"""Lines of names that are remembered; a kernel has about ten, and IcmpMsg's change when a new kind of message comes."""
+"""Header lines that are cached; a kernel has about ten, and IcmpMsg's grows with each new kind of message."""
 
 
 class _Table(NamedTuple):
-    """How many columns a protocol has, and the series of those that are served."""
+    """The number of columns of a protocol, and the series of those that are served."""
 
     columns: int
     served: list[tuple[int, Series]]
@@ -80,29 +80,27 @@ class TcpCollector:
     """TCP, UDP and backlog counters of the network namespace, and its sockets."""
 
     name = "tcp"
+    is_rarely_read = True
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._net = files.proc / "net"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._sockets: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
+        self._sockets: CachedReading[list[Sample]] = CachedReading(CACHED_READINGS)
         self._heads: dict[str, _Table] = {}
 
     def collect(self) -> Outcome:
-        """Read /proc/net/snmp, netstat and softnet_stat once, and now and then sockstat."""
+        """Read /proc/net/snmp, netstat and softnet_stat once, and sometimes sockstat."""
         reading = SourceReading(self._files)
         for name in ("snmp", "netstat"):
             self._tables(reading, self._net / name)
         failures = reading.failures
         rows = reading.lines(self._net / "softnet_stat", parse_softnet_line)
-        if rows and reading.failures == failures:  # a sum that lacks a processor would go backwards
+        if rows and reading.failures == failures:  # a sum without one processor would fall
             reading.add("pacecar_host_softnet_drops_total", sum(drops for drops, _ in rows))
             reading.add("pacecar_host_softnet_squeezes_total", sum(squeezes for _, squeezes in rows))
-        reading.add_seldom(self._sockets, lambda: self._read_sockets(reading))
+        reading.add_cached(self._sockets, lambda: self._read_sockets(reading))
         return reading.outcome()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _read_sockets(self, reading: SourceReading) -> list[Sample]:
         samples: list[Sample] = []
@@ -121,7 +119,7 @@ class TcpCollector:
         return samples
 
     def _tables(self, reading: SourceReading, path: Path) -> None:
-        """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
+        """Add a file of pairs of lines: names, then numbers, both prefixed with the protocol."""
         tables: dict[str, _Table] = {}
         for where, line in reading.numbered(path):
             protocol, _, rest = line.partition(":")
@@ -137,7 +135,7 @@ class TcpCollector:
                 reading.add_number(where, fields[column], metric, *labels)
 
     def _table(self, head: str) -> _Table:
-        """Return what the line of names `head` says; the kernel's hundreds of names are looked at once."""
+        """Return the parsed header line `head`; each is parsed once, because the kernel has hundreds of names."""
         table = self._heads.get(head)
         if table is None:
             if len(self._heads) >= HEADS_MAX:

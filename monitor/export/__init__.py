@@ -1,7 +1,7 @@
-"""The daemon's state as metrics: samples for Prometheus and for OTLP.
+"""The daemon's state as metrics, for Prometheus and OTLP.
 
-In come snapshots, the state of jobs and what the daemon's parts yield of themselves, out go series.
-Start with `job_samples`, which is pure; `pages`, the only file that knows prometheus_client, writes them as text and,
-by `protobuf`, as Prometheus' protocol buffers, and `metric_writer` remembers what was written; `prometheus` has that
-done at the ticks for which `scrape_beat` foresees a scrape, and serves it; `otlp` pushes the same samples.
+Snapshots, jobs and the own samples of the daemon's parts come in, series go out.  Start with `job_samples`, which is
+pure.  `pages` writes samples as text and, with `protobuf`, as Prometheus' protocol buffers; `metric_writer` remembers
+what was written.  `prometheus` serves the pages and writes them in advance when `scrape_beat` expects a scrape.  `otlp`
+pushes the same samples.
 """

@@ -1,22 +1,21 @@
-"""Turns the views of jobs into samples: their ranks, tuner and rank health.
+"""Turns the views of jobs into samples, in the catalog's internal units.
 
-The host's samples are in the snapshot already, and each part of the daemon yields its own (`own_samples`); here are
-those of jobs, in the same inside units and by the same catalog.  What a hook could not measure is absent; a state is
-one series of 0 or 1 for each possible state, so that a change of state makes no new series.
+What a hook could not measure is absent.  A state is one series of 0 or 1 for each possible state, so that a change of
+state makes no new series.  The host's samples are in the snapshot already, and each part of the daemon yields its own
+(`own_samples`).
 
 Everything here is pure: views in, samples out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from pacecar.records import (
     CollectiveWindow,
     EstimateCheck,
     JobHello,
-    Knobs,
     Sample,
     StepRecord,
     Vitals,
@@ -28,13 +27,16 @@ from ..catalog_sample import sample
 from ..fault_containment import ContainedPart, FaultContainment
 from ..histogram import HistogramSample, Served
 from ..jobs.cgroup_identity import Residence, reside
-from ..jobs.job_table import JobView, RankView
 from ..jobs.rank_health import rank_health_samples
+from ..jobs.tracked_job import JobView, RankView
 
 __all__ = ["TUNER_STATES", "job_samples"]
 
 TUNER_STATES = ("off", "advising", "warming", "screening", "trial", "watching", "frozen")
-"""The states of `TunerStatus`, in the order in which a tuner goes through them."""
+"""The states of `TunerStatus`, in the order in which a tuner reaches them."""
+
+
+Labels = tuple[str, str, str]
 
 
 def _nowhere(hello: JobHello) -> Residence:
@@ -46,9 +48,9 @@ def job_samples(
     residence: Callable[[JobHello], Residence] = _nowhere,
     faults: FaultContainment | None = None,
 ) -> Iterator[Served]:
-    """Yield the series of all jobs; `residence` says where a rank runs.
+    """Yield the series of all jobs; `residence` returns where a rank runs.
 
-    A rank or a job whose samples raise has no series this time, and `faults` counts it.
+    If the samples of a rank or job raise, it has no series this time, and `faults` counts it.
     """
     faults = faults or FaultContainment()
     for job in jobs:
@@ -66,7 +68,7 @@ def _whole_job_samples(job: JobView) -> Iterator[Served]:
         metric = "pacecar_job_step_duration_distribution_seconds"
         yield HistogramSample(metric, tuple(job.key), job.step_durations)
     yield from _tuner_samples(job)
-    yield from rank_health_samples(job.key, job.crew)
+    yield from rank_health_samples(job.key, job.health)
     if job.what_if is not None:
         yield from _what_if_samples(job.key, job.what_if)
 
@@ -98,10 +100,9 @@ def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) ->
         yield from _collective_samples(rank.collectives, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
-    knobs = _knobs_in_force(rank)
-    if knobs is not None:
-        yield sample("pacecar_knob_epoch", knobs.epoch, *labels)
-        for knob, value in knobs.values.items():
+    if rank.knobs is not None:
+        yield sample("pacecar_knob_epoch", rank.knobs.epoch, *labels)
+        for knob, value in rank.knobs.values.items():
             if not isinstance(value, str):
                 yield sample("pacecar_knob_value", value, *labels, knob)
     yield sample("pacecar_knob_switches_total", rank.switches, *labels)
@@ -109,23 +110,15 @@ def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) ->
         yield sample("pacecar_knob_switch_duration_seconds", rank.switch.duration_ns, *labels)
 
 
-def _knobs_in_force(rank: RankView) -> Knobs | None:
-    """Return the newest knobs that the rank reported: a switch is reported before the first step under it."""
-    said = [record.knobs for record in (rank.step, rank.switch) if record is not None]
-    return max(said, key=lambda knobs: knobs.epoch, default=None)
+def _known(figures: Mapping[str, int | float | None], *labels: str) -> Iterator[Sample]:
+    """Yield a sample of each metric whose figure is not None."""
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
 
 
-def _step_samples(step: StepRecord, labels: tuple[str, str, str]) -> Iterator[Sample]:
-    optional = {
-        "pacecar_job_samples_total": step.total_samples,
-        "pacecar_job_samples_guessed": None if step.total_samples is None else int(step.samples_guessed),
-        "pacecar_job_tokens_total": step.total_tokens,
-        "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
-        "pacecar_job_micro_batches": step.micro_batches,
-        "pacecar_job_window_predicted_seconds": step.window_price_ns,
-        "pacecar_job_measured_every_steps": step.measured_every,
-    }
-    always = {
+def _step_samples(step: StepRecord, labels: Labels) -> Iterator[Sample]:
+    figures: dict[str, int | float | None] = {
         "pacecar_job_steps_total": step.total_steps,
         "pacecar_job_step": step.step,
         "pacecar_job_step_duration_seconds": step.wall_ns,
@@ -136,26 +129,26 @@ def _step_samples(step: StepRecord, labels: tuple[str, str, str]) -> Iterator[Sa
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
         "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,
+        "pacecar_job_samples_total": step.total_samples,
+        "pacecar_job_samples_guessed": None if step.total_samples is None else int(step.samples_guessed),
+        "pacecar_job_tokens_total": step.total_tokens,
+        "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
+        "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_window_predicted_seconds": step.window_price_ns,
+        "pacecar_job_measured_every_steps": step.measured_every,
     }
-    for metric, value in (always | optional).items():
-        if value is not None:
-            yield sample(metric, value, *labels)
+    yield from _known(figures, *labels)
     if step.uncalibrated is not None:
         yield sample("pacecar_job_ledger_uncalibrated", 1, *labels, step.uncalibrated)
-    phases = {
-        "data_wait": step.data_wait_ns,
-        "forward": step.forward_ns,
-        "backward": step.backward_ns,
-        "optimizer": step.optimizer_ns,
-    }
-    for phase, duration in phases.items():
+    for phase in ("data_wait", "forward", "backward", "optimizer"):
+        duration = getattr(step, f"{phase}_ns")
         if duration is not None:
             yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
     for heading, duration in step.totals.parts().items():
         yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
 
 
-def _vitals_samples(vitals: Vitals, labels: tuple[str, str, str]) -> Iterator[Sample]:
+def _vitals_samples(vitals: Vitals, labels: Labels) -> Iterator[Sample]:
     if vitals.flops_source is not None:
         yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
     figures: dict[str, int | float | None] = {
@@ -177,60 +170,49 @@ def _vitals_samples(vitals: Vitals, labels: tuple[str, str, str]) -> Iterator[Sa
             "pacecar_job_memory_allocation_retries_total": memory.total_allocation_retries,
             "pacecar_job_memory_out_of_memory_total": memory.total_out_of_memory,
         }
-    for metric, value in figures.items():
-        if value is not None:
-            yield sample(metric, value, *labels)
+    yield from _known(figures, *labels)
 
 
-def _what_if_samples(job: JobKey, ladder: WhatIf) -> Iterator[Sample]:
-    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, *job)
-    for rung in ladder.rungs:
-        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, *job, rung.name)
-        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, *job, rung.name)
+def _what_if_samples(job: JobKey, what_if: WhatIf) -> Iterator[Sample]:
+    yield sample("pacecar_job_what_if_calibration_age_steps", what_if.calibration_age_steps, *job)
+    for scenario in what_if.rungs:
+        yield sample("pacecar_job_what_if_step_seconds", scenario.step_ns, *job, scenario.name)
+        yield sample("pacecar_job_what_if_gain_ratio", scenario.gain_ratio, *job, scenario.name)
 
 
-def _check_samples(check: EstimateCheck, labels: tuple[str, str, str]) -> Iterator[Sample]:
+def _check_samples(check: EstimateCheck, labels: Labels) -> Iterator[Sample]:
     figures = {
         "pacecar_job_estimate_error_ratio": check.error_ratio,
         "pacecar_job_estimate_bias_limit_ratio": check.bias_limit_ratio,
     }
-    for metric, value in figures.items():
-        if value is not None:
-            yield sample(metric, value, *labels)
+    yield from _known(figures, *labels)
     if check.exact.wall_ns:
         for heading, error_ns in check.heading_errors_ns.items():
             ratio = error_ns / check.exact.wall_ns
             yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
 
 
-def _collective_samples(window: CollectiveWindow, labels: tuple[str, str, str]) -> Iterator[Sample]:
+def _collective_samples(window: CollectiveWindow, labels: Labels) -> Iterator[Sample]:
     for one in window.sums:
-        figures: dict[str, int | float | None] = {
+        figures = {
             "pacecar_job_collectives": one.count,
             "pacecar_job_collective_duration_seconds": one.duration_ns,
             "pacecar_job_collective_bytes": one.bytes,
             "pacecar_job_collective_bus_bandwidth_bytes_per_second": one.bus_bandwidth,
         }
-        for metric, value in figures.items():
-            if value is not None:
-                yield sample(metric, value, *labels, one.operation)
+        yield from _known(figures, *labels, one.operation)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:
-    for action, outcomes in job.orders.items():
-        for outcome, count in outcomes.items():
-            yield sample("pacecar_tuner_orders_total", count, *job.key, action, outcome)
+    for (action, outcome), count in job.order_tallies.items():
+        yield sample("pacecar_tuner_orders_total", count, *job.key, action, outcome)
     if job.tuner is not None:
         for state in TUNER_STATES:
             yield sample("pacecar_tuner_state", int(state == job.tuner.state), *job.key, state)
         yield sample("pacecar_tuner_exploration_seconds", job.tuner.exploration_ns, *job.key)
-    for tally in job.decision_tallies:
-        yield sample("pacecar_tuner_decisions_total", tally.count, *job.key, tally.knob, tally.what)
-    for tally in job.verdict_tallies:
-        yield sample("pacecar_tuner_verdicts_total", tally.count, *job.key, tally.knob, tally.what)
-    for knob, ratio in job.expected_gain.items():
-        yield sample("pacecar_tuner_expected_gain_ratio", ratio, *job.key, knob)
-    for knob, ratio in job.measured_gain.items():
-        yield sample("pacecar_tuner_measured_gain_ratio", ratio, *job.key, knob)
-    for knob, ratio in job.forecast_error.items():
-        yield sample("pacecar_tuner_forecast_error_ratio", ratio, *job.key, knob)
+    for what, tallies in (("decisions", job.decision_tallies), ("verdicts", job.verdict_tallies)):
+        for (knob, kind), count in tallies.items():
+            yield sample(f"pacecar_tuner_{what}_total", count, *job.key, knob, kind)
+    for what in ("expected_gain", "measured_gain", "forecast_error"):
+        for knob, ratio in getattr(job, what).items():
+            yield sample(f"pacecar_tuner_{what}_ratio", ratio, *job.key, knob)

@@ -1,25 +1,24 @@
-"""Pushes the samples that /metrics serves to a store that does not scrape, by OTLP, on a thread that nobody waits for.
+"""Pushes the samples that /metrics serves to a store that does not scrape, by OTLP, on its own thread.
 
-The obvious way is OpenTelemetry's SDK: an instrument for each metric, observed by callbacks, read by a reader.  Its
-instruments keep every set of attributes that they ever saw, so that a job that ended stays at its last value; and its
-callbacks measure when they are asked.  Here the samples that /metrics serves become data points as they are, and only
-the exporter is OpenTelemetry's: its encoding, its retries, its certificates and headers.
+OpenTelemetry's SDK would have an instrument for each metric, with callbacks.  Its instruments keep every set of
+attributes they ever saw, so a job that ended would stay at its last value.  Here the samples become data points as they
+are, and only the exporter is OpenTelemetry's: its encoding, retries, certificates and headers.
 
-    name         as in the catalog, so that dashboards and alert rules hold wherever the numbers end up
-    unit         UCUM: s, By, By/s, W, J, Cel, Hz, 1 for a ratio; none for a count (a gauge of unit 1 would be named
-                 ..._ratio by what turns OTLP into Prometheus' names)
-    counters     cumulative and monotonic sums; when they began to count is not known of most, and not said of any
-    histograms   exponential ones, with the native buckets; those of fixed bounds can be had from them
+    name         as in the catalog, so that dashboards and alert rules work in any store
+    unit         UCUM: s, By, By/s, W, J, Cel, Hz, 1 for a ratio; none for a count (converters to Prometheus' names
+                 append _ratio to a gauge with unit 1)
+    counters     cumulative, monotonic sums without a start time, which is unknown for most
+    histograms   exponential, with the native buckets; the fixed ones can be derived from them
     attributes   the labels that have a value
     resource     service.name, service.version, service.instance.id (host:port, as a scrape's `instance`), host.name;
                  OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win
 
-Headers, certificates and compression are set by the exporter's own variables, OTEL_EXPORTER_OTLP_..., because a
-password does not belong into a configuration file.  An endpoint that is down, slow or refuses costs time of this
-thread only; the daemon counts failures and logs the first.
+The exporter's variables OTEL_EXPORTER_OTLP_... set headers, certificates and compression, because a password does not
+belong in a configuration file.  An endpoint that is down, slow or refusing delays this thread only; the daemon counts
+failures and logs the first.
 
-Left out: gRPC, which every collector that speaks it can do without; logs and traces; a last export when the daemon
-stops, which would hold up its end.
+Left out: gRPC (collectors that speak it also speak HTTP), logs, traces, and a last export, which would delay the
+daemon's end.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from ..watched_threads import WatchedThread
 __all__ = ["Otlp", "OtlpError", "OtlpReading", "unit_of"]
 
 POINTS_MAX = 10_000
-"""Data points in one request: about 1 MB, where collectors refuse more than 4 to 20 MB."""
+"""Data points in one request: about 1 MB; collectors refuse more than 4 to 20 MB."""
 
 REQUESTS_MAX = 10
-"""Requests of one export; what is beyond 100 000 series is left out."""
+"""Requests in one export; series beyond 100 000 are left out."""
 
 CLOSE_SECONDS_MAX = 1.0
-"""How long stopping waits for an export under way; its thread ends with the process."""
+"""How long `close` waits for an export in progress; its thread ends with the process."""
 
 INT64_MAX = 2**63 - 1
-"""The largest count of the protocol; larger ones are sent as floats."""
+"""The largest integer of the protocol; larger ones are sent as floats."""
 
 _UNITS = {
     "": "",
@@ -73,23 +72,23 @@ _log = logging.getLogger(__name__)
 
 
 class OtlpError(RuntimeError):
-    """Exporting cannot begin; the message says what to do."""
+    """Exporting cannot start; the message says what to do."""
 
 
 class OtlpReading(NamedTuple):
-    """Samples, and the instant that they are of."""
+    """Samples and their time."""
 
     wall_ns: int
     samples: Iterable[Served]
 
 
 def unit_of(entry: Entry) -> str:
-    """Return the UCUM code of a metric's unit outside."""
+    """Return the UCUM code of a metric's base unit."""
     return _UNITS[entry.unit.outside]
 
 
 class _Reason(logging.Handler):
-    """Keeps the last message that OpenTelemetry's exporter logged: it returns no reason for a failure."""
+    """Keeps the last message that OpenTelemetry's exporter logged, because it returns no reason for a failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -100,7 +99,7 @@ class _Reason(logging.Handler):
 
 
 class Otlp:
-    """Exports what `read` gives every period.  Construct, `start`, `close`."""
+    """Exports what `read` returns, every period."""
 
     def __init__(
         self, config: OtlpConfig, clock: Clock, read: Callable[[], Iterable[OtlpReading]], *, version: str, port: int
@@ -116,7 +115,7 @@ class Otlp:
         }
         self._exports = {"ok": 0, "failed": 0}
         self._duration_ns: int | None = None
-        self._begun_ns: int | None = None
+        self._started_ns: int | None = None
         self._succeeded_ns: int | None = None
         self._is_failing = False
         self._reason = _Reason()
@@ -126,8 +125,8 @@ class Otlp:
         """The thread that exports; None before `start`."""
 
     def start(self) -> None:
-        """Begin to export; raises OtlpError where the library is missing."""
-        assert self._config.endpoint is not None, "made only where there is one"
+        """Start the thread; raises OtlpError if the library is missing."""
+        assert self._config.endpoint is not None, "constructed only if there is one"
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics.export import MetricsData  # noqa: F401  the other half of the extra
@@ -142,41 +141,41 @@ class Otlp:
         self.thread.start()
 
     def close(self) -> None:
-        """Stop; an export under way is left behind."""
+        """Stop; an export in progress is abandoned."""
         self._stopping.set()
         if self.thread is not None:
             self._exporter.shutdown()
             self.thread.join(CLOSE_SECONDS_MAX)
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield how exporting went so far: exports by outcome, and timing."""
-        done, begun, duration_ns = self._succeeded_ns, self._begun_ns, self._duration_ns
+        """Yield the exports by outcome, and their timing."""
+        succeeded_ns, started_ns, duration_ns = self._succeeded_ns, self._started_ns, self._duration_ns
         for outcome, count in self._exports.items():
             yield sample("pacecar_daemon_otlp_exports_total", count, outcome)
-        if begun is not None:  # one that hangs shows while it hangs
-            duration_ns = max(duration_ns or 0, time.monotonic_ns() - begun)
+        if started_ns is not None:  # an export that hangs shows while it hangs
+            duration_ns = max(duration_ns or 0, time.monotonic_ns() - started_ns)
         if duration_ns is not None:
             yield sample("pacecar_daemon_otlp_export_duration_seconds", duration_ns)
-        if done is not None:
-            yield sample("pacecar_daemon_otlp_success_age_seconds", max(0, self._clock.monotonic_ns() - done))
+        if succeeded_ns is not None:
+            yield sample("pacecar_daemon_otlp_success_age_seconds", max(0, self._clock.monotonic_ns() - succeeded_ns))
 
     def _run(self) -> None:
         period = self._config.period_seconds
-        wait = random.random() * period  # a thousand daemons that were started at once do not push at once
+        wait = random.random() * period  # a thousand daemons that start together must not push together
         while not self._stopping.wait(wait):
-            begun = self._begun_ns = time.monotonic_ns()
+            started_ns = self._started_ns = time.monotonic_ns()
             reason: str | None
             try:
                 reason = self._export()
-            except Exception as error:  # noqa: BLE001  the library's, or a sample that it cannot hold: the thread goes on
+            except Exception as error:  # noqa: BLE001  a fault of the library or a sample it cannot hold: keep the thread
                 reason = f"{type(error).__name__}: {error}"
             if self._stopping.is_set():
                 return
-            self._duration_ns, self._begun_ns = time.monotonic_ns() - begun, None
-            self._note(reason)
-            wait = period - self._duration_ns / 1e9 % period  # an export that took longer leaves out the next
+            self._duration_ns, self._started_ns = time.monotonic_ns() - started_ns, None
+            self._record_outcome(reason)
+            wait = period - self._duration_ns / 1e9 % period  # an export that took longer skips the next
 
-    def _note(self, reason: str | None) -> None:
+    def _record_outcome(self, reason: str | None) -> None:
         self._exports["ok" if reason is None else "failed"] += 1
         if reason is None:
             self._succeeded_ns = self._clock.monotonic_ns()
@@ -187,7 +186,7 @@ class Otlp:
         self._is_failing = reason is not None
 
     def _export(self) -> str | None:
-        """Export once; return why not, or None."""
+        """Export once; return None, or the reason for a failure."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -251,7 +250,7 @@ def _data(kind: MetricKind, points: list[Any]) -> Any:  # noqa: ANN401  OpenTele
 
 
 def _exponential(entry: Entry, value: Histogram, attributes: dict[str, str], wall_ns: int) -> Any:  # noqa: ANN401
-    """Return a histogram's point: all buckets from the first to the last, whose numbers are one less than ours."""
+    """Return a histogram's point: all buckets from the first to the last; OTLP's index is one less than ours."""
     from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint
 
     counts = dict(value.native)

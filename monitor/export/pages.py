@@ -1,23 +1,23 @@
-"""Writes samples as text of Prometheus or OpenMetrics, or as protobuf; the only file with prometheus_client.
+"""Writes samples as Prometheus text, OpenMetrics text or protobuf; the only module that uses prometheus_client.
 
-prometheus_client writes a page by asking for the samples and formatting each: some 15 us a series.  Two thousand series
-are 30 ms.  But a series' name and labels do not change, and most values do not change either.  So prometheus_client
-writes the name and labels of a series at its first sight, and here its line is kept and only a new number is written.
+prometheus_client formats every sample of a page, about 15 us for a series and 30 ms for two thousand.  But names and
+labels do not change, and most values do not change either.  So prometheus_client writes each series once, when it first
+appears, and this module keeps the line and replaces the number.
 
 prometheus_client also writes the head of each family; a test compares whole pages with its own.  Numbers are written as
-Python writes them, which both formats of text allow, and whole ones exactly.  For those who ask for protobuf, because
-native histograms come in no other form, `protobuf` writes the same series from the same samples.
+Python writes them, which both text formats allow, and whole numbers exactly.  Clients that ask for protobuf, the only
+form with native histograms, get the same series from `protobuf`.
 
-Here the integers of the inside units become the base units of the metrics' names.  Nothing is measured here and no
-driver is touched.
+The integers of the internal units become the base units of the metrics' names here.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import AnyStr, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -31,17 +31,17 @@ from ..fault_containment import ContainedPart, FaultContainment
 from ..histogram import BOUNDS_NS, SCHEMA, Histogram, Served
 from ..http.content_negotiation import MetricsFormat
 from . import protobuf
-from .metric_writer import Labels, Line, MetricWriter, Value
+from .metric_writer import Labels, MetricLine, MetricWriter, Value
 
 __all__ = ["END", "Pages", "message", "outside", "text_line"]
 
 _EOF = b"# EOF\n"
 END = {MetricsFormat.OPENMETRICS: _EOF}
-"""What ends a page; only OpenMetrics has a word for it."""
+"""The end of a page; only OpenMetrics has one."""
 
 
 class _Family(Collector):
-    """What prometheus_client needs to write one family."""
+    """One family, in the form that prometheus_client writes."""
 
     def __init__(self, entry: Entry, labels: Labels | None = None) -> None:
         self._family: Metric
@@ -62,22 +62,14 @@ class _Family(Collector):
         return [self._family]
 
 
-def _head(entry: Entry, is_openmetrics: bool) -> str:
+@cache
+def _head_of(metric: str, is_openmetrics: bool) -> bytes:
+    """Return the head of a family; the cache is bounded by the catalog."""
+    family = _Family(by_name(metric))
     if is_openmetrics:
-        written: bytes = generate_openmetrics(_Family(entry))  # type: ignore[no-untyped-call]  # as of 0.26
-        return written.removesuffix(_EOF).decode()
-    return generate_latest(_Family(entry)).decode()
-
-
-_HEADS: dict[tuple[str, bool], str] = {}
-"""The head of each family that was served, in both formats: bounded by the catalog."""
-
-
-def _head_of(metric: str, is_openmetrics: bool) -> str:
-    key = (metric, is_openmetrics)
-    if key not in _HEADS:
-        _HEADS[key] = _head(by_name(metric), is_openmetrics)
-    return _HEADS[key]
+        written: bytes = generate_openmetrics(family)  # type: ignore[no-untyped-call]  # as of 0.26
+        return written.removesuffix(_EOF)
+    return generate_latest(family)
 
 
 def outside(entry: Entry, value: int | float) -> float:
@@ -86,7 +78,7 @@ def outside(entry: Entry, value: int | float) -> float:
 
 
 def number(entry: Entry, value: int | float) -> str:
-    """Return `value` in base units as both formats write it."""
+    """Return `value` in base units as both text formats write it."""
     if entry.unit.scale == 1 and isinstance(value, int):
         return f"{value:d}"
     value = outside(entry, value)
@@ -95,142 +87,78 @@ def number(entry: Entry, value: int | float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def _starts(one: Served) -> list[str]:
-    """Return what stands before the number in each line of a series."""
-    written = generate_latest(_Family(by_name(one.metric), one.labels)).decode()
-    # A label's value has its line feeds escaped, so lines without a hash are the series.
-    return [row.rpartition(" ")[0] + " " for row in written.split("\n") if row and not row.startswith("#")]
+def text_line(one: Served) -> MetricLine:
+    """Return the line of a series in both text formats; for a histogram its fixed buckets, count and sum."""
+    entry = by_name(one.metric)
+    written = generate_latest(_Family(entry, one.labels)).decode()
+    # Line feeds in label values are escaped, so the lines without a hash are the series.
+    starts = [row.rpartition(" ")[0] + " " for row in written.split("\n") if row and not row.startswith("#")]
+
+    size = sum(map(len, starts))
+    if entry.kind is MetricKind.HISTOGRAM:
+
+        def encode_histogram(value: Value) -> bytes:
+            assert isinstance(value, Histogram), entry.name
+            numbers = (*map(str, value.below), str(value.count), str(value.count), number(entry, value.sum_ns))
+            return "".join(f"{start}{n}\n" for start, n in zip(starts, numbers, strict=True)).encode()
+
+        return MetricLine(size, encode_histogram)
+    (start,) = starts
+
+    def encode(value: Value) -> bytes:
+        assert not isinstance(value, Histogram), entry.name
+        return f"{start}{number(entry, value)}\n".encode()
+
+    return MetricLine(size, encode)
 
 
-class _NumberLine:
-    """A line of text, in both of its formats."""
+def message(one: Served) -> MetricLine:
+    """Return a series as a Metric of Prometheus' protocol buffers; a histogram has fixed and native buckets."""
+    entry = by_name(one.metric)
+    labels = protobuf.labels_of(entry, one.labels)
+    if entry.kind is MetricKind.HISTOGRAM:
+        bounds = [outside(entry, bound) for bound in BOUNDS_NS]
 
-    __slots__ = ("entry", "last", "size", "start", "value")
-
-    def __init__(self, one: Served) -> None:
-        self.entry = by_name(one.metric)
-        (self.start,) = _starts(one)
-        self.size = len(self.start)
-        self.value: Value | None = None
-        self.last = ""
-
-    def write(self, value: Value) -> str:
-        if value != self.value:  # also for NaN, which is not itself
-            self.last = f"{self.start}{number(self.entry, value)}\n"  # type: ignore[arg-type]  # by its kind
-            self.value = value  # last: a value that cannot be written must not seem to be
-        return self.last
-
-
-class _HistogramLines:
-    """The lines of a histogram's fixed buckets, its count and its sum."""
-
-    __slots__ = ("entry", "last", "size", "starts", "value")
-
-    def __init__(self, one: Served) -> None:
-        self.entry = by_name(one.metric)
-        self.starts = _starts(one)
-        self.size = sum(map(len, self.starts))
-        self.value: Value | None = None
-        self.last = ""
-
-    def write(self, value: Value) -> str:
-        if value is not self.value:
-            assert isinstance(value, Histogram), self.entry.name
-            numbers = (*map(str, value.below), str(value.count), str(value.count), number(self.entry, value.sum_ns))
-            self.last = "".join(f"{start}{n}\n" for start, n in zip(self.starts, numbers, strict=True))
-            self.value = value  # last, as above
-        return self.last
-
-
-def text_line(one: Served) -> Line[str]:
-    """Return the lines of text of a series."""
-    return _HistogramLines(one) if by_name(one.metric).kind is MetricKind.HISTOGRAM else _NumberLine(one)
-
-
-class _NumberMessage:
-    """A gauge or a counter as a Metric of Prometheus' protocol buffers."""
-
-    __slots__ = ("entry", "last", "size", "start", "value")
-
-    def __init__(self, one: Served) -> None:
-        self.entry = by_name(one.metric)
-        self.start = protobuf.before_number(self.entry, protobuf.labels_of(self.entry, one.labels))
-        self.size = len(self.start)
-        self.value: Value | None = None
-        self.last = b""
-
-    def write(self, value: Value) -> bytes:
-        if value != self.value:
-            self.last = self.start + protobuf.number(outside(self.entry, value))  # type: ignore[arg-type]
-            self.value = value
-        return self.last
-
-
-class _HistogramMessage:
-    """A histogram as a Metric, with its fixed buckets and its native ones."""
-
-    __slots__ = ("entry", "labels", "last", "size", "value")
-
-    def __init__(self, one: Served) -> None:
-        self.entry = by_name(one.metric)
-        self.labels = protobuf.labels_of(self.entry, one.labels)
-        self.size = len(self.labels)
-        self.value: Value | None = None
-        self.last = b""
-
-    def write(self, value: Value) -> bytes:
-        if value is not self.value:
-            assert isinstance(value, Histogram), self.entry.name
-            bounds = (outside(self.entry, bound) for bound in BOUNDS_NS)
-            self.last = protobuf.histogram(
-                self.labels, count=value.count, total=outside(self.entry, value.sum_ns),
+        def encode_histogram(value: Value) -> bytes:
+            assert isinstance(value, Histogram), entry.name
+            return protobuf.histogram(
+                labels, count=value.count, total=outside(entry, value.sum_ns),
                 below=zip(bounds, value.below, strict=True), schema=SCHEMA, native=value.native, zeroes=value.zeroes,
             )  # fmt: skip
-            self.value = value
-        return self.last
 
+        return MetricLine(len(labels), encode_histogram)
+    start = protobuf.before_number(entry, labels)
 
-def message(one: Served) -> Line[bytes]:
-    """Return the Metric of a series."""
-    return _HistogramMessage(one) if by_name(one.metric).kind is MetricKind.HISTOGRAM else _NumberMessage(one)
+    def encode(value: Value) -> bytes:
+        assert not isinstance(value, Histogram), entry.name
+        return start + protobuf.number(outside(entry, value))
 
-
-def _without(families: dict[str, AnyStr], metrics: Collection[str]) -> dict[str, AnyStr]:
-    return {metric: lines for metric, lines in families.items() if metric not in metrics} if metrics else families
-
-
-def page(families: Mapping[str, str], is_openmetrics: bool) -> bytes:
-    """Return families with their heads, in the catalog's order."""
-    return "".join(
-        _head_of(entry.name, is_openmetrics) + families[entry.name] for entry in CATALOG if entry.name in families
-    ).encode()
-
-
-def protobuf_page(families: Mapping[str, bytes]) -> bytes:
-    """Return families as messages, in the catalog's order."""
-    return b"".join(protobuf.family(entry, families[entry.name]) for entry in CATALOG if entry.name in families)
+    return MetricLine(len(start), encode)
 
 
 class Page(NamedTuple):
-    """A page, without `END`, and the metrics that are on it."""
+    """A page without `END`, and its metrics."""
 
     body: bytes
     metrics: Collection[str]
 
 
 class Pages:
-    """Writes pages of samples in every format.  Any thread may ask: a scrape may be the first that wants a format."""
+    """Writes pages of samples in every format.  Any thread may call it: a scrape may be the first in its format."""
 
     def __init__(self, part: ContainedPart, faults: FaultContainment | None) -> None:
-        self._text = MetricWriter[str](text_line, "", part, faults)
-        self._protobuf = MetricWriter[bytes](message, b"", part, faults)
+        self._text, self._protobuf = MetricWriter(text_line, part, faults), MetricWriter(message, part, faults)
         self._lock = threading.Lock()
 
     def write(self, samples: Sequence[Served], wanted: MetricsFormat, without: Collection[str] = ()) -> Page:
-        """Return the page of `samples` of all metrics but those in `without`."""
+        """Return the page of `samples`, in the catalog's order, except the metrics in `without`."""
+        is_protobuf = wanted is MetricsFormat.PROTOBUF
         with self._lock:
-            if wanted is MetricsFormat.PROTOBUF:
-                messages = _without(self._protobuf.write(samples), without)
-                return Page(protobuf_page(messages), messages.keys())
-            families = _without(self._text.write(samples), without)
-        return Page(page(families, wanted is MetricsFormat.OPENMETRICS), families.keys())
+            families = (self._protobuf if is_protobuf else self._text).write(samples)
+        entries = [entry for entry in CATALOG if entry.name in families and entry.name not in without]
+        if is_protobuf:
+            body = b"".join(protobuf.family(entry, families[entry.name]) for entry in entries)
+        else:
+            is_openmetrics = wanted is MetricsFormat.OPENMETRICS
+            body = b"".join(_head_of(entry.name, is_openmetrics) + families[entry.name] for entry in entries)
+        return Page(body, {entry.name for entry in entries})

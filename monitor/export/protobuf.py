@@ -1,9 +1,9 @@
-"""Encodes metrics in Prometheus' protocol buffers, the only form in which a scrape takes a native histogram.
+"""Encodes metrics in Prometheus' protocol buffers, the only scrape format with native histograms.
 
-A Prometheus that keeps native histograms asks for this form first; others do not.  protobuf's own library would write
-it from generated classes, message by message, of values that mostly did not change; and the daemon needs it for nothing
-else.  A field keeps its number for ever, so the few of metrics.proto that are needed are written here by hand.  Tests
-read them with that library, and let a real Prometheus scrape them.
+A Prometheus that stores native histograms asks for this format first; others do not.  prometheus_client does not write
+it (0.26), and protobuf's library would rebuild every message although most values did not change.  Field numbers never
+change, so the few fields of metrics.proto that we need are written by hand (docs/decisions/0012).  Tests decode them
+with protobuf's library, and a real Prometheus scrapes them.
 
     page = (length, MetricFamily)*        MetricFamily = name, help, type, Metric*
     Metric = LabelPair*, and one of       Gauge | Counter | Histogram
@@ -29,13 +29,12 @@ _TYPES = {MetricKind.COUNTER: 0, MetricKind.GAUGE: 1, MetricKind.HISTOGRAM: 4}
 _LABEL, _GAUGE, _COUNTER, _HISTOGRAM = 1, 2, 3, 7
 """Fields of Metric."""
 
-
 number = struct.Struct("<d").pack
 """Returns the eight bytes of a number."""
 
 
 def varint(count: int) -> bytes:
-    """Return a number of zero or more, seven bits a byte, the lowest first."""
+    """Return a non-negative number, seven bits a byte, lowest first."""
     out = bytearray()
     while count > 0x7F:
         out.append(count & 0x7F | 0x80)
@@ -45,7 +44,7 @@ def varint(count: int) -> bytes:
 
 
 def zigzag(signed: int) -> int:
-    """Return a signed number as one of zero or more: 0, -1, 1, -2 are 0, 1, 2, 3."""
+    """Return a signed number as a non-negative one: 0, -1, 1, -2 become 0, 1, 2, 3."""
     return 2 * signed if signed >= 0 else -2 * signed - 1
 
 
@@ -72,7 +71,7 @@ def labels_of(entry: Metric, labels: Sequence[str]) -> bytes:
 
 
 def before_number(entry: Metric, labels: bytes) -> bytes:
-    """Return a family's Metric with a gauge or a counter up to its number, whose `number` is its end."""
+    """Return a Metric with a gauge or a counter up to its value, which `number` encodes."""
     one = _GAUGE if entry.kind is MetricKind.GAUGE else _COUNTER
     return _message(4, labels + _message(one, _double(1, 0.0)))[:-8]
 
@@ -87,9 +86,9 @@ def histogram(
     native: Sequence[tuple[int, int]],
     zeroes: int,
 ) -> bytes:
-    """Return a family's Metric with a histogram, both classic and native.
+    """Return a Metric with a histogram, both classic and native.
 
-    `below` are pairs (upper bound, how many were at most that), `native` pairs (index, count) by rising index.
+    `below` are pairs (upper bound, cumulative count), `native` are pairs (index, count) by rising index.
     """
     classic = b"".join(_message(3, _whole(1, seen) + _double(2, bound)) for bound, seen in below)
     spans, deltas = _native(native)
@@ -101,9 +100,9 @@ def histogram(
 
 
 def _native(native: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return stretches of buckets without a gap, as (buckets left out before it, its length), and count differences.
+    """Return spans of adjacent buckets, as (gap before it, its length), and the differences between counts.
 
-    Without any there is an empty stretch: by that a reader tells a native histogram from one that is not.
+    Without buckets there is one empty span: readers tell native histograms from classic ones by it.
     """
     if not native:
         return [(0, 0)], []
@@ -121,6 +120,6 @@ def _native(native: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], l
 
 
 def family(entry: Metric, metrics: bytes) -> bytes:
-    """Return a family with its length before it; `metrics` are its Metrics as the functions above return them."""
+    """Return a family, preceded by its length; `metrics` are its Metrics as returned by the functions above."""
     head = _message(1, entry.name.encode()) + _message(2, entry.help.encode()) + _whole(3, _TYPES[entry.kind])
     return varint(len(head) + len(metrics)) + head + metrics

@@ -1,16 +1,16 @@
-"""Learns when scrapers come, so that a page is written in advance only for a tick that one will ask for.
+"""Forecasts scrapes, so that the daemon writes a page in advance only at ticks that are followed by one.
 
-A daemon that writes the page at each tick and is scraped every 15 s writes fifteen, of which nobody reads fourteen.  To
-write it in the scrape instead makes the scraper wait, behind all collectors that want the interpreter.  But a scraper
-keeps its beat to a few milliseconds.  So from the times at which each came the next is computed:
+Writing the page at each tick, with a scrape every 15 s, writes fourteen pages that nobody reads.  Writing it during the
+scrape makes the scraper wait for the interpreter behind all collectors.  But scrapers keep their interval to a few
+milliseconds, so the next scrape follows from the earlier ones:
 
-    one scraper        . . . . .         the last time, and the time between the last two
-    two of one beat    .  .  .  .        two Prometheus of one address: the time before the last, and the time from it
+    one scraper        . . . . .         the last time plus the interval of the last two
+    two, one interval  .  .  .  .        two Prometheus at one address: the last time but one plus its interval
 
-A scraper that keeps no beat, but comes as often as ticks do, is expected at every tick.  A scrape that was not
-foreseen is answered all the same, with a page that is written then.
+A scraper without a fixed interval that comes as often as ticks is expected at every tick.  An unexpected scrape gets a
+page that is written during it.
 
-Pure: times in, a forecast out.  Left out: what is written (`pages`) and when ticks come.
+Pure: times in, a forecast out.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from collections import deque
 __all__ = ["ScrapeBeat"]
 
 SCRAPERS_MAX = 16
-"""Sources whose times are kept; the one that was silent for longest makes room."""
+"""Sources whose times are kept; the one that was silent for the longest time makes room."""
 
 SHARED_MAX = 3
-"""Scrapers of one beat behind one address that are told apart."""
+"""Scrapers with one interval behind one address that are told apart."""
 
 TIMES_KEPT = SHARED_MAX + 2
-"""What it takes to find the same interval twice: then it is a beat."""
+"""Enough to find the same interval twice, which makes it a beat."""
 
 JITTER_RATIO = 0.05
 JITTER_NS_MIN, JITTER_NS_MAX = 50_000_000, 200_000_000
-"""How far two intervals may differ, and how much earlier or later than forecast a scrape may come: Prometheus keeps its
-beat to milliseconds, on a busy machine to tens of them."""
+"""How far two intervals may differ, and a scrape may be off its forecast: Prometheus is punctual to milliseconds, or to
+tens of them on a busy machine."""
 
 BEATS_MISSED_MAX = 3
-"""After so many beats without a scrape it is expected no more."""
+"""After this many beats without a scrape, none is expected."""
 
 Times = deque[int]
 
 
 class ScrapeBeat:
-    """The times at which scrapers asked for one form of the page.  One thread at a time."""
+    """The times of scrapes for one form of the page.  One thread at a time."""
 
     def __init__(self) -> None:
         self._times: dict[str, Times] = {}  # in order of the latest time
 
     def record(self, source: str, now_ns: int) -> None:
-        """Take a scrape by `source` at `now_ns` (monotonic)."""
+        """Record a scrape by `source` at `now_ns` (monotonic)."""
         times = self._times.pop(source, None)
         if times is None:
             times = deque(maxlen=TIMES_KEPT)
@@ -56,7 +56,7 @@ class ScrapeBeat:
         self._times[source] = times
 
     def is_due(self, now_ns: int, until_ns: int) -> bool:
-        """Return whether a scrape is to be expected between now and `until_ns`."""
+        """Return whether a scrape is expected between now and `until_ns`."""
         return any(_is_due(times, now_ns, until_ns) for times in self._times.values())
 
 
@@ -71,7 +71,7 @@ def _is_due(times: Times, now_ns: int, until_ns: int) -> bool:
 
 
 def _beat_ns(times: Times, shared: int) -> int | None:
-    """Return the time between two scrapes of the same of `shared` scrapers; None where it was not found twice."""
+    """Return the interval of each of `shared` scrapers; None if it did not repeat."""
     if len(times) < shared + 2:
         return None
     last, before = times[-1] - times[-1 - shared], times[-2] - times[-2 - shared]
@@ -79,7 +79,7 @@ def _beat_ns(times: Times, shared: int) -> int | None:
 
 
 def _comes(next_ns: int, beat_ns: int, now_ns: int, until_ns: int) -> bool:
-    """Return whether `next_ns`, or one of the few beats after it, lies between now and `until_ns`."""
+    """Return whether `next_ns` or one of the next few beats lies between now and `until_ns`."""
     jitter_ns = _jitter_ns(beat_ns)
     for _ in range(BEATS_MISSED_MAX):
         if next_ns >= now_ns - jitter_ns:

@@ -1,15 +1,14 @@
-"""Measures how long each driver call for one GPU takes, and says when the one in flight should have returned.
+"""Measures each driver call for one GPU, and decides when the call in flight is overdue.
 
-A fixed deadline for a whole reading takes a slow driver for a dead one: at 50 ms a call eleven calls miss half a
-second, though each returns.  So the deadline is per call, and learned: ten times what this call of this GPU mostly
-takes, at least CALL_SECONDS_MIN, at most CALL_SECONDS_MAX; a call that was never made before is given
-CALL_SECONDS_FIRST.  A call that returned late is no hang either: while it is among the latest ones the deadline is at
-least twice as long as it took.
+A fixed deadline for a whole reading mistakes a slow driver for a dead one: at 50 ms a call, eleven calls miss half a
+second although each returns.  So the deadline is per call and learned: ten times what this call usually takes on this
+GPU, at least CALL_SECONDS_MIN and at most CALL_SECONDS_MAX, and CALL_SECONDS_FIRST for a call that was never
+made.  While a call that returned late is among the latest ones, the deadline is at least twice its duration.
 
-So a hang of a driver that answers as usual is found within CALL_SECONDS_MIN and a tick, and any hang within
+So a hang of a driver with its usual speed is found within CALL_SECONDS_MIN and a tick, any other within
 CALL_SECONDS_MAX and a tick.
 
-Left out: what to do about a hang (`gpu_state`); splitting what one method of `Nvml` asks the driver in several calls.
+Left out: what to do about a hang (`gpu_state`), and timing separately the driver calls that one method of `Nvml` makes.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from .driver import Nvml
 __all__ = ["CALL_SECONDS_FIRST", "CALL_SECONDS_MAX", "CALL_SECONDS_MIN", "CallTimes", "Overdue", "timed"]
 
 CALL_SECONDS_MIN = 2.0
-"""A driver that answers in a millisecond is silent for half a second while the GPU is reset or begins to work."""
+"""A driver that answers in a millisecond is silent for half a second while the GPU is reset or starts to work."""
 
 CALL_SECONDS_FIRST = 5.0
 """The first calls for a GPU without persistence mode initialize it, which takes seconds."""
 
 CALL_SECONDS_MAX = 30.0
-"""A driver that gives a GPU up says so after 45 s; a call that took so long once should not hide the next hang."""
+"""A driver reports a GPU as lost after 45 s; one call that took that long must not hide the next hang."""
 
 FACTOR = 10
 QUANTILE = 0.9
 RECENT = 32
-"""Durations kept of each call: one outlier among them changes nothing."""
+"""Durations kept of each call, enough that one outlier changes nothing."""
 
 LATEST = 16
-"""Number of calls of any kind that count as the latest ones: those of one and a half readings."""
+"""Calls of any kind that count as the latest: those of one and a half readings."""
 
 
 class Overdue(NamedTuple):
-    """The call that should have returned, and for how long it has been in flight."""
+    """The overdue call, and how long it has been in flight."""
 
     call: str
     age_ns: int
 
 
 class CallTimes:
-    """The calls of one GPU.  One thread makes them; `overdue` and the totals may be asked from any other."""
+    """The calls of one GPU.  One thread makes them; any thread may read `overdue` and the totals."""
 
     def __init__(self, clock: Clock) -> None:
         self.total_ns = 0
@@ -60,9 +59,9 @@ class CallTimes:
         self._latest: deque[tuple[int, str]] = deque(maxlen=LATEST)
 
     def make(self, call: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  as the driver
-        """Return what `function` returns, and learn from how long it took; what it raises took its time too."""
+        """Return what `function` returns and record how long it took, also if it raises."""
         begun = self._clock.monotonic_ns()
-        self._in_flight = (call, begun)  # one assignment: others see all of it or nothing
+        self._in_flight = (call, begun)  # one assignment: other threads see all of it or nothing
         try:
             return function(*arguments)
         finally:
@@ -76,8 +75,8 @@ class CallTimes:
 
     @property
     def slowest(self) -> tuple[str, int]:
-        """The slowest of the latest calls, and what it took."""
-        took, call = max(list(self._latest), default=(0, ""))  # a copy, made at once: the calls go on meanwhile
+        """The slowest of the latest calls and its duration."""
+        took, call = max(list(self._latest), default=(0, ""))  # an atomic copy: calls go on meanwhile
         return call, took
 
     def deadline_ns(self, call: str) -> int:
@@ -91,7 +90,7 @@ class CallTimes:
         return min(deadline, _seconds(CALL_SECONDS_MAX))
 
     def overdue(self, now_ns: int) -> Overdue | None:
-        """Return the call in flight if it should have returned; its deadline is computed here, as few are asked for."""
+        """Return the call in flight if it is overdue.  Deadlines are computed here because few are needed."""
         in_flight = self._in_flight
         if in_flight is None or now_ns - in_flight[1] < _seconds(CALL_SECONDS_MIN):
             return None
@@ -101,7 +100,7 @@ class CallTimes:
 
 
 class _Timed:
-    """An `Nvml` whose every method is made through a CallTimes."""
+    """An `Nvml` that makes every call through a CallTimes."""
 
     def __init__(self, nvml: Nvml, times: CallTimes) -> None:
         self._nvml = nvml
@@ -113,12 +112,12 @@ class _Timed:
         def call(*arguments: object) -> Any:  # noqa: ANN401
             return make(str(arguments[1]) if name == "number" else name, method, *arguments)
 
-        setattr(self, name, call)  # once: this is not asked again
+        setattr(self, name, call)  # __getattr__ is not called for this name again
         return call
 
 
 def timed(nvml: Nvml, times: CallTimes) -> Nvml:
-    """Return `nvml` with every call measured, by its method's name, and a number by its own."""
+    """Return `nvml` with every call measured under its method's name, or the name of the number that it asks for."""
     return cast(Nvml, _Timed(nvml, times))
 
 

@@ -1,35 +1,28 @@
-"""Defines the NVIDIA driver as all but `monitor/gpu/nvml.py` see it: the protocol `Nvml`, its values and its errors.
+"""Defines the NVIDIA driver for all modules but `nvml`: the protocol `Nvml`, its values and its errors.
 
-NVML has thirty error codes and four hundred functions.  The daemon needs six kinds of error, because it does six
-different things about them, plain numbers, and a driver that a test can replace.
+NVML has thirty error codes and four hundred functions.  The daemon reacts to errors in six ways, so it needs six kinds;
+beyond that it needs plain numbers, and a driver that a test can replace.
 
-    DriverMissingError   no driver library, no driver loaded: a machine without GPUs, healthy
-    DriverStoppedError   the driver was reloaded under us: every handle is void, open it anew
-    UnsupportedError     this GPU or this driver does not have that number: ask no more
-    GpuLostError         the GPU fell off the bus or needs a reset: its other numbers will not come either
-    NothingNewError      the query was right, and there is nothing to report (no sample since, no event)
+    DriverMissingError   no driver library or driver: a machine without GPUs, which is healthy
+    DriverStoppedError   the driver was reloaded: every handle is void, so open it again
+    UnsupportedError     this GPU or this driver does not have that number: ask less often
+    GpuLostError         the GPU fell off the bus or needs a reset: it will not answer other queries either
+    NothingNewError      a valid query without a result (no sample since, no event)
     NvmlError            everything else, with the driver's own message
 
-`NUMBER_CALLS` maps each number that the driver can be asked for to the functions that return it; the table behind
-`Nvml.number`.
-
-Functions change their names over the years, and the old ones go.  So a number may have several functions, the newest
-first; where the driver does not have one, the next is tried.
-
-Left out on purpose: calling them, and everything that sets something on a device.
+Left out: calling the driver, and everything that sets something on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType, Protocol, Self
 
 import msgspec
 
 __all__ = [
     "ALL_LINKS",
-    "NUMBER_CALLS",
     "DriverEvent",
     "DriverMemory",
     "DriverMissingError",
@@ -67,7 +60,7 @@ GpmSample = NewType("GpmSample", object)
 
 
 class NvmlError(Exception):
-    """A query failed; the text is the driver's own message, `code` its number (None: not the driver's)."""
+    """A query failed: the driver's own message, and its `code`; None if the error is not the driver's."""
 
     def __init__(self, words: str, code: int | None = None) -> None:
         super().__init__(words)
@@ -75,7 +68,7 @@ class NvmlError(Exception):
 
 
 class DriverMissingError(NvmlError):
-    """There is no NVIDIA driver here."""
+    """This machine has no NVIDIA driver."""
 
 
 class UnsupportedError(NvmlError):
@@ -83,11 +76,11 @@ class UnsupportedError(NvmlError):
 
 
 class GpuLostError(NvmlError):
-    """The GPU does not answer any more."""
+    """The GPU no longer answers."""
 
 
 class DriverStoppedError(NvmlError):
-    """The library is not initialized (any more): the driver was reloaded under us."""
+    """The library is not initialized, or no longer: the driver was reloaded."""
 
 
 class NothingNewError(NvmlError):
@@ -95,45 +88,72 @@ class NothingNewError(NvmlError):
 
 
 class Number(StrEnum):
-    """The whole numbers that the driver can be asked for, in the units of nvml.h."""
+    """The integers that the driver can be asked for, in the units of nvml.h, and the functions that return them.
 
-    POWER = "power"  # mW, as sampled by the driver
-    POWER_LIMIT = "power limit"  # mW, enforced
-    ENERGY = "energy"  # mJ since the driver was loaded
-    TEMPERATURE = "temperature"  # degrees Celsius of the core
-    THRESHOLD_SHUTDOWN = "shutdown threshold"  # degrees Celsius
-    THRESHOLD_SLOWDOWN = "slowdown threshold"
-    THRESHOLD_MEMORY_MAX = "memory threshold"
-    THRESHOLD_GPU_MAX = "operating threshold"
-    CLOCK_GRAPHICS = "graphics clock"  # MHz
-    CLOCK_SM = "sm clock"
-    CLOCK_MEMORY = "memory clock"
-    CLOCK_VIDEO = "video clock"
-    CLOCK_MAX_GRAPHICS = "highest graphics clock"
-    CLOCK_MAX_SM = "highest sm clock"
-    CLOCK_MAX_MEMORY = "highest memory clock"
-    CLOCK_MAX_VIDEO = "highest video clock"
-    CLOCK_REASONS = "clock event reasons"  # bits of nvmlClocksEventReason*
-    CLOCK_REASONS_SUPPORTED = "supported clock event reasons"
-    PERFORMANCE_STATE = "performance state"  # 0 is the fastest
-    ENCODER = "encoder utilization"  # percent
-    DECODER = "decoder utilization"
-    PCIE_GENERATION = "pcie generation"
-    PCIE_GENERATION_MAX = "highest pcie generation"
-    PCIE_WIDTH = "pcie width"  # lanes
-    PCIE_WIDTH_MAX = "highest pcie width"
-    MIG_MODE = "mig mode"  # 1: the GPU is cut into instances
-    ARCHITECTURE = "architecture"
-    GPM_SUPPORT = "gpm support"  # 1: the GPU performance monitor works here
-    PERSISTENCE = "persistence mode"  # 1: the driver keeps the GPU initialized while nobody uses it
-    FANS = "fans"  # that the driver steers; a board that the chassis cools has none
-    POWER_LIMIT_DEFAULT = "default power limit"  # mW, what the board has after a reset
-    TEMPERATURE_MARGIN = "temperature margin"  # degrees Celsius to the nearest temperature that slows the GPU down
-    C2C_ENABLED = "c2c mode"  # 1: the GPU is joined to its CPU by NVLink-C2C
+    A function is a name, or a name with the arguments after the handle.  Functions are renamed over the years: the
+    newest comes first, and where the driver lacks one, the next is tried.
+    """
+
+    def __new__(cls, words: str, *functions: str | tuple[object, ...]) -> Self:
+        """Make a member with the value `words`."""
+        number = str.__new__(cls, words)
+        number._value_ = words
+        number.calls = tuple(function if isinstance(function, tuple) else (function,) for function in functions)
+        return number
+
+    _value_: str
+    calls: tuple[tuple[object, ...], ...]
+
+    POWER = "power", "nvmlDeviceGetPowerUsage"  # mW, as sampled by the driver
+    POWER_LIMIT = "power limit", "nvmlDeviceGetEnforcedPowerLimit"  # mW, enforced
+    ENERGY = "energy", "nvmlDeviceGetTotalEnergyConsumption"  # mJ since the driver was loaded
+    # degrees Celsius of the core
+    TEMPERATURE = "temperature", ("nvmlDeviceGetTemperature", 0), ("nvmlDeviceGetTemperatureV", 0)
+    THRESHOLD_SHUTDOWN = "shutdown threshold", ("nvmlDeviceGetTemperatureThreshold", 0)  # degrees Celsius
+    THRESHOLD_SLOWDOWN = "slowdown threshold", ("nvmlDeviceGetTemperatureThreshold", 1)
+    THRESHOLD_MEMORY_MAX = "memory threshold", ("nvmlDeviceGetTemperatureThreshold", 2)
+    THRESHOLD_GPU_MAX = "operating threshold", ("nvmlDeviceGetTemperatureThreshold", 3)
+    CLOCK_GRAPHICS = "graphics clock", ("nvmlDeviceGetClockInfo", 0)  # MHz
+    CLOCK_SM = "sm clock", ("nvmlDeviceGetClockInfo", 1)
+    CLOCK_MEMORY = "memory clock", ("nvmlDeviceGetClockInfo", 2)
+    CLOCK_VIDEO = "video clock", ("nvmlDeviceGetClockInfo", 3)
+    CLOCK_MAX_GRAPHICS = "highest graphics clock", ("nvmlDeviceGetMaxClockInfo", 0)
+    CLOCK_MAX_SM = "highest sm clock", ("nvmlDeviceGetMaxClockInfo", 1)
+    CLOCK_MAX_MEMORY = "highest memory clock", ("nvmlDeviceGetMaxClockInfo", 2)
+    CLOCK_MAX_VIDEO = "highest video clock", ("nvmlDeviceGetMaxClockInfo", 3)
+    CLOCK_REASONS = (  # bits of nvmlClocksEventReason*
+        "clock event reasons",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
+    )
+    CLOCK_REASONS_SUPPORTED = (
+        "supported clock event reasons",
+        "nvmlDeviceGetSupportedClocksEventReasons",
+        "nvmlDeviceGetSupportedClocksThrottleReasons",
+    )
+    # 0 is the fastest
+    PERFORMANCE_STATE = "performance state", "nvmlDeviceGetPerformanceState", "nvmlDeviceGetPowerState"
+    ENCODER = "encoder utilization", "nvmlDeviceGetEncoderUtilization"  # percent
+    DECODER = "decoder utilization", "nvmlDeviceGetDecoderUtilization"
+    PCIE_GENERATION = "pcie generation", "nvmlDeviceGetCurrPcieLinkGeneration"
+    PCIE_GENERATION_MAX = "highest pcie generation", "nvmlDeviceGetMaxPcieLinkGeneration"
+    PCIE_WIDTH = "pcie width", "nvmlDeviceGetCurrPcieLinkWidth"  # lanes
+    PCIE_WIDTH_MAX = "highest pcie width", "nvmlDeviceGetMaxPcieLinkWidth"
+    MIG_MODE = "mig mode", "nvmlDeviceGetMigMode"  # 1: the GPU is split into instances
+    ARCHITECTURE = "architecture", "nvmlDeviceGetArchitecture"
+    GPM_SUPPORT = "gpm support", "nvmlGpmQueryDeviceSupport"  # 1: the GPU performance monitor works here
+    # 1: the driver keeps the GPU initialized while no process uses it
+    PERSISTENCE = "persistence mode", "nvmlDeviceGetPersistenceMode"
+    FANS = "fans", "nvmlDeviceGetNumFans"  # that the driver controls; a board cooled by the chassis has none
+    # mW, what the board has after a reset
+    POWER_LIMIT_DEFAULT = "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit"
+    # degrees Celsius below the nearest temperature that slows the GPU down
+    TEMPERATURE_MARGIN = "temperature margin", "nvmlDeviceGetMarginTemperature"
+    C2C_ENABLED = "c2c mode", "nvmlDeviceGetC2cModeInfoV"  # 1: the GPU is joined to its CPU by NVLink-C2C
 
 
 class Identity(NamedTuple):
-    """What does not change about a GPU; an empty text is what the driver did not say."""
+    """Constant facts of a GPU; the empty text for what the driver did not report."""
 
     uuid: str
     name: str
@@ -165,9 +185,9 @@ class FieldId(NamedTuple):
 
 
 class FieldValue(msgspec.Struct, frozen=True, gc=False):
-    """The whole number in a field and how many bits its declared type has: where it wraps.
+    """The integer in a field, and the bits of its declared type, which is where it wraps.
 
-    A Struct, as some hundred are made a tick, and compared with those of the tick before.
+    A Struct because a tick makes some hundred of them and compares each with that of the previous tick.
     """
 
     value: int
@@ -175,7 +195,7 @@ class FieldValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class DriverProcess(NamedTuple):
-    """A compute process; memory in bytes, None where the driver does not say (another container, no permission)."""
+    """A compute process; memory in bytes, None if the driver hides it (another container, no permission)."""
 
     pid: int
     memory: int | None
@@ -192,7 +212,7 @@ class ProcessShare(NamedTuple):
 class Fabric(NamedTuple):
     """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join, health mask and summary.
 
-    None is what the driver is too old to say; `cluster` is a UUID, empty where the GPU is in none.
+    The last two are None on older drivers; `cluster` is a UUID, empty for a GPU in no cluster.
     """
 
     state: int
@@ -204,7 +224,7 @@ class Fabric(NamedTuple):
 
 
 class SramErrors(NamedTuple):
-    """ECC errors of the SRAM since the driver was loaded and of the board's life, and whether they are too many.
+    """SRAM ECC errors since the driver was loaded and in the board's life, and whether they exceed the threshold.
 
     Uncorrected errors are found by parity or by SEC-DED, depending on the unit.
     """
@@ -219,9 +239,9 @@ class SramErrors(NamedTuple):
 
 
 class Platform(NamedTuple):
-    """Where the board sits: chassis, slot, tray, host in the tray and module, as the maker numbers them.
+    """Where the board sits: chassis, slot, tray, host in the tray and module, as the manufacturer numbers them.
 
-    None where there is no chassis to count in: the driver says 0, and 1 of the host, and nvidia-smi "N/A".
+    None without a chassis: the driver then reports slot 0, tray 0 and host 1, and nvidia-smi prints "N/A".
     """
 
     chassis_serial: str
@@ -232,7 +252,7 @@ class Platform(NamedTuple):
 
 
 class SpareRows(NamedTuple):
-    """How many banks of memory have all, most, some, few or none of their spare rows left."""
+    """How many memory banks have all, most, some, few or none of their spare rows left."""
 
     all: int
     most: int
@@ -242,7 +262,7 @@ class SpareRows(NamedTuple):
 
 
 class RemoteLink(NamedTuple):
-    """What is at the other end of an NVLink; empty texts for what the driver did not say."""
+    """The other end of an NVLink; empty texts for what the driver did not report."""
 
     version: str
     device: str
@@ -260,7 +280,7 @@ class Instance(NamedTuple):
 
 
 class DriverEvent(NamedTuple):
-    """An Xid that the driver's event set reports; `gpu_index` is the GPU's as it was registered."""
+    """An Xid from the driver's event set; `gpu_index` is the index under which the GPU was registered."""
 
     gpu_index: int
     xid: int
@@ -270,191 +290,109 @@ class Nvml(Protocol):
     """The driver.  Every method raises NvmlError or one of its kinds, and any call may hang."""
 
     def start(self) -> None:
-        """Load and initialize; raises DriverMissingError where there is nothing to load."""
-        ...
+        """Load and initialize; raises DriverMissingError if there is nothing to load."""
 
     def stop(self) -> None:
         """Undo one `start`; never raises."""
-        ...
 
     def driver_version(self) -> str:
         """Return the driver's version."""
-        ...
 
     def cuda_version(self) -> str:
-        """Return the highest CUDA version that the driver serves."""
-        ...
+        """Return the highest CUDA version that the driver supports."""
 
     def device_count(self) -> int:
         """Return how many GPUs the driver sees."""
-        ...
 
     def device(self, index: int) -> Handle:
         """Return the GPU with that index."""
-        ...
 
     def identity(self, handle: Handle) -> Identity:
-        """Return what does not change about the GPU."""
-        ...
+        """Return the constant facts of the GPU."""
 
     def number(self, handle: Handle, which: Number) -> int:
         """Return one number, in one call."""
-        ...
 
     def compute_capability(self, handle: Handle) -> tuple[int, int]:
         """Return the CUDA compute capability: major, minor."""
-        ...
 
     def peer_status(self, handle: Handle, other: Handle) -> int:
-        """Return nvml.h's status of reads from `other`'s memory without the host's: 0 is possible."""
-        ...
+        """Return nvml.h's status of direct reads from `other`'s memory; 0 means that they work."""
 
     def utilization(self, handle: Handle) -> DriverUtilization:
         """Return the shares of time in which a kernel ran and memory was used."""
-        ...
 
     def memory(self, handle: Handle) -> DriverMemory:
-        """Return device memory, with what the driver reserves apart where it reports that."""
-        ...
+        """Return device memory, with reserved memory counted separately if the driver reports it."""
 
     def fan_percent(self, handle: Handle, fan: int) -> int:
-        """Return the speed that the driver asks of a fan, in percent of the highest."""
-        ...
+        """Return the speed that the driver requests of a fan, in percent of the highest."""
 
     def fan_rpm(self, handle: Handle, fan: int) -> int:
-        """Return the same in revolutions a minute."""
-        ...
+        """Return the speed of a fan in revolutions per minute."""
 
     def bar1(self, handle: Handle) -> DriverMemory:
         """Return the BAR1 window through which the host and other devices reach device memory."""
-        ...
 
     def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
-        """Return for each field its value or the error that the driver gave for that one, in one call."""
-        ...
+        """Return each field's value, or the error that the driver gave for it, in one call."""
 
     def processes(self, handle: Handle) -> list[DriverProcess]:
         """Return the compute processes."""
-        ...
 
     def process_shares(self, handle: Handle, since_us: int) -> list[ProcessShare]:
-        """Return the shares sampled after `since_us`; raises NothingNewError when there are none."""
-        ...
+        """Return the shares sampled after `since_us`; raises NothingNewError if there are none."""
 
     def mps_processes(self, handle: Handle) -> list[DriverProcess]:
-        """Return the compute processes that run through the Multi-Process Service."""
-        ...
+        """Return the compute processes that use the Multi-Process Service."""
 
     def mig_modes(self, handle: Handle) -> tuple[int, int]:
-        """Return the MIG mode now and after the next reset; 1: the GPU is cut into instances."""
-        ...
+        """Return the MIG mode now and after the next reset; 1 means that the GPU is split into instances."""
 
     def power_limits(self, handle: Handle) -> tuple[int, int]:
-        """Return the lowest and the highest power limit that may be set, in mW."""
-        ...
+        """Return the lowest and the highest power limit that can be set, in mW."""
 
     def sram_errors(self, handle: Handle) -> SramErrors:
         """Return the ECC errors of the SRAM."""
-        ...
 
     def spare_rows(self, handle: Handle) -> SpareRows:
-        """Return how many banks have which share of their spare rows left."""
-        ...
+        """Return how many memory banks have which share of their spare rows left."""
 
     def platform(self, handle: Handle) -> Platform:
         """Return where the board sits."""
-        ...
 
     def fabric(self, handle: Handle) -> Fabric:
         """Return the state of the NVLink fabric."""
-        ...
 
     def link_active(self, handle: Handle, link: int) -> bool:
         """Return whether NVLink `link` is up; raises UnsupportedError past the last one."""
-        ...
 
     def link_remote(self, handle: Handle, link: int) -> RemoteLink:
-        """Return what is at the other end of the link, in three calls; raises UnsupportedError where it is unknown."""
-        ...
+        """Return the other end of the link, in three calls; raises UnsupportedError if it is unknown."""
 
     def instance_slots(self, handle: Handle) -> int:
         """Return how many MIG devices the GPU can have."""
-        ...
 
     def instance_key(self, handle: Handle, slot: int) -> int | None:
-        """Return a number that stands for the MIG device in that slot, None where there is none, in one call."""
-        ...
+        """Return a number that identifies the MIG device in that slot, None for an empty slot, in one call."""
 
     def instance(self, handle: Handle, slot: int) -> Instance:
         """Return the MIG device in that slot, in five calls."""
-        ...
 
     def gpm_sample(self) -> GpmSample:
-        """Allocate a buffer for a reading; `stop` frees what is left."""
-        ...
+        """Allocate a buffer for a reading; `stop` frees any that are left."""
 
     def gpm_free(self, sample: GpmSample) -> None:
         """Free a buffer; never raises."""
-        ...
 
     def gpm_read(self, handle: Handle, into: GpmSample, gpu_instance: int | None = None) -> None:
         """Read the performance monitor of the GPU, or of one of its MIG instances, into `into`."""
-        ...
 
     def gpm_metrics(self, before: GpmSample, after: GpmSample, ids: Sequence[int]) -> list[float | NvmlError]:
-        """Return for each metric its mean between two readings or the error for that one, in one call."""
-        ...
+        """Return each metric's mean between two readings, or its error, in one call."""
 
     def watch(self, handles: Sequence[tuple[int, Handle]]) -> list[NvmlError | None]:
-        """Open an event set for the Xids of these GPUs (index, handle); the answer says which are in it."""
-        ...
+        """Open an event set for the Xids of these GPUs (index, handle); return the error of each that is not in it."""
 
     def event(self) -> DriverEvent:
-        """Return the next Xid without waiting; raises NothingNewError when there is none."""
-        ...
-
-
-Call = tuple[object, ...]
-
-NUMBER_CALLS: dict[Number, tuple[Call, ...]] = {
-    Number.POWER: (("nvmlDeviceGetPowerUsage",),),
-    Number.POWER_LIMIT: (("nvmlDeviceGetEnforcedPowerLimit",),),
-    Number.ENERGY: (("nvmlDeviceGetTotalEnergyConsumption",),),
-    Number.TEMPERATURE: (("nvmlDeviceGetTemperature", 0), ("nvmlDeviceGetTemperatureV", 0)),
-    Number.THRESHOLD_SHUTDOWN: (("nvmlDeviceGetTemperatureThreshold", 0),),
-    Number.THRESHOLD_SLOWDOWN: (("nvmlDeviceGetTemperatureThreshold", 1),),
-    Number.THRESHOLD_MEMORY_MAX: (("nvmlDeviceGetTemperatureThreshold", 2),),
-    Number.THRESHOLD_GPU_MAX: (("nvmlDeviceGetTemperatureThreshold", 3),),
-    Number.CLOCK_GRAPHICS: (("nvmlDeviceGetClockInfo", 0),),
-    Number.CLOCK_SM: (("nvmlDeviceGetClockInfo", 1),),
-    Number.CLOCK_MEMORY: (("nvmlDeviceGetClockInfo", 2),),
-    Number.CLOCK_VIDEO: (("nvmlDeviceGetClockInfo", 3),),
-    Number.CLOCK_MAX_GRAPHICS: (("nvmlDeviceGetMaxClockInfo", 0),),
-    Number.CLOCK_MAX_SM: (("nvmlDeviceGetMaxClockInfo", 1),),
-    Number.CLOCK_MAX_MEMORY: (("nvmlDeviceGetMaxClockInfo", 2),),
-    Number.CLOCK_MAX_VIDEO: (("nvmlDeviceGetMaxClockInfo", 3),),
-    Number.CLOCK_REASONS: (
-        ("nvmlDeviceGetCurrentClocksEventReasons",),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons",),  # its name before driver 535
-    ),
-    Number.CLOCK_REASONS_SUPPORTED: (
-        ("nvmlDeviceGetSupportedClocksEventReasons",),
-        ("nvmlDeviceGetSupportedClocksThrottleReasons",),
-    ),
-    Number.PERFORMANCE_STATE: (("nvmlDeviceGetPerformanceState",), ("nvmlDeviceGetPowerState",)),
-    Number.ENCODER: (("nvmlDeviceGetEncoderUtilization",),),
-    Number.DECODER: (("nvmlDeviceGetDecoderUtilization",),),
-    Number.PCIE_GENERATION: (("nvmlDeviceGetCurrPcieLinkGeneration",),),
-    Number.PCIE_GENERATION_MAX: (("nvmlDeviceGetMaxPcieLinkGeneration",),),
-    Number.PCIE_WIDTH: (("nvmlDeviceGetCurrPcieLinkWidth",),),
-    Number.PCIE_WIDTH_MAX: (("nvmlDeviceGetMaxPcieLinkWidth",),),
-    Number.MIG_MODE: (("nvmlDeviceGetMigMode",),),
-    Number.ARCHITECTURE: (("nvmlDeviceGetArchitecture",),),
-    Number.GPM_SUPPORT: (("nvmlGpmQueryDeviceSupport",),),
-    Number.PERSISTENCE: (("nvmlDeviceGetPersistenceMode",),),
-    Number.FANS: (("nvmlDeviceGetNumFans",),),
-    Number.POWER_LIMIT_DEFAULT: (("nvmlDeviceGetPowerManagementDefaultLimit",),),
-    Number.TEMPERATURE_MARGIN: (("nvmlDeviceGetMarginTemperature",),),
-    Number.C2C_ENABLED: (("nvmlDeviceGetC2cModeInfoV",),),
-}
-"""Number -> the calls that answer it, the newest name first: where the driver lacks one, the next is tried."""
+        """Return the next Xid without waiting; raises NothingNewError if there is none."""

@@ -1,14 +1,14 @@
 """Opens the driver, counts the GPUs and takes their handles: one driver session.
 
-A session ends when the driver is reloaded or a GPU vanishes, and then everything in it is void: handles, event set,
-sample buffers.  NVML counts its initializations, so each `start` needs its `stop`.  But a shutdown waits for locks
-that a hung call may hold, so while a call hangs the driver is started once more without being stopped; the missing
-stops are made at the next opening that finds no call hanging.
+A session ends when the driver is reloaded or a GPU vanishes; its handles, event set and sample buffers are then
+void.  NVML counts initializations, so each `start` needs a `stop`.  But a shutdown waits for locks that a hung call may
+hold. So while a call hangs the driver is started again without a stop; the missing stops follow at the next opening
+that finds no call hanging.
 
-The first query to a GPU may hang as well as any other, so each GPU is looked for on a thread of its own.  One that does
-not answer in FIND_SECONDS is added when it does; the session begins with the others.
+The first query to a GPU may also hang, so each GPU is searched on its own thread.  The session begins with the GPUs
+that answer within FIND_SECONDS; the others are added when they answer.
 
-Left out on purpose: deciding when to open.
+Left out: when to open the driver.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ __all__ = ["GPUS_MAX", "DriverSession", "DriverSessions", "FoundDevice"]
 GPUS_MAX = 64
 
 FIND_SECONDS = 1.0
-"""How long an opening waits for handles and names; a GPU without persistence mode takes a good part of a second."""
+"""How long an opening waits for handles and names; a GPU without persistence mode takes most of a second."""
 
 
 class FoundDevice(NamedTuple):
-    """A GPU that answered when the driver was opened; without a handle: one to look for at that index."""
+    """A GPU that answered when the driver was opened; without a handle, one to look for at that index."""
 
     handle: Handle | None
     facts: DeviceFacts
 
 
 class DriverSession(NamedTuple):
-    """What an opening found; `problems` are GPUs that failed and how, `hanging` those that have not answered."""
+    """The result of an opening; `problems` are GPUs that failed, `hanging` the indices of those that have not answered.
+
+    `watched` are the indices of GPUs whose Xids the driver reports as events.
+    """
 
     found: tuple[FoundDevice, ...]
     problems: tuple[tuple[FoundDevice, NvmlError], ...]
     hanging: tuple[int, ...]
     left_out: int
-    has_events: bool
+    watched: frozenset[int]
 
 
 class DriverSessions:
@@ -55,12 +58,12 @@ class DriverSessions:
         self._nvml = nvml
         self._clock = clock
         self._returned = threading.Condition()
-        self._finders: dict[int, tuple[int, DriverThread[FoundDevice]]] = {}  # index -> (opening, who is looking)
+        self._finders: dict[int, tuple[int, DriverThread[FoundDevice]]] = {}  # index -> (opening, thread)
         self._starts = 0
         self.openings = 0
 
     def open(self, *, stop_first: bool) -> DriverSession:
-        """Return the GPUs of a new session; raises NvmlError when the driver cannot be opened."""
+        """Return the GPUs of a new session; raises NvmlError if the driver cannot be opened."""
         if stop_first:
             self.close()
         self._nvml.start()
@@ -84,23 +87,23 @@ class DriverSessions:
             tuple(found), tuple(problems), tuple(self._finders), max(0, count - GPUS_MAX), self._watch(found)
         )
 
-    def sought_ns(self) -> dict[int, int]:
-        """Return index -> for how long a GPU has been looked for, of those that have not answered."""
+    def searching_ns(self) -> dict[int, int]:
+        """Return index -> how long the search has taken, for each GPU that has not answered."""
         now = self._clock.monotonic_ns()
         since = {index: worker.busy_since_ns for index, (_, worker) in self._finders.items()}
         return {index: now - begun for index, begun in since.items() if begun is not None}
 
-    def is_anyone_hanging(self) -> bool:
+    def is_any_hanging(self) -> bool:
         """Return whether a search for a GPU has not returned."""
         return any(worker.busy_since_ns is not None for _, worker in self._finders.values())
 
-    def give_up(self) -> None:
-        """Let each search that hangs end its thread when it returns; nothing may be opened after this."""
+    def abandon(self) -> None:
+        """Let each hung search end its thread when it returns; do not open the driver after this."""
         for _, worker in list(self._finders.values()):
             worker.stop(0.0)
 
     def late(self) -> list[FoundDevice]:
-        """Return the GPUs that answered after the opening was over; those of an older one are forgotten."""
+        """Return the GPUs that answered after the opening was over, without those of an earlier opening."""
         results = {index: (opening, worker.result()) for index, (opening, worker) in self._finders.items()}
         found: list[FoundDevice] = []
         for index, (opening, result) in results.items():
@@ -114,7 +117,7 @@ class DriverSessions:
         self.late()
         asked: dict[int, DriverThread[FoundDevice]] = {}
         for index in indices:
-            if index not in self._finders:  # where a look hangs already, another would hang beside it
+            if index not in self._finders:  # a second search would hang beside the first
                 find = partial(self._find, index, driver, cuda)
                 asked[index] = DriverThread(f"gpu-find-{index}", find, self._clock, self._returned)
                 asked[index].ask()
@@ -143,12 +146,12 @@ class DriverSessions:
             self._starts -= 1
             self._nvml.stop()
 
-    def _watch(self, found: list[FoundDevice]) -> bool:
-        if not found:
-            return False
+    def _watch(self, found: list[FoundDevice]) -> frozenset[int]:
+        handles = [(each.facts.gpu_index, each.handle) for each in found if each.handle is not None]
+        if not handles:
+            return frozenset()
         try:
-            handles = [(each.facts.gpu_index, each.handle) for each in found if each.handle is not None]
             answers = self._nvml.watch(handles)
         except NvmlError:
-            return False
-        return any(answer is None for answer in answers)
+            return frozenset()
+        return frozenset(index for (index, _), answer in zip(handles, answers, strict=True) if answer is None)

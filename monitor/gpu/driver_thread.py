@@ -1,10 +1,10 @@
-"""Runs driver calls, which may take 45 s, on a thread of their own, so that the caller decides how long to wait.
+"""Runs driver calls, which may take 45 s, on other threads, so that the caller decides how long to wait.
 
-ctypes releases the GIL during a call, so a call that hangs holds up only its own thread.  A thread does one job when
-asked and is asked nothing more until it is done.  A hung thread is left alone: it cannot be ended, and a second one for
-the same GPU would only hang beside it.
+ctypes releases the GIL during a call, so a hung call blocks only its own thread.  A thread does one job at a time and
+gets no other until that is done.  A hung thread is left alone: it cannot be ended, and a second one for the same GPU
+would hang too.
 
-What is asked at every tick shares threads (`worker_pool`): there is one for all GPUs while their calls return.
+Jobs of every tick share threads (`worker_pool`): one serves all GPUs while their calls return.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class DriverThread(Generic[T]):
-    """A thread with one job.  All fields but the thread's own belong to the condition `returned`."""
+    """A thread with one job.  The condition `returned` guards all fields but the thread's own."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class DriverThread(Generic[T]):
         returned: threading.Condition,
         pool: WorkerPool | None = None,
     ) -> None:
-        """With a `pool` it has no thread of its own: whoever waits for the result calls the pool's `hasten`."""
+        """With a `pool` it has no thread of its own; callers wait for the result through the pool."""
         self._pool = pool
         self._took_ns = 0
         self.busy_since_ns: int | None = None
@@ -51,9 +51,9 @@ class DriverThread(Generic[T]):
         self._is_started = False
 
     def ask(self, job: Callable[[], T] | None = None) -> None:
-        """Run the job, or `job` this once; the thread must be idle, and its last result is forgotten."""
+        """Run the job, or `job` this once; the thread must be idle, and its last result is dropped."""
         with self._returned:
-            assert self.busy_since_ns is None, "a busy worker is asked nothing"
+            assert self.busy_since_ns is None, "a busy worker cannot take a job"
             self._result, self.busy_since_ns = None, self._clock.monotonic_ns()
         if self._pool is not None:
             is_long = self._took_ns > LONG_SECONDS * NS_PER_SECOND
@@ -65,13 +65,13 @@ class DriverThread(Generic[T]):
         self._asked.put(job or self._job)
 
     def result(self) -> T | Exception | None:
-        """Return the result of the last job, once; None when there is none, or not yet."""
+        """Return the result of the last job, once; None if there is none yet."""
         with self._returned:
             result, self._result = self._result, None
             return result
 
     def stop(self, timeout_seconds: float) -> bool:
-        """End the thread; return whether it has ended.  No other job may follow."""
+        """End the thread; return whether it has ended.  No job may follow."""
         if self._pool is not None:
             with self._returned:
                 return self._returned.wait_for(lambda: self.busy_since_ns is None, timeout_seconds)
@@ -90,10 +90,10 @@ class DriverThread(Generic[T]):
         result: T | Exception
         try:
             result = job()
-        except Exception as error:  # noqa: BLE001  the outer boundary of the thread: the caller judges it
+        except Exception as error:  # noqa: BLE001  the thread's outer boundary: the caller decides
             result = error
         self._took_ns = time.monotonic_ns() - begun_ns
         with self._returned:
             self._result, self.busy_since_ns = result, None
-            if self._pool is None or not self._pool.has_waiting:  # else the next one wakes who waits for all
+            if self._pool is None or not self._pool.has_waiting:  # else the next job notifies
                 self._returned.notify_all()

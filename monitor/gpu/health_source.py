@@ -1,7 +1,7 @@
-"""Makes the verdict on each GPU (`pacecar.gpu_health`) from what ticks read, once a tick, for all who show it.
+"""Judges the health of each GPU (`pacecar.gpu_health`) once a tick, from what the tick read.
 
-A tick does not show everything that a verdict needs, so a little is remembered of each GPU: when Xid errors came, since
-when the fabric has not been joined, and which NVLinks were up or led somewhere when the daemon saw them.
+One tick does not show everything that a verdict needs.  So this remembers, for each GPU, when Xid errors came, since
+when the fabric has not been joined, and which NVLinks were up or connected while the daemon ran.
 
 Pure: snapshots in, verdicts and their samples out.
 """
@@ -9,7 +9,7 @@ Pure: snapshots in, verdicts and their samples out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pacecar.clock import NS_PER_SECOND
@@ -19,7 +19,7 @@ from pacecar.records import Sample, Snapshot
 __all__ = ["XID_SECONDS", "GpuHealthSource", "health_samples"]
 
 XID_SECONDS = 600
-"""How long an Xid error counts, as in the alert PacecarGpuXid: what it broke shows in other readings by then."""
+"""How long an Xid error counts, as in the alert PacecarGpuXid: by then other readings show what it broke."""
 
 _FLAGS = {
     "pacecar_gpu_row_remap_failed": "row_remap_failed",
@@ -34,8 +34,19 @@ _NUMBERS = {
     "pacecar_gpu_ecc_uncorrected_errors": "uncorrected_errors",
     "pacecar_gpu_c2c_links": "chip_links",
 }
+_INPUTS = (
+    *_FLAGS,
+    *_NUMBERS,
+    *(
+        f"pacecar_gpu_{name}"
+        for name in (
+            "up", "down", "info", "nvlink_info", "nvlink_link_state", "fabric_state", "fabric_health", "fabric_info",
+            "fabric_condition", "xid_errors_total",
+        )
+    ),
+)  # fmt: skip
 _LINK_DOWN = 0
-"""Of `pacecar_gpu_nvlink_link_state`; 2, asleep, and 3, up without traffic, are healthy."""
+"""Value of `pacecar_gpu_nvlink_link_state`; 2 (asleep) and 3 (up without traffic) are healthy."""
 
 
 class GpuHealthSource:
@@ -46,10 +57,18 @@ class GpuHealthSource:
         self._xids: dict[tuple[str, int], int] = {}
         self._fabric_since_ns: dict[str, int] = {}
         self._wired: defaultdict[str, set[int]] = defaultdict(set)
-        self._listened: set[str] = set()
+        self._reported: set[str] = set()
+        self._inputs: list[Sequence[Sample]] = []
+        self._health: dict[str, GpuHealth] = {}
 
     def update(self, snapshot: Snapshot) -> dict[str, GpuHealth]:
-        """Return GPU (the label of its metrics) -> its health after this tick."""
+        """Return GPU label -> its health after this tick: the same object if nothing changed."""
+        inputs = [snapshot.of(metric) for metric in _INPUTS]
+        if inputs != self._inputs or self._xids or self._fabric_since_ns:  # these depend on time
+            self._inputs, self._health = inputs, self._judged(snapshot)
+        return self._health
+
+    def _judged(self, snapshot: Snapshot) -> dict[str, GpuHealth]:
         found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self._read_presence(snapshot, found)
         for metric, reading in _FLAGS.items():
@@ -66,7 +85,7 @@ class GpuHealthSource:
 
     def _read_presence(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
         for sample in snapshot.of("pacecar_gpu_up"):
-            found[sample.labels[0]]["is_up"] = True if sample.value else None  # 0 without a reason: not read yet
+            found[sample.labels[0]]["is_up"] = True if sample.value else None  # 0 without a reason: not read so far
         for sample in snapshot.of("pacecar_gpu_down"):
             if sample.value:
                 found[sample.labels[0]].update(is_up=False, down_reason=sample.labels[1].replace("_", " "))
@@ -115,25 +134,25 @@ class GpuHealthSource:
             found[gpu].setdefault("fabric_conditions", {})[condition] = sample.value != 0
 
     def _read_xids(self, snapshot: Snapshot, found: Mapping[str, dict[str, Any]]) -> None:
-        """Count the errors of the last XID_SECONDS; what was counted before the first snapshot is older."""
-        now_ns, heard = snapshot.started_ns, set[str]()
+        """Count the errors of the last XID_SECONDS; those counted before the first snapshot are older."""
+        now_ns, reported = snapshot.started_ns, set[str]()
         for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
             gpu, code = sample.labels[0], int(sample.labels[1])
-            heard.add(gpu)
+            reported.add(gpu)
             # A rare code has no series before its first error.
-            before = self._xid_counts.get((gpu, code), 0 if gpu in self._listened else sample.value)
+            before = self._xid_counts.get((gpu, code), 0 if gpu in self._reported else sample.value)
             if sample.value > before:
                 self._xids[gpu, code] = now_ns
             self._xid_counts[gpu, code] = sample.value
-        self._listened |= heard
+        self._reported |= reported
         over_ns = now_ns - XID_SECONDS * NS_PER_SECOND
         self._xids = {key: at_ns for key, at_ns in self._xids.items() if at_ns > over_ns}
-        for gpu in heard & found.keys():  # an Xid may be of no GPU that is known
+        for gpu in reported & found.keys():  # an Xid may belong to an unknown GPU
             found[gpu]["xids"] = frozenset(code for other, code in self._xids if other == gpu)
 
 
 def health_samples(verdicts: Mapping[str, GpuHealth]) -> Iterator[Sample]:
-    """Yield of each GPU which verdict is so, and of each reason that could be judged whether it holds."""
+    """Yield each GPU's verdict, and for each reason that could be judged whether it holds."""
     for gpu, health in verdicts.items():
         for verdict in HealthVerdict:
             yield Sample("pacecar_gpu_health", (gpu, verdict.value), int(health.verdict is verdict))

@@ -1,19 +1,19 @@
-"""Remembers on disk which GPUs this node had, and says which of them are not there any more.
+"""Remembers on disk which GPUs this node had, and reports those that are missing.
 
-A GPU that does not come back after a boot has no series that could fall: the driver lists seven and all is well.  So
-the daemon keeps a list of every GPU that it has read, by UUID, and compares.  No driver after one is the same case:
-then all of them are missing.  A GPU that goes while the daemon runs is not missing but down (`gpu_state`); it is
-missing for the next daemon.
+A GPU that does not come back after a boot has no series that could fall: the driver lists seven and all looks well.  So
+the daemon keeps a list of every GPU that it has read, by UUID, and compares.  If the driver is gone after a boot, all
+of them are missing.  A GPU that disappears while the daemon runs is down (`gpu_state`), and missing for the next
+daemon.
 
     tick   --> what is there now             never waits
-    thread --> the file, once a minute       a disk that hangs holds up nobody
+    thread --> the file, once a minute       so a disk that hangs blocks nothing else
 
-A new GPU at the PCI address of one that is gone replaces it.  A GPU that was taken out on purpose is forgotten when
-somebody deletes the file.  What is missing is judged SETTLE_SECONDS after the daemon's start: drivers
-are loaded after daemons, and a GPU without persistence mode takes seconds to answer.
+A new GPU replaces a missing one at its PCI address.  To forget a GPU that was removed on purpose, delete the file. The
+comparison starts SETTLE_SECONDS after the daemon: drivers are loaded after daemons, and a GPU without persistence mode
+takes seconds to answer.
 
-The file is in the folder of the recordings, which is the daemon's own in every deployment, under the node's name,
-because home folders are shared among nodes.
+The file lies in the folder of the recordings, which belongs to the daemon in every deployment.  Its name contains the
+node's name, because nodes share home folders.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ __all__ = ["GPUS_MAX", "SETTLE_SECONDS", "SYNC_SECONDS", "GpuInventory", "KnownG
 
 SETTLE_SECONDS = 30.0
 SYNC_SECONDS = 60.0
-"""How often the file is looked at; so soon a deleted one takes effect."""
+"""How often the file is checked, which is how soon a deletion takes effect."""
 
 SAVE_SECONDS = 3600.0
-"""How often the times at which GPUs were last seen are saved while nothing else changes."""
+"""How often the times of the last sightings are saved while nothing else changes."""
 
 GPUS_MAX = 128
-"""GPUs that are remembered, those seen last: a node has at most 64."""
+"""GPUs that are remembered, the most recently seen; a node has at most 64."""
 
 FILE_BYTES_MAX = 256 * 1024
-"""GPUS_MAX entries of the longest labels take less."""
+"""GPUS_MAX entries with the longest labels take less."""
 
 _log = logging.getLogger(__name__)
 
 
 class KnownGpu(msgspec.Struct, frozen=True):
-    """A GPU that was read on this node: `gpu` is the label of its metrics then, `seen_wall_ns` when that was last."""
+    """A GPU that was read on this node: `gpu` was its label and `seen_wall_ns` the time of the last reading."""
 
     uuid: Label
     name: Label
@@ -76,7 +76,7 @@ def known_gpus_path(recordings: str | os.PathLike[str], node: str) -> Path:
 
 
 def read_known(path: Path) -> tuple[KnownGpu, ...]:
-    """Return the GPUs in the file; raises OSError, and ValueError for what is no such file."""
+    """Return the GPUs in the file; raises OSError, or ValueError if it is not such a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -88,7 +88,7 @@ def read_known(path: Path) -> tuple[KnownGpu, ...]:
 
 
 class GpuInventory:
-    """The GPUs that are there, those that were, and the file.  `update` is called by one thread, the rest by any."""
+    """The GPUs that are present, those that were, and the file.  One thread calls `update`, any thread the rest."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -99,8 +99,8 @@ class GpuInventory:
         self._unnamed: set[str] = set()
         self._is_asked = self._is_loaded = self._has_file = self._has_changed = False
         self._saved_ns = self._started_ns = clock.monotonic_ns()
-        self._told: frozenset[str] = frozenset()
-        self._trouble: str | None = None
+        self._logged: frozenset[str] = frozenset()
+        self._problem: str | None = None
         self._wake = threading.Event()
         self._is_closing = False
         self.thread: WatchedThread | None = None
@@ -118,11 +118,11 @@ class GpuInventory:
         self._wake.set()
         if self.thread is not None:
             if not self.thread.join(CLOSE_SECONDS):
-                _log.warning("%s does not get written, and is left behind", self.path)
+                _log.warning("%s is not written in time: the thread is left behind", self.path)
             self.thread = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Take the GPUs of a tick."""
+        """Record the GPUs of a tick."""
         up = {sample.labels[0] for sample in snapshot.of("pacecar_gpu_up") if sample.value}
         named = {sample.labels[0]: sample.labels for sample in snapshot.of("pacecar_gpu_info") if sample.labels[1]}
         with self._lock:
@@ -131,22 +131,22 @@ class GpuInventory:
             for gpu, (_, uuid, name, _, address, *_) in named.items():
                 self._present.add(uuid)
                 if gpu in up and self._is_loaded:
-                    self._note(KnownGpu(uuid, name, address, gpu, snapshot.wall_ns))
+                    self._remember(KnownGpu(uuid, name, address, gpu, snapshot.wall_ns))
             missing = self._missing()
-        self._tell(missing)
+        self._log_missing(missing)
 
     def missing(self) -> tuple[KnownGpu, ...]:
-        """Return the GPUs that were here and are not, in the order of their labels; empty until that can be judged."""
+        """Return the missing GPUs in the order of their labels; empty until that can be judged."""
         with self._lock:
             return self._missing()
 
     def last_known(self, gpu: str) -> KnownGpu | None:
-        """Return the GPU that had the label `gpu` when it was last read, for one that does not say which it is."""
+        """Return the GPU that last had the label `gpu`, for one that does not report its identity."""
         with self._lock:
             return next((known for known in reversed(self._known.values()) if known.gpu == gpu), None)
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield of each GPU that is remembered whether it is missing; nothing until that can be judged."""
+        """Yield whether each remembered GPU is missing; nothing until that can be judged."""
         with self._lock:
             known, missing = list(self._known.values()) if self._is_settled else [], self._missing()
         for one in known:
@@ -162,7 +162,7 @@ class GpuInventory:
     def _missing(self) -> tuple[KnownGpu, ...]:
         if not self._is_settled:
             return ()
-        # A GPU that has not said which it is is the one that had its label.
+        # A GPU that has not reported its identity counts as the one that had its label.
         found = [
             known
             for known in self._known.values()
@@ -170,9 +170,9 @@ class GpuInventory:
         ]
         return tuple(sorted(found, key=lambda known: (len(known.gpu), known.gpu, known.uuid)))
 
-    def _note(self, seen: KnownGpu) -> None:
+    def _remember(self, seen: KnownGpu) -> None:
         before = self._known.pop(seen.uuid, None)
-        self._known[seen.uuid] = seen  # the latest is last: those seen longest ago are the first to go
+        self._known[seen.uuid] = seen  # the latest is last, so those seen longest ago are dropped first
         if before is None:
             for other in list(self._known.values()):
                 if other.pci_bus_id == seen.pci_bus_id and other.uuid not in self._present:
@@ -184,42 +184,43 @@ class GpuInventory:
 
     # --- what is told ---------------------------------------------------------------------------
 
-    def _tell(self, missing: Sequence[KnownGpu]) -> None:
+    def _log_missing(self, missing: Sequence[KnownGpu]) -> None:
         """Log each GPU once when it is found missing."""
         uuids = frozenset(known.uuid for known in missing)
         for known in missing:
-            if known.uuid not in self._told:
+            if known.uuid not in self._logged:
                 _log.warning(
-                    "GPU %s (%s, PCI address %s) is missing: it was last read at %s, as GPU %s.  If it was taken out on"
+                    "GPU %s (%s, PCI address %s) is missing: it was last read at %s, as GPU %s.  If it was removed on"
                     " purpose, delete %s",
                     clean(known.uuid), clean(known.name), clean(known.pci_bus_id), second_text(known.seen_wall_ns),
                     clean(known.gpu), self.path,
                 )  # fmt: skip
-        if self._told and not uuids:
-            _log.info("no GPU is missing any more")
-        self._told = uuids
+        if self._logged and not uuids:
+            _log.info("no GPU is missing now")
+        self._logged = uuids
 
     # --- the file, on its thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        self._keep_file()
+        self._sync_file()
         while not self._is_closing:
             self._wake.wait(SYNC_SECONDS)
-            self._keep_file()
+            self._sync_file()
 
-    def _keep_file(self) -> None:
-        """Read the file, or bring it up to date; a trouble is logged once, and tried again at the next turn."""
+    def _sync_file(self) -> None:
+        """Read the file or bring it up to date; log a problem once and try again next time."""
         try:
             if not self._is_loaded:
                 self._load()
             self._save()
         except OSError as error:
-            trouble = f"{self.path}: {error.strerror or error}"
-            if trouble != self._trouble:
-                _log.warning("GPUs that go missing will not be noticed after a restart: %s", trouble)
-            self._trouble = trouble
+            problem = f"{self.path}: {error.strerror or error}"
+            if problem != self._problem:
+                _log.warning("GPUs that disappear will not be noticed after a restart: %s", problem)
+
+            self._problem = problem
         else:
-            self._trouble = None
+            self._problem = None
 
     def _load(self) -> None:
         known: tuple[KnownGpu, ...] = ()
@@ -229,7 +230,7 @@ class GpuInventory:
         except FileNotFoundError:
             pass
         except ValueError as error:
-            _log.warning("%s is damaged, and the GPUs in it are forgotten: %s", self.path, clean(error))
+            _log.warning("%s is damaged, so the GPUs in it are forgotten: %s", self.path, clean(error))
         with self._lock:
             self._known = {one.uuid: one for one in known}
             self._is_loaded = True
@@ -245,7 +246,7 @@ class GpuInventory:
             known = tuple(self._known.values())
             self._has_changed = self._has_changed and not is_due
         if was_deleted:
-            _log.info("%s was deleted: GPUs that are not there are forgotten", self.path)
+            _log.info("%s was deleted: missing GPUs are forgotten", self.path)
         if not known or not is_due:
             return
         try:

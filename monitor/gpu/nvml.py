@@ -1,14 +1,14 @@
-"""Asks the NVIDIA driver through pynvml; the only file that knows pynvml, all others see `gpu.driver.Nvml`.
+"""Asks the NVIDIA driver through pynvml.  Only this file knows pynvml; the others see `gpu.driver.Nvml`.
 
-pynvml raises one exception class per error code, hands out ctypes structures and grows with every driver.  So each
-function is looked up by name when it is asked: one that this pynvml or this driver does not have is an
-UnsupportedError like any other, and an old driver costs its newer numbers only.
+pynvml raises one exception class per error code, returns ctypes structures and grows with every driver.  So each
+function is looked up by name when it is called: one that this pynvml or this driver lacks raises UnsupportedError, and
+an old driver loses only its newer numbers.
 
-The size of the GPM array has grown (98, 210, 333, 477 entries) under one and the same version number, so a driver may
-write more than the binding made room for; here there is room for the largest of all.
+The GPM array has grown (98, 210, 333, 477 entries) without a new version number, so a driver may write more than the
+binding allocated.  The structure here has room for the largest.
 
-Left out on purpose: nvmlDeviceGetPcieThroughput, which blocks for 20 ms a direction while the driver measures (the
-cumulative fields 197 and 198 cost a hundredth and lose nothing between ticks), and everything that sets something.
+Left out: nvmlDeviceGetPcieThroughput, which blocks for 20 ms a direction (the cumulative fields 197 and 198 cost a
+hundredth of that and lose nothing between ticks), and everything that sets something.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import ctypes
 import struct
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
 
 from .driver import (
-    NUMBER_CALLS,
     DriverEvent,
     DriverMemory,
     DriverMissingError,
@@ -52,10 +51,16 @@ from .driver import (
 __all__ = ["GPM_ENTRIES_MAX", "PyNvml"]
 
 GPM_ENTRIES_MAX = 477
-"""NVML_GPM_METRIC_MAX of the newest driver known; 98, 210 and 333 came before, all with version 1."""
+"""NVML_GPM_METRIC_MAX of the newest known driver; earlier drivers had 98, 210 and 333, all with version 1."""
 
 REQUESTS_MAX = 64
-"""Lists of fields whose request is remembered as bytes: each GPU asks for the same few, slice by slice."""
+"""Encoded field lists that are cached: each GPU asks for the same few, slice by slice."""
+
+LISTED_MAX = 4096
+"""Processes in a list; a longer list is garbage."""
+
+SPARE_PROCESSES = 16
+"""Room for processes that start between the call for their number and the call for the list."""
 
 MIG_DEVICES_MAX = 8
 """A GPU has at most seven instances today."""
@@ -96,7 +101,7 @@ class PyNvml:
         self._events: object | None = None
         self._watched: dict[int | None, int] = {}
         self._samples: list[object] = []
-        self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
+        self._first_version: set[int | None] = set()  # addresses of GPUs that know only version 1 of the memory call
         self._requests: dict[tuple[FieldId, ...], bytes] = {}
 
     def start(self) -> None:
@@ -104,7 +109,7 @@ class PyNvml:
         _ask("nvmlInit")
 
     def stop(self) -> None:
-        """Free what was allocated and shut the library down; one that is down already is no error."""
+        """Free what was allocated and shut the library down; it is no error if it is down already."""
         samples, self._samples = self._samples, []
         self._first_version.clear()
         events, self._events = self._events, None
@@ -131,17 +136,17 @@ class PyNvml:
         return Handle(_ask("nvmlDeviceGetHandleByIndex", index))
 
     def identity(self, handle: Handle) -> Identity:
-        """Ask for UUID, name, PCI address and, where there is one, VBIOS version."""
+        """Ask for UUID, name, PCI address and, if available, the VBIOS version."""
         return Identity(
             uuid=_text(_ask("nvmlDeviceGetUUID", handle)),
             name=_text(_ask("nvmlDeviceGetName", handle)),
-            pci_bus_id=_text(_ask("nvmlDeviceGetPciInfo", handle).busId),
+            pci_bus_id=_bus_id(_ask("nvmlDeviceGetPciInfo", handle)),
             vbios=_ask_gently("nvmlDeviceGetVbiosVersion", handle),
         )
 
     def number(self, handle: Handle, which: Number) -> int:
         """Ask the newest call of `which` that the driver has."""
-        *newer, oldest = NUMBER_CALLS[which]
+        *newer, oldest = which.calls
         for name, *arguments in newer:
             try:
                 return _number(_ask(str(name), handle, *arguments))
@@ -156,7 +161,7 @@ class PyNvml:
         return int(major), int(minor)
 
     def peer_status(self, handle: Handle, other: Handle) -> int:
-        """Ask nvmlDeviceGetP2PStatus for reads (index 0; pynvml's name for it is a tuple by a stray comma)."""
+        """Ask nvmlDeviceGetP2PStatus for reads: index 0, as pynvml's constant is a tuple because of a stray comma."""
         return int(_ask("nvmlDeviceGetP2PStatus", handle, other, 0))
 
     def utilization(self, handle: Handle) -> DriverUtilization:
@@ -165,7 +170,7 @@ class PyNvml:
         return DriverUtilization(int(rates.gpu), int(rates.memory))
 
     def memory(self, handle: Handle) -> DriverMemory:
-        """Ask nvmlDeviceGetMemoryInfo_v2, or the first version of it, in which reserved memory counts as used."""
+        """Ask nvmlDeviceGetMemoryInfo_v2, or version 1, which counts reserved memory as used."""
         if _address(handle) not in self._first_version:
             try:
                 info = _ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
@@ -182,7 +187,7 @@ class PyNvml:
         return int(_ask("nvmlDeviceGetFanSpeed_v2", handle, fan))
 
     def fan_rpm(self, handle: Handle, fan: int) -> int:
-        """Ask nvmlDeviceGetFanSpeedRPM; pynvml's own function asks for the first fan only."""
+        """Ask nvmlDeviceGetFanSpeedRPM directly; pynvml's own function asks only for the first fan."""
         if not hasattr(pynvml, "c_nvmlFanSpeedInfo_t"):
             raise UnsupportedError("this pynvml has no nvmlDeviceGetFanSpeedRPM", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         info = pynvml.c_nvmlFanSpeedInfo_t(version=pynvml.nvmlFanSpeedInfo_v1, fan=fan)
@@ -214,25 +219,26 @@ class PyNvml:
         ]
 
     def processes(self, handle: Handle) -> list[DriverProcess]:
-        """Ask nvmlDeviceGetComputeRunningProcesses, which is two calls: how many, and which."""
-        found = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        return [DriverProcess(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
+        """Ask nvmlDeviceGetComputeRunningProcesses in two calls: how many, and which."""
+        return _processes("nvmlDeviceGetComputeRunningProcesses_v3", handle)
 
     def process_shares(self, handle: Handle, since_us: int) -> list[ProcessShare]:
-        """Ask nvmlDeviceGetProcessUtilization, which is two calls as well; NOT_FOUND means no sample since."""
+        """Ask nvmlDeviceGetProcessUtilization, also in two calls; NOT_FOUND means no sample since."""
+        name, since = "nvmlDeviceGetProcessUtilization", ctypes.c_ulonglong(since_us)
+        row = pynvml.c_nvmlProcessUtilizationSample_t
         try:
-            found = _ask("nvmlDeviceGetProcessUtilization", handle, since_us)
+            found = _listed(name, row, 0, lambda count, rows: _call(name, handle, rows, ctypes.byref(count), since))
         except NvmlError as error:
-            # With no sample the first of the two calls succeeds, which pynvml raises as an error of code 0.
-            if error.code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+            if error.code == pynvml.NVML_ERROR_NOT_FOUND:
                 raise NothingNewError(str(error), error.code) from error
             raise
+        if not found:
+            raise NothingNewError("no sample since")
         return [ProcessShare(int(p.pid), int(p.timeStamp), int(p.smUtil)) for p in found]
 
     def mps_processes(self, handle: Handle) -> list[DriverProcess]:
-        """Ask nvmlDeviceGetMPSComputeRunningProcesses, which is two calls as well."""
-        found = _ask("nvmlDeviceGetMPSComputeRunningProcesses", handle)
-        return [DriverProcess(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
+        """Ask nvmlDeviceGetMPSComputeRunningProcesses, also in two calls."""
+        return _processes("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle)
 
     def mig_modes(self, handle: Handle) -> tuple[int, int]:
         """Ask nvmlDeviceGetMigMode."""
@@ -246,33 +252,33 @@ class PyNvml:
 
     def sram_errors(self, handle: Handle) -> SramErrors:
         """Ask nvmlDeviceGetSramEccErrorStatus, which came with driver 535; the counts by unit are left out."""
-        told = _read("nvmlDeviceGetSramEccErrorStatus", handle, _SRAM_ERRORS, version=1)
-        aggregate_parity, aggregate_sec_ded, aggregate, volatile_parity, volatile_sec_ded, volatile, *_, is_over = told
+        read = _read("nvmlDeviceGetSramEccErrorStatus", handle, _SRAM_ERRORS, version=1)
+        aggregate_parity, aggregate_sec_ded, aggregate, volatile_parity, volatile_sec_ded, volatile, *_, is_over = read
         return SramErrors(
             volatile, volatile_parity, volatile_sec_ded, aggregate, aggregate_parity, aggregate_sec_ded, is_over != 0
         )
 
     def spare_rows(self, handle: Handle) -> SpareRows:
         """Ask nvmlDeviceGetRowRemapperHistogram."""
-        told = _ask("nvmlDeviceGetRowRemapperHistogram", handle)
-        return SpareRows(int(told.max), int(told.high), int(told.partial), int(told.low), int(told.none))
+        banks = _ask("nvmlDeviceGetRowRemapperHistogram", handle)
+        return SpareRows(int(banks.max), int(banks.high), int(banks.partial), int(banks.low), int(banks.none))
 
     def platform(self, handle: Handle) -> Platform:
         """Ask nvmlDeviceGetPlatformInfo; its two versions differ in names only."""
         try:
-            told = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=2)
+            reported = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=2)
         except NvmlError as error:
             if error.code not in _OLDER_DRIVER:
                 raise
-            told = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=1)
-        _, chassis, slot, tray, host, _, module = told
+            reported = _read("nvmlDeviceGetPlatformInfo", handle, _PLATFORM, version=1)
+        _, chassis, slot, tray, host, _, module = reported
         serial = _text(chassis.partition(b"\0")[0])
         return Platform(serial, slot, tray, host, module) if serial else Platform("", None, None, None, module)
 
     def fabric(self, handle: Handle) -> Fabric:
-        """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it.
+        """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or its predecessor.
 
-        The newest structure is tried first each time: a driver may refuse it once, and the question is rare.
+        Each call tries the newest structure first: a driver may refuse it just once, and calls are rare.
         """
         for version, layout in _FABRIC_VERSIONS:
             try:
@@ -291,11 +297,11 @@ class PyNvml:
         return bool(_ask("nvmlDeviceGetNvLinkState", handle, link))
 
     def link_remote(self, handle: Handle, link: int) -> RemoteLink:
-        """Ask for version, kind and address of the remote end; what is not reported is left empty."""
+        """Ask for version, kind and address of the remote end; what is not reported stays empty."""
         version = _ask_gently("nvmlDeviceGetNvLinkVersion", handle, link)
         kind = _LINK_DEVICES.get(_ask_gently("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link), "")
         try:
-            address = _text(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link).busId)
+            address = _bus_id(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
         except UnsupportedError:
             if not kind:  # the version alone is that of this end
                 raise
@@ -307,7 +313,7 @@ class PyNvml:
         return min(_number(_ask("nvmlDeviceGetMaxMigDeviceCount", handle)), MIG_DEVICES_MAX)
 
     def instance_key(self, handle: Handle, slot: int) -> int | None:
-        """Ask nvmlDeviceGetMigDeviceHandleByIndex for a handle, which is an instance's own as long as that lives."""
+        """Ask nvmlDeviceGetMigDeviceHandleByIndex for a handle, which stays the same while the instance lives."""
         try:
             return _address(_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot))
         except NvmlError as error:
@@ -374,7 +380,7 @@ class PyNvml:
         return answers
 
     def event(self) -> DriverEvent:
-        """Ask nvmlEventSetWait with no time to wait; a timeout means that there is nothing."""
+        """Ask nvmlEventSetWait without waiting; a timeout means that there is no event."""
         assert self._events is not None, "watch comes first"
         try:
             data = _ask("nvmlEventSetWait", self._events, 0)
@@ -384,22 +390,52 @@ class PyNvml:
             raise
         index = self._watched.get(_address(data.device))
         if index is None or int(data.eventType) != _XID:
-            raise NothingNewError(f"an event of type {data.eventType} of no GPU that is watched")
+            raise NothingNewError(f"an event of type {data.eventType} on a GPU that is not watched")
         return DriverEvent(index, int(data.eventData))
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Ask the driver's own function, past that of pynvml."""
+    """Call the driver's own function, bypassing pynvml."""
     try:
         pynvml._nvmlCheckReturn(pynvml._nvmlGetFunctionPointer(name)(*arguments))
     except pynvml.NVMLError as error:
         raise _named(error.value, str(error)) from error
 
 
-def _read(name: str, handle: Handle, layout: struct.Struct, version: int) -> tuple[Any, ...]:
-    """Return what a function writes behind the version into the structure of that layout.
+def _listed(name: str, row: Any, spare: int, ask: Callable[[ctypes.c_uint, Any], None]) -> list[Any]:  # noqa: ANN401
+    """Return the rows of a list whose length the driver reports first, with `spare` rows of room for late ones.
 
-    Past pynvml, whose releases know the newer structures or do not; any of them finds the function itself.
+    This bypasses pynvml, which allocates as many rows as the driver reports: for four billion, all of the memory.
+    """
+    count = ctypes.c_uint(0)
+    try:
+        ask(count, None)
+    except NvmlError as error:
+        if error.code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            raise
+    else:
+        return []
+    if count.value > LISTED_MAX:
+        raise NvmlError(f"{name}: implausible list length {count.value}")
+    rows = (row * (count.value + spare))()
+    count.value = len(rows)
+    ask(count, rows)
+    return list(rows[: min(count.value, len(rows))])
+
+
+def _processes(name: str, handle: Handle) -> list[DriverProcess]:
+    def ask(count: ctypes.c_uint, rows: Any) -> None:  # noqa: ANN401
+        _call(name, handle, ctypes.byref(count), rows)
+
+    unknown = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+    found = _listed(name, pynvml.c_nvmlProcessInfo_v3_t, SPARE_PROCESSES, ask)
+    return [DriverProcess(int(p.pid), None if p.usedGpuMemory == unknown else int(p.usedGpuMemory)) for p in found]
+
+
+def _read(name: str, handle: Handle, layout: struct.Struct, version: int) -> tuple[Any, ...]:
+    """Return what a function writes after the version into the structure of that layout.
+
+    This bypasses pynvml, because only some releases know the newer structures; every release finds the function itself.
     """
     buffer = ctypes.create_string_buffer(layout.size)
     ctypes.c_uint.from_buffer(buffer).value = layout.size | version << 24  # NVML_STRUCT_VERSION
@@ -415,10 +451,12 @@ def _ask(name: str, *arguments: object) -> Any:  # noqa: ANN401  pynvml has no t
         return function(*arguments)
     except pynvml.NVMLError as error:
         raise _named(error.value, str(error)) from error
+    except UnicodeDecodeError as error:  # pynvml decodes texts, but those of some boards are not UTF-8
+        return error.object
 
 
 def _ask_gently(name: str, *arguments: object) -> Any:  # noqa: ANN401
-    """Ask for what may be missing: the answer, or an empty text; a lost GPU and a stopped driver still raise."""
+    """Return the answer, or an empty text if it is missing; a lost GPU and a stopped driver still raise."""
     try:
         answer = _ask(name, *arguments)
     except (GpuLostError, DriverStoppedError) as error:
@@ -438,7 +476,7 @@ _FABRIC_VERSIONS = (
 )
 _VERSION_MISMATCH = 25  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH; pynvml 12.0 has no name for it
 _OLDER_DRIVER = (_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-"""What a driver says to a structure or a function that is newer than itself."""
+"""A driver's answer to a structure or a function that is newer than itself."""
 
 _KINDS: tuple[tuple[type[NvmlError], tuple[int, ...]], ...] = (
     (DriverMissingError, (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)),
@@ -447,8 +485,8 @@ _KINDS: tuple[tuple[type[NvmlError], tuple[int, ...]], ...] = (
         (
             pynvml.NVML_ERROR_NOT_SUPPORTED,
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # a driver older than the call
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,  # what old drivers say to a field or a clock that they do not know
-            pynvml.NVML_ERROR_NO_PERMISSION,  # will not be granted while we run
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,  # old drivers answer this for a field or a clock that they do not know
+            pynvml.NVML_ERROR_NO_PERMISSION,  # is not granted while we run
             _VERSION_MISMATCH,
             26,  # NVML_ERROR_DEPRECATED
         ),
@@ -464,15 +502,15 @@ def _named(code: int, words: str) -> NvmlError:
 
 
 _FIELD_VALUE = struct.Struct("=IIqqIIQ")
-"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as most fields have it.  Read
-this way because pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as most fields use it.  Unpacked
+this way because pynvml's structures take a microsecond per attribute, and a tick reads a hundred fields."""
 
 _SUCCESS: int = pynvml.NVML_SUCCESS
 _UNSIGNED_64 = 3  # NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 _UNSIGNED_32_LOW = 1 if sys.byteorder == "little" else -1  # NVML_VALUE_TYPE_UNSIGNED_INT in the union's low half
 
 _GPM_METRIC = struct.Struct("=IId24x")
-"""nvmlGpmMetric_t: metric, return code, value and three pointers to texts; read this way for the same reason."""
+"""nvmlGpmMetric_t: metric, return code, value and three pointers to texts; unpacked this way for the same reason."""
 
 _VALUE_OF_TYPE = {  # NVML_VALUE_TYPE_* -> (bytes in the union, bits of the number, signed)
     1: (4, 32, False),
@@ -489,13 +527,15 @@ def _field(number: int, kind: int, code: int, union: bytes) -> FieldValue | Nvml
     if code != pynvml.NVML_SUCCESS:
         return _named(code, str(pynvml.NVMLError(code)))
     if kind not in _VALUE_OF_TYPE:  # type 0 is a double
-        return UnsupportedError(f"field {number} has value type {kind}, which is no whole number")
+        return UnsupportedError(f"field {number} has value type {kind}, which is not an integer")
     size, bits, is_signed = _VALUE_OF_TYPE[kind]
     return FieldValue(int.from_bytes(union[:size], sys.byteorder, signed=is_signed), bits)
 
 
 def _number(answer: Any) -> int:  # noqa: ANN401
-    """Return the number in an answer: itself, the first of a list (now, pending) or a structure's yes or no."""
+    """Return the number in an answer: itself, the first of a list (now, pending) or a flag in a structure."""
+    if isinstance(answer, int):  # nearly always
+        return int(answer)
     if isinstance(answer, (list, tuple)):
         return int(answer[0])
     for yes_or_no in ("isSupportedDevice", "isC2cEnabled"):
@@ -509,6 +549,11 @@ def _address(handle: object) -> int | None:
 
 def _uuid(value: bytes) -> str:
     return str(uuid.UUID(bytes=value)) if any(value) else ""
+
+
+def _bus_id(pci: ctypes.Structure) -> str:
+    """Return the PCI address; pynvml's own attribute raises for one that is not UTF-8."""
+    return _text(ctypes.Structure.__getattribute__(pci, "busId"))
 
 
 def _text(value: bytes | str) -> str:

@@ -1,8 +1,8 @@
-"""Chooses the media type and the content coding of an answer from what the client accepts (RFC 9110, section 12.5).
+"""Chooses the media type and the content coding of a response from what the client accepts (RFC 9110, section 12.5).
 
-A client weighs what it accepts by q-values, and q=0 means "not this".  A search for the word in the header would take
-`gzip;q=0` for gzip, and a comparison of version numbers would raise for `version=1.x`.  Here every header gives an
-answer: an element that is malformed, or of a version that is not supported, counts as not sent.
+Clients weigh their choices by q-values, and q=0 means "not this".  Searching the header for a word would take
+`gzip;q=0` for gzip, and comparing version numbers would raise for `version=1.x`.  Here every header leads to a choice:
+a malformed element, or one of an unsupported version, counts as not sent.
 
 Pure: a header in, a choice out.  Left out: languages and character sets; there is one of each.
 """
@@ -20,17 +20,17 @@ __all__ = ["GZIP_BITS", "GZIP_LEVEL", "Media", "MetricsFormat", "choose_coding",
 Coding = Literal["gzip", "identity"]
 
 ESCAPINGS = ("underscores", "allow-utf-8")
-"""Schemes in which our metrics' names are written as they are.  `dots` would double their underscores."""
+"""Schemes that leave our metric names as they are.  `dots` would double their underscores."""
 
 GZIP_LEVEL = 1
-"""Level 1 makes 12 kB of 140 kB of text in 1 ms and level 9 makes 8 in 6 ms, of the training job's CPU time."""
+"""Level 1 turns 140 kB of text into 12 kB in 1 ms; level 9 into 8 kB in 6 ms, of the training job's CPU time."""
 
 GZIP_BITS = 31
 """zlib.h: 15 for the largest window, 16 for a gzip header."""
 
 _WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
 ELEMENTS_MAX = 64
-"""Most elements read of one header; a browser sends five."""
+"""Elements read of one header; a browser sends five."""
 
 
 class _Accepted(NamedTuple):
@@ -40,7 +40,7 @@ class _Accepted(NamedTuple):
 
 
 class MetricsFormat(Enum):
-    """How a page of metrics is written."""
+    """The format of a page of metrics."""
 
     TEXT = "text"
     OPENMETRICS = "openmetrics"
@@ -48,7 +48,7 @@ class MetricsFormat(Enum):
 
 
 class Media(NamedTuple):
-    """How a page of metrics is written, and how that is called."""
+    """The format of a page of metrics and its Content-Type."""
 
     format: MetricsFormat
     content_type: str
@@ -59,13 +59,13 @@ TEXT_1 = "text/plain; version=1.0.0; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MESSAGE = "io.prometheus.client.MetricFamily"
 PROTOBUF = f"application/vnd.google.protobuf; proto={MESSAGE}; encoding=delimited"
-"""What a Prometheus asks for that keeps native histograms."""
+"""Requested by a Prometheus that stores native histograms."""
 
 
 def _accepted(header: str) -> Iterator[_Accepted]:
-    """Yield what the header accepts or refuses; elements with a malformed weight are left out.
+    """Yield what the header accepts or refuses, except elements with a malformed weight.
 
-    A comma in quotes splits an element too: the halves name nothing that we serve.
+    A quoted comma splits an element too: neither half names anything that we serve.
     """
     for element in header.split(",", ELEMENTS_MAX)[:ELEMENTS_MAX]:
         name, *rest = element.split(";")
@@ -79,9 +79,9 @@ def _accepted(header: str) -> Iterator[_Accepted]:
 
 
 def choose_media(header: str) -> Media:
-    """Return how a page of metrics is written for a client whose Accept header is `header`; text where nothing fits."""
+    """Return the format of a page of metrics for the Accept header `header`; text if nothing fits."""
     wanted = [one for one in _accepted(header) if one.weight > 0]
-    for one in sorted(wanted, key=lambda one: (-one.weight, one.name.endswith("/*"))):  # a stable sort: then as sent
+    for one in sorted(wanted, key=lambda one: (-one.weight, one.name.endswith("/*"))):  # stable: ties stay as sent
         version = one.parameters.get("version")
         escaping = one.parameters.get("escaping")
         escaping = escaping if escaping in ESCAPINGS else ESCAPINGS[0]
@@ -103,10 +103,9 @@ def _is_delimited(parameters: Mapping[str, str]) -> bool:
 
 
 def choose_coding(header: str) -> Coding | None:
-    """Return the coding for a client whose Accept-Encoding header is `header`; None: it accepts neither of ours.
+    """Return the coding for the Accept-Encoding header `header`; None if it accepts neither of ours.
 
-    gzip is chosen where it is named, with a weight that is not below identity's; else identity, unless that is
-    refused.
+    gzip must be named with at least the weight of identity; otherwise identity is chosen unless it is refused.
     """
     gzip, identity, others = _weights(header)
     if gzip and gzip >= (identity or 0):
@@ -117,14 +116,14 @@ def choose_coding(header: str) -> Coding | None:
 
 
 def coded(body: bytes, header: str) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-    """Return `body` and its headers for a page that is compressed only where the client refuses it otherwise."""
+    """Return `body` and its headers, compressed only if the client refuses anything else."""
     if choose_coding(header) != "gzip" or _weights(header)[1] != 0:
         return body, (("Vary", "Accept-Encoding"),)
     return zlib.compress(body, GZIP_LEVEL, GZIP_BITS), (("Vary", "Accept-Encoding"), ("Content-Encoding", "gzip"))
 
 
 def _weights(header: str) -> tuple[float | None, float | None, float | None]:
-    """Return the weights of gzip, identity and all others; None: not named, and not implied by `*`."""
+    """Return the weights of gzip, identity and all others; None if not named and not implied by `*`."""
     weights: dict[str, float] = {}
     for one in _accepted(header):
         weights.setdefault("gzip" if one.name == "x-gzip" else one.name, one.weight)

@@ -1,17 +1,17 @@
-"""Pushes each tick to all open pages as server-sent events: one frame for all, on one thread that waits for no viewer.
+"""Pushes each tick to all open pages as server-sent events, from one thread that waits for no viewer.
 
-A thread for each viewer would be a thread for each browser tab that somebody forgot, and a slow viewer would block it.
-So the web server answers the request, hands over the connection, and one thread here sends each new frame to all of
-them without ever blocking.  What the kernel does not take at once is sent when it does, frames that come meanwhile are
-skipped, and a viewer that takes nothing for SLOW_SECONDS is disconnected.  The page connects again by itself.
+The web server answers the request and hands over the connection; one thread here sends each new frame to all viewers
+without blocking.  (A thread for each viewer would be a thread for each forgotten browser tab.)  Bytes that the kernel
+does not accept at once are sent later, frames that come meanwhile are skipped, and a viewer that accepts nothing for
+SLOW_SECONDS is disconnected.  The page reconnects by itself.
 
-Nobody can tell whether a viewer reads: its kernel takes megabytes that its program never reads.  So a place is not held
-for ever.  When all are taken a new viewer gets one of the source with most of them (`fair_share`), or of its own
-source: that of a viewer that takes nothing just now, else of the oldest.  A page that lost its place connects again two
-seconds later and gets another's; a client that only sits there does not.
+The daemon cannot tell whether a viewer reads: its kernel accepts megabytes that its program never reads.  So no viewer
+keeps its place for ever.  When all places are taken, the source with the most viewers (`fair_share`), or the newcomer's
+own, gives up one: a viewer that is behind, else the oldest.  A page that lost its place reconnects after two seconds
+and gets another one; an idle client does not.
 
-Server-sent events (HTML standard, section 9.2), not WebSockets: viewers have nothing to send, and any proxy passes on
-plain HTTP.  A viewer that sends something all the same is disconnected too.  Left out: what is in a frame (`routes`).
+Server-sent events (HTML standard, section 9.2), not WebSockets: viewers have nothing to send, and any proxy passes
+plain HTTP.  A viewer that sends anything is disconnected.  Left out: what is in a frame (`routes`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import selectors
 import socket
 import ssl
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -29,23 +29,23 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
 from ..catalog_sample import sample
-from ..fair_share import yielding_holder
+from ..fair_share import yielding_item
 from ..wakeable_selector import WakeableSelector
 from ..watched_threads import CLOSE_SECONDS, WatchedThread
 
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream"]
 
 VIEWERS_MAX = 32
-"""Pages open at one time.  More than one operator needs; for a wall of screens there is Grafana."""
+"""Open pages.  More than one operator needs; a wall of screens should use Grafana."""
 
 SLOW_SECONDS = 5.0
-"""A viewer that takes nothing of a frame for so long is disconnected."""
+"""A viewer that accepts no byte of a pending frame for this long is disconnected."""
 
 SEND_BYTES = 256 * 1024
-"""Send buffer of the kernel for a viewer: VIEWERS_MAX times 256 KiB in all, and a few frames late at most."""
+"""The kernel's send buffer for a viewer: it is at most a few frames late, and all together use 8 MiB."""
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Proxies close silent connections, nginx after 60 s; with long periods a comment is sent between frames."""
+"""Proxies close silent connections (nginx after 60 s), so long periods get a comment between frames."""
 
 _COMMENT = b": still here\n\n"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -61,14 +61,14 @@ class _Viewer:
         self.rest = memoryview(b"")
         self.moved_ns = now_ns
 
-    def offer(self, frame: bytes, now_ns: int) -> None:
-        """Send `frame`, or skip it while an earlier one is under way; raises OSError when the viewer is gone."""
+    def send(self, frame: bytes, now_ns: int) -> None:
+        """Send `frame`, or skip it if an earlier one is not sent yet; raises OSError if the viewer is gone."""
         if not self.rest:
             self.rest, self.moved_ns = memoryview(frame), now_ns
-            self.go_on(now_ns)
+            self.send_rest(now_ns)
 
-    def go_on(self, now_ns: int) -> None:
-        """Send as much of the rest as the kernel takes."""
+    def send_rest(self, now_ns: int) -> None:
+        """Send as much of the rest as the kernel accepts."""
         while self.rest:
             try:
                 sent = self.connection.send(self.rest)
@@ -78,7 +78,7 @@ class _Viewer:
 
 
 class EventStream:
-    """Connections that get every frame.  `admit` and `push` may be called from any thread and never block."""
+    """Connections that get every frame.  `admit` and `push` never block, and any thread may call them."""
 
     def __init__(self, clock: Clock, *, viewers_max: int = VIEWERS_MAX, slow_seconds: float = SLOW_SECONDS) -> None:
         self._clock = clock
@@ -92,26 +92,26 @@ class EventStream:
         """The thread that sends; None before `start` and after `close`."""
         self._is_closing = False
         self._selector = WakeableSelector()
-        self._said_ns = 0
+        self._sent_ns = 0
         self._displaced = 0
         self._dropped = 0
         self._frames = 0
 
     @property
     def count(self) -> int:
-        """How many are connected."""
+        """How many viewers are connected."""
         viewers = list(self._viewers.values())
         return sum(not viewer.is_leaving for viewer in viewers) + len(self._waiting)
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield how many viewers there are, what became of the others, and how many frames were pushed."""
+        """Yield how many viewers are connected, were displaced or dropped, and how many frames were pushed."""
         yield sample("pacecar_daemon_viewers", self.count)
         yield sample("pacecar_daemon_viewers_displaced_total", self._displaced)
         yield sample("pacecar_daemon_viewers_dropped_total", self._dropped)
         yield sample("pacecar_daemon_viewer_frames_total", self._frames)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self.thread = WatchedThread("viewers", self._run, self._clock)
         self.thread.start()
 
@@ -126,7 +126,7 @@ class EventStream:
             self._release()
 
     def _release(self) -> None:
-        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
+        """Close sockets; on the thread that uses them, because the number of a closed file is reused soon."""
         for viewer in [*self._viewers.values(), *self._waiting]:
             _hang_up(viewer.connection)
         self._viewers.clear()
@@ -134,7 +134,7 @@ class EventStream:
         self._selector.close()
 
     def admit(self, connection: socket.socket, *, source: str = "") -> None:
-        """Take over `connection`, whose request is answered, for a client of `source`; another may have to leave."""
+        """Add a viewer of `source` whose request is answered; another one may have to leave."""
         connection.setblocking(False)
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
@@ -149,15 +149,12 @@ class EventStream:
             _hang_up(connection)
 
     def _make_room(self, source: str) -> None:
-        """Choose the viewer that leaves for one of `source`, when all places are taken."""
-        here = [*(v for v in list(self._viewers.values()) if not v.is_leaving), *self._waiting]
+        """If all places are taken, choose the viewer that leaves for one of `source`."""
+        here = [*(v for v in list(self._viewers.values()) if not v.is_leaving), *self._waiting]  # in order of age
         if len(here) < self._viewers_max:
             return
-        held = Counter(viewer.source for viewer in here)
-        giver = yielding_holder(source, held)
-        giver = giver if giver is not None or source not in held else source
-        those = [viewer for viewer in here if giver in (None, viewer.source)]
-        leaving = next((viewer for viewer in those if viewer.rest), those[0])  # in order of age
+        here.sort(key=lambda viewer: not viewer.rest)
+        leaving = yielding_item(source, here, lambda viewer: viewer.source)
         self._displaced += 1
         leaving.is_leaving = True
         if leaving in self._waiting:
@@ -165,7 +162,7 @@ class EventStream:
             _hang_up(leaving.connection)
 
     def push(self, frame: bytes) -> None:
-        """Send `frame` to all; one that is not sent yet is replaced."""
+        """Send `frame` to all viewers; it replaces one that is not sent yet."""
         with self._lock:
             if self._is_closing or not self.count:
                 return
@@ -181,11 +178,11 @@ class EventStream:
                     self._answer(self._viewers.get(key.fileobj), mask)
             for viewer in [viewer for viewer in self._viewers.values() if viewer.is_leaving]:
                 self._forget(viewer)
-            self._take_in()
+            self._add_waiting()
             with self._lock:
                 frame, self._frame = self._frame, None
             now_ns = self._clock.monotonic_ns()
-            if frame is None and now_ns - self._said_ns >= KEEP_ALIVE_SECONDS * NS_PER_SECOND:
+            if frame is None and now_ns - self._sent_ns >= KEEP_ALIVE_SECONDS * NS_PER_SECOND:
                 frame = _COMMENT
             if frame is not None:
                 self._send(frame, now_ns)
@@ -194,7 +191,7 @@ class EventStream:
                 self._forget(viewer)
         self._release()
 
-    def _take_in(self) -> None:
+    def _add_waiting(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting:
@@ -204,11 +201,11 @@ class EventStream:
             self._selector.register(viewer.connection, selectors.EVENT_READ)
 
     def _send(self, frame: bytes, now_ns: int) -> None:
-        self._said_ns = now_ns
+        self._sent_ns = now_ns
         self._frames += frame is not _COMMENT
         for viewer in list(self._viewers.values()):
             try:
-                viewer.offer(frame, now_ns)
+                viewer.send(frame, now_ns)
             except OSError:
                 self._forget(viewer)
                 continue
@@ -219,8 +216,8 @@ class EventStream:
             return
         try:
             if mask & selectors.EVENT_WRITE:
-                viewer.go_on(self._clock.monotonic_ns())
-            if mask & selectors.EVENT_READ and not _is_quiet(viewer.connection):
+                viewer.send_rest(self._clock.monotonic_ns())
+            if mask & selectors.EVENT_READ and not _is_silent(viewer.connection):
                 self._forget(viewer)
                 return
         except OSError:
@@ -241,8 +238,8 @@ class EventStream:
         _hang_up(viewer.connection)
 
 
-def _is_quiet(connection: socket.socket) -> bool:
-    """Return whether the viewer sent nothing and is still there: TLS is readable for records that carry no data."""
+def _is_silent(connection: socket.socket) -> bool:
+    """Return whether the viewer sent nothing and is still there: TLS records without data make it readable, too."""
     try:
         connection.recv(4096)
     except _NOT_NOW:

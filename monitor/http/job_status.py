@@ -1,4 +1,4 @@
-"""Builds the part of the status document that is about one job, from the job's view.  Pure."""
+"""Builds one job's part of the status document from the job's view.  Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pacecar.records.judged_decision import JudgedDecision, by_number, pair
 from pacecar.records.status_document import HangStatus, JobStatus, Ladder, LateRank, Move, Rank, Saving, TunerView
 
 from ..jobs.cgroup_identity import Residence
-from ..jobs.job_table import JobView, RankView
+from ..jobs.tracked_job import JobView, RankView
 
-__all__ = ["MOVES_MAX", "Elapsed", "job_document"]
+__all__ = ["MOVES_MAX", "Elapsed", "job_document", "seconds"]
 
 MOVES_MAX = 16
-"""Decisions in a document; the tuner's own report has them all (`pacecar tune status`)."""
+"""Decisions in a document; `pacecar tune status` has them all."""
 
 TEXT_MAX = 400
-"""Most characters of a text that a job sent: it is pushed to every viewer at every tick."""
+"""Characters kept of a text that a job sent: every viewer gets it at every tick."""
 
 
 class Elapsed(NamedTuple):
-    """What a job's ranks did during `window_ns`: time by heading, steps, samples and tokens (None: not counted).
+    """What a job's ranks did during `window_ns`: time by heading, steps (mean of the ranks), samples and tokens (sums).
 
-    `steps` is the mean of the ranks here; samples and tokens are their sums.
+    Samples or tokens are None if a rank does not count them.
     """
 
     window_ns: int
@@ -39,14 +39,14 @@ class Elapsed(NamedTuple):
 def job_document(
     job: JobView, title: str, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
 ) -> JobStatus:
-    """Return the document of `job`, called `title`; `lately` is what its ranks did during the last seconds."""
+    """Return the document of `job`, called `title`; `lately` is what its ranks did recently."""
     steps = [rank.step for rank in job.ranks if rank.step is not None]
     shown = _shown(job, ranks_max)
-    crew, pace_ns = job.crew.ledger, max((step.wall_ns for step in steps), default=None)
+    ledger = job.health.ledger
+    pace_ns = max((step.wall_ns for step in steps), default=None) if ledger is None else ledger.pace_ns
     mfus = [
         rank.vitals.mfu_ratio for rank in job.ranks if rank.vitals is not None and rank.vitals.mfu_ratio is not None
     ]
-    pace_ns = pace_ns if crew is None else crew.pace_ns
     ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
     return JobStatus(
         job=job.job,
@@ -56,15 +56,15 @@ def job_document(
         world_size=max((rank.hello.world_size for rank in job.ranks), default=None),
         ranks=tuple(_rank(rank, residence(rank.hello)) for rank in shown),
         ranks_left_out=len(job.ranks) - len(shown),
-        finished=all(_is_over(rank) for rank in job.ranks),
+        finished=all(rank.goodbye is not None or not rank.connected for rank in job.ranks),
         step=max((step.step for step in steps), default=None),
-        pace_seconds=_seconds(pace_ns),
-        median_pace_seconds=None if crew is None else _seconds(crew.median_ns),
+        pace_seconds=seconds(pace_ns),
+        median_pace_seconds=None if ledger is None else seconds(ledger.median_ns),
         samples_per_second=_rate(lately, "samples", pace_ns),
         samples_guessed=any(step.samples_guessed for step in steps),
         tokens_per_second=_rate(lately, "tokens", pace_ns),
         mfu_ratio=sum(mfus) / len(mfus) if mfus else None,
-        last_record_age_seconds=_seconds(min(ages, default=None)),
+        last_record_age_seconds=seconds(min(ages, default=None)),
         ledger_seconds=_ledger(job, lately),
         ledger_window_seconds=None if lately is None else lately.window_ns / NS_PER_SECOND,
         knobs=_knobs(job.ranks),
@@ -77,7 +77,7 @@ def job_document(
                 excess_seconds=late.excess_ns / NS_PER_SECOND,
                 evidence=late.evidence[:TEXT_MAX],
             )
-            for late in job.crew.stragglers
+            for late in job.health.stragglers
         ),
         hangs=_hangs(job),
         tuner=_tuner(job),
@@ -86,22 +86,17 @@ def job_document(
     )
 
 
-def _is_over(rank: RankView) -> bool:
-    return rank.goodbye is not None or not rank.connected
-
-
 def _shown(job: JobView, most: int) -> list[RankView]:
-    """Return at most `most` ranks by number: late and hung ones first, then those whose last step was longest."""
+    """Return at most `most` ranks, by number; late and hung ones take precedence, then those with the longest step."""
     if len(job.ranks) <= most:
         return list(job.ranks)
-    named = {late.late_rank for late in job.crew.stragglers} | {
-        rank for rank, (_, now) in job.crew.hangs.items() if now
-    }
-    first = sorted(
-        job.ranks,
-        key=lambda rank: (rank.hello.rank not in named, 0 if rank.step is None else -rank.step.wall_ns),
-    )
-    return sorted(first[:most], key=lambda rank: rank.hello.rank)
+    named = {late.late_rank for late in job.health.stragglers}
+    named |= {rank for rank, (_, is_suspected) in job.health.hangs.items() if is_suspected}
+
+    def precedence(rank: RankView) -> tuple[bool, int]:
+        return rank.hello.rank not in named, 0 if rank.step is None else -rank.step.wall_ns
+
+    return sorted(sorted(job.ranks, key=precedence)[:most], key=lambda rank: rank.hello.rank)
 
 
 def _rank(rank: RankView, where: Residence) -> Rank:
@@ -116,8 +111,8 @@ def _rank(rank: RankView, where: Residence) -> Rank:
         connected=rank.connected,
         finished=rank.goodbye is not None,
         step=None if step is None else step.step,
-        step_duration_seconds=None if step is None else _seconds(step.wall_ns),
-        last_record_age_seconds=_seconds(rank.step_age_ns),
+        step_duration_seconds=None if step is None else seconds(step.wall_ns),
+        last_record_age_seconds=seconds(rank.step_age_ns),
         ledger_seconds=None if step is None else _in_seconds(step.ledger.parts()),
         ledger_source=None if step is None else step.source,
         ledger_uncalibrated=None if step is None else step.uncalibrated,
@@ -140,13 +135,13 @@ def _ledger(job: JobView, lately: Elapsed | None) -> dict[str, float] | None:
 
 
 def _knobs(ranks: Sequence[RankView]) -> dict[str, KnobValue]:
-    said = [record.knobs for rank in ranks for record in (rank.step, rank.switch) if record is not None]
-    return dict(max(said, key=lambda knobs: knobs.epoch, default=Knobs()).values)
+    known = [rank.knobs for rank in ranks if rank.knobs is not None]
+    return dict(max(known, key=lambda knobs: knobs.epoch, default=Knobs()).values)
 
 
 def _hangs(job: JobView) -> tuple[HangStatus, ...]:
-    suspected = {rank for rank, (_, is_suspected) in job.crew.hangs.items() if is_suspected}
-    silent = {rank for rank, is_silent in job.crew.silent.items() if is_silent}
+    suspected = {rank for rank, (_, is_suspected) in job.health.hangs.items() if is_suspected}
+    silent = {rank for rank, is_silent in job.health.silent.items() if is_silent}
     return tuple(
         HangStatus(rank=rank, suspected=rank in suspected, silent=rank in silent) for rank in sorted(suspected | silent)
     )
@@ -165,7 +160,7 @@ def _tuner(job: JobView) -> TunerView | None:
 
 
 def _moves(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> tuple[Move, ...]:
-    """Return decisions with their verdicts, newest first; a verdict whose decision is forgotten stands alone."""
+    """Return decisions with their verdicts, newest first; a verdict may have outlived its decision."""
     judged = pair(by_number(decisions), by_number(verdicts))
     return tuple(_move(one) for one in list(reversed(judged.values()))[:MOVES_MAX])
 
@@ -188,29 +183,29 @@ def _move(judged: JudgedDecision) -> Move:
     )
 
 
-def _ladder(ladder: WhatIf) -> Ladder:
+def _ladder(what_if: WhatIf) -> Ladder:
     return Ladder(
-        step=ladder.step,
-        steps=ladder.steps,
-        pace_seconds=ladder.pace_ns / NS_PER_SECOND,
-        source=ladder.source,
-        calibration_age_steps=ladder.calibration_age_steps,
+        step=what_if.step,
+        steps=what_if.steps,
+        pace_seconds=what_if.pace_ns / NS_PER_SECOND,
+        source=what_if.source,
+        calibration_age_steps=what_if.calibration_age_steps,
         rungs=tuple(
             Saving(
-                scenario=rung.name,
-                step_seconds=rung.step_ns / NS_PER_SECOND,
-                gain_ratio=rung.gain_ratio,
-                bound=rung.bound.value,
+                scenario=scenario.name,
+                step_seconds=scenario.step_ns / NS_PER_SECOND,
+                gain_ratio=scenario.gain_ratio,
+                bound=scenario.bound.value,
             )
-            for rung in ladder.rungs
+            for scenario in what_if.rungs
         ),
     )
 
 
 def _rate(lately: Elapsed | None, what: str, pace_ns: int | None) -> float | None:
-    """Return what a mean step holds over the pace that is shown beside it, so that the two always agree.
+    """Return what a mean step holds, divided by the displayed pace, so that the two always agree.
 
-    Counted over the clock's seconds instead, the rate would lag behind the pace for half a minute after each switch.
+    A rate over the clock's seconds would lag behind the pace for half a minute after each switch.
     """
     count = None if lately is None else getattr(lately, what)
     if lately is None or count is None or not pace_ns or lately.steps <= 0:
@@ -222,5 +217,6 @@ def _in_seconds(parts_ns: dict[str, int]) -> dict[str, float]:
     return {heading: value / NS_PER_SECOND for heading, value in parts_ns.items()}
 
 
-def _seconds(duration_ns: int | None) -> float | None:
+def seconds(duration_ns: int | None) -> float | None:
+    """Return a duration in seconds; None stays None."""
     return None if duration_ns is None else duration_ns / NS_PER_SECOND

@@ -1,17 +1,16 @@
-"""Serves HTTP to many clients, some of them very slow, on one thread: one selector, and a deadline for each client.
+"""Serves HTTP to many clients, some of them very slow, on one thread with a selector and a deadline for each client.
 
-A thread for each client is bounded by nothing, and a fixed number of threads is blocked by that many slow clients:
-eight that send nothing, and Prometheus has a gap.  Here nobody is waited for.  A request is read as it comes, answered
-in a millisecond when its head is whole, and its answer leaves as fast as the client takes it.  A client that is not
-done in time is disconnected.  When all places are taken the source with most of them (`client_source`: a local user, or
-an address) loses its oldest client.  So a scraper that sends its request at once is served whoever else is there.
+A thread for each client has no bound, and slow clients block a fixed number of threads: eight that send nothing, and
+Prometheus has a gap.  This server never waits for a client.  It reads a request as it arrives, answers within a
+millisecond once the head is complete, and sends the response as fast as the client reads.  A client that exceeds its
+deadline is disconnected.  When all places are taken, the source with the most clients (`client_source`: a local user or
+an address) loses its oldest one.  So a scraper that sends its request at once is always served.
 
-The pages are computed on this thread: to hand one over to another is a wait for the interpreter, behind all collectors
-that want it, and longer than the page takes.  One thing is not quick, and has a thread: a password that must be
-checked (bcrypt), one at a time and in a fair order (`password_queue`).  A page whose answer never ends (server-sent
-events) takes the connection over by HAND_OVER once its first bytes have left, and must bound it from then on.
+Pages are computed on this thread: handing them to another means waiting for the interpreter behind all collectors,
+which takes longer than the page.  Only password checks (bcrypt) are slow; they have their own thread, one at a time and
+in a fair order (`password_queue`).  A response that never ends (server-sent events) takes the connection over.
 
-TLS and passwords come as a `Security`, which may be exchanged at any time: connections made before keep theirs.
+TLS and passwords come as a `Security` that can be replaced at any time; existing connections keep theirs.
 
 Left out: persistent connections, HTTP/2, and a limit on TLS handshakes (a millisecond of CPU each).
 """
@@ -28,85 +27,80 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Queue
-from typing import TYPE_CHECKING
 
 from pacecar.clock import SystemClock
 from pacecar.records import Sample
 
 from ..catalog_sample import sample
-from ..fair_share import yielding_holder
+from ..fair_share import yielding_item
 from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.log_limiter import LogLimiter
 from ..wakeable_selector import WakeableSelector
 from ..watched_threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
-from .request import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
-from .routes import HAND_OVER, SOURCE
+from .request import HEAD_BYTES_MAX, HttpError, HttpRequest, HttpResponse, WebRefusal, ends, head, parse, plain
 from .security.basic_auth import AuthVerdict, BasicAuth
 from .security.client_source import LoopbackUsers, source_of
 from .security.password_queue import PasswordQueue
 from .security.web_config import OPEN, Security, authorization
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
-
 __all__ = ["WEB_CONNECTIONS_MAX", "WebError", "WebServer"]
 
 WEB_CONNECTIONS_MAX = 256
-"""Clients at one time.  With the socket server's 512 and our own files that is below the usual 1024 open files."""
+"""Clients at one time.  Together with the socket server's 512 and our own files: below the usual 1024 open files."""
 
 HEAD_SECONDS = 5.0
-"""Time from the connection to the end of the request's head, the TLS handshake included."""
+"""Time from the connection to the end of the request's head, including the TLS handshake."""
 
 ANSWER_SECONDS = 10.0
-"""Time for the whole answer to be taken: a page of 1 MB at 1 Mbit/s."""
+"""Time for the client to read the whole response: a page of 1 MB at 1 Mbit/s."""
 
 ACCEPTS_PER_TURN = 32
-"""Clients accepted before those that are connected have their turn."""
+"""Clients accepted in a row before the connected ones get their turn."""
 
 ACCEPT_PAUSE_SECONDS = 0.1
-"""Pause after a failed accept: without file descriptors it would fail again at once, for ever."""
+"""Pause after a failed accept: without free file descriptors the next one would fail at once, too."""
 
 CHECK_SECONDS = 20.0
-"""Time for a password to have its turn and be checked: with WAITING_MAX others before it, at the usual cost."""
+"""Time to queue for and finish a password check: enough for WAITING_MAX others ahead, at the usual cost."""
 
 RETRY_SECONDS = 5
-"""Retry-After of a client that lost its place among those whose passwords wait."""
+"""Retry-After of a client that lost its place in the queue of password checks."""
 
 BACKLOG = 128
 
 NOTICES_PER_MINUTE = 6
-"""Lines in the log about clients that were not served, for each reason and source; the metric counts them all."""
+"""Log lines about clients that were not served, per reason and source; the metric counts them all."""
 
 CLOSE_SECONDS = 1.0
-"""How long stopping waits for each thread that still answers."""
+"""How long `close` waits for each thread."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _log = logging.getLogger(__name__)
 
 
 class WebError(RuntimeError):
-    """The address cannot be bound; the message names it and what to do."""
+    """The address cannot be bound; the message names it and says what to do."""
 
 
 class _Client:
-    """One connection.  `out` is what it has not taken yet of its answer; `take` gets the connection after that."""
+    """One connection.  `out` is the unsent rest of the response; `take_over` gets the connection after that."""
 
-    __slots__ = ("deadline", "environ", "is_shaken", "out", "peer", "received", "sock", "source", "take")
+    __slots__ = ("deadline", "has_shaken_hands", "out", "peer", "received", "request", "sock", "source", "take_over")
 
     def __init__(self, sock: socket.socket, peer: str, source: str, deadline: float) -> None:
         self.sock = sock
         self.peer = peer
         self.source = source
         self.deadline = deadline
-        self.is_shaken = not isinstance(sock, ssl.SSLSocket)
+        self.has_shaken_hands = not isinstance(sock, ssl.SSLSocket)
         self.received = bytearray()
-        self.environ: WSGIEnvironment | None = None
+        self.request: HttpRequest | None = None
         self.out: memoryview | None = None
-        self.take: Callable[[socket.socket], None] | None = None
+        self.take_over: Callable[[socket.socket], None] | None = None
 
 
 class WebServer:
-    """Serves a WSGI application at an address."""
+    """Serves pages at an address."""
 
     def __init__(self, host: str, port: int, *, faults: FaultContainment | None = None) -> None:
         self._host = host
@@ -115,22 +109,21 @@ class WebServer:
         self._listener: socket.socket | None = None
         self._server: WatchedThread | None = None
         self._checker: WatchedThread | None = None
-        self._app: WSGIApplication | None = None
+        self._respond: Callable[[HttpRequest], HttpResponse] | None = None
         self._clock = SystemClock()
         self._clients: dict[int, _Client] = {}  # in order of age
         self._refused: Counter[WebRefusal] = Counter()
-        self._by_source: Counter[str] = Counter()
         self._users = LoopbackUsers()
         self._notices = LogLimiter(_log, NOTICES_PER_MINUTE, self._clock)
         self._checks: PasswordQueue[tuple[_Client, BasicAuth, str]] = PasswordQueue(self._clock)
-        self._checked: Queue[tuple[_Client, AuthVerdict]] = Queue()  # bounded by what was in the other
+        self._checked: Queue[tuple[_Client, AuthVerdict]] = Queue()  # bounded by `_checks`
         self._closing = False
         self._accept_again: float | None = None
         self.secure(OPEN)
 
     @property
     def port(self) -> int:
-        """The port that is bound; meaningful between `bind` and `close` where port 0 was asked for."""
+        """The bound port; if port 0 was requested, known only between `bind` and `close`."""
         return int(self._listener.getsockname()[1]) if self._listener is not None else self._port
 
     @property
@@ -145,27 +138,27 @@ class WebServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected, without those that a page took over."""
+        """How many clients are connected, except those that a page took over."""
         return len(self._clients)
 
     def refused(self) -> dict[WebRefusal, int]:
-        """Return how many clients were not served, by reason; every reason is there."""
+        """Return how many clients were not served, for every reason."""
         return {refusal: self._refused[refusal] for refusal in WebRefusal}
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield how many clients are connected, and how many were not served, by reason."""
+        """Yield how many clients are connected, and how many were not served by reason."""
         yield sample("pacecar_web_connections", self.connections)
         for refusal, count in self.refused().items():
             yield sample("pacecar_web_refused_total", count, refusal.value)
 
     def secure(self, security: Security) -> None:
-        """Apply `security` to each client from now on; from any thread."""
-        self._secured = (security, BasicAuth(security))  # one assignment: never one's users, another's key
+        """Apply `security` to new clients; may be called from any thread."""
+        self._secured = (security, BasicAuth(security))  # one assignment: users and key always belong together
 
     def bind(self) -> None:
         """Bind the address; raises WebError."""
         try:
-            # Not the standard server's way, which asks DNS for our own name and hangs where DNS is broken.
+            # The standard library's server asks DNS for our own name, which hangs where DNS is broken.
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, address = found[0]
             both = address[0] == "::" and socket.has_dualstack_ipv6()
@@ -180,10 +173,10 @@ class WebServer:
             ) from error
         self._listener.setblocking(False)
 
-    def start(self, app: WSGIApplication) -> None:
-        """Serve `app` on threads of our own."""
+    def start(self, respond: Callable[[HttpRequest], HttpResponse]) -> None:
+        """Answer requests by `respond`, on our own threads."""
         assert self._listener is not None, "bind comes first"
-        self._app = app
+        self._respond = respond
         self._selector = WakeableSelector()
         self._selector.register(self._listener, _READ)
         self._server = WatchedThread("web-serve", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
@@ -192,7 +185,7 @@ class WebServer:
         self._checker.start()
 
     def close(self) -> None:
-        """Stop serving and free the address; clients that are still served are disconnected."""
+        """Stop serving, disconnect all clients and free the address."""
         if self._listener is None:
             return
         self._closing = True
@@ -207,29 +200,29 @@ class WebServer:
         self._listener = None
 
     def _serve(self) -> None:
-        assert self._listener is not None, "bound before it was started"
-        thread = self._server
-        assert thread is not None, "it runs this"
+        thread, listener = self._server, self._listener
+        assert listener is not None and thread is not None, "bound, then started"  # noqa: PT018  one condition
         while not self._closing:
             thread.progress()
             for key, _ in self._selector.select(self._pause()):
-                if key.fileobj is self._listener:
-                    self._accept(self._listener)
+                if key.fileobj is listener:
+                    self._accept(listener)
                 elif isinstance(key.data, _Client):
-                    self._safely(key.data, self._go_on)
-            self._take_verdicts()
+                    self._safely(key.data, self._proceed)
+            while not self._checked.empty():
+                self._proceed_as_checked(*self._checked.get())
             self._expire(time.monotonic())
         self._release()
 
     def _release(self) -> None:
-        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
+        """Close sockets; on the thread that uses them, because the number of a closed file is reused soon."""
         for client in list(self._clients.values()):
             self._drop(client)
         self._selector.close()
         self._users.close()
 
     def _pause(self) -> float:
-        """Return the time until a client's deadline, or until accepting again, and TURN_SECONDS at most."""
+        """Return the time to the next deadline or to accepting again, at most TURN_SECONDS."""
         due = [client.deadline for client in self._clients.values()]
         if self._accept_again is not None:
             due.append(self._accept_again)
@@ -237,7 +230,7 @@ class WebServer:
 
     def _expire(self, now: float) -> None:
         for client in [client for client in self._clients.values() if client.deadline <= now]:
-            self._count(WebRefusal.TIMEOUT, client, "it was not done in time")
+            self._count(WebRefusal.TIMEOUT, client, "it took too long")
             self._drop(client)
         if self._accept_again is not None and self._accept_again <= now:
             self._accept_again = None
@@ -262,7 +255,7 @@ class WebServer:
             context = self._secured[0].context
             if context is not None:
                 try:
-                    sock.getpeername()  # a client that has reset raises in wrap_socket, too, but leaves a socket there
+                    sock.getpeername()  # raises for a reset client; so does wrap_socket, but it leaves a socket behind
                     sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 except (OSError, ValueError) as error:
                     self._count(WebRefusal.TLS)
@@ -271,22 +264,19 @@ class WebServer:
                     continue
             client = _Client(sock, str(address[0]), source, time.monotonic() + HEAD_SECONDS)
             self._clients[sock.fileno()] = client
-            self._by_source[source] += 1
             self._selector.register(sock, _READ, client)
-            self._safely(client, self._go_on)  # a client that speaks first has often spoken by now
+            self._safely(client, self._proceed)  # it has often sent its request by now
 
     def _make_room(self, source: str) -> None:
-        """Disconnect the oldest client of the source with most, or of `source` itself, when all places are taken."""
+        """If all places are taken, disconnect the oldest client of the source with most, or of `source` itself."""
         if len(self._clients) >= WEB_CONNECTIONS_MAX:
-            giver = yielding_holder(source, self._by_source)
-            giver = giver if giver is not None or source not in self._by_source else source
-            oldest = next(one for one in self._clients.values() if giver in (None, one.source))
+            oldest = yielding_item(source, self._clients.values(), lambda client: client.source)
             self._count(WebRefusal.CONNECTIONS, oldest, f"{WEB_CONNECTIONS_MAX} are connected, it made room")
             self._drop(oldest)
 
     def _safely(self, client: _Client, act: Callable[[_Client], None]) -> None:
         if self._clients.get(client.sock.fileno()) is not client:
-            return  # it made room for another in this same turn
+            return  # it made room for another client in this turn
         try:
             act(client)
         except (ssl.SSLWantReadError, BlockingIOError, InterruptedError):
@@ -295,57 +285,53 @@ class WebServer:
             self._selector.modify(client.sock, _WRITE, client)
         except HttpError as error:
             self._refuse(client, error)
-        except OSError as error:  # it went away, which is its right; or it does not speak our TLS, which is counted
-            if isinstance(error, ssl.SSLError) or not client.is_shaken:
+        except OSError as error:  # the client left; count it only if TLS failed
+            if isinstance(error, ssl.SSLError) or not client.has_shaken_hands:
                 self._count(WebRefusal.TLS, client, error)
             self._drop(client)
-        except Exception as error:  # noqa: BLE001  the outer boundary: one request must not end the service of all others
+        except Exception as error:  # noqa: BLE001  the outer boundary: one request must not end the service for others
             self._faults.caught(ContainedPart.WEB, f"the request of {client.peer}", error)
             self._drop(client)
 
-    def _go_on(self, client: _Client) -> None:
-        """Take the next step with `client`; raises where it must be waited for."""
-        if not client.is_shaken:
+    def _proceed(self, client: _Client) -> None:
+        """Take the next step with `client`; raises if the client is not ready."""
+        if not client.has_shaken_hands:
             assert isinstance(client.sock, ssl.SSLSocket), "only TLS has handshakes"
             client.sock.do_handshake()
-            client.is_shaken = True
+            client.has_shaken_hands = True
         if client.out is not None:
             return self._send(client)
-        if client.environ is not None:
-            return None  # its password is being checked; what it says meanwhile is of no interest
+        if client.request is not None:
+            return None  # its password is being checked; ignore what it sends meanwhile
         while not ends(client.received):
-            bits = client.sock.recv(HEAD_BYTES_MAX)
-            if not bits:
+            received = client.sock.recv(HEAD_BYTES_MAX)
+            if not received:
                 return self._drop(client)
-            client.received += bits
-        security, gate = self._secured
-        client.environ = parse(
-            client.received, peer=client.peer, host=self._host, port=self.port,
-            scheme="http" if security.context is None else "https",
-        )  # fmt: skip
-        header = client.environ.get("HTTP_AUTHORIZATION")
-        verdict = gate.look(header)
+            client.received += received
+        client.request = parse(client.received, client.source)
+        auth, header = self._secured[1], client.request.headers.get("authorization")
+        verdict = auth.recall(header)
         if verdict is AuthVerdict.UNCHECKED and header is not None:
-            return self._have_checked(client, gate, header)
-        return self._judge(client, verdict)
+            return self._queue_check(client, auth, header)
+        return self._admit(client, verdict)
 
-    def _have_checked(self, client: _Client, gate: BasicAuth, header: str) -> None:
-        """Queue the check of the password in `header`; a client that loses its place for it is told to come again."""
+    def _queue_check(self, client: _Client, auth: BasicAuth, header: str) -> None:
+        """Queue the check of the password in `header`; a client that loses its place is told to retry later."""
         given = authorization(header)
-        assert given is not None, "only what the gate could read is unchecked"
+        assert given is not None, "only readable credentials are unchecked"
         client.deadline = time.monotonic() + CHECK_SECONDS
-        self._selector.unregister(client.sock)  # not read until it is known: readable would wake us for ever
-        turned_away = self._checks.put((client, gate, header), client.source, given[0])
+        self._selector.unregister(client.sock)  # until the verdict: unread bytes would wake us for ever
+        turned_away = self._checks.put((client, auth, header), client.source, given[0])
         if turned_away is not None:
-            self._tell(turned_away[0], AuthVerdict.TOO_MANY)
+            self._proceed_as_checked(turned_away[0], AuthVerdict.TOO_MANY)
 
-    def _tell(self, client: _Client, verdict: AuthVerdict) -> None:
-        """Go on with a client whose password was checked, or was turned away."""
-        if self._clients.get(client.sock.fileno()) is client:  # else it went, or was dropped, meanwhile
+    def _proceed_as_checked(self, client: _Client, verdict: AuthVerdict) -> None:
+        """Proceed with a client whose password was checked, or who was turned away."""
+        if self._clients.get(client.sock.fileno()) is client:  # else it left or was dropped meanwhile
             self._selector.register(client.sock, _WRITE, client)
-            self._safely(client, partial(self._judge, verdict=verdict))
+            self._safely(client, partial(self._admit, verdict=verdict))
 
-    def _judge(self, client: _Client, verdict: AuthVerdict) -> None:
+    def _admit(self, client: _Client, verdict: AuthVerdict) -> None:
         if verdict is AuthVerdict.ALLOWED:
             return self._answer(client)
         refusal = WebRefusal(verdict.value)
@@ -353,52 +339,32 @@ class WebServer:
         raise HttpError(refusal, status, "wrong or no credentials" if status[0:3] == "401" else "too many guesses")
 
     def _check(self) -> None:
-        """Check passwords, one at a time; on a thread of its own."""
+        """Check passwords one at a time; runs on its own thread."""
         while (task := self._checks.wait()) is not None and not self._closing:
-            client, gate, header = task
-            verdict = gate.look(header)  # known by now, if another waited with the same
+            client, auth, header = task
+            verdict = auth.recall(header)  # known by now if another client waited with the same credentials
             if verdict is AuthVerdict.UNCHECKED:
                 verdict = AuthVerdict.WRONG
                 begun = time.perf_counter_ns()
                 try:
-                    verdict = gate.check(header)
-                except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
+                    verdict = auth.check(header)
+                except Exception as error:  # noqa: BLE001  the outer boundary: refuse a client that cannot be checked
                     self._faults.caught(ContainedPart.WEB, "a client whose password was checked", error)
                 took_ns = time.perf_counter_ns() - begun
                 self._checks.checked(client.source, is_right=verdict is AuthVerdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
             self._selector.wake()
 
-    def _take_verdicts(self) -> None:
-        while not self._checked.empty():
-            self._tell(*self._checked.get())
-
     def _answer(self, client: _Client) -> None:
-        """Run the application; its answer leaves as fast as the client takes it."""
-        assert self._app is not None, "started with one"
-        assert client.environ is not None, "the head is read"
-        said: list[tuple[str, list[tuple[str, str]]]] = []
-
-        def start_response(status: str, headers: list[tuple[str, str]], _: object = None) -> Callable[[bytes], object]:
-            said.append((status, headers))
-            return lambda _: None
-
-        def hand_over(take: Callable[[socket.socket], None]) -> None:
-            client.take = take
-
-        client.environ[HAND_OVER] = hand_over
-        client.environ[SOURCE] = client.source
+        """Compute the page and begin to send it."""
+        respond, request = self._respond, client.request
+        assert respond is not None and request is not None, "started, and the head is read"  # noqa: PT018  as above
         try:
-            body = b"".join(self._app(client.environ, start_response))
-            if not said:
-                raise AssertionError("a page without a status")
-        except Exception as error:  # noqa: BLE001  a bug of ours in one page
-            self._faults.caught(ContainedPart.WEB, f"the page {client.environ['PATH_INFO']!r}", error)
-            status, headers, lines = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
-            said[:], body, client.take = [(status, headers)], b"".join(lines), None
-        if client.environ["REQUEST_METHOD"] == "HEAD":
-            body, client.take = b"", None
-        self._begin(client, head(*said[-1], self._secured[0].headers) + body)
+            response = respond(request)
+        except Exception as error:  # noqa: BLE001  a bug in one page
+            self._faults.caught(ContainedPart.WEB, f"the page {request.path!r}", error)
+            response = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
+        self._begin(client, response, is_head=request.method == "HEAD")
 
     def _count(self, refusal: WebRefusal, client: _Client | None = None, why: object = "") -> None:
         self._refused[refusal] += 1
@@ -407,29 +373,30 @@ class WebServer:
 
     def _refuse(self, client: _Client, error: HttpError) -> None:
         self._count(error.refusal, client, error)
-        status, headers, body = plain(error.status, str(error))
-        if status.startswith("401"):
+        headers: list[tuple[str, str]] = []
+        if error.status.startswith("401"):
             headers.append(("WWW-Authenticate", 'Basic realm="pacecar", charset="UTF-8"'))
         if error.refusal is WebRefusal.GUESSES:
             headers.append(("Retry-After", str(RETRY_SECONDS)))
-        lines = [] if client.received.startswith(b"HEAD ") else body
-        answer = head(status, headers, self._secured[0].headers) + b"".join(lines)
-        self._safely(client, lambda client: self._begin(client, answer))
+        response, is_head = plain(error.status, str(error), *headers), client.received.startswith(b"HEAD ")
+        self._safely(client, lambda client: self._begin(client, response, is_head=is_head))
 
-    def _begin(self, client: _Client, answer: bytes) -> None:
-        client.out = memoryview(answer)
+    def _begin(self, client: _Client, response: HttpResponse, *, is_head: bool) -> None:
+        start = head(response.status, response.headers, self._secured[0].headers)
+        client.out = memoryview(start if is_head else start + response.body)
+        client.take_over = None if is_head else response.take_over
         client.deadline = time.monotonic() + ANSWER_SECONDS
         self._send(client)
 
     def _send(self, client: _Client) -> None:
         while client.out:
             client.out = client.out[client.sock.send(client.out) :]
-        if client.take is not None:
+        if client.take_over is not None:
             self._forget(client)
-            client.take(client.sock)
+            client.take_over(client.sock)
             return
         if isinstance(client.sock, ssl.SSLSocket):
-            with suppress(OSError, ValueError):  # closes TLS, and does not wait for the other side's close
+            with suppress(OSError, ValueError):  # closes TLS without waiting for the other side
                 client.sock.unwrap()
         self._drop(client)
 
@@ -442,8 +409,5 @@ class WebServer:
     def _forget(self, client: _Client) -> None:
         if self._clients.get(client.sock.fileno()) is client:
             del self._clients[client.sock.fileno()]
-            self._by_source[client.source] -= 1
-            if self._by_source[client.source] <= 0:
-                del self._by_source[client.source]
         with suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)

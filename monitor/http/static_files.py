@@ -1,11 +1,11 @@
-"""Loads the page's files once, from a fixed list, and defines the headers that say how a browser may use them.
+"""Loads the page's files once, from a fixed list, and defines the headers that restrict what a browser does with them.
 
-A page that shows what jobs say of themselves must not run what they say.  The content security policy allows scripts
-and styles from this daemon only, none inline; the page writes text, never markup; there is nothing to post to.  Names
-come from the list and never from the request, so that no path can lead out of the folder.
+The page shows text that jobs send, so it must not run that text.  The content security policy allows scripts and styles
+from this daemon only and none inline, the page writes text and never markup, and no address accepts a POST.  File names
+come from the list and never from the request, so no path can lead out of the folder.
 
-uPlot (Leon Sorokin, MIT, see `page/uplot/LICENSE`) draws the charts and is part of the package: a node in a cluster
-reaches no CDN.
+uPlot (Leon Sorokin, MIT, see `page/uplot/LICENSE`) draws the charts.  It is part of the package because a cluster node
+may not reach a CDN.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import zlib
 from importlib.resources import files
 from typing import NamedTuple
 
+from .content_negotiation import GZIP_BITS
+
 __all__ = ["ASSETS", "PAGE_HEADERS", "Asset", "load"]
 
-_JS, _CSS = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_HTML, _JS, _CSS = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
 
 ASSETS = {
-    "/": ("index.html", "text/html; charset=utf-8"),
+    "/": ("index.html", _HTML),
     "/page/page.css": ("page.css", _CSS),
     "/page/page.js": ("page.js", _JS),
     "/page/draw.js": ("draw.js", _JS),
@@ -43,9 +45,8 @@ PAGE_HEADERS = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-"""Headers of every answer that is not for Prometheus."""
+"""Headers of every response that is not for Prometheus."""
 
-_GZIP_BITS = 31  # zlib.h: 15 for the largest window, 16 for a gzip header
 _GZIP_LEVEL = 9  # once, at the start
 
 
@@ -59,15 +60,11 @@ class Asset(NamedTuple):
 
 
 def load() -> dict[str, Asset]:
-    """Return path -> asset; read once at the start, so that a request touches no file."""
+    """Return path -> asset, read at the start so that a request touches no file."""
     folder = files("pacecar.monitor") / "page"
     assets: dict[str, Asset] = {}
     for path, (name, kind) in ASSETS.items():
         body = (folder / name).read_bytes()
-        assets[path] = Asset(
-            kind,
-            body,
-            zlib.compress(body, _GZIP_LEVEL, _GZIP_BITS),
-            f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-        )
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        assets[path] = Asset(kind, body, zlib.compress(body, _GZIP_LEVEL, GZIP_BITS), etag)
     return assets

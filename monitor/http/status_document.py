@@ -1,17 +1,17 @@
-"""Builds the status document (`pacecar.records.status_document`) from samples and from the views of jobs.
+"""Builds the status document (`pacecar.records.status_document`) from samples and the views of jobs.
 
-A program that wants everything reads /metrics.  This is the part that fits on a screen, so it is chosen: the fields of
-`Host`, `GpuStatus`, `LinkStatus`, `DaemonStatus` and `RecorderStatus` name the metrics they take, and what has no such
-field is left out.  Rates of counters (bytes of a link) and what a job did lately need two ticks, so the builder
-remembers a few.
+Programs that want everything read /metrics; this is the selection that fits on a screen.  The fields of `Host`,
+`GpuStatus`, `LinkStatus`, `DaemonStatus` and `RecorderStatus` have the names of the metrics that fill them.  Rates of
+counters (bytes of a link) and recent figures of a job need two ticks, so the builder remembers a few.
 
-Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what was left out.  Not safe for threads.
+Jobs, ranks, links and GPUs in a document are bounded, with a count of jobs and ranks left out.  Not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,8 +39,10 @@ from pacecar.records.status_document import (
 from ..fault_containment import ContainedPart, FaultContainment
 from ..gpu.known_gpus import KnownGpu
 from ..jobs.cgroup_identity import Residence
-from ..jobs.job_table import JobView
-from .job_status import Elapsed, job_document
+from ..jobs.job_energy import sum_known
+from ..jobs.tracked_job import JobView
+from .job_status import Elapsed, job_document, seconds
+from .status_history import GPU_CHARTED, HOST_CHARTED, StatusFigures
 
 __all__ = [
     "GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "NO_VERDICTS", "RANKS_MAX", "GpuVerdicts", "StatusDocumentBuilder",
@@ -48,10 +50,10 @@ __all__ = [
 ]  # fmt: skip
 
 JOBS_MAX = 64
-"""Jobs in one document, those with the newest records first; more than a person reads."""
+"""Jobs in one document, those with the newest records; more than a person reads."""
 
 RANKS_MAX = 256
-"""Ranks of all jobs in one document, shared out evenly but for at least RANKS_MIN a job."""
+"""Ranks of all jobs in one document, shared evenly, with at least RANKS_MIN for each job."""
 
 RANKS_MIN = 4
 
@@ -59,10 +61,10 @@ LINKS_MAX = 64
 GPUS_MAX = 64
 
 LATELY_SECONDS = 30.0
-"""What "lately" is for a job's ledger: long enough for steps of ten seconds, short enough to see a change."""
+"""The period of a job's ledger: long enough for steps of ten seconds, short enough to show a change."""
 
 LATELY_MARKS = 8
-"""Totals remembered of a job: the window reaches back to the oldest."""
+"""Totals remembered for a job: the period begins at the oldest."""
 
 _HOST = "pacecar_host_"
 _DAEMON = "pacecar_daemon_"
@@ -89,7 +91,9 @@ _LINK_METRICS = {
     for prefix, kind in _LINKS.items()
     if series.startswith(prefix)
 }
-"""Metric of a link -> its kind, what follows the prefix, and how many labels name the link."""
+"""Metric of a link -> its kind, the rest of its name, and how many labels name the link."""
+_RATE_METRICS = {metric: of_link for metric, of_link in _LINK_METRICS.items() if of_link[1] in _RATES}
+"""Those that are counters and shown as rates."""
 
 
 def _nowhere(_: JobHello) -> Residence:
@@ -97,9 +101,9 @@ def _nowhere(_: JobHello) -> Residence:
 
 
 class GpuVerdicts(NamedTuple):
-    """What is known of GPUs beside the figures of a tick.
+    """What is known about GPUs beyond the figures of a tick.
 
-    `health` by the GPU's label; `missing` are GPUs that were here before; `last_known` returns which GPU had a label.
+    `health` is by GPU label; `missing` are GPUs that were here before; `last_known` returns the GPU that had a label.
     """
 
     health: Mapping[str, GpuHealth] = {}
@@ -108,16 +112,6 @@ class GpuVerdicts(NamedTuple):
 
 
 NO_VERDICTS = GpuVerdicts()
-
-
-class StatusFigures(NamedTuple):
-    """The part of a document that is not of the daemon itself."""
-
-    host: Host
-    gpus: tuple[GpuStatus, ...]
-    gpus_missing: tuple[MissingGpu, ...]
-    links: tuple[LinkStatus, ...]
-    jobs: tuple[JobStatus, ...]
 
 
 class _Mark(NamedTuple):
@@ -130,7 +124,7 @@ class _Mark(NamedTuple):
 
 
 class StatusDocumentBuilder:
-    """Builds documents, remembering what rates need."""
+    """Builds documents; remembers earlier ticks for rates."""
 
     def __init__(
         self,
@@ -140,13 +134,15 @@ class StatusDocumentBuilder:
         node: str,
         period_seconds: float,
     ) -> None:
-        """`residence` says where a rank runs; it reads nothing.  What raises is left out and counted in `faults`."""
+        """`residence` returns where a rank runs, without reading.  `faults` counts what raises and is left out."""
         self._node, self._period_seconds = node, period_seconds
         self._residence = residence
         self._faults = faults or FaultContainment()
         self._tick: int | None = None
+        self._tick_of_rates: int | None = None
         self._counters: dict[tuple[str, str, str], float] = {}
-        self._counters_ns: int | None = None
+        self._counters_ns = 0
+        self._rates: dict[tuple[str, str, str], float] = {}
         self._host, self._gpus, self._links = Host(), tuple[GpuStatus, ...](), tuple[LinkStatus, ...]()
         self._gpus_missing: tuple[MissingGpu, ...] = ()
         self._collectors: tuple[CollectorStatus, ...] = ()
@@ -164,11 +160,13 @@ class StatusDocumentBuilder:
         throttled: Mapping[str, Throttling],
         gpus: GpuVerdicts = NO_VERDICTS,
     ) -> StatusDocument:
-        """Return the document of this moment.
+        """Return the current document.
 
-        `own` are the samples of the daemon's parts, `throttled` is what `Throttles.update` gave.
+        `own` are the samples of the daemon's parts, `throttled` is the result of `Throttles.update`.
         """
-        figures = self.figures(snapshot, jobs, now_ns=now_ns, throttled=throttled, gpus=gpus)
+        if snapshot is not None and snapshot.tick != self._tick:
+            self._update(snapshot, throttled, gpus)
+        of_jobs = self._of_jobs(jobs, now_ns)
         return StatusDocument(
             version=VERSION,
             node=self._node,
@@ -182,49 +180,49 @@ class StatusDocumentBuilder:
                 recorder=_recorder(own),
                 **(self._of_process | _figures(own, _DAEMON, _DAEMON_FIELDS)),
             ),
-            host=figures.host,
-            gpus=figures.gpus,
-            gpus_missing=figures.gpus_missing,
-            links=figures.links,
-            jobs=figures.jobs,
-            jobs_left_out=len(jobs) - len(figures.jobs),
+            host=self._host,
+            gpus=self._gpus,
+            gpus_missing=self._gpus_missing,
+            links=self._links,
+            jobs=of_jobs,
+            jobs_left_out=len(jobs) - len(of_jobs),
         )
 
-    def figures(
-        self,
-        snapshot: Snapshot | None,
-        jobs: Sequence[JobView],
-        *,
-        now_ns: int,
-        throttled: Mapping[str, Throttling],
-        gpus: GpuVerdicts = NO_VERDICTS,
-    ) -> StatusFigures:
-        """Return what a document says of host, GPUs, links and jobs: for those who need nothing of the daemon."""
-        if snapshot is not None and snapshot.tick != self._tick:
-            self._take(snapshot, throttled, gpus)
+    def figures(self, snapshot: Snapshot | None, jobs: Sequence[JobView], *, now_ns: int) -> StatusFigures:
+        """Return the part of a document that the history keeps: without viewers a tick costs no more."""
+        host, gpus, links = Host(), tuple[GpuStatus, ...](), tuple[LinkStatus, ...]()
+        if snapshot is not None:
+            contain, part = self._faults.contain, ContainedPart.COLLECTOR
+            host = contain(part, "the host in the history", lambda: _host(snapshot, HOST_CHARTED), host)
+            gpus = contain(part, "the GPUs in the history", lambda: _charted_gpus(snapshot), gpus)
+            rates = partial(self._read_links, snapshot, _RATE_METRICS)
+            links = contain(part, "the links in the history", rates, links)
+        return StatusFigures(host, gpus, links, self._of_jobs(jobs, now_ns))
+
+    def _of_jobs(self, jobs: Sequence[JobView], now_ns: int) -> tuple[JobStatus, ...]:
         self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
         shown = sorted(jobs, key=_silence)[:JOBS_MAX]
-        called = titles(job.key for job in jobs)
+        title_of = titles(job.key for job in jobs)
         ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
-        drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
-        of_jobs = tuple(job for job in drawn if job is not None)
-        return StatusFigures(self._host, self._gpus, self._gpus_missing, self._links, of_jobs)
+        found = [self._job(job, title_of[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
+        return tuple(job for job in found if job is not None)
 
     def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> JobStatus | None:
-        """Return the document of `job`; None where a bug prevents it."""
+        """Return the document of `job`; None if a bug prevents it."""
         try:
             return job_document(job, title, self._lately(job, now_ns), ranks_max, self._residence)
-        except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others
+        except Exception as error:  # noqa: BLE001  a bug with one job must not remove all others from the document
             self._faults.caught(ContainedPart.JOB, f"job {job.job!r}", error)
             return None
 
-    def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling], gpus: GpuVerdicts) -> None:
+    def _update(self, snapshot: Snapshot, throttled: Mapping[str, Throttling], gpus: GpuVerdicts) -> None:
         self._tick = snapshot.tick
-        contain, part, started_ns = self._faults.contain, ContainedPart.COLLECTOR, snapshot.started_ns
-        self._host = contain(part, "the host in documents", lambda: _host(snapshot), Host())
+        contain, part = self._faults.contain, ContainedPart.COLLECTOR
+        self._host = contain(part, "the host in documents", lambda: _host(snapshot, _HOST_FIELDS), Host())
         self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(snapshot, throttled, gpus), ())
         self._gpus_missing = tuple(map(_missing, gpus.missing))
-        self._links = contain(part, "the links in documents", lambda: self._read_links(snapshot, started_ns), ())
+        links = partial(self._read_links, snapshot, _LINK_METRICS)
+        self._links = contain(part, "the links in documents", links, ())
         self._of_process = _plain_figures(snapshot, _DAEMON, _DAEMON_FIELDS)
         self._collectors = tuple(
             CollectorStatus(
@@ -232,36 +230,48 @@ class StatusDocumentBuilder:
                 outcome=str(outcome.__struct_config__.tag),
                 reason=outcome.reason or None,
                 read_failures=0 if isinstance(outcome, Absent) else outcome.read_failures,
-                duration_seconds=_seconds(snapshot.durations_ns.get(name)),
+                duration_seconds=seconds(snapshot.durations_ns.get(name)),
             )
             for name, outcome in snapshot.outcomes.items()
         )
 
-    def _read_links(self, snapshot: Snapshot, at_ns: int) -> tuple[LinkStatus, ...]:
+    def _update_rates(self, snapshot: Snapshot) -> None:
+        """Compute the rates of links since the previous tick, once per tick."""
+        if snapshot.tick == self._tick_of_rates:
+            return
+        counters = {
+            (kind, "/".join(sample.labels[:names]), _RATES[stem]): sample.value
+            for metric, (kind, stem, names) in _RATE_METRICS.items()
+            for sample in snapshot.of(metric)
+        }
+        elapsed_ns = None if self._tick_of_rates is None else snapshot.started_ns - self._counters_ns
+        self._rates = {
+            key: (value - before) * NS_PER_SECOND / elapsed_ns
+            for key, value in counters.items()
+            # a reloaded driver counts from zero
+            if (before := self._counters.get(key)) is not None and elapsed_ns and value >= before
+        }
+        self._tick_of_rates, self._counters, self._counters_ns = snapshot.tick, counters, snapshot.started_ns
+
+    def _read_links(self, snapshot: Snapshot, metrics: Mapping[str, tuple[str, str, int]]) -> tuple[LinkStatus, ...]:
+        """Return the links, with their rates and the fields in `metrics`."""
+        self._update_rates(snapshot)
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        counters: dict[tuple[str, str, str], float] = {}
-        reported = ((of_link, one) for metric, of_link in _LINK_METRICS.items() for one in snapshot.of(metric))
+        reported = ((of_link, one) for metric, of_link in metrics.items() for one in snapshot.of(metric))
         for (kind, stem, names), sample in reported:
-            key = (kind, "/".join(sample.labels[:names]))
-            figures = found.setdefault(key, {})
-            if stem in _RATES:
-                counters[*key, stem] = sample.value
-            elif "errors_total" in stem or "drops_total" in stem:
+            figures = found.setdefault((kind, "/".join(sample.labels[:names])), {})
+            if "errors_total" in stem or "drops_total" in stem:
                 figures["errors_total"] = figures.get("errors_total", 0) + int(sample.value)
             elif (field := _LINK_NAMES.get(stem, stem)) in _LINK_FIELDS:
                 figures[field] = _outside(sample)
-        elapsed_ns = None if self._counters_ns is None else at_ns - self._counters_ns
-        for (kind, name, stem), value in counters.items():
-            before = self._counters.get((kind, name, stem))
-            if before is not None and elapsed_ns and value >= before:  # a driver that is loaded anew counts from zero
-                found[kind, name][_RATES[stem]] = (value - before) * NS_PER_SECOND / elapsed_ns
-        self._counters, self._counters_ns = counters, at_ns
+        for (kind, name, field), rate in self._rates.items():
+            found[kind, name][field] = rate
         return tuple(
             LinkStatus(kind=kind, name=name, **figures) for (kind, name), figures in list(found.items())[:LINKS_MAX]
         )
 
     def _lately(self, job: JobView, now_ns: int) -> Elapsed | None:
-        """Return what the job's ranks did since the oldest mark; None while there is none."""
+        """Return what the job's ranks did since the oldest mark; None without one."""
         mark = _mark(job, now_ns)
         marks = self._marks[job.key]
         if mark is None:
@@ -270,7 +280,7 @@ class StatusDocumentBuilder:
         if marks and (
             marks[-1].ranks != mark.ranks or any(mark.parts_ns[h] < n for h, n in marks[-1].parts_ns.items())
         ):
-            marks.clear()  # a rank came, went or began anew: totals before and after are not of the same
+            marks.clear()  # a rank came, left or restarted: its totals do not continue
         while len(marks) > 1 and now_ns - marks[1].at_ns >= LATELY_SECONDS * NS_PER_SECOND:
             marks.popleft()
         oldest = marks[0] if marks else None
@@ -297,30 +307,20 @@ def _difference(old: int | None, new: int | None) -> int | None:
 
 
 def _mark(job: JobView, now_ns: int) -> _Mark | None:
-    told = [(rank.hello, rank.step) for rank in job.ranks if rank.step is not None]
-    if not told:
+    reported = [(rank.hello, rank.step) for rank in job.ranks if rank.step is not None]
+    if not reported:
         return None
-    parts: dict[str, int] = {}
-    for _, step in told:
-        for heading, value in step.totals.parts().items():
-            parts[heading] = parts.get(heading, 0) + value
+    parts: Counter[str] = Counter()
+    for _, step in reported:
+        parts.update(step.totals.parts())
     return _Mark(
         now_ns,
-        tuple((hello.rank, hello.started_wall_ns) for hello, _ in told),
-        parts,
-        sum(step.total_steps for _, step in told),
-        _sum(step.total_samples for _, step in told),
-        _sum(step.total_tokens for _, step in told),
+        tuple((hello.rank, hello.started_wall_ns) for hello, _ in reported),
+        dict(parts),
+        sum(step.total_steps for _, step in reported),
+        sum_known(step.total_samples for _, step in reported),
+        sum_known(step.total_tokens for _, step in reported),
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 def _silence(job: JobView) -> int:
@@ -328,19 +328,19 @@ def _silence(job: JobView) -> int:
     return min(ages, default=1 << 62)
 
 
-def _host(snapshot: Snapshot) -> Host:
-    return Host(**_plain_figures(snapshot, _HOST, _HOST_FIELDS))
+def _host(snapshot: Snapshot, fields: Iterable[str]) -> Host:
+    return Host(**_plain_figures(snapshot, _HOST, fields))
 
 
 def _recorder(samples: Sequence[Sample]) -> RecorderStatus | None:
-    """Return the status of the recorder; None where it has no samples: it is off."""
+    """Return the status of the recorder; None if it has no samples, because it is off."""
     figures = _figures(samples, _RECORDER, _RECORDER_FIELDS)
     triggers = {s.labels[0]: int(s.value) for s in samples if s.metric == f"{_RECORDER}triggers_total"}
     return RecorderStatus(triggers_total=triggers, **figures) if figures else None
 
 
 def _figures(samples: Iterable[Sample], prefix: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Return field -> value in base units, of the metrics without labels that `prefix` and one of `fields` name."""
+    """Return field -> value in base units, for metrics without labels named by `prefix` and one of `fields`."""
     return {
         stem: _outside(sample)
         for sample in samples
@@ -348,21 +348,17 @@ def _figures(samples: Iterable[Sample], prefix: str, fields: frozenset[str]) -> 
     }
 
 
-def _plain_figures(snapshot: Snapshot, prefix: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Return the same of a tick."""
+def _plain_figures(snapshot: Snapshot, prefix: str, fields: Iterable[str]) -> dict[str, Any]:
+    """Return the same for a tick."""
     return {field: _outside(one) for field in fields for one in snapshot.of(prefix + field) if not one.labels}
 
 
 def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling], verdicts: GpuVerdicts) -> tuple[GpuStatus, ...]:
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for stem in _GPU_FIELDS:
-        for sample in snapshot.of(_GPU + stem):
-            if len(sample.labels) == 1:
-                found[sample.labels[0]][stem] = _outside(sample)
+    found = _gpu_figures(snapshot, _GPU_FIELDS)
     for sample in snapshot.of("pacecar_gpu_info"):
-        figures, news = found[sample.labels[0]], throttled.get(sample.labels[1])
+        figures, throttling = found[sample.labels[0]], throttled.get(sample.labels[1])
         _, figures["uuid"], figures["name"], _, figures["pci_bus_id"], *_ = sample.labels
-        figures["throttled_by"] = None if news is None else news.reasons
+        figures["throttled_by"] = None if throttling is None else throttling.reasons
     for sample in snapshot.of("pacecar_gpu_xid_errors_total"):
         figures = found[sample.labels[0]]
         figures["xid_errors_total"] = figures.get("xid_errors_total", 0) + int(sample.value)
@@ -382,6 +378,21 @@ def _gpus(snapshot: Snapshot, throttled: Mapping[str, Throttling], verdicts: Gpu
     return tuple(GpuStatus(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
 
 
+def _charted_gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
+    found = sorted(_gpu_figures(snapshot, GPU_CHARTED).items(), key=_numbered)
+    return tuple(GpuStatus(gpu=gpu, **figures) for gpu, figures in found[:GPUS_MAX])
+
+
+def _gpu_figures(snapshot: Snapshot, fields: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return GPU -> field -> value in base units, for metrics whose only label is the GPU."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for field in fields:
+        for sample in snapshot.of(_GPU + field):
+            if len(sample.labels) == 1:
+                found[sample.labels[0]][field] = _outside(sample)
+    return found
+
+
 def _reasons(health: GpuHealth) -> tuple[HealthReasonStatus, ...]:
     return tuple(
         HealthReasonStatus(
@@ -395,7 +406,7 @@ def _reasons(health: GpuHealth) -> tuple[HealthReasonStatus, ...]:
 
 
 def _instances(snapshot: Snapshot) -> dict[str, tuple[MigInstance, ...]]:
-    """Return the MIG instances of each GPU that has any."""
+    """Return the MIG instances of each GPU that has some."""
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for sample in snapshot.of("pacecar_gpu_instance_info"):
         gpu, gpu_instance, compute_instance, uuid, name = sample.labels
@@ -430,7 +441,3 @@ def _number(label: str) -> tuple[int, str]:
 
 def _outside(sample: Sample) -> int | float:
     return by_name(sample.metric).unit.convert(sample.value)
-
-
-def _seconds(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / NS_PER_SECOND

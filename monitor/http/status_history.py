@@ -1,11 +1,10 @@
-"""Keeps a few series of the last minutes in a ring buffer, so that a page that is opened late is not empty.
+"""Keeps a few series of the last minutes in a ring buffer, so that a newly opened page has charts.
 
-Prometheus is the store, and on one machine there may be none.  So the daemon keeps what a person looks back for: use of
-processors, memory, GPUs and links, and the pace of jobs.  Everything is bounded: HISTORY_TICKS times, SERIES_MAX
-series of eight bytes a time, which is 1.2 MB in all.
+Prometheus is the store, but a single machine may have none.  So the daemon keeps what people look back for: utilization
+of processors, memory, GPUs and links, and the pace of jobs.  HISTORY_TICKS times and SERIES_MAX series take 1.2 MB.
 
-A series without a value in the whole ring is forgotten.  Names are as Prometheus writes a series, so that what is
-seen here can be queried there.  Left out: everything on disk.
+A series without a value in the whole ring is forgotten.  Series are named as Prometheus writes them, so that they can
+be queried there.  Left out: everything on disk.
 """
 
 from __future__ import annotations
@@ -13,27 +12,42 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from pacecar.records.status_document import VERSION, GpuStatus, Host, JobStatus, LinkStatus, StatusHistory
+from pacecar.records.status_document import (
+    VERSION,
+    GpuStatus,
+    Host,
+    JobStatus,
+    LinkStatus,
+    StatusDocument,
+    StatusHistory,
+)
 
-__all__ = ["HISTORY_TICKS", "SERIES_MAX", "Charted", "HistoryKeeper", "points"]
+__all__ = [
+    "GPU_CHARTED", "HISTORY_TICKS", "HOST_CHARTED", "SERIES_MAX", "Charted", "HistoryKeeper",
+    "StatusFigures", "points",
+]  # fmt: skip
 
 HISTORY_TICKS = 600
-"""Ten minutes of ticks of a second: as much as fits on a screen a point a pixel."""
+"""Ten minutes of one-second ticks: as many points as a chart has pixels."""
 
 SERIES_MAX = 256
-"""Eight GPUs, as many links and dozens of jobs take about a hundred."""
+"""Eight GPUs, eight links and dozens of jobs need about a hundred."""
 
 NAMES_MAX = 1024
-"""Names of series that are remembered as they were written."""
+"""Formatted series names that are cached."""
 
 DIGITS = 5
 """Significant digits kept: a chart of a thousand pixels shows three."""
+
+HOST_CHARTED = ("cpu_utilization_ratio", "memory_used_bytes")
+GPU_CHARTED = ("utilization_ratio", "power_watts", "temperature_celsius", "memory_used_bytes")
+"""Fields of `Host` and `GpuStatus` that are kept."""
 
 _ABSENT = math.nan  # inside the array only; JSON says null
 
@@ -49,41 +63,29 @@ def series_name(metric: str, **labels: str) -> str:
     return metric + "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
 
 
-class Charted(Protocol):
-    """What is kept: a status document, or its figures."""
+class StatusFigures(NamedTuple):
+    """The part of a status document that the history keeps; host and GPUs only with the figures that have charts."""
 
-    @property
-    def host(self) -> Host:
-        """The host."""
-        ...
+    host: Host
+    gpus: tuple[GpuStatus, ...]
+    links: tuple[LinkStatus, ...]
+    jobs: tuple[JobStatus, ...]
 
-    @property
-    def gpus(self) -> Sequence[GpuStatus]:
-        """The GPUs."""
-        ...
 
-    @property
-    def links(self) -> Sequence[LinkStatus]:
-        """The network links and RDMA ports."""
-        ...
-
-    @property
-    def jobs(self) -> Sequence[JobStatus]:
-        """The jobs that are shown."""
-        ...
+Charted = StatusDocument | StatusFigures
 
 
 def points(document: Charted) -> dict[str, float]:
-    """Return series -> value now, of what is kept; what was not read is not there."""
+    """Return series -> current value; without series that were not read."""
     return {name: _short(value) for name, value in _points(document) if value is not None and math.isfinite(value)}
 
 
 def _points(document: Charted) -> Iterator[tuple[str, float | None]]:
     host = document.host
-    yield "pacecar_host_cpu_utilization_ratio", host.cpu_utilization_ratio
-    yield "pacecar_host_memory_used_bytes", host.memory_used_bytes
+    for field in HOST_CHARTED:
+        yield f"pacecar_host_{field}", getattr(host, field)
     for gpu in document.gpus:
-        for field in ("utilization_ratio", "power_watts", "temperature_celsius", "memory_used_bytes"):
+        for field in GPU_CHARTED:
             yield series_name(f"pacecar_gpu_{field}", gpu=gpu.gpu), getattr(gpu, field)
     for job in document.jobs:
         labels = {"training_job": job.job} | ({"launch": job.launch} if job.launch else {})
@@ -107,48 +109,45 @@ class HistoryKeeper:
         self._series_max = series_max
         self._times = array("d", [0.0]) * ticks
         self._series: dict[str, array[float]] = {}
-        self._last_said: dict[str, int] = {}
+        self._last_seen: dict[str, int] = {}
         self._count = 0
         self._left_out = 0
 
     @property
     def left_out(self) -> int:
-        """How many series of the last tick had no room."""
+        """How many series of the last tick did not fit."""
         return self._left_out
 
     def add(self, time_seconds: float, values: Mapping[str, float]) -> dict[str, float]:
-        """Take one tick's values; return those that had room."""
+        """Add one tick's values; return those that fit."""
         with self._lock:
             slot = self._count % self._ticks
             self._times[slot] = time_seconds
-            for name in [name for name, said in self._last_said.items() if self._count - said >= self._ticks]:
-                del self._series[name], self._last_said[name]
+            for name in [name for name, seen in self._last_seen.items() if self._count - seen >= self._ticks]:
+                del self._series[name], self._last_seen[name]
             for name in values:
-                if name not in self._series and self._has_room(values):
+                if name not in self._series and self._make_room(values):
                     self._series[name] = array("d", [_ABSENT]) * self._ticks
-            taken: dict[str, float] = {}
+            added = {name: value for name, value in values.items() if name in self._series}
             for name, ring in self._series.items():
-                value = values.get(name)
-                ring[slot] = _ABSENT if value is None else value
-                if value is not None:
-                    taken[name] = value
-                    self._last_said[name] = self._count
-            self._left_out = len(values) - len(taken)
+                ring[slot] = added.get(name, _ABSENT)
+            self._last_seen.update(dict.fromkeys(added, self._count))
+            self._left_out = len(values) - len(added)
             self._count += 1
-            return taken
+            return added
 
-    def _has_room(self, values: Mapping[str, float]) -> bool:
-        """Return whether one more series fits; if need be, the one that has been without a value for longest goes.
+    def _make_room(self, values: Mapping[str, float]) -> bool:
+        """Return whether one more series fits, after dropping the one that has had no value for longest if need be.
 
-        Jobs that come and go under fresh names must not keep those that run out of the charts for ten minutes.
+        Otherwise jobs that come and go under new names would keep running ones out of the charts for ten minutes.
         """
         if len(self._series) < self._series_max:
             return True
-        over = min(self._series.keys() - values.keys(), key=lambda name: self._last_said.get(name, -1), default=None)
-        if over is None:
+        oldest = min(self._series.keys() - values.keys(), key=lambda name: self._last_seen.get(name, -1), default=None)
+        if oldest is None:
             return False
-        del self._series[over]
-        self._last_said.pop(over, None)
+        del self._series[oldest]
+        self._last_seen.pop(oldest, None)
         return True
 
     def json(self) -> bytes:
@@ -159,7 +158,7 @@ class HistoryKeeper:
             times = _unrolled(self._times, start, kept)
             series = {name: _unrolled(ring, start, kept) for name, ring in self._series.items()}
             left_out = self._left_out
-        return msgspec.json.encode(  # which writes NaN as null
+        return msgspec.json.encode(  # writes NaN as null
             StatusHistory(
                 version=VERSION,
                 period_seconds=self._period_seconds,

@@ -1,10 +1,8 @@
 """Bounds how many frames of one user are read in a turn of the loop and in a second: a token bucket for each uid.
 
-Every frame costs the daemon processor time beside the training jobs, and a large one memory in the recorder.  A user
-who floods all his connections would keep the daemon reading all the time.  Here he is not read for a moment when his
-tokens are used up; his sockets fill, and only his own hooks wait, or drop records.
-
-Pure but for the clock, which is passed in.
+Every frame costs the daemon processor time next to the training jobs, and a large one costs memory in the recorder.  A
+user who floods all connections would keep the daemon reading all the time.  Instead the daemon stops reading a user
+without tokens for a moment: the user's sockets fill, and only the user's own hooks wait or drop records.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ TOKENS_PER_SECOND = 5000
 """A user with 16 ranks and steps of 4 ms sends 4000 records a second."""
 
 BURST_TOKENS = 10_000
-"""After a restart of the daemon the hooks' queues come all at once."""
+"""After a restart of the daemon all hooks' queues arrive at once."""
 
 TURN_TOKENS = 256
-"""Tokens of one user in one turn, over all his connections: some milliseconds, then the others have their turn."""
+"""Tokens of one user in one turn, over all connections: some milliseconds, then it is the others' turn."""
 
 TOKEN_BYTES = 2048
-"""A frame costs one token, and one more for each so many bytes: a StepRecord one, the largest 33."""
+"""A frame costs one token, plus one for each TOKEN_BYTES: a StepRecord costs one, the largest record 33."""
 
 PAUSE_SECONDS = 0.1
 
 USERS_MAX = 1024
-"""Token buckets remembered; beyond that those of users who are not connected go."""
+"""Token buckets remembered; beyond that, buckets of users who are not connected are dropped."""
 
 
 class FrameRateLimit:
@@ -39,38 +37,38 @@ class FrameRateLimit:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tokens = float(BURST_TOKENS)
-        self._then_ns = clock.monotonic_ns()
-        self._turn = TURN_TOKENS
+        self._refilled_ns = clock.monotonic_ns()
+        self._turn_tokens = TURN_TOKENS
         self._paused_until_ns: int | None = None
 
     def begin_turn(self) -> None:
-        """Add the tokens earned since the last turn."""
+        """Add the tokens earned since the previous turn."""
         now = self._clock.monotonic_ns()
-        earned = (now - self._then_ns) / NS_PER_SECOND * TOKENS_PER_SECOND
-        self._tokens, self._then_ns = min(float(BURST_TOKENS), self._tokens + earned), now
-        self._turn = TURN_TOKENS
+        earned = (now - self._refilled_ns) / NS_PER_SECOND * TOKENS_PER_SECOND
+        self._tokens, self._refilled_ns = min(float(BURST_TOKENS), self._tokens + earned), now
+        self._turn_tokens = TURN_TOKENS
 
     def spend(self, size: int) -> bool:
-        """Take the tokens for a frame of `size` bytes; return whether any are left for this turn."""
+        """Spend the tokens for a frame of `size` bytes; return whether more may be read in this turn."""
         cost = 1 + size // TOKEN_BYTES
         self._tokens -= cost
-        self._turn -= cost
+        self._turn_tokens -= cost
         if self._tokens <= 0:
             self._paused_until_ns = self._clock.monotonic_ns() + int(PAUSE_SECONDS * NS_PER_SECOND)
-        return self._turn > 0 and self._tokens > 0
+        return not self.is_spent
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is read in this turn."""
-        return self._turn <= 0 or self._tokens <= 0
+        """Whether nothing more may be read in this turn."""
+        return self._turn_tokens <= 0 or self._tokens <= 0
 
     @property
     def is_paused(self) -> bool:
-        """Whether the user is not read at all for the moment."""
+        """Whether the user is not read at all at the moment."""
         return self._paused_until_ns is not None
 
     def may_resume(self) -> bool:
-        """Return whether a pause is over, and end it."""
+        """Return whether a pause has just ended."""
         if self._paused_until_ns is None or self._clock.monotonic_ns() < self._paused_until_ns:
             return False
         self._paused_until_ns = None
@@ -79,31 +77,31 @@ class FrameRateLimit:
 
 
 class FrameRateLimits:
-    """The token buckets of all users.  One outlives its user's connections: reconnecting gives no new tokens."""
+    """The token buckets of all users.  A bucket outlives the connections: reconnecting gives no new tokens."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_uid: dict[int, FrameRateLimit] = {}
 
     def of(self, uid: int, connected: Container[int]) -> FrameRateLimit:
-        """Return the bucket of `uid`; `connected` are the users whose buckets must not be forgotten."""
+        """Return the bucket of `uid`; buckets of the users in `connected` are never dropped."""
         found = self._by_uid.get(uid)
         if found is None:
             if len(self._by_uid) >= USERS_MAX:
-                self._by_uid = {other: budget for other, budget in self._by_uid.items() if other in connected}
+                self._by_uid = {other: limit for other, limit in self._by_uid.items() if other in connected}
             found = self._by_uid[uid] = FrameRateLimit(self._clock)
         return found
 
     def begin_turn(self) -> None:
-        """Begin a turn of all users."""
-        for budget in self._by_uid.values():
-            budget.begin_turn()
+        """Begin a turn for all users."""
+        for limit in self._by_uid.values():
+            limit.begin_turn()
 
     @property
     def is_any_paused(self) -> bool:
-        """Whether any user is not read at the moment."""
-        return any(budget.is_paused for budget in self._by_uid.values())
+        """Whether any user is paused."""
+        return any(limit.is_paused for limit in self._by_uid.values())
 
     def resume(self) -> list[int]:
-        """Return the users whose pause is over, and end it."""
-        return [uid for uid, budget in self._by_uid.items() if budget.may_resume()]
+        """Return the users whose pause has just ended."""
+        return [uid for uid, limit in self._by_uid.items() if limit.may_resume()]

@@ -1,14 +1,14 @@
 """Validates the frames of one connection: whether this peer may send this record, for this job and rank.
 
-The wire says whether bytes are a record, and the record's types say that each of its values is possible
-(`pacecar.records.ranges`).  That is not enough: any local process may connect, and a record in another job's name is
-well-formed too.  So the first frame must be a hello, the hello must come from the process that it names, and all later
-records must be of that rank of that job; values that must agree with each other are compared.  A label that names a
-kind of thing (a knob, a phase, an operation) comes from a closed set: fresh names would make fresh series for ever.  A
-peer that is no hook may send requests and nothing else; `authorization` decides whom they reach.
+The wire checks that bytes are a record, and the record's types check each value (`pacecar.records.ranges`).  But any
+local process may connect, and a record in another job's name is well-formed, too.  So the first frame must be a hello,
+it must come from the process that it names, and all later records must be of that rank of that job.  Values that depend
+on each other are compared.  Labels that name a kind of thing (a knob, a phase, an operation) come from closed sets,
+because new names would make new series without end.  A peer that is not a hook may only send requests; `authorization`
+decides what they reach.
 
-Everything here is pure but for one question to the kernel, which is passed in: which pid a process has in its own pid
-namespace (a job in a container knows itself as 17 where the kernel tells us 40213).
+Pure except for one question to the kernel, which is passed in: the pid of a process in its own pid namespace (a job in
+a container may be 17 to itself and 40213 to the daemon).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from pacecar.wire import FrameError, Message, Refusal, decode_frame
 __all__ = ["FrameValidation", "Peer", "ValidatedFrame", "own_pid"]
 
 Asked = Request | DumpRequest | HealthRequest
-"""What comes from people's commands, on a connection without a hello."""
+"""What people's commands send, on a connection without a hello."""
 
 ValidatedFrame = tuple[JobRecord | Answer, JobHello] | tuple[Asked, None]
-"""A hook's record or answer, with its hello; or a request of somebody who is no hook."""
+"""A hook's record or answer with its hello, or a request from a peer that is not a hook."""
 
 
 class Peer(NamedTuple):
-    """The process at the other end, as the kernel reports it (SO_PEERCRED).  Pid 0: in a pid namespace not ours."""
+    """The process at the other end, as the kernel reports it (SO_PEERCRED).  Pid 0: in a pid namespace out of sight."""
 
     pid: int
     uid: int
@@ -67,14 +67,14 @@ class Peer(NamedTuple):
 
 
 def own_pid(pid: int) -> int | None:
-    """Return the pid that process `pid` has in its own namespace; None when the kernel does not say."""
+    """Return the pid of process `pid` in its own namespace; None if the kernel does not tell."""
     files = KernelFiles()
     pids = row(files.text(files.proc / str(pid) / "status") or "", "NSpid:")
     return int(pids[-1]) if pids else None  # proc(5): outermost to innermost
 
 
 class FrameValidation:
-    """One connection: validates its frames, remembers the hello."""
+    """Validates the frames of one connection and remembers its hello."""
 
     def __init__(self, peer: Peer, *, own_pid: Callable[[int], int | None] = own_pid) -> None:
         self.peer = peer
@@ -82,10 +82,10 @@ class FrameValidation:
         self._own_pid = own_pid
 
     def decode(self, frame: bytes) -> ValidatedFrame:
-        """Return what is in `frame` and the hello that it belongs to.
+        """Return the record in `frame` and the hello that it belongs to.
 
         Raises:
-            FrameError: as `decode_frame`; NO_HELLO before a hello; IDENTITY for a foreign pid, job or rank;
+            FrameError: as `decode_frame`; NO_HELLO before a hello; IDENTITY for another process's pid, job or rank;
                 MALFORMED for values that no hook sends together (a rank beyond its world).
         """
         try:
@@ -104,7 +104,7 @@ class FrameValidation:
         elif isinstance(record, Asked) and self.hello is None:
             return record, None
         elif isinstance(record, Asked | Command | Throttling | HostSignals | HelloRefused):
-            raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
+            raise FrameError(Refusal.MALFORMED, f"hooks do not send a {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
         else:
@@ -113,27 +113,27 @@ class FrameValidation:
 
     def _check_hello(self, hello: JobHello) -> None:
         if not LAUNCH.fullmatch(hello.launch):
-            raise FrameError(Refusal.MALFORMED, f"{hello.launch[:40]!r} is no launch: that is 16 hexadecimal digits")
+            raise FrameError(Refusal.MALFORMED, f"launch {hello.launch[:40]!r} is not 16 hexadecimal digits")
         before = self.hello
         if before is not None and (before.job, before.launch, before.rank) != (hello.job, hello.launch, hello.rank):
             raise FrameError(
                 Refusal.IDENTITY,
-                f"this connection is rank {before.rank} of job {before.job!r} already, and now says to be"
+                f"this connection is rank {before.rank} of job {before.job!r} and now claims to be"
                 f" rank {hello.rank} of job {hello.job!r}, or of another launch",
             )
-        if self.hello is not None and self.hello != hello:
-            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} said another hello before")
+        if before is not None and before != hello:
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} sent a different hello before")
         if not hello.job:
             raise FrameError(Refusal.MALFORMED, "a job needs a name")
         if hello.rank >= hello.world_size:
             raise FrameError(Refusal.MALFORMED, f"rank {hello.rank} is not one of a world of {hello.world_size}")
-        # SO_PEERCRED gives 0 for a process whose pid namespace we do not see into: nothing to compare with.
+        # SO_PEERCRED gives 0 for a process in a pid namespace that we cannot see: there is nothing to compare.
         if self.peer.pid not in (0, hello.pid) and self._own_pid(self.peer.pid) != hello.pid:
-            raise FrameError(Refusal.IDENTITY, f"hello names pid {hello.pid}, the peer is pid {self.peer.pid}")
+            raise FrameError(Refusal.IDENTITY, f"the hello names pid {hello.pid}, but the peer is pid {self.peer.pid}")
 
 
 def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
-    """Raise FrameError unless `record` is of the job and rank of `hello` and its values are possible."""
+    """Raise FrameError unless `record` is of the job and rank of `hello` and its values fit together."""
     rank = getattr(record, "rank", hello.rank)  # decisions and verdicts are the job's, not a rank's
     if (record.job, rank) != (hello.job, hello.rank):
         raise FrameError(
@@ -144,18 +144,18 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
     match record:
         case EstimateCheck() if record.estimate.wall_ns != record.exact.wall_ns:
             raise FrameError(Refusal.MALFORMED, "an estimate and an exact ledger of different steps")
-        case CollectiveWindow():
-            _check_operations(record)
+        case CollectiveWindow() if len({one.operation for one in record.sums}) < len(record.sums):
+            raise FrameError(Refusal.MALFORMED, "an operation appears twice")
         case Straggler() if record.late_rank is not None and record.late_rank >= hello.world_size:
             raise FrameError(Refusal.MALFORMED, f"rank {record.late_rank} is not one of {hello.world_size}")
         case WhatIf() if record.of_rank not in (None, hello.rank):
-            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {record.of_rank}")
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent a WhatIf of rank {record.of_rank}")
         case _:
             pass
 
 
 def _check_labels(record: JobRecord | Answer) -> None:
-    """Raise FrameError for a label that is not of its closed set."""
+    """Raise FrameError for a label that is not in its closed set."""
     match record:
         case StepRecord() | KnobSwitch():
             _check_known("knob", record.knobs.values, by_name)
@@ -180,12 +180,6 @@ def _check_known(kind: str, names: Iterable[str], known: Container[str]) -> None
         if name not in known:
             hint = "does a newer pacecar run in the job than in the daemon?"
             raise FrameError(Refusal.MALFORMED, f"there is no {kind} {name[:40]!r} here; {hint}")
-
-
-def _check_operations(window: CollectiveWindow) -> None:
-    names = {one.operation for one in window.sums}
-    if len(names) < len(window.sums):
-        raise FrameError(Refusal.MALFORMED, f"{len(window.sums)} operations, {len(names)} of them different")
 
 
 def _kind(record: Message) -> str:

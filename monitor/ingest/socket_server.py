@@ -1,10 +1,11 @@
-"""Receives the hooks' records on the Unix socket: one thread, one selector, and no peer that can hold it up.
+"""Receives the hooks' records on the Unix socket, on one thread that no peer can block.
 
-Any local process may connect and send anything.  So connections are bounded and shared out among users (`fair_share`),
-each user's frames are bounded in a turn and in a second (`frame_rate_limit`), a bad frame is counted and the connection
-stays open, and what goes wrong is logged once for each connection and reason.  The hook is told of it once, too.
-A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are people's
-requests (`command_routing`), and what concerns a rank's device and node (`tell`); nobody waits for those either.
+Any local process may connect and send anything.  So users share a bounded number of connections (`fair_share`), each
+user's frames are bounded per turn and per second (`frame_rate_limit`), and a bad frame is counted without closing the
+connection.  It is logged once for each connection and reason, and the hook is told once.
+
+Records are never answered: a hook that waited would make the job wait for the daemon.  People's requests
+(`command_routing`) and news about a rank's device and node (`tell`) go the other way; nothing waits for those either.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.plain_text import clean
@@ -27,7 +28,6 @@ from pacecar.records import (
     HealthRequest,
     HelloRefused,
     JobHello,
-    JobRecord,
     Request,
     Sample,
     Throttling,
@@ -41,6 +41,7 @@ from ..fair_share import round_robin, yielding_holder
 from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.node_signals import NodeSignals
 from ..jobs.state import DaemonState
+from ..recorder.recorder import FlightRecorder
 from ..wakeable_selector import WakeableSelector
 from ..watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from .authorization import Target, may_dump
@@ -54,40 +55,28 @@ from .unix_socket import UnixSocket
 __all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "SocketServer"]
 
 CONNECTIONS_MAX = 512
-"""Hooks at one time.  A node has a rank a GPU; this leaves room and stays below the usual 1024 open files."""
+"""Connected hooks.  A node has one rank per GPU; this leaves room and stays below the usual 1024 open files."""
 
 CONNECTIONS_PER_UID_MAX = 384
-"""Hooks of one user; a quarter of all places is left to the others.  A node has a rank a GPU, mostly of one user."""
+"""Connected hooks of one user, which leaves a quarter of all places to others."""
 
 WARNINGS_PER_MINUTE = 20
-"""Lines in the log for each user and kind of fault: a process may do it again as often as it likes."""
+"""Log lines for each user and kind of fault, which a process may repeat as often as it likes."""
 
 FRAMES_PER_TURN = 64
-"""Frames taken from one connection before the next has its turn."""
+"""Frames read from one connection before the next one's turn."""
 
 HELLO_SECONDS = 5
-"""A connection that has not sent its hello by then is closed when the table is full."""
+"""A connection without a hello after this time is closed if the table is full."""
 
 ACCEPTS_PER_TURN = 64
-"""Hooks accepted before those that are connected have their turn: a launcher starts all ranks of a node at once."""
+"""Hooks accepted in a row before the connected ones get their turn: a launcher starts all ranks of a node at once."""
 
 ACCEPT_PAUSE_SECONDS = 1.0
-"""After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
+"""Pause after a failed accept (no file descriptors left): the listener stays readable."""
 
 LIMIT_COST_BYTES = 16 * 1024
-"""Added cost of a frame for which there was no room: to find that out takes a look at the whole job table."""
-
-
-class RankRecorder(Protocol):
-    """What keeps the records of ranks; its calls must not wait."""
-
-    def record_rank(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int) -> None:
-        """Keep a record that was accepted: its encoding, its hello and who sent it."""
-        ...
-
-    def ask(self, uid: int, note: str, answer: Callable[[bool, str], None]) -> None:
-        """Write a recording for a user who may have one; `answer` is called later with whether it was, or why not."""
-        ...
+"""Added cost of a frame that was refused for lack of room, which takes a scan of the whole job table."""
 
 
 _log = logging.getLogger(__name__)
@@ -104,7 +93,7 @@ class SocketServer:
         *,
         connections_max: int = CONNECTIONS_MAX,
         connections_per_uid_max: int = CONNECTIONS_PER_UID_MAX,
-        recorder: RankRecorder | None = None,
+        recorder: FlightRecorder | None = None,
         faults: FaultContainment | None = None,
         trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
@@ -114,7 +103,7 @@ class SocketServer:
         self._connections_max = connections_max
         self._per_uid_max = connections_per_uid_max
         self._by_uid: Counter[int] = Counter()
-        self._budgets = FrameRateLimits(clock)
+        self._limits = FrameRateLimits(clock)
         self._displaced = 0
         self._notices = LogLimiter(_log, WARNINGS_PER_MINUTE, clock)
         self._recorder = recorder
@@ -142,30 +131,30 @@ class SocketServer:
 
     @property
     def frames(self) -> int:
-        """How many frames were taken in."""
+        """How many frames were accepted."""
         return self._frames
 
     def members(self) -> list[tuple[int, JobHello]]:
-        """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see.
+        """Return pid and hello of the connected ranks whose pid this daemon can see.
 
-        The first of each user, then the second of each: whoever looks up only so many looks up some of each user.
+        The first of each user comes first, then the second of each, so that any prefix has some of each user.
         """
-        conversations = [connection.conversation for connection in list(self._connections.values())]
-        known = [(c.peer, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+        validations = [connection.validation for connection in list(self._connections.values())]
+        known = [(one.peer, one.hello) for one in validations if one.hello is not None and one.peer.pid != 0]
         return round_robin((peer.uid, (peer.pid, hello)) for peer, hello in known)
 
     def tell(self, throttles: Mapping[str, Throttling], signals: NodeSignals | None = None) -> None:
-        """Send each connected rank what holds down its device's clocks, where that has changed; from any thread.
+        """Send each connected rank what throttles its device, if that has changed, and `signals` if it wants them.
 
-        And send what `signals` say of the node to those that asked.  A rank whose socket is full is sent the clocks
-        with the next tick, and misses the signals.
+        May be called from any thread.  A rank whose socket is full gets the throttling at the next tick and misses the
+        signals.
         """
         for connection in list(self._connections.values()):
-            hello = connection.conversation.hello
+            hello = connection.validation.hello
             if hello is not None:
                 try:
                     self._tell(connection, hello, throttles, signals)
-                except Exception as error:  # noqa: BLE001  what fails for one hook must not cost the others theirs
+                except Exception as error:  # noqa: BLE001  a failure for one hook must not affect the others
                     self._faults.caught(ContainedPart.INBOX, str(connection), error)
 
     def _tell(
@@ -177,20 +166,20 @@ class SocketServer:
     ) -> None:
         throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
         if signals is not None and hello.hears_signals and connection.is_admitted:
-            self._say(connection, signals.of(hello, throttling))
+            self._send_to(connection, signals.of(hello, throttling))
         if hello.device_uuid is None:
             return
-        if throttling is None and connection.told is not None:
+        if throttling is None and connection.throttling is not None:
             throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
-        if throttling is not None and throttling != connection.told and self._say(connection, throttling):
-            connection.told = throttling
+        if throttling is not None and throttling != connection.throttling and self._send_to(connection, throttling):
+            connection.throttling = throttling
 
     def refused(self) -> dict[Refusal, int]:
-        """Return how many frames were refused, by reason; every reason is there."""
+        """Return how many frames were refused, for every reason."""
         return {refusal: self._refused[refusal] for refusal in Refusal}
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield connections, frames, frames refused by reason, and what made room for users with fewer."""
+        """Yield connections, frames, frames refused by reason, and displaced connections and requests."""
         yield sample("pacecar_inbox_connections", self.connections)
         yield sample("pacecar_inbox_frames_total", self.frames)
         for refusal, count in self.refused().items():
@@ -218,10 +207,10 @@ class SocketServer:
         if has_ended:
             self._release()
         else:
-            _log.warning("the thread of the inbox does not return and is left behind")
+            _log.warning("the inbox thread does not end and is left running")
 
     def _release(self) -> None:
-        """Close what the thread works with, which the thread does: the number of a closed file is soon another's."""
+        """Close sockets; on the thread that uses them, because the number of a closed file is reused soon."""
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.sock.close()
@@ -234,9 +223,9 @@ class SocketServer:
         assert thread is not None, "it runs this"
         while not self._is_stopping:
             thread.progress()
-            self._budgets.begin_turn()
+            self._limits.begin_turn()
             pause = TURN_SECONDS if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
-            if self._budgets.is_any_paused:
+            if self._limits.is_any_paused:
                 pause = PAUSE_SECONDS
             for key, _ in self._selector.select(pause):
                 if key.fileobj is self._listener:
@@ -244,21 +233,21 @@ class SocketServer:
                         if not self._accept_safely():
                             break
                 elif isinstance(key.data, Connection):
-                    self._hear_safely(key.data)
+                    self._read_safely(key.data)
             self._resume_accepting()
-            self._resume_hearing()
+            self._resume_reading()
         self._release()
 
     def _accept_safely(self) -> bool:
         try:
             return self._accept()
-        except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be taken in costs nobody else
+        except Exception as error:  # noqa: BLE001  the outer boundary: one hook must not end the service for others
             self._faults.caught(ContainedPart.INBOX, "a hook that connects", error)
             self._pause_accepting()
             return False
 
     def _pause_accepting(self) -> None:
-        """Do not spin on a listener that stays readable."""
+        """Ignore the listener, which stays readable, for a while."""
         self._selector.unregister(self._listener)
         self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
 
@@ -269,7 +258,7 @@ class SocketServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            self._notices.warn("accept", "cannot accept a hook: %s; again in %s s", error, ACCEPT_PAUSE_SECONDS)
+            self._notices.warn("accept", "cannot accept a hook: %s; retrying in %s s", error, ACCEPT_PAUSE_SECONDS)
             self._pause_accepting()
             return False
         sock.setblocking(False)
@@ -283,8 +272,8 @@ class SocketServer:
             return True
         self._connections[sock.fileno()] = connection
         self._by_uid[peer.uid] += 1
-        if not self._budgets.of(peer.uid, self._by_uid).is_paused:
-            self._listen_to(connection)
+        if not self._limits.of(peer.uid, self._by_uid).is_paused:
+            self._select(connection)
         _log.debug("%s: connected", connection)
         return True
 
@@ -293,33 +282,36 @@ class SocketServer:
             self._accept_again_ns = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def _listen_to(self, connection: Connection) -> None:
+    def _select(self, connection: Connection) -> None:
         self._selector.register(connection.sock, selectors.EVENT_READ, connection)
-        connection.is_heard = True
+        connection.is_selected = True
 
-    def _pause_hearing(self, uid: int) -> None:
-        """Stop reading the user who sent too much, until his token bucket allows it."""
-        self._notices.warn("flood", "uid %d sends more than its share of frames: read more slowly", uid, of=uid)
+    def _pause_reading(self, uid: int) -> None:
+        """Stop reading a user who sent too much, until the token bucket allows it."""
+        self._notices.warn("flood", "uid %d exceeds its share of frames: reading it more slowly", uid, of=uid)
         for connection in self._connections.values():
-            if connection.conversation.peer.uid == uid and connection.is_heard:
+            if connection.uid == uid and connection.is_selected:
                 self._selector.unregister(connection.sock)
-                connection.is_heard = False
+                connection.is_selected = False
 
-    def _resume_hearing(self) -> None:
-        for uid in self._budgets.resume():
+    def _resume_reading(self) -> None:
+        for uid in self._limits.resume():
             for connection in self._connections.values():
-                if connection.conversation.peer.uid == uid and not connection.is_heard:
-                    self._listen_to(connection)
+                if connection.uid == uid and not connection.is_selected:
+                    self._select(connection)
 
     def _make_room(self, now: int, uid: int) -> str | None:
-        """Return None if one more of `uid` fits, closing the oldest that never sent a hello; else what is full."""
+        """Make room for one more of `uid`; return None, or what is full.
+
+        The oldest connection that never sent a hello goes first, then the youngest of the user with most.
+        """
         of_uid = self._by_uid[uid] >= self._per_uid_max
         if not of_uid and len(self._connections) < self._connections_max:
             return None
         for connection in self._connections.values():  # in order of age
-            if of_uid and connection.conversation.peer.uid != uid:
+            if of_uid and connection.uid != uid:
                 continue
-            if connection.conversation.hello is None and now - connection.since_ns > HELLO_SECONDS * NS_PER_SECOND:
+            if connection.validation.hello is None and now - connection.since_ns > HELLO_SECONDS * NS_PER_SECOND:
                 self._refuse(connection, FrameError(Refusal.NO_HELLO, f"no hello in {HELLO_SECONDS} s, hung up"))
                 self._hang_up(connection)
                 return None
@@ -328,122 +320,123 @@ class SocketServer:
         giver = yielding_holder(uid, self._by_uid)
         if giver is None:
             return f"{self._connections_max} hooks are connected"
-        youngest = [one for one in self._connections.values() if one.conversation.peer.uid == giver][-1]
+        youngest = [one for one in self._connections.values() if one.uid == giver][-1]
         self._displaced += 1
         why = f"{self._connections_max} hooks are connected, and uid {giver} has most of them: made room for uid {uid}"
         self._refuse(youngest, FrameError(Refusal.LIMIT, why))
         self._lose(youngest)
         return None
 
-    def _hear_safely(self, connection: Connection) -> None:
+    def _read_safely(self, connection: Connection) -> None:
         try:
-            self._hear(connection)
-        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the service of all others
+            self._read(connection)
+        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the service for others
             self._faults.caught(ContainedPart.INBOX, str(connection), error)
             self._lose(connection)
 
-    def _hear(self, connection: Connection) -> None:
-        """Read the frames of `connection`, up to its bound for this turn and its user's."""
-        if not connection.is_heard:
-            return None  # its user was paused in this same turn
-        uid = connection.conversation.peer.uid
-        budget = self._budgets.of(uid, self._by_uid)
+    def _read(self, connection: Connection) -> None:
+        """Read frames from `connection`, up to its own limit for this turn and its user's."""
+        if not connection.is_selected:
+            return None  # its user was paused in this turn
+        uid = connection.uid
+        limit = self._limits.of(uid, self._by_uid)
         for _ in range(FRAMES_PER_TURN):
-            if budget.is_paused:
-                return self._pause_hearing(uid)
-            if budget.is_spent:
+            if limit.is_paused:
+                return self._pause_reading(uid)
+            if limit.is_spent:
                 return None
             try:
                 size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
             except (BlockingIOError, InterruptedError):
                 return None
-            except ConnectionResetError:  # once, of a peer that did not read all we sent; its frames are still there
+            except ConnectionResetError:  # once, from a peer that did not read all we sent; its frames follow
                 continue
             except OSError as error:
                 _log.debug("%s: %s", connection, error)
                 return self._lose(connection)
             if size == 0 and is_hung_up(connection.sock):
                 return self._lose(connection)
-            budget.spend(size)
+            limit.spend(size)
             try:
                 if flags & socket.MSG_TRUNC:
                     raise FrameError(Refusal.OVERSIZED, f"a frame of more than {FRAME_BYTES_MAX} bytes")
-                self._take(connection, bytes(memoryview(self._buffer)[:size]))
+                self._handle(connection, bytes(memoryview(self._buffer)[:size]))
             except FrameError as error:
                 self._refuse(connection, error)
                 if error.refusal is Refusal.LIMIT:
-                    budget.spend(LIMIT_COST_BYTES)
+                    limit.spend(LIMIT_COST_BYTES)
         return None
 
-    def _take(self, connection: Connection, frame: bytes) -> None:
-        (record, hello), uid = connection.conversation.decode(frame), connection.conversation.peer.uid
+    def _handle(self, connection: Connection, frame: bytes) -> None:
+        (record, hello), uid = connection.validation.decode(frame), connection.uid
         if isinstance(record, Request):
-            self._ask(connection, record)
+            self._route(connection, record)
         elif isinstance(record, DumpRequest):
-            self._ask_for_dump(connection, record)
+            self._request_dump(connection, record)
         elif isinstance(record, HealthRequest):
-            self._say_health(connection, record)
+            self._answer_health(connection, record)
         elif isinstance(record, Answer):
-            self._requests.answered(record, connection=connection.number)
+            self._requests.forward(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
             left = self._state.record(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
             for displaced in left:
-                self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
+                self._notices.warn("displaced", "%s", displaced, of=displaced.victim.uid)
                 for other in self._connections.values():
-                    other.lose(displaced.place)
+                    other.lose(displaced.victim)
             connection.is_admitted = True
             if self._recorder is not None:
                 self._recorder.record_rank(record, payload_of(frame), hello, uid)
         self._frames += 1
         if isinstance(record, JobHello):
-            said = "%s: hello from %s on %s"
-            self._notices.tell(logging.INFO, "hello", said, connection, record.host, record.device, of=uid)
+            line = "%s: hello from %s on %s"
+            self._notices.tell(logging.INFO, "hello", line, connection, record.host, record.device, of=uid)
 
-    def _ask(self, connection: Connection, request: Request) -> None:
-        peer = connection.conversation.peer
-        said = "%s: asks job %s for %s"
-        self._notices.tell(logging.INFO, "request", said, connection, request.job, request.action, of=peer.uid)
+    def _route(self, connection: Connection, request: Request) -> None:
+        line = "%s: asks job %s for %s"
+        self._notices.tell(logging.INFO, "request", line, connection, request.job, request.action, of=connection.uid)
         targets = [
-            Target(other.number, other.conversation.hello, other.conversation.peer.uid)
+            Target(other.number, other.validation.hello, other.uid)
             for other in self._connections.values()
-            if other.conversation.hello is not None and other.is_admitted
-            # A job that made room, or was forgotten, may be another user's by now.
-            if self._state.uid_of(JobKey.of(other.conversation.hello)) in (None, other.conversation.peer.uid)
+            if other.validation.hello is not None and other.is_admitted
+            # An evicted or forgotten job may be another user's by now.
+            if self._state.uid_of(JobKey.of(other.validation.hello)) in (None, other.uid)
         ]
-        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._state.rank_steps)
+        self._requests.route(
+            request, asker=connection.number, uid=connection.uid, targets=targets, steps_of=self._state.rank_steps
+        )
 
-    def _ask_for_dump(self, connection: Connection, request: DumpRequest) -> None:
-        uid = connection.conversation.peer.uid
+    def _request_dump(self, connection: Connection, request: DumpRequest) -> None:
+        uid = connection.uid
 
-        def answer(done: bool, said: str) -> None:  # called by the recorder's threads
+        def answer(done: bool, detail: str) -> None:  # called by the recorder's threads
             state: Literal["done", "refused"] = "done" if done else "refused"
-            self._send(connection.number, Answer(job="", rank=None, number=request.serial, state=state, detail=said))
+            self._send(connection.number, Answer(job="", rank=None, number=request.serial, state=state, detail=detail))
 
         if not may_dump(uid, os.geteuid()):
-            self._notices.warn("dump", "%s: asked for a recording and may have none", connection, of=uid)
+            self._notices.warn("dump", "%s: refused to write a recording for it", connection, of=uid)
             answer(
-                False, "a recording holds what all users' jobs did: only root and the daemon's own user may have one"
+                False, "a recording shows what all users' jobs did: only root and the daemon's own user may have one"
             )
         elif self._recorder is None:
             answer(False, "this daemon has no recorder: see [daemon] recorder_seconds")
         else:
             self._recorder.ask(uid, request.note, answer)
 
-    def _say_health(self, connection: Connection, request: HealthRequest) -> None:
-        """Answer whether the daemon's numbers are fresh: anybody who may connect may know, as at /-/healthy."""
+    def _answer_health(self, connection: Connection, request: HealthRequest) -> None:
+        """Answer whether the daemon's numbers are fresh, for every user, as at /-/healthy."""
         trouble = self._trouble()
         state: Literal["done", "refused"] = "done" if trouble is None else "refused"
         answer = Answer(job="", rank=None, number=request.serial, state=state, detail=trouble or "ok")
-        self._say(connection, answer)
+        self._send_to(connection, answer)
 
     def _send(self, number: int, message: Message) -> bool:
         for connection in list(self._connections.values()):
             if connection.number == number:
-                return self._say(connection, message)
+                return self._send_to(connection, message)
         return False
 
-    def _say(self, connection: Connection, message: Message) -> bool:
+    def _send_to(self, connection: Connection, message: Message) -> bool:
         try:
             connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except (OSError, FrameError) as error:
@@ -453,30 +446,26 @@ class SocketServer:
 
     def _refuse(self, connection: Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
-        if not connection.is_admitted and not connection.was_turned_away:
-            connection.was_turned_away = True
-            self._say(connection, HelloRefused(reason=clean(error, TEXT_CHARACTERS_MAX)))
+        if not connection.is_admitted and not connection.was_refused:
+            connection.was_refused = True
+            self._send_to(connection, HelloRefused(reason=clean(error, TEXT_CHARACTERS_MAX)))
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
-            said, uid = "%s: refused a frame: %s: %s", connection.conversation.peer.uid
-            self._notices.warn(error.refusal, said, connection, error.refusal, error, of=uid)
+            line = "%s: refused a frame: %s: %s"
+            self._notices.warn(error.refusal, line, connection, error.refusal, error, of=connection.uid)
 
     def _lose(self, connection: Connection) -> None:
-        """Handle that the peer is gone: after a goodbye its job has ended, without one that is worth a line."""
-        hello = connection.conversation.hello
+        """Handle the loss of a peer: without a goodbye from its job, it is logged."""
+        hello = connection.validation.hello
         if hello is not None and self._state.leave(hello, connection.number):
-            self._notices.warn("lost", "%s: went without a goodbye", connection, of=connection.conversation.peer.uid)
+            self._notices.warn("lost", "%s: left without a goodbye", connection, of=connection.uid)
         self._hang_up(connection)
 
     def _hang_up(self, connection: Connection) -> None:
-        self._requests.left(connection.number)
+        self._requests.forget(connection.number)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         if self._connections.pop(connection.sock.fileno(), None) is not None:
-            self._forget(connection.conversation.peer.uid)
+            self._by_uid[connection.uid] -= 1
+            self._by_uid += Counter()  # drops counts of zero, else an entry would stay for each user who ever came
         connection.sock.close()
-
-    def _forget(self, uid: int) -> None:
-        self._by_uid[uid] -= 1
-        if self._by_uid[uid] <= 0:
-            del self._by_uid[uid]  # else there is an entry for each user who ever came

@@ -1,15 +1,14 @@
-"""Makes the Unix socket on which the daemon receives hooks, and never takes away a socket or file that is in use.
+"""Makes the Unix socket on which the daemon receives hooks, without removing a socket or file that is in use.
 
-A socket file outlives a killed daemon, so "the path exists" says nothing.  Whether anybody listens is found by
-connecting.  A file that nobody listens on is replaced; a live daemon's is not; what is no socket is never removed.
+A socket file outlives a killed daemon, so the daemon connects to find out whether another one listens.  It replaces a
+socket without a listener, but never a live one's socket or any other file.  The socket gets its mode before its name,
+so nothing can connect to it too early.
 
-The socket gets its mode before it gets its name, so nobody can connect to a half-made one.
-
-One that the service manager opened (`systemd`) is used as it is: it has the name, mode and group that its unit says,
-and it stays when the daemon ends.
+A socket opened by the service manager (`systemd`) is used as it is: its unit defines name, mode and group, and it stays
+when the daemon ends.
 
 Left out on purpose: a lock against two daemons that start in the same millisecond on one stale file.  The daemon binds
-its port before it comes here, and one port has one daemon.
+its TCP port first, and only one daemon can.
 """
 
 from __future__ import annotations
@@ -27,22 +26,23 @@ from pacecar.path_walk import Walk
 __all__ = ["NAME_BYTES_MAX", "UnixSocket", "UnixSocketError"]
 
 BACKLOG = 1024
-"""Hooks that wait to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
+"""Hooks waiting to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
 
 PATH_BYTES_MAX = 107
-"""sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))."""
+"""sockaddr_un.sun_path has 108 bytes including the final zero (unix(7))."""
 
 NAME_BYTES_MAX = PATH_BYTES_MAX - len(".4194304")
-"""The longest path at which a daemon of any pid can listen: it binds under path and pid first (proc(5), pid_max)."""
+"""The longest path for a daemon of any pid: it binds to path and pid first (proc(5), pid_max)."""
 
 SYSTEM_DIRECTORY = Path("/run/pacecar")
-"""Folder of root's daemon, open to every uid's jobs; any other folder is one user's own."""
+"""Folder of root's daemon, open to all users' jobs; any other folder belongs to one user."""
 
+_OPTIONS = "--socket or [daemon] socket"
 _PROBE_SECONDS = 1.0
 
 
 class UnixSocketError(RuntimeError):
-    """The socket cannot be made; the message names the path and what to do."""
+    """The socket cannot be made; the message names the path and says what to do."""
 
 
 class UnixSocket:
@@ -71,16 +71,16 @@ class UnixSocket:
         if length > PATH_BYTES_MAX:
             raise UnixSocketError(
                 f"socket path {self.path} is {length} bytes long with its temporary suffix,"
-                f" {PATH_BYTES_MAX} are possible: choose a shorter one with --socket or [daemon] socket"
+                f" {PATH_BYTES_MAX} are possible: choose a shorter one with {_OPTIONS}"
             )
         self._make_folder()
-        self._clear()
+        self._remove_stale()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            self._name(listener)
+            self._bind(listener)
         except OSError as error:
             listener.close()
-            raise self._refuse(error) from error
+            raise self._failure(error) from error
         except UnixSocketError:
             listener.close()
             raise
@@ -101,13 +101,13 @@ class UnixSocket:
         if os.path.abspath(name) != os.path.abspath(self.path):
             inherited.close()
             raise UnixSocketError(
-                f"the service manager opened {name or 'a socket without a name'}, but hooks are to meet at {self.path}:"
-                " ListenSequentialPacket= of the socket unit and [daemon] socket must name one path"
+                f"the service manager opened {name or 'a socket without a name'}, but hooks connect to {self.path}:"
+                " ListenSequentialPacket= of the socket unit and [daemon] socket must name the same path"
             )
         if not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             inherited.close()
             raise UnixSocketError(
-                f"the service manager handed over {name}, but nobody listens there: it needs Accept=no"
+                f"the service manager handed over {name}, which does not listen: its unit needs Accept=no"
             )
         return inherited
 
@@ -115,29 +115,29 @@ class UnixSocket:
     def _suffix(self) -> str:
         return f".{os.getpid()}"
 
-    def _name(self, listener: socket.socket) -> None:
-        """Bind under a temporary name, set the mode, listen, and only then take the real name."""
+    def _bind(self, listener: socket.socket) -> None:
+        """Bind to a temporary name, set the mode, listen, and only then take the real name."""
         temporary = self.path.with_name(self.path.name + self._suffix)
         with suppress(FileNotFoundError):
-            if stat.S_ISSOCK(temporary.lstat().st_mode):  # left by a killed daemon that had our pid
+            if stat.S_ISSOCK(temporary.lstat().st_mode):  # left by a killed daemon with our pid
                 temporary.unlink()
         listener.bind(str(temporary))
         try:
             self._set_access(temporary)
             listener.listen(BACKLOG)
-            os.link(temporary, self.path)  # unlike rename, link does not replace what came in between
+            os.link(temporary, self.path)  # unlike rename, link never replaces a new file
             status = self.path.lstat()
             self._inode = (status.st_dev, status.st_ino)
         finally:
             temporary.unlink()
 
     def _set_access(self, file: Path) -> None:
-        """Set group and mode of what was bound, not of what the folder's owner may have put in its place since."""
+        """Set group and mode of the socket itself, even if the folder's owner replaced its name."""
         descriptor = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-                raise UnixSocketError(f"socket {file} was exchanged while it was made: choose another folder")
+                raise UnixSocketError(f"socket {file} was replaced while it was made: choose another folder")
             same = Path(f"/proc/self/fd/{descriptor}")
             self._give_to_group(same)
             same.chmod(self._mode)
@@ -165,42 +165,35 @@ class UnixSocket:
                 walk.folder()
                 owner, planted = walk.status.st_uid, walk.planted
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._failure(error) from error
+        where, uid = f"socket folder {folder}", owner
         if planted is not None:
-            raise UnixSocketError(
-                f"socket folder {folder}: {planted.path} belongs to uid {planted.uid}, who could listen in your place:"
-                " choose another with --socket or [daemon] socket"
-            )
-        if os.geteuid() != 0 and owner not in (0, os.geteuid()):
-            raise UnixSocketError(
-                f"socket folder {folder} belongs to uid {owner}, who could listen in your place:"
-                " choose another with --socket or [daemon] socket"
-            )
+            where, uid = f"{where}: {planted.path}", planted.uid
+        elif os.geteuid() == 0 or owner in (0, os.geteuid()):
+            return
+        raise UnixSocketError(
+            f"{where} belongs to uid {uid}, who could listen in your place: choose another with {_OPTIONS}"
+        )
 
-    def _clear(self) -> None:
-        """Remove a socket that nobody listens on; raises UnixSocketError for everything else that is there."""
+    def _remove_stale(self) -> None:
+        """Remove a socket without a listener; raises UnixSocketError for anything else that is there."""
         try:
-            mode = self.path.lstat().st_mode
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise UnixSocketError(
+                    f"socket path {self.path} exists and is not a socket: move it away or choose another with"
+                    f" {_OPTIONS}"
+                )
+            if self._has_listener():
+                raise UnixSocketError(
+                    f"a daemon is listening on {self.path} already: stop it, or choose another path with {_OPTIONS}"
+                )
+            self.path.unlink()
         except FileNotFoundError:
             return
         except OSError as error:
-            raise self._refuse(error) from error
-        if not stat.S_ISSOCK(mode):
-            raise UnixSocketError(
-                f"socket path {self.path} is taken by something that is no socket: it is left alone;"
-                " move it away or choose another with --socket or [daemon] socket"
-            )
-        if self._is_live():
-            raise UnixSocketError(
-                f"a daemon is listening on {self.path} already: stop it,"
-                " or choose another path with --socket or [daemon] socket"
-            )
-        try:
-            self.path.unlink()
-        except OSError as error:
-            raise self._refuse(error) from error
+            raise self._failure(error) from error
 
-    def _is_live(self) -> bool:
+    def _has_listener(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.settimeout(_PROBE_SECONDS)
             try:
@@ -208,13 +201,11 @@ class UnixSocket:
             except (ConnectionRefusedError, FileNotFoundError):
                 return False
             except OSError as error:
-                if error.errno in (errno.EPROTOTYPE, errno.EAGAIN) or isinstance(error, TimeoutError):
-                    return True  # somebody listens: on another type of socket, or too busy to accept
-                raise self._refuse(error) from error
+                if error.errno not in (errno.EPROTOTYPE, errno.EAGAIN) and not isinstance(error, TimeoutError):
+                    raise  # else a program listens: on another type of socket, or too busy to accept
         return True
 
-    def _refuse(self, error: OSError) -> UnixSocketError:
+    def _failure(self, error: OSError) -> UnixSocketError:
         return UnixSocketError(
-            f"socket {self.path} cannot be made: {error.strerror or error};"
-            " choose a path that you can write with --socket or [daemon] socket"
+            f"socket {self.path} cannot be made: {error.strerror or error}; choose a writable path with {_OPTIONS}"
         )

@@ -1,9 +1,9 @@
-"""What the daemon knows of the jobs on this node.
+"""The state of the jobs on this node.
 
-In come validated records and host samples, out goes the state that pages and metrics are made from.
-Start with `state`; `job_table` holds jobs and ranks, `rank_health` who is late or silent, `evictions` who makes room.
+Validated records and host samples come in; out goes the state that pages and metrics show.  Start with `state`;
+`job_table` holds the jobs, `tracked_job` one of them with its ranks, `rank_health` the late, hung and silent ranks, and
+`evictions` chooses who makes room.
 
-`cgroup_identity` names the container, pod and Slurm job of a process, `job_energy` computes what a step takes.
-`node_signals` makes what jobs are told: which GPUs hold their clocks down, and what else on the node changes step
-times.
+`cgroup_identity` finds the container, pod and Slurm job of a process, `job_energy` computes the energy of a step.
+`node_signals` derives what the daemon sends to jobs: throttled GPUs, and what else on the node changes step times.
 """

@@ -1,32 +1,26 @@
-"""Derives the signals that tuners get about their node: link, memory, clocks and faults, every few ticks.
+"""Derives what jobs are told about their node: throttled GPUs, and signals about links, memory, clocks and faults.
 
-A tuner compares step times, so it must know what else changes them; and it must learn it again and again, because what
-was sent once is soon not true any more.  All of it is in the snapshots anyway.  A tick is short and not every tick
-reads every number, so a rate is taken over SIGNAL_TICKS of them, a level is the last one read in as many, and what is
-absent from all of them is not known.
+A tuner compares step times, so it must know what else changes them, and know it again every few ticks.  All of it is in
+the snapshots.  Not every tick reads every number, so a rate is taken over SIGNAL_TICKS ticks, a level is the last one
+read in as many, and what none of them has is unknown.
 
-Faults are events, and a job may miss one record, so a fault is sent for FAULT_SECONDS: an Xid error, an ECC error that
-could not be corrected (the others cost nothing), and a GPU of which nothing can be read.
+Faults are events, and a job may miss a record, so a fault is sent for FAULT_SECONDS: an Xid error, an uncorrectable ECC
+error (the others cost nothing), or a GPU that cannot be read.
 
 RDMA bypasses the kernel, so a rank that names no interface but uses NCCL gets the sum of the active ports.
 
-Pure: snapshots in, records out.  Left out: sending to the jobs (`ingest/socket_server`); whose traffic it is; a job in
-another network namespace, where the interface's name may be another's: the worst that follows is a pause of tuning, and
-those are bounded.
+`pacecar_gpu_clock_event_seconds_total` counts how long each reason held a GPU's clocks down.  A GPU is throttled for a
+reason that held for HELD_RATIO of the last WINDOW_SECONDS, which is longer than a tick.  Being idle does not count, nor
+do clocks that an administrator set.
 
-`Throttles` finds which GPUs hold their clocks down and why, for the jobs that run on them, from the snapshots.
-
-The driver counts for how long each reason held the clocks down, or the collector adds it up from samples; either way it
-is a counter, `pacecar_gpu_clock_event_seconds_total`.  A GPU is throttled for a reason that held for HELD_RATIO of the
-last WINDOW_SECONDS; ticks are shorter than that, and not every tick reads every counter.  Being idle, and clocks that
-somebody set, do not count as throttling.
-
-Pure: snapshots in, `Throttling` records out.  Left out: sending them to the jobs (`ingest/socket_server`).
+Pure: snapshots in, records out.  Left out: sending (`ingest/socket_server`); whose traffic it is; and jobs in another
+network namespace, where the interface's name may mean another one.  At worst tuning pauses, and pauses are bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
@@ -45,19 +39,20 @@ __all__ = [
 ]
 
 SIGNAL_TICKS = 3
-"""At the default tick a record every three seconds: a burst of one second is averaged out, and a trial takes longer."""
+"""A record every three seconds at the default tick: it averages out a burst of one second, and a trial takes longer."""
 
 FAULT_SECONDS = 60
 """The driver retires pages, resets or resends for seconds after a fault."""
 
 FAULTS_MAX = 1024
-"""Faults remembered of all GPUs together."""
+"""Faults remembered for all GPUs together."""
 
 _Key = tuple[str, tuple[str, ...]]
 _PREFIX = "pacecar_"
 
 LEVELS = frozenset({
-    "gpu_memory_free_bytes", "gpu_memory_size_bytes", "host_network_link_bytes_per_second",
+    "gpu_memory_free_bytes", "gpu_memory_size_bytes", "gpu_instance_memory_free_bytes",
+    "gpu_instance_memory_size_bytes", "host_network_link_bytes_per_second",
     "host_network_transmit_utilization_ratio", "host_memory_available_bytes", "host_memory_size_bytes",
     "rdma_port_active", "rdma_port_link_bytes_per_second", "gpu_up",
 })  # fmt: skip
@@ -69,17 +64,18 @@ COUNTERS = frozenset({
 
 FAULTS = ("gpu_ecc_errors_total", "gpu_down", "gpu_xid_errors_total")
 
-
 HELD_RATIO = 0.2
-"""Less than that costs a step less than a person would act on."""
+"""Less would lengthen a step by less than anyone would act on."""
 
 WINDOW_SECONDS = 2.0
 
 
 class NodeSignals(NamedTuple):
-    """The node in the last SIGNAL_TICKS ticks; `of` says what of it concerns a rank.
+    """The node in the last SIGNAL_TICKS ticks; `of` selects what concerns a rank.
 
-    `levels` by metric and labels, `rates` the same a second, `gpus` uuid -> label, `faults` label -> words.
+    `levels` and `rates` (per second) are by metric and labels, `gpus` is uuid -> label, `faults` is label -> words,
+    `instances` is uuid of a MIG instance -> its labels.  `gpus` also has the GPU of each instance, by the instance's
+    uuid, because the GPU's faults are the instance's, too.
     """
 
     period_ns: int
@@ -88,9 +84,10 @@ class NodeSignals(NamedTuple):
     rates: Mapping[_Key, float]
     gpus: Mapping[str, str]
     faults: Mapping[str, tuple[str, ...]]
+    instances: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def of(self, hello: JobHello, throttling: Throttling | None) -> HostSignals:
-        """Return what is sent to the rank of `hello`; `throttling` is of its device."""
+        """Return the record for the rank of `hello`; `throttling` is that of its device."""
         gpu = None if hello.device_uuid is None else self.gpus.get(hello.device_uuid)
         receive, transmit, speed, name = self._link(hello)
         return HostSignals(
@@ -99,8 +96,8 @@ class NodeSignals(NamedTuple):
             device_uuid=hello.device_uuid,
             throttled_by=None if throttling is None or throttling.reasons is None else throttling.reasons[:NAMES_MAX],
             faults=None if gpu is None or gpu not in self.faults else self.faults[gpu][:NAMES_MAX],
-            device_free_bytes=None if gpu is None else self._level("gpu_memory_free_bytes", gpu),
-            device_total_bytes=None if gpu is None else self._level("gpu_memory_size_bytes", gpu),
+            device_free_bytes=self._device_level("memory_free_bytes", hello.device_uuid),
+            device_total_bytes=self._device_level("memory_size_bytes", hello.device_uuid),
             interface=name,
             receive_bytes_per_second=receive,
             transmit_bytes_per_second=transmit,
@@ -112,20 +109,20 @@ class NodeSignals(NamedTuple):
         )
 
     def _link(self, hello: JobHello) -> tuple[float | None, float | None, int | None, str | None]:
-        """Return receive and transmit rate, rated speed and name of what the rank's collectives go through."""
+        """Return receive and transmit rate, rated speed and name of the link that the rank's collectives use."""
         name = hello.interface
         if name is None:
             return self._rdma() if "nccl" in (hello.backend or "") else (None, None, None, None)
         receive, transmit = (
             self.rates.get((f"host_network_{direction}_bytes_total", (name,))) for direction in ("receive", "transmit")
         )
-        # Utilization exists of links alone: a veth calls itself 10 Gbit/s whatever it can do.
+        # Only links have a utilization: a veth always claims 10 Gbit/s.
         is_link = ("host_network_transmit_utilization_ratio", (name,)) in self.levels
         speed = self._level("host_network_link_bytes_per_second", name) if is_link else None
         return receive, transmit, speed, name if receive is not None else None
 
     def _rdma(self) -> tuple[float | None, float | None, int | None, str | None]:
-        """Return the same of all active ports together: NCCL gives each GPU the nearest."""
+        """Return the same for all active ports together: NCCL gives each GPU the nearest one."""
         ports = [labels for (metric, labels), up in self.levels.items() if metric == "rdma_port_active" and up == 1]
         sums: list[float | None] = []
         for table, metric in (
@@ -138,6 +135,14 @@ class NodeSignals(NamedTuple):
         receive, transmit, speed = sums
         return receive, transmit, None if speed is None else int(speed), "RDMA" if ports else None
 
+    def _device_level(self, what: str, uuid: str | None) -> int | None:
+        """Return a level of a GPU or of a MIG instance."""
+        if uuid is None:
+            return None
+        if uuid in self.instances:
+            return self._level(f"gpu_instance_{what}", *self.instances[uuid])
+        return self._level(f"gpu_{what}", self.gpus[uuid]) if uuid in self.gpus else None
+
     def _level(self, metric: str, *labels: str) -> int | None:
         value = self.levels.get((metric, labels))
         return None if value is None else int(value)
@@ -148,7 +153,7 @@ class NodeSignals(NamedTuple):
 
 
 class NodeSignalsSource:
-    """Takes snapshots in order; yields signals once in SIGNAL_TICKS of them."""
+    """Derives signals from every SIGNAL_TICKS snapshots, taken in order."""
 
     def __init__(self, tick_ns: int) -> None:
         self._period_ns = SIGNAL_TICKS * tick_ns
@@ -161,7 +166,7 @@ class NodeSignalsSource:
         self._faults: dict[tuple[str, str], int] = {}
 
     def update(self, snapshot: Snapshot) -> NodeSignals | None:
-        """Return the signals to send after this tick; None: not due yet."""
+        """Return the signals to send after this tick; None if they are not due yet."""
         for metric in LEVELS:
             for sample in snapshot.of(_PREFIX + metric):
                 self._levels[metric, sample.labels] = sample.value
@@ -170,14 +175,16 @@ class NodeSignalsSource:
                 self._note_fault(metric, sample.labels, sample.value, snapshot.started_ns)
         for sample in snapshot.of("pacecar_gpu_info"):
             self._gpus[sample.labels[1]] = sample.labels[0]
+        instances = {one.labels[3]: one.labels[:3] for one in snapshot.of("pacecar_gpu_instance_info")}
         self._ticks += 1
         if self._ticks % SIGNAL_TICKS:
             return None
         counters = {(m, one.labels): one.value for m in COUNTERS for one in snapshot.of(_PREFIX + m)}
         rates = self._rates(counters, snapshot.started_ns)
         levels, self._levels = self._levels, {}
-        faults = self._told(snapshot.started_ns, levels)
-        return NodeSignals(self._period_ns, snapshot.started_ns, levels, rates, dict(self._gpus), faults)
+        faults = self._current_faults(snapshot.started_ns, levels)
+        gpus = self._gpus | {uuid: labels[0] for uuid, labels in instances.items()}
+        return NodeSignals(self._period_ns, snapshot.started_ns, levels, rates, gpus, faults, instances)
 
     def _rates(self, counters: dict[_Key, float], now_ns: int) -> dict[_Key, float]:
         before, since_ns = self._counters, self._since_ns
@@ -217,22 +224,22 @@ class NodeSignalsSource:
         while len(self._faults) > FAULTS_MAX:
             del self._faults[next(iter(self._faults))]
 
-    def _told(self, now_ns: int, levels: Mapping[_Key, float]) -> dict[str, tuple[str, ...]]:
-        """Return the faults of each GPU that is known; those that are over are forgotten."""
+    def _current_faults(self, now_ns: int, levels: Mapping[_Key, float]) -> dict[str, tuple[str, ...]]:
+        """Return the faults of each known GPU, and forget those that are over."""
         over_ns = now_ns - FAULT_SECONDS * NS_PER_SECOND
         self._faults = {key: since_ns for key, since_ns in self._faults.items() if since_ns > over_ns}
-        told: dict[str, tuple[str, ...]] = {labels[0]: () for metric, labels in levels if metric == "gpu_up"}
+        current: dict[str, tuple[str, ...]] = {labels[0]: () for metric, labels in levels if metric == "gpu_up"}
         for gpu, word in self._faults:
-            told[gpu] = (*told.get(gpu, ()), word)
-        return told
+            current[gpu] = (*current.get(gpu, ()), word)
+        return current
 
 
 REASONS = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
-"""Of nvmlClocksEventReason* in nvml.h those that slow down a GPU that has work."""
+"""The reasons of nvmlClocksEventReason* in nvml.h that slow down a GPU with work to do."""
 
 
 class Throttles:
-    """Takes snapshots in order; keeps the counters of one earlier snapshot and what followed from the two."""
+    """Finds throttled GPUs by comparing snapshots, taken in order, with an earlier one."""
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, str], int] = {}
@@ -240,7 +247,7 @@ class Throttles:
         self._held: dict[str, tuple[str, ...]] = {}
 
     def update(self, snapshot: Snapshot) -> Mapping[str, Throttling]:
-        """Return uuid -> what holds the GPU's clocks down; a GPU about which nothing is known is not in it."""
+        """Return uuid -> what holds the GPU's clocks down; without GPUs for which it is unknown."""
         uuids = {sample.labels[0]: sample.labels[1] for sample in snapshot.of("pacecar_gpu_info")}
         since = self._since_ns
         elapsed = None if since is None else snapshot.started_ns - since
@@ -252,17 +259,17 @@ class Throttles:
             }
             self._held = {} if elapsed is None else _held(self._counters, counters, elapsed)
             self._counters, self._since_ns = counters, snapshot.started_ns
+        of_gpu = [(uuid, gpu) for gpu, uuid in uuids.items()]
+        of_gpu += [(one.labels[3], one.labels[0]) for one in snapshot.of("pacecar_gpu_instance_info")]  # on its clocks
         return {
-            uuid: Throttling(device_uuid=uuid, reasons=self._held[gpu])
-            for gpu, uuid in uuids.items()
-            if gpu in self._held
+            uuid: Throttling(device_uuid=uuid, reasons=self._held[gpu]) for uuid, gpu in of_gpu if gpu in self._held
         }
 
 
 def _held(
     before: Mapping[tuple[str, str], int], now: Mapping[tuple[str, str], int], elapsed_ns: int
 ) -> dict[str, tuple[str, ...]]:
-    """Return GPU -> the reasons that held for long enough, for each GPU of which some reason was read twice."""
+    """Return GPU -> the reasons that held for long enough, for each GPU with a reason that was read twice."""
     held: dict[str, tuple[str, ...]] = {}
     for (gpu, reason), value in sorted(now.items()):
         old = before.get((gpu, reason))

@@ -1,10 +1,10 @@
-"""Keeps which ranks of a job are late or may hang: what rank 0 reports of all ranks, and each rank of itself.
+"""Tracks late and hung ranks of a job: rank 0 reports on all ranks, and each rank on itself.
 
-A straggler is a series while it lasts and gone afterwards; a counter remembers that there was one.  Rank 0 repeats what
-lasts, so that a restarted daemon learns of it, and a repetition is not counted again.
+A straggler has a series only while it lasts; a counter keeps that there was one.  Rank 0 repeats its reports so that a
+restarted daemon learns of them, and a repetition is not counted again.
 
-When ranks suspect a hang, the culprit is often the one that does not: a stopped process sends nothing at all, nor does
-one whose interpreter is held.  So the ranks that sent nothing since then are reported beside those that wait.
+When ranks suspect a hang, the culprit is often one that does not: a stopped process sends nothing, nor does one with a
+blocked interpreter.  So ranks that have been silent since then are reported along with those that wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.records import HangSuspicion, JobLedger, Sample, Straggler
+from pacecar.records import Cause, HangSuspicion, JobLedger, Sample, Straggler
 from pacecar.records.job_identity import JobKey
 
 from ..catalog_sample import sample
@@ -23,24 +23,24 @@ from ..catalog_sample import sample
 __all__ = ["STRAGGLERS_MAX", "RankHealth", "RankHealthView", "rank_health_samples"]
 
 STRAGGLERS_MAX = 64
-"""Late ranks kept of one job: each is a series, and a job with more has another trouble."""
+"""Late ranks kept of one job: each is a series, and a job with more has another problem."""
 
 EVIDENCE_CHARACTERS_MAX = 400
-"""Characters of the evidence on a late rank that are kept to show."""
+"""Characters of the evidence on a late rank that are kept for display."""
 
 RANKS_MAX = 1024
 """Ranks of one job whose hangs are counted."""
 
 SILENT_SECONDS = 3.0
-"""How long a rank must have sent nothing, while others suspect a hang, to be called silent.  Ranks suspect one within a
-second of each other, and their records are under way for a quarter."""
+"""A rank is silent if it sent nothing for this long while others suspect a hang.  Ranks suspect one within a second of
+each other, and their records take a quarter of a second to arrive."""
 
 
 class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
     """The rank health of one job at one moment; `hangs` is rank -> (hangs so far, suspected now).
 
-    `silent` says of each connected rank whether it sends nothing while others suspect a hang; empty while nobody does.
-    `collectives` is rank -> how many it has begun, of those that suspect a hang now and know it.
+    `silent` is connected rank -> whether it is silent while others suspect a hang; empty if none does.  `collectives`
+    is rank -> collectives that it has begun, for ranks that suspect a hang now and know the number.
     """
 
     stragglers: tuple[Straggler, ...] = ()
@@ -55,7 +55,7 @@ class RankHealth:
     """Late ranks and suspected hangs of one job; bounded."""
 
     def __init__(self) -> None:
-        self._late: dict[tuple[int | None, str], Straggler] = {}
+        self._late: dict[tuple[int | None, Cause], Straggler] = {}
         self._named: Counter[str] = Counter()
         self._ledger: JobLedger | None = None
         self._hangs: dict[int, tuple[int, bool]] = {}
@@ -63,7 +63,7 @@ class RankHealth:
         self._suspected_ns: int | None = None
 
     def record(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
-        """Take one record."""
+        """Add one record."""
         match record:
             case JobLedger():
                 self._ledger = record
@@ -84,7 +84,7 @@ class RankHealth:
                     )
 
     def leave(self, rank: int) -> None:
-        """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's reports on others are over."""
+        """Record that `rank` left or restarted: it no longer hangs, and the reports of a rank 0 on others are over."""
         if rank in self._hangs:
             self._hangs[rank] = (self._hangs[rank][0], False)
             self._note_suspicion(None)
@@ -107,10 +107,10 @@ class RankHealth:
         }
 
     def view(self, heard_ns: Mapping[int, int], now_ns: int) -> RankHealthView:
-        """Return what is known now; `heard_ns` is when each connected rank last sent a record.
+        """Return the current health; `heard_ns` is when each connected rank last sent a record.
 
-        A rank that was killed can report neither goodbye nor that something is over.  So a rank that is not connected
-        suspects no hang, and without rank 0 no rank is late.
+        A killed rank can report neither a goodbye nor an end.  So a disconnected rank suspects no hang, and without
+        rank 0 no rank is late.
         """
         return RankHealthView(
             stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
@@ -128,22 +128,22 @@ class RankHealth:
         )
 
 
-def rank_health_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
+def rank_health_samples(job: JobKey, health: RankHealthView) -> Iterator[Sample]:
     """Yield the series about late, hung and silent ranks of one job."""
-    for late in crew.stragglers:
+    for late in health.stragglers:
         rank = "" if late.late_rank is None else str(late.late_rank)
         yield sample("pacecar_job_straggler_excess_seconds", late.excess_ns, *job, rank, late.cause)
-    for cause, count in crew.named.items():
+    for cause, count in health.named.items():
         yield sample("pacecar_job_stragglers_total", count, *job, cause)
-    for hung, (count, is_suspected) in crew.hangs.items():
+    for hung, (count, is_suspected) in health.hangs.items():
         yield sample("pacecar_job_hangs_total", count, *job, str(hung))
         yield sample("pacecar_job_hang_suspected", int(is_suspected), *job, str(hung))
-    for behind, collectives in crew.collectives.items():
+    for behind, collectives in health.collectives.items():
         yield sample("pacecar_job_hang_collectives", collectives, *job, str(behind))
-    for rank_number, is_silent in crew.silent.items():
+    for rank_number, is_silent in health.silent.items():
         yield sample("pacecar_job_hang_silent", int(is_silent), *job, str(rank_number))
-    if crew.ledger is not None:
-        yield sample("pacecar_job_pace_seconds", crew.ledger.pace_ns, *job)
-        yield sample("pacecar_job_median_pace_seconds", crew.ledger.median_ns, *job)
-        for phase, duration in crew.ledger.total_phases_ns.items():
+    if health.ledger is not None:
+        yield sample("pacecar_job_pace_seconds", health.ledger.pace_ns, *job)
+        yield sample("pacecar_job_median_pace_seconds", health.ledger.median_ns, *job)
+        for phase, duration in health.ledger.total_phases_ns.items():
             yield sample("pacecar_job_phase_seconds_total", duration, *job, phase)

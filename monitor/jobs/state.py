@@ -1,7 +1,6 @@
-"""Holds the daemon's present state, the latest snapshot of the host and the jobs, behind one lock; values out.
+"""Holds the daemon's current state, the latest snapshot of the host and the jobs, behind one lock.
 
-Ticks and the socket server write, scrapes read.  A reader gets frozen values, so that it can take its time over them
-and a slow scrape holds up nobody.
+Ticks and the socket server write, scrapes read.  Readers get frozen values, so a slow scrape delays nothing.
 
 Left out on purpose: history.  Prometheus is the store.
 """
@@ -10,28 +9,41 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.records import Absent, Failed, JobHello, JobRecord, Ok, Sample, Snapshot
-from pacecar.records.job_identity import JobKey
+from pacecar.records import Absent, Failed, Ok, Sample, Snapshot
 
 from ..catalog_sample import sample
 from ..fault_containment import FaultContainment
-from ..ingest.command_routing import RankSteps
 from ..ingest.log_limiter import LogLimiter
-from ..recorder.triggers import TriggerPace
-from .evictions import Displaced
-from .job_table import JobTable, JobView
+from .job_table import JobTable
 
 __all__ = ["DaemonState"]
 
 LINES_PER_MINUTE = 64
-"""Jobs that are named when they are forgotten: a node's, at the end of a reservation."""
+"""Forgotten jobs named in the log: all of a node's at the end of a reservation."""
 
 _OUTCOMES = {"ok": Ok, "absent": Absent, "failed": Failed}
 
 _log = logging.getLogger(__name__)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _locked(method: Callable[Concatenate[JobTable, P], T]) -> Callable[Concatenate[DaemonState, P], T]:
+    """Return a method that calls `method` of the job table under the lock."""
+
+    @wraps(method)
+    def call(self: DaemonState, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return method(self._jobs, *args, **kwargs)
+
+    return call
 
 
 class DaemonState:
@@ -53,31 +65,33 @@ class DaemonState:
         forget_ns = int(job_forget_seconds * NS_PER_SECOND)
         self._jobs = JobTable(clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=forget_ns, faults=faults)
 
+    jobs = _locked(JobTable.view)
+    paces = _locked(JobTable.paces)
+    uid_of = _locked(JobTable.uid_of)
+    record = _locked(JobTable.record)
+    leave = _locked(JobTable.leave)
+    rank_steps = _locked(JobTable.rank_steps)
+
     def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
-        """Change the limits; what is there beyond them stays until it is over."""
+        """Change the limits; existing jobs and ranks beyond them stay until they are over."""
         with self._lock:
             self._jobs.limit(jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND))
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the latest, and forget the jobs that sent nothing for too long."""
+        """Store the latest snapshot, and forget the jobs that sent nothing for too long."""
         with self._lock:
             self._snapshot = snapshot
             gone = self._jobs.forget()
         for key in gone:
-            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it said nothing for too long", key)
+            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it sent nothing for too long", key)
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest snapshot; None before the first tick."""
         with self._lock:
             return self._snapshot
 
-    def jobs(self) -> tuple[JobView, ...]:
-        """Return the jobs as they are now."""
-        with self._lock:
-            return self._jobs.view()
-
     def own_samples(self) -> Iterator[Sample]:
-        """Yield how many jobs there are, who found no room or made it, and how the latest tick went."""
+        """Yield how many jobs there are, how many were refused or evicted, and how the latest tick went."""
         with self._lock:
             snapshot, of_jobs = self._snapshot, list(self._jobs.own_samples())
         yield from of_jobs
@@ -85,33 +99,6 @@ class DaemonState:
             age_ns = max(0, self._clock.monotonic_ns() - snapshot.started_ns)
             yield sample("pacecar_daemon_snapshot_age_seconds", age_ns)
             yield from _tick_samples(snapshot)
-
-    def paces(self) -> list[TriggerPace]:
-        """Return the running jobs, with how long ago any rank ended a step."""
-        with self._lock:
-            return self._jobs.paces()
-
-    def uid_of(self, key: JobKey) -> int | None:
-        """Return whose the job `key` is; None: there is none."""
-        with self._lock:
-            return self._jobs.uid_of(key)
-
-    def record(
-        self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0
-    ) -> tuple[Displaced, ...]:
-        """Take a record of `size` bytes and return what made room for it; raises FrameError as `JobTable.take`."""
-        with self._lock:
-            return self._jobs.record(record, hello=hello, uid=uid, owner=owner, size=size)
-
-    def leave(self, hello: JobHello, owner: int) -> bool:
-        """Note that the connection `owner` is gone; return whether it went without a goodbye."""
-        with self._lock:
-            return self._jobs.leave(hello, owner)
-
-    def rank_steps(self, key: JobKey) -> RankSteps:
-        """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
-        with self._lock:
-            return self._jobs.rank_steps(key)
 
 
 def _tick_samples(snapshot: Snapshot) -> Iterator[Sample]:

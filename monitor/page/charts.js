@@ -1,10 +1,10 @@
-// What do the last minutes look like?  One chart a quantity; a gap is a gap.  Drawn by uPlot (MIT, see uplot/LICENSE).
+// Draws the charts of the last minutes: one per quantity, with gaps where values are missing.  By uPlot (MIT, see uplot/LICENSE).
 /* global uPlot */
 
 import { bytes, el, number, patch, percent, rate, seconds } from "./draw.js";
 
 const LINES = ["#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00", "#f0e442", "#999999"];
-const LIGHT = { "#f0e442": "#8a7d00", "#56b4e9": "#1b7fb8", "#e69f00": "#a86f00" }; // enough contrast on white
+const LIGHT = { "#f0e442": "#8a7d00", "#56b4e9": "#1b7fb8", "#e69f00": "#a86f00" }; // for contrast on white
 const SERIES_MAX = 16;
 const HEIGHT = 170;
 const POWERS = Array.from({ length: 50 }, (_, power) => 2 ** power); // round numbers of bytes
@@ -24,7 +24,7 @@ const CHARTS = [
 const drawn = new Map();
 
 function labelOf(series) {
-  const short = series.replace(/launch="([0-9a-f]{4})[0-9a-f]*"/, 'launch="$1"'); // enough to tell two jobs of one name apart
+  const short = series.replace(/launch="([0-9a-f]{4})[0-9a-f]*"/, 'launch="$1"'); // tells jobs of one name apart
   const values = [...short.matchAll(/="((?:[^"\\]|\\.)*)"/g)].map((found) => found[1].replaceAll('\\"', '"').replaceAll("\\\\", "\\"));
   return (series.includes("{gpu=") ? "GPU " : "") + values.join(" ") || "node";
 }
@@ -83,7 +83,7 @@ export function drawCharts(root, history, span) {
       drawn.set(chart.key, one);
     } else if (one.plot.width !== width) one.plot.setSize({ width, height: HEIGHT });
     one.plot.setData([history.times.slice(from), ...names.map((name) => history.series.get(name).slice(from))]);
-    if (one.plot.cursor.left < 0) one.plot.setLegend({ idx: history.times.length - from - 1 }, false); // no pointer there: the latest
+    if (one.plot.cursor.left < 0) one.plot.setLegend({ idx: history.times.length - from - 1 }, false); // without a pointer, the latest
     const more = all.length > names.length ? ` (${all.length - names.length} more in metrics)` : "";
     figure.querySelector("figcaption span").textContent = more;
     figure.querySelector("p").textContent = summary(chart, names, history, from);
@@ -96,7 +96,7 @@ function frame(root, chart) {
   const caption = document.createElement("figcaption");
   caption.append(chart.title, document.createElement("span"));
   const host = document.createElement("div");
-  host.setAttribute("aria-hidden", "true"); // the canvas says nothing; the sentence below says it in words
+  host.setAttribute("aria-hidden", "true"); // screen readers get the sentence below instead of the canvas
   const words = document.createElement("p");
   words.className = "quiet";
   figure.append(caption, host, words);

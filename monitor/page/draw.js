@@ -1,5 +1,5 @@
-// How is a tree of values put on the page?  As elements that stay: what is focused, open or scrolled stays so at each tick.
-// Text is set as text, never as markup: names and reasons come from jobs.
+// Puts a tree of values on the page and reuses its elements, so that focus, open details and scrolling survive each tick.
+// Text is set as text, never as markup, because names and reasons come from jobs.
 
 export function el(tag, attributes, ...children) {
   return { tag, attributes: attributes || {}, children: children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false) };
@@ -10,11 +10,11 @@ function same(node, wanted) {
   return node.nodeType === Node.ELEMENT_NODE && node.localName === wanted.tag && (node.dataset.key || "") === String(wanted.attributes.key ?? "");
 }
 
-function dress(node, attributes) {
-  const names = new Set(["open"]); // a reader opens and closes details, not we
+function setAttributes(node, attributes) {
+  const names = new Set(["open"]); // the reader's choice
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "key") { names.add("data-key"); if (node.dataset.key !== String(value)) node.dataset.key = value; continue; }
-    if (name === "style") {  // by the object model, which the content security policy allows; a style attribute it does not
+    if (name === "style") {  // through the object model: the content security policy forbids style attributes
       names.add("style");
       for (const [key, text] of Object.entries(value)) if (node.style.getPropertyValue(key) !== text) node.style.setProperty(key, text);
       continue;
@@ -39,13 +39,13 @@ export function patch(parent, children) {
     }
     if (!node) node = typeof wanted === "object" ? document.createElement(wanted.tag) : document.createTextNode("");
     if (node === at) at = at.nextSibling; else parent.insertBefore(node, at);
-    if (typeof wanted === "object") { dress(node, wanted.attributes); patch(node, wanted.children); }
+    if (typeof wanted === "object") { setAttributes(node, wanted.attributes); patch(node, wanted.children); }
     else if (node.data !== String(wanted)) node.data = String(wanted);
   }
   while (at) { const next = at.nextSibling; parent.removeChild(at); at = next; }
 }
 
-// Numbers.  Null is "not known" and is a dash; zero is a measurement.
+// Numbers.  Null means unknown and is written as a dash; zero is a measurement.
 
 const DASH = "\u2013";
 const known = (value) => value !== null && value !== undefined;
@@ -83,7 +83,7 @@ export function meter(ratio) {
   return el("span", { class: "meter", "aria-hidden": "true" }, el("i", { style: { width: `${Math.min(100, Math.max(0, ratio * 100)).toFixed(1)}%` } }));
 }
 
-// A table: columns are {title, text (left), long, cell(row), sort(row), head}.
+// Returns a table; columns are {title, text (left-aligned), long, cell(row), sort(row), head}.
 
 export function table(name, columns, rows, keyOf, sorting) {
   const head = columns.map((column) => {

@@ -1,4 +1,4 @@
-// What does the daemon say, now?  One document a tick over server-sent events, drawn into the page; see docs/snapshot.md.
+// Draws the daemon's status document, which arrives once a tick as a server-sent event; see docs/snapshot.md.
 
 import { bytes, el, meter, number, patch, percent, rate, scaled, seconds, table, words } from "./draw.js";
 import { drawCharts, forgetColours } from "./charts.js";
@@ -12,7 +12,7 @@ const $ = (id) => document.getElementById(id);
 const history = { times: [], series: new Map() };
 const sorting = {};
 let latest = null;
-let heardAt = null;
+let receivedAt = null;
 let isPaused = false;
 
 // --- the stream
@@ -20,23 +20,23 @@ let isPaused = false;
 function listen() {
   const source = new EventSource("api/events");
   source.addEventListener("open", fill);
-  source.addEventListener("snapshot", (event) => take(JSON.parse(event.data)));
+  source.addEventListener("snapshot", (event) => receive(JSON.parse(event.data)));
   source.addEventListener("point", (event) => { const [time, values] = JSON.parse(event.data); append(time, values); });
   source.addEventListener("error", () => {
-    say("lost", "connection lost, trying again");
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000); // the daemon said no: too many viewers, or it starts
+    showState("lost", "connection lost, trying again");
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000); // refused: too many viewers, or the daemon is starting
   });
 }
 
 async function fill() {
   try {
     const answer = await fetch("api/history");
-    const said = await answer.json();
-    if (said.version !== VERSION) return;
-    history.times = said.time_seconds;
-    history.series = new Map(Object.entries(said.series));
+    const received = await answer.json();
+    if (received.version !== VERSION) return;
+    history.times = received.time_seconds;
+    history.series = new Map(Object.entries(received.series));
     render();
-  } catch { /* the stream says that the connection is lost */ }
+  } catch { /* the stream reports a lost connection */ }
 }
 
 function append(time, values) {
@@ -51,29 +51,29 @@ function append(time, values) {
   if (!isPaused) drawCharts($("charts"), history, Number($("span").value));
 }
 
-function take(document_) {
-  if (document_.version !== VERSION) { say("stale", `the daemon speaks version ${document_.version}, this page ${VERSION}: reload the page`); return; }
-  latest = document_;
-  heardAt = performance.now();
+function receive(status) {
+  if (status.version !== VERSION) { showState("stale", `the daemon sends version ${status.version}, this page needs ${VERSION}: reload the page`); return; }
+  latest = status;
+  receivedAt = performance.now();
   if (!isPaused) render();
-  state();
+  updateState();
 }
 
-function say(kind, text) { // only when it changes: a screen reader reads it out
+function showState(kind, text) { // only changes, because screen readers read them out
   const place = $("state");
   if (place.dataset.state !== kind) place.dataset.state = kind;
   if (place.textContent !== text) place.textContent = text;
 }
 
-function state() {
+function updateState() {
   if (!latest) return;
   const limit = STALE_PERIODS * Math.max(1, latest.daemon.period_seconds);
-  if ((performance.now() - heardAt) / 1000 > limit) say("stale", "no news from the daemon");
-  else if (latest.snapshot_age_seconds !== null && latest.snapshot_age_seconds > limit) say("stale", "the daemon does not tick");
-  else say(isPaused ? "paused" : "live", isPaused ? "paused" : "live");
+  if ((performance.now() - receivedAt) / 1000 > limit) showState("stale", "no news from the daemon");
+  else if (latest.snapshot_age_seconds !== null && latest.snapshot_age_seconds > limit) showState("stale", "the daemon does not tick");
+  else showState(isPaused ? "paused" : "live", isPaused ? "paused" : "live");
 }
 
-// --- what is drawn
+// --- drawing
 
 function render() {
   if (!latest) return;
@@ -89,7 +89,7 @@ function render() {
   drawCharts($("charts"), history, Number($("span").value));
 }
 
-// What is wider than the screen scrolls, for those without a mouse too.
+// Makes wide content scroll, with the keyboard too.
 function scrolling(name, inside) { return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": name }, inside); }
 
 function ratioOf(part, whole) { return part === null || !whole ? null : part / whole; }
@@ -123,7 +123,7 @@ const GPU_COLUMNS = [
   { title: "PCIe in, out", of: ["pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second"], cell: (g) => `${rate(g.pcie_receive_bytes_per_second)}, ${rate(g.pcie_transmit_bytes_per_second)}` },
 ];
 
-function gpuState(gpu) { // the verdict first; a line below the table's head says why and what to do
+function gpuState(gpu) { // the verdict first; the alarms above the table give the reason and the remedy
   const reasons = gpu.health_reasons.map(({ reason }) => (reason === "down" ? `down (${words(gpu.down_reason)})` : words(reason)));
   const wrong = [...(reasons.length ? [`${gpu.health}: ${reasons.join(", ")}`] : []), ...(gpu.throttled_by ?? []).map((reason) => `throttled: ${words(reason)}`)];
   if (gpu.up === 0 && !reasons.length) wrong.push(gpu.down_reason === null ? "not read yet" : `down: ${words(gpu.down_reason)}`);
@@ -131,9 +131,9 @@ function gpuState(gpu) { // the verdict first; a line below the table's head say
   return [wrong.length ? el("span", { class: "bad" }, wrong.join(", ")) : "ok", more];
 }
 
-function gpuAlarms(said) {
-  const same = new Map(); // what is wrong with several GPUs is said once
-  for (const gpu of said.gpus) {
+function gpuAlarms(status) {
+  const same = new Map(); // one alarm for several GPUs with the same fault
+  for (const gpu of status.gpus) {
     for (const one of gpu.health_reasons) {
       const text = `${one.verdict}: ${one.words}.`;
       if (!same.has(text)) same.set(text, { ...one, text, gpus: [] });
@@ -145,8 +145,8 @@ function gpuAlarms(said) {
     ...broken.map((one) => el("p", { class: one.verdict === "failed" ? "alarm" : "alarm mild", key: one.text },
       el("strong", {}, `GPU ${one.gpus.map((gpu) => gpu.gpu).join(", ")} ${one.text}`), ` To do: ${one.remedy}. `,
       el("span", { class: "none" }, one.gpus.length === 1 ? identityOf(one.gpus[0]) : ""))),
-    ...said.gpus_missing.map((one) => el("p", { class: "alarm", key: `missing ${one.uuid}` },
-      el("strong", {}, `A GPU is missing: ${one.name} at ${one.pci_bus_id}.`), ` It was last read as GPU ${one.gpu}, ${seconds(said.time_seconds - one.seen_time_seconds)} ago. `,
+    ...status.gpus_missing.map((one) => el("p", { class: "alarm", key: `missing ${one.uuid}` },
+      el("strong", {}, `A GPU is missing: ${one.name} at ${one.pci_bus_id}.`), ` It was last read as GPU ${one.gpu}, ${seconds(status.time_seconds - one.seen_time_seconds)} ago. `,
       el("span", { class: "none" }, one.uuid))),
   ];
 }
@@ -170,7 +170,7 @@ function drawInstances(gpus) {
 function drawGpus(gpus) {
   if (!gpus.length) return [el("p", { class: "none" }, "No GPU is read on this node.")];
   const isWrong = gpus.some((gpu) => gpu.health_reasons.length);
-  const columns = GPU_COLUMNS.filter(({ of }) => !of || gpus.some((gpu) => of.some((field) => gpu[field] !== null))) // what no GPU here has
+  const columns = GPU_COLUMNS.filter(({ of }) => !of || gpus.some((gpu) => of.some((field) => gpu[field] !== null))) // not those that no GPU has
     .map((column) => (column.title === "State" ? { ...column, long: isWrong } : column));
   return [table("GPUs", columns, gpus, (gpu) => gpu.gpu, sorting.GPUs)];
 }
@@ -178,19 +178,19 @@ function drawGpus(gpus) {
 function ledgerBar(ledger, isThin) {
   const total = HEADINGS.reduce((sum, heading) => sum + (ledger[heading] ?? 0), 0);
   if (!total) return null;
-  const told = HEADINGS.filter((heading) => ledger[heading]).map((heading) => [heading, ledger[heading] / total]);
-  const text = told.map(([heading, share]) => `${words(heading)} ${percent(share, 1)}`).join(", ");
+  const shares = HEADINGS.filter((heading) => ledger[heading]).map((heading) => [heading, ledger[heading] / total]);
+  const text = shares.map(([heading, share]) => `${words(heading)} ${percent(share, 1)}`).join(", ");
   const bar = el("div", { class: isThin ? "bar thin" : "bar", role: "img", "aria-label": text, title: text },
-    told.map(([heading, share]) => el("i", { class: heading, key: heading, style: { width: `${(share * 100).toFixed(2)}%` } })));
+    shares.map(([heading, share]) => el("i", { class: heading, key: heading, style: { width: `${(share * 100).toFixed(2)}%` } })));
   if (isThin) return bar;
-  return [bar, el("ul", { class: "legend", "aria-hidden": "true" }, told.map(([heading, share]) => el("li", { key: heading }, el("b", { class: heading }), `${words(heading)} ${percent(share, 1)}`)))];
+  return [bar, el("ul", { class: "legend", "aria-hidden": "true" }, shares.map(([heading, share]) => el("li", { key: heading }, el("b", { class: heading }), `${words(heading)} ${percent(share, 1)}`)))];
 }
 
-function drawJobs(said) {
+function drawJobs(status) {
   const filter = $("filter").value.trim().toLowerCase();
-  const jobs = said.jobs.filter((job) => job.title.toLowerCase().includes(filter));
-  if (!jobs.length) return [el("p", { class: "none" }, said.jobs.length ? "No job has that in its name." : "No job reports to this daemon.")];
-  const more = said.jobs_left_out ? [el("p", { class: "none" }, `${said.jobs_left_out} more jobs are in metrics.`)] : [];
+  const jobs = status.jobs.filter((job) => job.title.toLowerCase().includes(filter));
+  if (!jobs.length) return [el("p", { class: "none" }, status.jobs.length ? "No job has that in its name." : "No job reports to this daemon.")];
+  const more = status.jobs_left_out ? [el("p", { class: "none" }, `${status.jobs_left_out} more jobs are in metrics.`)] : [];
   return [...jobs.map(drawJob), ...more];
 }
 
@@ -227,7 +227,7 @@ function alarms(job) {
 function drawLadder(ladder, title) {
   if (!ladder) return el("p", { class: "none" }, "Not known yet.");
   const columns = [
-    { title: "Without", head: true, text: true, cell: (rung) => words(rung.scenario) },
+    { title: "Without", head: true, text: true, cell: (rung) => words(rung.scenario.replace(/^at_most_/, "")) },
     { title: "Step at least", cell: (rung) => seconds(rung.step_seconds) },
     { title: "Saves at most", cell: (rung) => [meter(rung.gain_ratio), percent(rung.gain_ratio, 1)] },
   ];
@@ -300,9 +300,9 @@ function whereOf(rank) {
   return `${rank.host} ${rank.device} (${rank.pid})${pod}${rank.slurm_job === null ? "" : `, Slurm job ${rank.slurm_job}`}`;
 }
 
-function drawDaemon(said) {
-  const own = said.daemon;
-  const facts = [["Version", own.pacecar_version ?? "\u2013"], ["Runs for", seconds(own.start_time_seconds === null ? null : said.time_seconds - own.start_time_seconds)],
+function drawDaemon(status) {
+  const own = status.daemon;
+  const facts = [["Version", own.pacecar_version ?? "\u2013"], ["Runs for", seconds(own.start_time_seconds === null ? null : status.time_seconds - own.start_time_seconds)],
     ["Processor", own.cpu_utilization_ratio === null ? "\u2013" : `${percent(own.cpu_utilization_ratio, 1)} of a budget of ${percent(own.cpu_budget_ratio, 1)}`],
     ["Memory", bytes(own.resident_memory_bytes)], ["Viewers", number(own.viewers)], ["Flight recorder", recorderOf(own.recorder)]];
   const failed = own.collectors.filter((one) => one.outcome === "failed");
@@ -321,7 +321,7 @@ function drawDaemon(said) {
   ];
 }
 
-// --- what a reader does
+// --- the reader's actions
 
 function setTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
@@ -342,7 +342,7 @@ $("pause").addEventListener("click", (event) => {
   event.target.setAttribute("aria-pressed", String(isPaused));
   event.target.textContent = isPaused ? "Go on" : "Pause";
   if (!isPaused) render();
-  state();
+  updateState();
 });
 $("filter").addEventListener("input", render);
 $("span").addEventListener("change", render);
@@ -356,5 +356,5 @@ document.addEventListener("click", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme($("theme").value));
 addEventListener("resize", () => { if (!isPaused) render(); });
 setTheme($("theme").value);
-setInterval(state, 1000);
+setInterval(updateState, 1000);
 listen();

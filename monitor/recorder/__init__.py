@@ -1,7 +1,7 @@
-"""The flight recorder: the last minutes of the host and of each user's jobs, written when something happens.
+"""The flight recorder: the last minutes of the host and of each user's jobs, written to a file when something happens.
 
-In come ticks, glances and records, none of which is ever held up; out go recordings (`pacecar dump`).
-Start with `recorder`; `fair_queue` takes entries in, `ring_buffer` keeps them in few bytes and `user_buffers` keeps
-users apart, `triggers` says what happened and `pending_triggers` what is due, `writer` writes.  The file's
-format is `pacecar.records.recording`.
+Ticks, glances and records come in, without ever waiting; recordings go out (`pacecar dump`).  Start with `recorder`;
+`fair_queue` queues entries, `ring_buffer` keeps them in few bytes, `user_buffers` separates users, `triggers` detects
+events, `pending_triggers` decides which recording is due, and `writer` writes it.  `pacecar.records.recording` defines
+the file format.
 """

@@ -1,10 +1,10 @@
 """Queues entries for the flight recorder, bounded in number and bytes, with a share for the host and each user.
 
-One queue for all would be filled by the user who sends most, and ticks of the host would be dropped.  So the host has
-half of it, whoever sends; the rest is shared out among users by max-min fairness (`fair_share`).  A user who takes from
-another takes that one's newest entry, and that is counted as dropped.
+In one plain queue the user who sends most would crowd out the host's ticks.  So half of the queue is reserved for the
+host, and users share the rest by max-min fairness (`fair_share`).  When one user displaces another's entry, it is the
+newest, and it counts as dropped.
 
-Safe for threads: the lock is held for an append, or for taking everything away.
+Thread-safe: the lock is held only to append an entry or to swap the whole queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..fair_share import yielding_holder
 __all__ = ["HOST", "FairQueue"]
 
 HOST = "host"
-"""Owner of the host's entries, as a user's belong to his uid (None: not known)."""
+"""Owner of the host's entries; the owner of a user's entries is the uid (None: unknown)."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ Owner = int | str | None
 
 
 class Queued(NamedTuple, Generic[T]):
-    """An entry, when it came and whose it is."""
+    """An entry, its time, owner and bytes."""
 
     at_ns: int
     owner: Owner
@@ -35,32 +35,32 @@ class Queued(NamedTuple, Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Entries that wait for the recorder's thread."""
+    """Entries waiting for the recorder's thread."""
 
     def __init__(self, entries_max: int, bytes_max: int) -> None:
         self.entries_max = entries_max
         self.bytes_max = bytes_max
         self.dropped = 0
         self._lock = threading.Lock()
-        self._begin()
+        self._clear()
 
-    def _begin(self) -> None:
+    def _clear(self) -> None:
         self._waiting: dict[Owner, deque[Queued[T]]] = {}
         self._entries: dict[Owner, int] = {}
         self._bytes: dict[Owner, int] = {}
 
     @property
     def entries(self) -> int:
-        """How many wait."""
+        """How many entries wait."""
         return sum(self._entries.values())
 
     @property
     def bytes(self) -> int:
-        """What they take."""
+        """Their bytes."""
         return sum(self._bytes.values())
 
     def put(self, entry: T, at_ns: int, owner: Owner, size: int) -> bool:
-        """Take `entry` of `size` bytes; return whether it had room."""
+        """Add `entry` of `size` bytes; return whether it fitted."""
         with self._lock:
             while self.entries >= self.entries_max or self.bytes + size > self.bytes_max:
                 is_long = self.entries >= self.entries_max
@@ -93,10 +93,10 @@ class FairQueue(Generic[T]):
             del self._entries[owner], self._bytes[owner], self._waiting[owner]
 
     def drain(self) -> list[Queued[T]]:
-        """Return all that waits, in the order in which it came."""
+        """Remove all entries and return them in the order in which they came."""
         with self._lock:
             waiting = self._waiting
-            self._begin()
+            self._clear()
         return sorted((one for entries in waiting.values() for one in entries), key=lambda one: one.at_ns)
 
     @property

@@ -1,18 +1,16 @@
-"""Keeps the last minutes at full rate in memory, and writes them to a file when something happens: the flight recorder.
+"""Keeps the last minutes at full rate in memory, and writes them to a file when something happens.
 
-Prometheus has a sample every 15 s and keeps it for weeks; of the ten seconds before an Xid that is none or one.  To
-keep everything on disk costs the job its disk.  So everything is kept in memory for minutes and written when it is
-wanted.
+Prometheus has a sample every 15 s: at most one of the ten seconds before an Xid.  Writing everything to disk would slow
+the job's disk.  So everything stays in memory for minutes and is written on demand.
 
     tick, glances, socket server --> queue --> recorder's thread: ring buffers, triggers --> writer's thread: folder
 
-Whoever calls `overhear_...` appends to a queue and goes on: no encoding, no file, no waiting.  What does not fit into
-the queue is dropped and counted.  The recorder's thread puts it into the ring buffers; the writer is a thread of its
-own, because a disk may hang for minutes and what happens meanwhile must be kept too.
+Callers only append to a queue: no encoding, no file, no waiting.  What does not fit is dropped and counted.  The
+recorder's thread moves entries to the ring buffers.  The writer has its own thread, because a disk may hang for minutes
+and recording must go on.
 
-Queue (`fair_queue`), memory (`user_buffers`), what is due (`pending_triggers`) and files (`writer`) have a share for
-the host and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.
-What cannot be written is tried again, from the same chunks, and given up after ten minutes.
+Queue (`fair_queue`), memory (`user_buffers`), pending recordings (`pending_triggers`) and files (`writer`) have a share
+for the host and each user, so no job's records displace the host's ticks, and no faked hang displaces an Xid's file.
 """
 
 from __future__ import annotations
@@ -50,24 +48,23 @@ __all__ = [
 
 QUEUE_MAX = 8192
 QUEUE_BYTES_MAX = 16 << 20
-"""Most that may wait for the recorder's thread: with both, some seconds of the heaviest flood that the socket server
-takes in."""
+"""Bounds of the queue: some seconds of the heaviest flood that the socket server accepts."""
 
 RECORD_BYTES = 200
-"""What a record in the queue counts beside its payload: the objects that hold it."""
+"""Bytes counted for a queued record besides its payload: the objects that hold it."""
 
 SAMPLE_BYTES = 64
-"""What a sample in the queue counts: most of it is shared with the daemon's state."""
+"""Bytes counted for a queued sample, most of which it shares with the daemon's state."""
 
 LINES_PER_MINUTE = 6
-"""Recordings announced in the log for each owner."""
+"""Recordings announced in the log, for each owner."""
 
 ASKERS_MAX = 16
 
 TICKS_TOGETHER = 5
 IDLE_SECONDS = 5.0
-"""The recorder's thread works when so many ticks wait, or after so long: what it makes of five ticks in one go costs
-half of what it costs in five.  A trigger is found that much later, and its file is written later still."""
+"""The recorder's thread runs when this many ticks wait, or after this time: five ticks at once cost half as much as one
+at a time.  Triggers are found that much later, still before their files are written."""
 
 CLOSE_SECONDS = 5.0
 TEXT_CHARACTERS_MAX = 1024
@@ -75,11 +72,11 @@ TEXT_CHARACTERS_MAX = 1024
 _log = logging.getLogger(__name__)
 
 Answerer = Callable[[bool, str], None]
-"""Told once whether the file was written, and where or why not."""
+"""Called once, with whether the file was written, and its path or the reason."""
 
 
 class RecorderLimits(NamedTuple):
-    """How much is kept."""
+    """How much is kept, and where."""
 
     window_ns: int
     memory_bytes: int
@@ -89,7 +86,7 @@ class RecorderLimits(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What the daemon knows and no entry has: asked when a file is made, by the recorder's thread."""
+    """What a recording needs besides entries; the recorder's thread asks for it when it makes a file."""
 
     hellos: tuple[JobHello, ...]
     identity: tuple[Sample, ...]
@@ -115,7 +112,7 @@ _KINDS: tuple[TriggerKind, ...] = ("xid", "gpu_lost", "hang", "stall", "request"
 
 
 class FlightRecorder:
-    """The flight recorder.  Everything called `overhear...`, `note` and `ask` may be called from any thread."""
+    """The flight recorder.  `overhear...`, `record_rank`, `note` and `ask` may be called from any thread."""
 
     def __init__(
         self,
@@ -148,14 +145,14 @@ class FlightRecorder:
         """The thread that fills the ring buffers; None before `start` and after `close`."""
 
     def start(self) -> None:
-        """Start the threads, and begin to record what pacecar logs as a warning or worse."""
+        """Start the threads, and begin to record pacecar's own warnings and errors."""
         self.writer.start()
         self.thread = WatchedThread("recorder", self._run, self._clock)
         self.thread.start()
         logging.getLogger("pacecar").addHandler(self._tap)
 
     def close(self) -> None:
-        """Write what a trigger still wants, once; a disk that hangs is left behind."""
+        """Write the most important pending recording, once, without waiting for a disk that hangs."""
         if self.thread is None:
             return
         logging.getLogger("pacecar").removeHandler(self._tap)
@@ -168,7 +165,7 @@ class FlightRecorder:
     # --- any thread -----------------------------------------------------------------------------
 
     def overhear_tick(self, snapshot: Snapshot) -> None:
-        """Take a tick, and wake the recorder's thread when TICKS_TOGETHER wait."""
+        """Queue a tick, and wake the recorder's thread when TICKS_TOGETHER wait."""
         samples = sum(len(getattr(outcome, "samples", ())) for outcome in snapshot.outcomes.values())
         self._put(snapshot, SAMPLE_BYTES * samples)
         self._ticks += 1
@@ -176,22 +173,22 @@ class FlightRecorder:
             self._wake.set()
 
     def overhear_glance(self, samples: Sequence[Sample]) -> None:
-        """Take what a collector read between two ticks."""
+        """Queue what a collector read between two ticks."""
         self._put(samples, SAMPLE_BYTES * len(samples))
 
     def record_rank(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
-        """Take a record that the daemon accepted, its encoding, whose it is, and of which user."""
+        """Queue an accepted record: its encoding, the hello of its rank, and the user."""
         hang = record if isinstance(record, HangSuspicion) else None
         entry = _Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye), uid)
         self._put(entry, RECORD_BYTES + len(payload), uid)
 
     def note(self, kind: str, text: str) -> None:
-        """Take an event in words."""
+        """Queue an event described in words."""
         text = text[:TEXT_CHARACTERS_MAX]
         self._put(RecordingEvent(self._clock.monotonic_ns(), kind, text), len(text))
 
     def ask(self, uid: int, note: str, answer: Answerer) -> None:
-        """Write a file now and tell `answer`; the caller has checked that `uid` may."""
+        """Write a file now and call `answer`; the caller has checked that `uid` is authorized."""
         if self._put(_Ask(uid, note, answer), len(note)):
             self._wake.set()
         else:
@@ -204,10 +201,10 @@ class FlightRecorder:
         return fits
 
     def own_samples(self) -> Iterator[Sample]:
-        """Yield what is kept in memory, what was dropped, what triggered, and what became of the files."""
+        """Yield what is kept in memory, and how many entries were dropped, triggers found and files written."""
         buffers, writer = self._buffers, self.writer
         yield sample("pacecar_recorder_memory_bytes", buffers.memory_bytes)
-        yield sample("pacecar_recorder_span_seconds", buffers.span_ns(self._clock.monotonic_ns()))
+        yield sample("pacecar_recorder_span_seconds", buffers.host.span_ns(self._clock.monotonic_ns()))
         yield sample("pacecar_recorder_entries_total", buffers.entries)
         for reason, count in self._dropped().items():
             yield sample("pacecar_recorder_dropped_total", count, reason)
@@ -237,12 +234,13 @@ class FlightRecorder:
                 if due is not None:
                     self._capture(due)
             except Exception:  # noqa: BLE001  the outer boundary: a bug costs a moment of the recording only
-                _log.exception("the recorder lost a moment to a bug")
+                _log.exception("a bug cost the recorder a moment")
 
     def step(self) -> None:
-        """Put into the ring buffers what is in the queue, and begin a file if it is time."""
+        """Move the queue to the ring buffers, and begin a file if one is due."""
         for at_ns, _, entry, _ in self._queue.drain():
-            self._take(at_ns, entry)
+            self._record(at_ns, entry)
+            self._buffers.fit()
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
         now = self._clock.monotonic_ns()
         self._buffers.expire(now)
@@ -250,27 +248,27 @@ class FlightRecorder:
         if due is not None:
             self._capture(due)
 
-    def _take(self, at_ns: int, entry: _Entry) -> None:
+    def _record(self, at_ns: int, entry: _Entry) -> None:
         match entry:
             case Snapshot():
-                self._buffers.tick(entry, at_ns)
+                self._buffers.host.tick(entry, at_ns)
                 self._trigger(self._triggers.tick(entry))
             case _Record():
-                self._buffers.record(entry.uid, entry.payload, at_ns)
+                self._buffers.of_user(entry.uid).record(entry.payload, at_ns)
                 if entry.hang is not None:
                     self._trigger(self._triggers.hang(str(entry.job), entry.hang, self._clock.wall_ns(), entry.uid))
                 if entry.is_over:
                     self._triggers.over(str(entry.job))
             case RecordingEvent():
-                self._buffers.event(entry)
+                self._buffers.host.event(entry)
             case _Ask():
-                self._ask(entry)
+                self._handle_ask(entry)
             case _:
-                self._buffers.glance(entry, at_ns)
+                self._buffers.host.glance(entry, at_ns)
 
-    def _ask(self, ask: _Ask) -> None:
+    def _handle_ask(self, ask: _Ask) -> None:
         if len(self._askers) >= ASKERS_MAX:
-            ask.answer(False, f"{ASKERS_MAX} others wait for a recording; try again")
+            ask.answer(False, f"{ASKERS_MAX} requests for a recording are pending; try again")
             return
         self._askers.append(ask.answer)
         detail = f"uid {ask.uid} asked" + (f": {ask.note}" if ask.note else "")
@@ -282,17 +280,15 @@ class FlightRecorder:
             now = self._clock.monotonic_ns()
             self._counts[trigger.kind] += 1
             event = RecordingEvent(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX])
-            if trigger.kind in ("hang", "stall"):
-                self._buffers.event_of(trigger.uid, event)
-            else:
-                self._buffers.event(event)
-            # Once for each file: a storm of triggers is not a storm of lines.
+            is_of_user = trigger.kind in ("hang", "stall")
+            (self._buffers.of_user(trigger.uid) if is_of_user else self._buffers.host).event(event)
+            # Once for each file: a storm of triggers must not become a storm of lines.
             if self._pending.add(trigger, now) and trigger.kind != "request":
-                said = "will write a recording: %s"
-                self._notices.warn("trigger", said, trigger.detail, of=owner_of(trigger))
+                self._notices.warn("trigger", "will write a recording: %s", trigger.detail, of=owner_of(trigger))
+        self._buffers.fit()
 
     def _capture(self, due: Due) -> None:
-        """Hand over what the ring buffers hold, with the triggers of `due`, to be written."""
+        """Pass the contents of the ring buffers and the triggers of `due` to the writer."""
         around = self._around()
         now = self._clock.monotonic_ns()
         header = RecordingHeader(
@@ -313,14 +309,14 @@ class FlightRecorder:
 
 
 class _LogTap(logging.Handler):
-    """Records the daemon's own warnings."""
+    """Adds the daemon's own warnings to the recording."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
         self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning; one that cannot be formatted must not raise where it was logged."""
+        """Note a warning; if it cannot be formatted, the code that logged it must not fail."""
         try:
             self._note(f"log {record.levelname.lower()}", f"{record.name}: {record.getMessage()}")
         except (TypeError, ValueError, KeyError):

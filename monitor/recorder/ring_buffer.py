@@ -1,17 +1,19 @@
-"""Keeps the last minutes in few bytes: a ring of chunks compressed by zlib, in which a tick is stored as differences.
+"""Keeps the last minutes in few bytes: a ring of chunks compressed by zlib, with ticks stored as differences.
 
-A deque of snapshots is the obvious ring, and 300 snapshots of 2000 samples are a hundred megabytes of objects.  Of
-those samples four fifths do not change from one tick to the next, and names repeat in each: so a tick is kept as what
-changed, and after CHUNK_SECONDS the open chunk is packed, some kilobytes a tick.
+A deque of 300 snapshots with 2000 samples would take a hundred megabytes of objects.  But four fifths of the samples do
+not change from tick to tick, and the names repeat.  So a tick is kept as its changes, and after CHUNK_SECONDS the open
+chunk is packed, to some kilobytes per tick.
 
-A chunk goes when its youngest entry is older than the window, so the window is always whole; and, which is counted,
-when all together are over the bytes allowed.  Belongs to one thread: the recorder's.
+A chunk is dropped when its youngest entry is older than the window, so the window is always complete; or, and this is
+counted, when all chunks together exceed the bytes allowed.  Belongs to one thread: the recorder's.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import compress
+from operator import is_not
 from typing import NamedTuple
 
 import msgspec
@@ -24,13 +26,13 @@ __all__ = ["CHUNK_OPEN_BYTES", "CHUNK_SECONDS", "RingBuffer"]
 
 CHUNK_SECONDS = 10
 CHUNK_OPEN_BYTES = 1 << 20
-"""A chunk is packed when its rows are about so large: a flood of records must not stay unpacked for ten seconds."""
+"""A chunk is packed when its rows reach this size: a flood of records must not stay unpacked for ten seconds."""
 
 SERIES_MAX = 65_536
-"""Series of one chunk; labels that come and go end it."""
+"""Series of one chunk; labels that come and go end it early."""
 
 _VALUE_BYTES, _SERIES_BYTES = 12, 120
-"""Bytes that a value and a series take in a chunk before it is packed, about."""
+"""Approximate bytes of a value and a series in a chunk before it is packed."""
 
 
 class _Packed(NamedTuple):
@@ -51,15 +53,18 @@ class RingBuffer:
         self.entries = 0
         self.dropped = 0
         self.wall_offset_ns = wall_offset_ns
+        self._numbers: dict[Series, int] = {}
+        self._latest: tuple[tuple[Sample, ...], list[int]] = ((), [])
         self._begin()
 
     def _begin(self) -> None:
         self._first_ns: int | None = None
         self._last_ns = 0
-        self._open_bytes = 0
-        self._numbers: dict[Series, int] = {}
+        _, numbers = self._latest
+        if len(numbers) != len(self._numbers):  # else the next chunk most likely has the same series
+            self._numbers, self._latest = {}, ((), [])
+        self._open_bytes = _SERIES_BYTES * len(self._numbers)
         self._values: dict[int, int | float] = {}
-        self._latest: tuple[tuple[Sample, ...], list[int]] = ((), [])
         self._outcomes: dict[str, tuple[str, str]] = {}
         self._ticks: list[TickRow] = []
         self._glances: list[GlanceRow] = []
@@ -68,46 +73,48 @@ class RingBuffer:
 
     @property
     def memory_bytes(self) -> int:
-        """What the chunks take; of the open one about."""
+        """The bytes of the chunks; estimated for the open one."""
         return self.packed_bytes + self._open_bytes
 
     def span_ns(self, now_ns: int) -> int:
-        """Return how far back the buffer goes; 0 when nothing is in it."""
+        """Return how far back the buffer goes; 0 if it is empty."""
         first = self._packed[0].first_ns if self._packed else self._first_ns
         return 0 if first is None else max(0, now_ns - first)
 
     def tick(self, snapshot: Snapshot, at_ns: int) -> None:
-        """Take a tick."""
+        """Add a tick."""
         self.wall_offset_ns = snapshot.wall_ns - at_ns
         changed = self._changes(snapshot.samples())
         outcomes = {
             name: (str(outcome.__struct_config__.tag), outcome.reason) for name, outcome in snapshot.outcomes.items()
         }
-        news = {name: outcome for name, outcome in outcomes.items() if self._outcomes.get(name) != outcome}
-        self._outcomes |= news
-        row = TickRow(at_ns, snapshot.tick, snapshot.lateness_ns, changed, news, snapshot.durations_ns)
+        changed_outcomes = {name: outcome for name, outcome in outcomes.items() if self._outcomes.get(name) != outcome}
+        self._outcomes |= changed_outcomes
+        row = TickRow(at_ns, snapshot.tick, snapshot.lateness_ns, changed, changed_outcomes, snapshot.durations_ns)
         self._ticks.append(row)
         self._added(at_ns, _VALUE_BYTES * len(changed) + 24 * len(outcomes))
 
     def _changes(self, samples: tuple[Sample, ...]) -> dict[int, int | float | None]:
-        """Return number -> value of the series that changed since the tick before, None for one that has gone.
+        """Return number -> value for series that changed since the previous tick, None for those that are gone.
 
-        Most ticks have the series of the tick before in the same order, and many the very same samples; so they are
-        compared place by place, which looks up nothing.
+        Most ticks have the same series in the same order as the previous one, and many the same sample objects; so they
+        are compared place by place, without a lookup.
         """
         changed: dict[int, int | float | None] = {}
         before, numbers = self._latest
         if before and len(before) == len(samples):
-            values = self._values
-            for sample, old, number in zip(samples, before, numbers, strict=True):
-                if sample is old:
-                    continue
+            values, is_first = self._values, not self._values
+            for place in compress(range(len(samples)), map(is_not, samples, before)):
+                sample, old, number = samples[place], before[place], numbers[place]
                 if sample.labels != old.labels or sample.metric != old.metric:
                     break
-                if sample.value != values[number]:
+                if not is_first and sample.value != values[number]:
                     values[number] = changed[number] = sample.value
             else:
                 self._latest = (samples, numbers)
+                if is_first:
+                    values.update(zip(numbers, [sample.value for sample in samples], strict=True))
+                    changed |= values
                 return changed
         numbers = []
         for sample in samples:
@@ -120,36 +127,32 @@ class RingBuffer:
             for number in self._values.keys() - seen:
                 changed[number] = None
                 del self._values[number]
-        # A series that comes twice in a tick has its later value: place by place it would seem to change.
+        # A series that appears twice has its later value; compared place by place it would seem to change.
         self._latest = (samples, numbers) if len(seen) == len(numbers) else ((), [])
         return changed
 
     def glance(self, samples: Sequence[Sample], at_ns: int) -> None:
-        """Take what a collector read between two ticks."""
+        """Add what a collector read between two ticks."""
         self._glances.append(GlanceRow(at_ns, {self._number(sample): sample.value for sample in samples}))
         self._added(at_ns, _VALUE_BYTES * (1 + len(samples)))
 
     def record(self, payload: bytes, at_ns: int) -> None:
-        """Take a job's record as its hook encoded it."""
+        """Add a job's record as its hook encoded it."""
         self._records.append(RecordRow(at_ns, msgspec.Raw(payload)))
         self._added(at_ns, len(payload) + 16)
 
     def event(self, event: RecordingEvent) -> None:
-        """Take an event."""
+        """Add an event."""
         self._events.append(event)
         self._added(event.at_ns, len(event.text) + 32)
 
-    def seal(self, now_ns: int) -> tuple[bytes, ...]:
-        """Pack what is open and return all chunks, oldest first."""
-        return tuple(chunk.body for chunk in self.sealed(now_ns))
-
-    def sealed(self, now_ns: int) -> tuple[_Packed, ...]:
+    def seal(self, now_ns: int) -> tuple[_Packed, ...]:
         """Pack what is open and return all chunks, oldest first."""
         self._pack(now_ns)
         return tuple(self._packed)
 
     def expire(self, now_ns: int) -> bool:
-        """Drop what is older than the window, when nothing new comes; return whether nothing is left."""
+        """Drop what is older than the window even if nothing new comes; return whether the buffer is empty."""
         if self._first_ns is not None and self._last_ns < now_ns - self._window_ns:
             self._begin()
         while self._packed and self._packed[0].last_ns < now_ns - self._window_ns:
@@ -157,7 +160,7 @@ class RingBuffer:
         return not self._packed and self._first_ns is None
 
     def drop_oldest(self) -> bool:
-        """Drop the oldest chunk before its time, and count it; return whether there was any."""
+        """Drop the oldest chunk before its time, and count it; return whether there was one."""
         if not self._packed:
             self._pack(self._last_ns)
         if not self._packed:

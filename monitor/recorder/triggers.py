@@ -1,14 +1,13 @@
-"""Detects what is worth a recording: an Xid, a GPU that is lost, a job that hangs or stalls; each once, until it ends.
+"""Detects what is worth a recording: an Xid, a lost GPU, a job that hangs or stalls; each once, until it ends.
 
-A state that lasts must not write a file a tick, and 8 ranks that suspect the same hang are one hang.  So a trigger is
-a change: a counter that rose, a GPU that was up and is not.  What was so when the daemon started is no change.
+A lasting state must not write a file at each tick, and 8 ranks that suspect the same hang are one hang.  So a trigger
+is a change: a counter that rose, a GPU that was up and is not.  The state at the daemon's start is not a change.
 
-Pure: what was seen in, triggers out.  Left out: writing, and how often (`recorder`).
+Pure: observations in, triggers out.  Left out: writing, and how often (`recorder`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -17,22 +16,22 @@ from pacecar.formatting.plain_text import clean
 from pacecar.records import HangSuspicion, Snapshot
 from pacecar.records.recording import Trigger
 
-from ..fair_share import yielding_holder
+from ..fair_share import yielding_item
 
 __all__ = ["STALL_STEPS", "TriggerPace", "Triggers"]
 
 STALL_STEPS = 20
-"""A job whose steps take long is not stalled before so many of them would have ended."""
+"""A job stalls only after the time of this many steps, so that long steps are not stalls."""
 
 TOGETHER_SECONDS = 5
-"""GPUs that are lost within so long of the first are lost for one reason, or are in its recording anyway."""
+"""GPUs lost within this time of the first one share its trigger: they have the same cause or are in its recording."""
 
 JOBS_MAX = 1024
-"""Jobs whose hang is remembered; the oldest of the user with most of them makes room."""
+"""Jobs whose hang is remembered; the oldest of the user with most makes room."""
 
 
 class TriggerPace(NamedTuple):
-    """A running job (`str` of its key): how long ago its last step was reported, how long it took, and whose it is."""
+    """A running job (`str` of its key): the age and duration of its last step, and its user."""
 
     job: str
     age_ns: int
@@ -41,7 +40,7 @@ class TriggerPace(NamedTuple):
 
 
 class Triggers:
-    """Finds changes, and remembers the state before; a job is `str` of its key."""
+    """Finds changes by comparing with the previous state; jobs are identified by `str` of their key."""
 
     def __init__(self, *, stall_ns: int) -> None:
         self._stall_ns = stall_ns
@@ -54,7 +53,7 @@ class Triggers:
         self._stalled: set[str] = set()
 
     def tick(self, snapshot: Snapshot) -> list[Trigger]:
-        """Return what happened to GPUs since the tick before."""
+        """Return what happened to GPUs since the previous tick."""
         xids: dict[tuple[str, str], int | float] = {}
         found: list[Trigger] = []
         lost: list[str] = []
@@ -78,17 +77,17 @@ class Triggers:
         return found
 
     def _lose(self, gpus: list[str], wall_ns: int) -> Iterator[Trigger]:
-        """Yield one trigger for all GPUs that are lost together: a driver that goes takes all of them with it."""
-        together = wall_ns - self._lost_wall_ns < TOGETHER_SECONDS * NS_PER_SECOND
-        if gpus and together and self._lost.isdisjoint(gpus):
+        """Yield one trigger for all GPUs that are lost together: a failing driver takes all of them along."""
+        is_together = wall_ns - self._lost_wall_ns < TOGETHER_SECONDS * NS_PER_SECOND
+        if gpus and is_together and self._lost.isdisjoint(gpus):
             self._lost.update(gpus)
         elif gpus:
             self._lost, self._lost_wall_ns = set(gpus), wall_ns
-            who = f"GPU {gpus[0]} answers" if len(gpus) == 1 else f"GPUs {', '.join(gpus)} answer"
-            yield Trigger(kind="gpu_lost", subject=gpus[0], detail=f"{who} no more", wall_ns=wall_ns)
+            what = f"GPU {gpus[0]} no longer answers" if len(gpus) == 1 else f"GPUs {', '.join(gpus)} no longer answer"
+            yield Trigger(kind="gpu_lost", subject=gpus[0], detail=what, wall_ns=wall_ns)
 
     def hang(self, job: str, record: HangSuspicion, wall_ns: int, uid: int | None = None) -> list[Trigger]:
-        """Return the trigger, if this is the first rank of `job`, which is `uid`'s, that suspects a hang."""
+        """Return a trigger if this is the first rank of `job`, of user `uid`, that suspects a hang."""
         ranks = self._hanging.get(job, set())
         if record.ended:
             ranks.discard(record.rank)
@@ -97,26 +96,23 @@ class Triggers:
             return []
         is_new = not ranks
         if job not in self._hanging and len(self._hanging) >= JOBS_MAX:
-            held = Counter(self._uids.values())
-            giver = yielding_holder(uid, held)
-            giver = giver if giver is not None or uid not in held else uid
-            self.over(next(name for name, owner in self._uids.items() if giver in (None, owner)))
+            self.over(yielding_item(uid, self._uids, lambda name: self._uids[name]))
         self._hanging.setdefault(job, ranks).add(record.rank)
         self._uids[job] = uid
         if not is_new:
             return []
         silent = record.silent_ns / NS_PER_SECOND
         where = f"rank {record.rank} of job {job}"
-        detail = clean(f"{where}: step {record.step} not over after {silent:.0f} s, in {record.phase}")
+        detail = clean(f"{where}: step {record.step} has not ended after {silent:.0f} s, in {record.phase}")
         return [Trigger(kind="hang", subject=job, detail=detail, wall_ns=wall_ns, uid=uid)]
 
     def over(self, job: str) -> None:
-        """Note that `job` said goodbye: it hangs no more."""
+        """Record that `job` said goodbye and so no longer hangs."""
         self._hanging.pop(job, None)
         self._uids.pop(job, None)
 
     def paces(self, paces: Iterable[TriggerPace], wall_ns: int) -> list[Trigger]:
-        """Return the jobs that stall now and did not before."""
+        """Return triggers for jobs that stall now and did not before."""
         stalled = {pace.job: pace for pace in paces if pace.age_ns >= max(self._stall_ns, STALL_STEPS * pace.step_ns)}
         before, self._stalled = self._stalled, set(stalled)
         return list(_stalls((pace for job, pace in stalled.items() if job not in before), wall_ns))

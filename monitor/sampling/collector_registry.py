@@ -1,4 +1,4 @@
-"""Lists the collectors of a node: all that are not disabled; what a machine lacks they find out by themselves."""
+"""Lists the collectors of a node: all that are not disabled.  Each finds out by itself what the machine lacks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .ticker import SamplingTick
 __all__ = ["DaemonError", "default_collectors", "sample_once"]
 
 GPU_DEADLINE_RATIO = 0.5
-"""Share of the period that a tick waits for its GPUs: less than the sampler waits for the collector that holds them."""
+"""Share of the period that a tick waits for its GPUs: less than the sampler waits for the GPU collector."""
 
 SAMPLE_ONCE_SECONDS = 0.2
-"""Seconds between the two ticks of `sample_once`: twenty of the kernel's 10 ms ticks make utilization good to 5 %."""
+"""Seconds between the two ticks of `sample_once`: twenty of the kernel's 10 ms ticks give utilization to 5 %."""
 
 
 class DaemonError(RuntimeError):
-    """The daemon cannot start; the message names the thing and what to do."""
+    """The daemon cannot start; the message says why and what to do."""
 
 
 def default_collectors(
@@ -47,10 +47,10 @@ def default_collectors(
     members: Callable[[], Sequence[CgroupMember]] = tuple,
     identity: IdentityCollector | None = None,
 ) -> list[Collector]:
-    """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
+    """Return the collectors that `config` does not disable; raises DaemonError for an unknown name.
 
-    `members` gives the processes whose control groups are read beside the daemon's own; `identity` is the daemon's, who
-    asks it where ranks run.
+    `members` returns the processes whose control groups are read in addition to the daemon's; `identity` is the
+    daemon's own collector, which also tells it where ranks run.
     """
     files = KernelFiles(config.proc_root, config.sys_root)
     identity = identity or IdentityCollector(files, clock, tuple, tuple)
@@ -73,12 +73,12 @@ def default_collectors(
     names = [collector.name for collector in collectors]
     unknown = [name for name in config.disable if name not in names]
     if unknown:
-        raise DaemonError(f"[daemon] disable: no collector {', '.join(unknown)}; there are {', '.join(names)}")
+        raise DaemonError(f"[daemon] disable: unknown collector {', '.join(unknown)}; known are {', '.join(names)}")
     return [collector for collector in collectors if collector.name not in config.disable]
 
 
 def sample_once(config: DaemonConfig) -> Snapshot:
-    """Return one snapshot of this machine: two ticks a moment apart, so that what needs a rate has one."""
+    """Return one snapshot of this machine after two ticks, so that rates exist."""
     clock = SystemClock()
     sampler = Sampler(default_collectors(config, clock), clock, deadline_seconds=5.0)
     sampler.start()

@@ -1,42 +1,47 @@
-"""Keeps the daemon's CPU time within the user's budget by how often collectors glance between ticks.
+"""Keeps the daemon's CPU time within the user's budget by changing how often collectors glance between ticks.
 
-A monitor with a fixed rate is light on the machine where it was tuned.  With 256 processors, 16 ports or a driver whose
-calls are slow, the same rate costs ten times as much, and it is the training job that pays.  So the daemon measures its
-own CPU time and, while that is over the budget, halves the rate of glances down to none; the ticks stay, they are what
-the user asked for.
+A fixed rate is cheap only on the machine where it was tuned.  With 256 processors, 16 ports or a slow driver it costs
+ten times as much, and the training job pays.  So the daemon measures its own CPU time, and over the budget it halves
+the rate of glances, down to none.  The ticks stay, because the user asked for them.
 
-Going up again must not flap, and must not be denied for ever after one busy minute.  So it does not depend on the share
-that was measured at a higher rate before: the workers time their glances, so the cost of a glance is known at any rate,
-and the rest of the share with it.  The rate goes up when the rest and the glances at the higher rate fit with room to
-spare.  At most one step every `interval_ns`, so that each step is measured before the next.  What glances cost in other
-threads than their worker's is not in their figure; so a step up that had to be taken back is tried again ever more
-seldom.
+The rate must go up again, but not flap.  Workers time their glances, so their cost is known at any rate, and the
+remaining share with it.  The rate goes up if the remaining share plus the glances at the higher rate fit with a margin.
+There is at most one step per `interval_ns`, so that each is measured before the next.  Glances also cost time in
+threads that do not measure it; so a step up that failed is retried after longer and longer waits.
 
 The default of 5 % of one processor is twice what ticks and ten glances a second cost for 8 GPUs on a slow machine
-(`make bench-daemon`), and less than a thousandth of a node that has 8 GPUs.
+(`make bench-daemon`), and less than a thousandth of a node with 8 GPUs.
 
-Left out on purpose: reading the clocks, and changing the rate.  CPU time and time in, a change out.
+`CpuBudget` is pure: CPU time and time in, a change out.  `GlanceControl` applies, counts and logs the changes.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["CpuBudget", "RateChange"]
+from pacecar.records import Sample
+
+from ..catalog_sample import sample
+
+__all__ = ["CpuBudget", "GlanceControl", "RateChange"]
 
 HALVINGS = 3
 """10, 5, 2.5 and 1.25 times a second; less is no better than the tick itself, so the next step is none."""
 
 UP_RATIO = 0.8
-"""Share of the budget that must suffice for the higher rate: waking a thread costs something that no glance times."""
+"""Share of the budget that the higher rate must fit into: glances do not measure the cost of waking a thread."""
 
 
 PATIENCE_MAX = 64
-"""Looks to wait after steps up that failed again and again: a quarter of an hour at 15 s."""
+"""Updates to wait after repeatedly failed steps up: a quarter of an hour at 15 s."""
+
+_log = logging.getLogger(__name__)
 
 
 class RateChange(NamedTuple):
-    """The result of one look at the budget: the share of CPU time, and the rate before and from now on."""
+    """The result of one update: the share of CPU time, and the rate before and from now on."""
 
     cpu_ratio: float
     before: float
@@ -44,7 +49,7 @@ class RateChange(NamedTuple):
 
     @property
     def direction(self) -> str | None:
-        """`down`, `up`, or None when the rate stays."""
+        """`down`, `up`, or None if the rate stays."""
         if self.rate == self.before:
             return None
         return "up" if self.rate > self.before else "down"
@@ -67,11 +72,11 @@ class CpuBudget:
 
     @property
     def rate(self) -> float:
-        """Glances a second that are affordable as far as known."""
+        """Glances a second that the budget allows, as far as known."""
         return self._rates[self._level]
 
-    def spend(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> RateChange | None:
-        """Take the CPU time so far, of the process and of its glances; return the result, None between two looks."""
+    def update(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> RateChange | None:
+        """Record the CPU time so far, of the process and of its glances; return a result at the end of an interval."""
         if self._since is None:
             self._since = (cpu_ns, glance_cpu_ns, now_ns)
             return None
@@ -83,13 +88,13 @@ class CpuBudget:
         share = (cpu_ns - cpu_before) / elapsed_ns
         glances = (glance_cpu_ns - glance_before) / elapsed_ns
         before = self.rate
-        if before > 0:  # at no rate nothing is learnt, and what was learnt before stands
+        if before > 0:  # without glances keep the last figure
             self._share_per_hertz = glances / before
         self._step(share, share - glances)
         return RateChange(share, before, self.rate)
 
     def _step(self, share: float, rest: float) -> None:
-        """Go one step down or up, or stay; `rest` is the share of all that is not glances."""
+        """Go one step down or up, or stay; `rest` is the share of everything but glances."""
         went_up, self._went_up = self._went_up, False
         if share > self._budget:
             if went_up:
@@ -103,3 +108,49 @@ class CpuBudget:
         elif rest + self._share_per_hertz * self._rates[self._level - 1] <= self._budget * UP_RATIO:
             self._level -= 1
             self._went_up = True
+
+
+class GlanceControl:
+    """Keeps glances within the CPU budget.  The tick's thread calls `update`; another may call `set_limits`."""
+
+    def __init__(self, cpu_budget: float, glances_per_second: float, *, interval_ns: int) -> None:
+        self._limits = (cpu_budget, glances_per_second)
+        self._interval_ns = interval_ns
+        self._budget = CpuBudget(cpu_budget, glances_per_second, interval_ns=interval_ns)
+        self._cpu_ratio: float | None = None
+        self._changes = {"down": 0, "up": 0}
+
+    @property
+    def rate(self) -> float:
+        """Glances a second at present."""
+        return self._budget.rate
+
+    def set_limits(self, cpu_budget: float, glances_per_second: float) -> None:
+        """Apply another budget and highest rate from now on; equal ones change nothing."""
+        if (cpu_budget, glances_per_second) != self._limits:
+            self._limits = (cpu_budget, glances_per_second)
+            self._budget = CpuBudget(cpu_budget, glances_per_second, interval_ns=self._interval_ns)
+
+    def update(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> None:
+        """Record the CPU time so far, of the process and of its glances, and set the rate; log a change once."""
+        change = self._budget.update(cpu_ns, glance_cpu_ns, now_ns)
+        if change is None:
+            return
+        self._cpu_ratio = change.cpu_ratio
+        if change.direction is not None:
+            self._changes[change.direction] += 1
+            _log.log(
+                logging.WARNING if change.direction == "down" else logging.INFO,
+                "took %.1f %% of a processor, the budget is %.1f %%: glancing %g instead of %g times a second",
+                100 * change.cpu_ratio, 100 * self._limits[0], change.rate, change.before,
+            )  # fmt: skip
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield the budget, the rate of glances, its changes and, after the first interval, the share of CPU time."""
+        yield sample("pacecar_daemon_cpu_budget_ratio", self._limits[0])
+        yield sample("pacecar_daemon_glance_frequency_hertz", self.rate)
+        cpu_ratio = self._cpu_ratio
+        if cpu_ratio is not None:
+            yield sample("pacecar_daemon_cpu_utilization_ratio", cpu_ratio)
+        for direction, count in self._changes.items():
+            yield sample("pacecar_daemon_glance_changes_total", count, direction)

@@ -1,20 +1,20 @@
-"""Takes every sample of a collector through the table of ranges: what cannot be true is left out and named.
+"""Removes samples that cannot be true, and says why.
 
-Four things that kernels and drivers report are no measurements:
+Kernels and drivers report four things that are not measurements:
 
     out of range     4294967295 %, 2147483647 degrees, NaN: outside the metric's row in `value_ranges`
-    above its whole  more free swap than there is swap
-    a fall           a counter that reads 0 once and goes on where it was
+    above its whole  more free swap than swap
+    a fall           a counter that reads 0 once and then continues
     a double         a second sample of one series, for which Prometheus would refuse the page
 
-Prometheus takes a counter that falls for one that began again, and adds all of it to the increase.  So a fall is held
-back: the series is missing until the counter is back at its last value, and so never fell, or has confirmed that it
-began again.  A fall to less than half is confirmed by the next reading.  A smaller fall is no restart, which
-begins at zero, but a correction (a processor that was taken off line); it is believed after CORRECTION_READINGS.
+Prometheus takes a counter that falls for one that restarted, and adds its whole value to the increase.  So the series
+is missing after a fall, until the counter is back at its last value (it never fell) or has confirmed the restart.  The
+next reading confirms a fall to less than half.  A smaller fall cannot be a restart, which begins at zero; it is a
+correction (a processor went offline), and is accepted after CORRECTION_READINGS.
 
-Most samples are those of the tick before, in the same order, and many the very same objects.  So samples are compared
-place by place with those of the tick before, and only those that changed are looked at; a series is looked up only
-when the order changed.  An object that is the same was not read anew, so it confirms nothing.
+Most samples equal those of the tick before, in the same order, and many are the same objects.  So samples are compared
+place by place with the tick before, and only changed ones are judged; series are looked up only if the order changed.
+The same object was not read again, so it confirms nothing.
 
 One thread uses a screen: the one that reads its collector.
 """
@@ -31,24 +31,24 @@ from pacecar.metrics.metric import Metric, MetricKind
 from pacecar.metrics.value_ranges import ANYTHING, RANGES, WHOLES
 from pacecar.records import Sample
 
-__all__ = ["Refusal", "SampleScreen", "in_range"]
+__all__ = ["RefusedSample", "SampleScreen", "in_range"]
 
 RESTART_READINGS = 2
-"""Readings in a row after a fall to less than half of the last value that make a restart."""
+"""Consecutive readings that confirm a restart, after a fall to less than half of the last value."""
 
 SMALL = 1000
-"""What falls to less has always begun again: as an increase so little harms nothing, and it is no round of traffic."""
+"""A fall to less than this is always a restart: so small an increase harms nothing, and it is no round of traffic."""
 
 CORRECTION_READINGS = 300
-"""The same after a smaller fall: five minutes."""
+"""Consecutive readings that confirm a smaller fall: five minutes."""
 
 KEPT_SCREENS = 60
-"""Ticks for which a counter is remembered that is not among the samples; after them its next value is a first one."""
+"""Ticks for which a missing counter is remembered; after that its next value counts as a first one."""
 
 Series = tuple[str, tuple[str, ...]]
 
 
-class Refusal(NamedTuple):
+class RefusedSample(NamedTuple):
     """A sample that is left out, and why, with its source and its series."""
 
     sample: Sample
@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What holds for the values of a metric."""
+    """The rules for the values of a metric."""
 
     low: float
     high: float
@@ -74,7 +74,7 @@ _NO_RULE = _Rule(ANYTHING.low, ANYTHING.high, is_counter=False, whole=None)
 
 
 class _Fall:
-    """A counter whose last reading is not served: the last that was, and those below it since."""
+    """A counter whose last reading is not served: the last value that was, and the readings below it since."""
 
     __slots__ = ("fell_to", "held", "last", "readings")
 
@@ -82,10 +82,10 @@ class _Fall:
         self.last = last
         self.fell_to = self.held = last
         self.readings = 0
-        """Readings in a row from `fell_to` to `held` that did not fall among themselves."""
+        """Consecutive readings from `fell_to` to `held` that did not fall."""
 
     def holds_back(self, value: float) -> bool:
-        """Take a reading, and return whether it is below the last and not confirmed."""
+        """Record a reading; return whether it is an unconfirmed fall."""
         if value >= self.last:
             return False
         if value < self.held:
@@ -106,14 +106,14 @@ class SampleScreen:
         """Places of a part and of its whole."""
         self._doubles: dict[int, str] = {}
         self._refused: dict[int, str] = {}
-        """Place -> why its value is left out, for as long as it is not read anew."""
+        """Place -> why its value is left out, until it is read again."""
         self._falls: dict[int, _Fall] = {}
-        """Of the counters among the refused."""
+        """Counters among the refused."""
         self._gone: dict[Series, tuple[_Fall, int]] = {}
-        """Counters that are not among the samples, and the screen that missed them first."""
+        """Counters that are missing, and the screen that missed them first."""
         self._screens = 0
 
-    def screen(self, samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], list[Refusal]]:
+    def screen(self, samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], list[RefusedSample]]:
         """Return the samples of a tick that can be true, and those that are left out."""
         self._screens += 1
         before, rules, refused = self._before, self._rules, self._refused
@@ -141,7 +141,9 @@ class SampleScreen:
         wrong = self._wrong(samples)
         if not wrong:
             return samples, []
-        refusals = [Refusal(samples[place], _named(samples[place], why)) for place, why in sorted(wrong.items()) if why]
+        refusals = [
+            RefusedSample(samples[place], _named(samples[place], why)) for place, why in sorted(wrong.items()) if why
+        ]
         return tuple(sample for place, sample in enumerate(samples) if place not in wrong), refusals
 
     def _judge(self, place: int, value: float, last: float) -> None:
@@ -152,13 +154,13 @@ class SampleScreen:
         if not low <= value <= high:  # NaN is in no range
             self._refused[place] = "{value} is outside {low} to {high}"
         elif fall is not None and fall.holds_back(value):
-            self._refused[place] = "a counter fell to {value}, which is not confirmed"
+            self._refused[place] = "a counter fell to {value}, which the next reading has not confirmed"
         else:
             self._refused.pop(place, None)
             self._falls.pop(place, None)
 
     def _wrong(self, samples: Sequence[Sample]) -> dict[int, str]:
-        """Return place -> why its sample is left out; empty: a double that says the same, and is no failure."""
+        """Return place -> why its sample is left out; empty for a harmless double with the same meaning."""
         wrong = self._doubles | self._refused if self._doubles or self._refused else {}
         for part, whole in self._pairs:
             if samples[part].value > samples[whole].value and part not in wrong and whole not in wrong:
@@ -178,10 +180,10 @@ class SampleScreen:
             series = (sample.metric, sample.labels)
             if places.setdefault(series, place) != place:
                 is_fact = sample.metric.endswith("_info")
-                self._doubles[place] = "" if is_fact else "{value} is of a second source with these labels"
+                self._doubles[place] = "" if is_fact else "{value} comes from a second source with these labels"
                 self._rules.append(_NO_RULE)
                 continue
-            rule = _RULES.get(sample.metric, _NO_RULE)  # a bug of ours, which the exporter contains
+            rule = _RULES.get(sample.metric, _NO_RULE)  # unknown only by a bug of ours, which the exporter contains
             self._rules.append(rule)
             if rule.whole is not None:
                 parts.append((place, (rule.whole, sample.labels)))
@@ -202,7 +204,7 @@ class SampleScreen:
         return doubtful
 
     def _forget(self, gone: dict[Series, int], falls: dict[int, _Fall], before: Sequence[Sample]) -> None:
-        """Remember the counters that are `gone`, by their places `before`; forget those that were gone for long."""
+        """Remember the counters that are `gone`, with their places `before`; drop those missing for too long."""
         for series, place in gone.items():
             if _RULES.get(series[0], _NO_RULE).is_counter:
                 self._gone[series] = (falls.get(place) or _Fall(before[place].value), self._screens)
@@ -211,21 +213,21 @@ class SampleScreen:
             self._gone = {series: kept for series, kept in self._gone.items() if kept[1] >= oldest}
 
 
-def in_range(samples: Iterable[Sample]) -> tuple[list[Sample], list[Refusal]]:
-    """Return the samples that are in their range, and those that are left out: for gauges that are read alone."""
+def in_range(samples: Iterable[Sample]) -> tuple[list[Sample], list[RefusedSample]]:
+    """Return the samples within their range, and those left out; for gauges that are read alone."""
     sound: list[Sample] = []
-    refusals: list[Refusal] = []
+    refusals: list[RefusedSample] = []
     for sample in samples:
         limits = RANGES.get(sample.metric, ANYTHING)
         if limits.low <= sample.value <= limits.high:
             sound.append(sample)
         else:
-            refusals.append(Refusal(sample, _named(sample, "{value} is outside {low} to {high}")))
+            refusals.append(RefusedSample(sample, _named(sample, "{value} is outside {low} to {high}")))
     return sound, refusals
 
 
 def _named(sample: Sample, why: str) -> str:
-    """Return `why` with the source and the series in front, and with numbers in the unit of the metric's name."""
+    """Return `why` after the source and the series, with numbers in the unit of the metric's name."""
     metric, limits = by_name(sample.metric), RANGES.get(sample.metric, ANYTHING)
     value, low, high = (f"{metric.unit.convert(number):.12g}" for number in (sample.value, limits.low, limits.high))
     labels = ", ".join(f"{label}={text!r}" for label, text in zip(metric.labels, sample.labels, strict=True))

@@ -1,11 +1,8 @@
-"""Yields the daemon's ticks: deadlines that do not drift, are jittered, and never queue up.
+"""Yields the daemon's ticks: deadlines that do not drift, have jitter, and never queue up.
 
-`sleep(period)` drifts by the work's duration.  An exact grid aliases: a training job is periodic too, and a sampler
-that always looks at the same phase of the step sees one phase.  So each deadline lies on the grid plus a random part of
-`jitter_ratio` of the period; what was missed because the work took longer is left out and counted, never made up for
-in a burst.
-
-Left out on purpose: what happens at a tick.
+`sleep(period)` drifts by the duration of the work.  An exact grid aliases: a training job is periodic too, so a sampler
+would always see the same phase of the step.  So each deadline lies on the grid plus a random part of `jitter_ratio` of
+the period.  Ticks missed because the work took longer are skipped and counted, never made up for in a burst.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ def sampling_ticks(
     jitter_ratio: float,
     chance: random.Random,
 ) -> Iterator[SamplingTick]:
-    """Yield a tick at each deadline, the first at once, until `wait` says that it is over.
+    """Yield a tick at each deadline, the first at once, until `wait` ends the loop.
 
     `wait(seconds)` sleeps and returns True to stop, as threading.Event.wait does.
     """

@@ -1,6 +1,6 @@
-"""Formats points in time as people and file names have them: in UTC, as machines of several time zones write records.
+"""Formats points in time for people and file names, in UTC, because records come from machines in several time zones.
 
-A record's wall time is whatever a clock or a stranger said, so one that is no date is called that and never raises.
+A record's wall time may be any number, so a value that is not a date is formatted as unknown and never raises.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Draws a ledger in a terminal as one full bar, each heading with its share, and a legend below.
+"""Draws a ledger in a terminal: one full bar with a part for each heading, and a legend below.
 
-`pacecar demo`, `analyze` and `top` draw with this, so that a colour or a glyph means the same thing in all.
+`pacecar demo`, `analyze` and `top` all use it, so that a colour or glyph means the same thing everywhere.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pacecar.records import LEDGER_HEADINGS, Ledger
 __all__ = ["ledger_bar", "ledger_legend"]
 
 LedgerParts = Ledger | Mapping[str, float]
-"""A ledger, or heading -> seconds as in the daemon's document, which may leave headings out."""
+"""A ledger, or heading -> seconds as in the daemon's document, which may omit headings."""
 
 
 def ledger_bar(ledger: LedgerParts, width: int, console: Console) -> Text:
-    """Return `ledger` as a bar of `width` cells; each heading gets its share, rounded so that the bar is full."""
+    """Return `ledger` as a bar of `width` cells; shares are rounded so that the bar is full."""
     parts = _parts(ledger)
     total = sum(parts.values())
     bar = Text(no_wrap=True)
@@ -34,9 +34,9 @@ def ledger_bar(ledger: LedgerParts, width: int, console: Console) -> Text:
 
 
 def ledger_legend(ledger: LedgerParts, width: int, console: Console, *, is_narrow: bool = False) -> list[Text]:
-    """Return the headings that the bar shows, with their shares, in lines of at most `width` cells.
+    """Return the headings in the bar with their shares, in lines of at most `width` cells.
 
-    `is_narrow` writes "25.0%" and leaves less between two headings.
+    `is_narrow` writes "25.0%" and narrows the gap between headings.
     """
     parts = _parts(ledger)
     total = sum(parts.values())
@@ -61,7 +61,7 @@ def _parts(ledger: LedgerParts) -> Mapping[str, float]:
 
 
 def _glyph(heading: str, console: Console) -> str:
-    """Return the cell of a heading: a block where there is colour, else its own letter."""
+    """Return the cell of a heading: a block if the terminal has colour, else the heading's own letter."""
     has_blocks = console.color_system is not None and console.encoding.startswith("utf")
     return "\N{FULL BLOCK}" if has_blocks else HEADING_GLYPHS[heading]
 

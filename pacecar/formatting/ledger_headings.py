@@ -1,15 +1,14 @@
-"""Holds the words, colours and glyphs of a ledger's headings.
+"""Holds the words, colours and glyphs of a ledger's headings, for every table, bar, picture and dashboard.
 
-They are in one place, so that each table, bar and picture says the same thing.
-
-Left out: what needs a terminal and rich (`pacecar.formatting.ledger_bar`).
+Left out: drawing with rich (`pacecar.formatting.ledger_bar`).
 """
 
 from __future__ import annotations
 
-from pacecar.records import LEDGER_HEADINGS
+from pacecar.records import LEDGER_HEADINGS, Cause
+from pacecar.records.measurements.what_if import AT_MOST
 
-__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "UNCALIBRATED_WORDS"]
+__all__ = ["CAUSE_WORDS", "HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "UNCALIBRATED_WORDS"]
 
 HEADING_WORDS = {
     "compute": "compute",
@@ -23,6 +22,16 @@ HEADING_WORDS = {
     "unknown": "unknown",
 }
 
+CAUSE_WORDS = {
+    **{cause.value: HEADING_WORDS.get(cause.value, cause.value) for cause in Cause},
+    "link": "slow link",
+    "throttled": "throttled compute",
+    "gc": "garbage collection",
+    "imbalance": "uneven work",
+    "exposed_copy": "copies",
+}
+"""What holds a job up, by the value of its `Cause`."""
+
 SCENARIO_WORDS = {
     "communication_hidden": "communication fully hidden",
     "link_twice_as_fast": "link twice as fast",
@@ -32,7 +41,10 @@ SCENARIO_WORDS = {
     "launch_gaps_gone": "launch gaps gone",
     "all": "all of these",
 }
-"""The scenarios of the what-if bounds, and those that only `pacecar analyze` answers, by replay."""
+"""The questions that `pacecar analyze` answers by replay."""
+
+SCENARIO_WORDS |= {AT_MOST + name: words for name, words in SCENARIO_WORDS.items()}
+"""And bounds: a table or picture of them says in its head that they are the most that can be saved."""
 
 HEADING_COLOURS = {
     "compute": "#009E73",
@@ -45,11 +57,9 @@ HEADING_COLOURS = {
     "stopped": "#882255",
     "unknown": "#999999",
 }
-"""Okabe and Ito's palette (2008, "Color Universal Design"), which the colour-blind can tell apart, and the wine of
-Tol's "muted" one (2021, "Colour Schemes") for `stopped`, as their eighth colour is black.
-
-The same colours as on the dashboards (`dashboards/palette.py`).
-"""
+"""Okabe and Ito's palette (2008, "Color Universal Design"), which colour-blind people can tell apart.  Its eighth
+colour is black, so `stopped` has the wine of Tol's "muted" palette (2021, "Colour Schemes")."""
+assert tuple(HEADING_COLOURS) == LEDGER_HEADINGS, "charts stack the headings in this order"
 
 HEADING_GLYPHS = dict(zip(LEDGER_HEADINGS, "#=+dhokx?", strict=True))
 """For terminals without colour."""
@@ -59,6 +69,6 @@ UNCALIBRATED_WORDS = {
     "unavailable": "this torch has no exact windows",
     "warming_up": "the first exact window is still to come",
     "price": "an exact window would cost more than the overhead budget has earned so far",
-    "profiler": "the script's own profiler is on, and only one can be",
+    "profiler": "the script's own profiler is on, and only one can run",
 }
 """Why most of a ledger is unknown."""

@@ -1,12 +1,12 @@
-"""Cleans foreign text of what a terminal, a log or a page would obey: control characters, line ends, direction marks.
+"""Removes control characters, line ends and direction marks from foreign text.
 
-Jobs choose their names, hosts and reasons, files hold what somebody wrote, and clients send what they like.  Printed as
-it is, such a text moves the cursor, hides lines or forges log entries.  So every text that this process did not write
-itself passes through `clean` where it reaches a terminal, a log line or a report.  What is not printable by Unicode's
-categories (C0 and C1 controls, ESC, line and paragraph separators, bidirectional marks, surrogates) becomes U+FFFD,
-which shows that something was there; where a person looks for the fault in it, `escaped` shows what.
+Jobs choose their names, hosts and reasons, and files and clients contain anything.  Printed unchanged, such text can
+move the cursor, hide lines or forge log entries.  So all text that this process did not write itself goes through
+`clean` before it reaches a terminal, a log line or a report.  Characters that Unicode calls unprintable (C0 and C1
+controls, ESC, line and paragraph separators, bidirectional marks, surrogates) become U+FFFD.  `escaped` shows which
+character it was, where a person looks for a fault in the text.
 
-Left out: markup.  HTML and Markdown have escapes of their own, where they are written.
+Left out: markup.  HTML and Markdown are escaped where they are written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PlainFormatter", "clean", "clean_values", "escaped"]
 T = TypeVar("T")
 
 DEPTH_MAX = 64
-"""Nesting of a document that is cleaned; ours have under ten."""
+"""Nesting of a document that is cleaned; ours have fewer than ten levels."""
 
 
 def clean(text: object, characters_max: int | None = None) -> str:
@@ -35,7 +35,7 @@ def clean(text: object, characters_max: int | None = None) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return `text` on one line, a tab as a blank, what else `clean` replaces as python writes it: \x1b, \u202e."""
+    r"""Return `text` on one line, with tabs as blanks and other unprintable characters as escapes: \x1b, \u202e."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text.replace("\t", " "))
 
 
@@ -70,7 +70,7 @@ def _texts(value: object, names: tuple[str, ...], depth: int) -> dict[str, objec
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats log records on one line each; of a traceback each line is cleaned by itself."""
+    """Formats each log record on one line; the lines of a traceback are cleaned one by one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Return the line without its traceback."""

@@ -1,12 +1,12 @@
-"""Formats numbers, shares, sizes, speeds and times for people; what is missing is a dash.
+"""Formats numbers, shares, sizes, speeds and times for people; a missing value is a dash.
 
     12.3 %   3.4 MiB   12.3 GB/s   660.55 ms        sizes by powers of two, rates by powers of ten
-    12%      3.4M      12.3G       661ms            `short_...`: at most six cells, where room is short
+    12%      3.4M      12.3G       661ms            `short_...`: at most six cells, for narrow columns
 
-A column has one unit, so that its numbers can be compared: `unit_for` chooses it.  Inside, times are nanoseconds; the
-short ones are for the daemon's document, which has seconds.
+A column has one unit, chosen by `unit_for`, so that its numbers can be compared.  Times are nanoseconds, except in
+`short_duration`, which takes seconds as in the daemon's document.
 
-Left out: values of knobs (`pacecar.knobs.setting`).  Needs nothing but python, for every command's start may import it.
+Left out: values of knobs (`pacecar.knobs.setting`).  Imports only the standard library, because every command loads it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def gibibytes(size_bytes: float) -> str:
-    """Return the size of a memory in whole GiB: "80 GiB"."""
+    """Return a size in whole GiB: "80 GiB"."""
     return f"{size_bytes / 2**30:.0f} GiB"
 
 
 def gigabits(bits_per_second: float) -> str:
-    """Return the speed of a link as its maker writes it: "200 Gbit/s"."""
+    """Return the speed of a link as vendors write it: "200 Gbit/s"."""
     return f"{bits_per_second / 1e9:g} Gbit/s"
 
 
@@ -72,14 +72,14 @@ def bandwidth(bytes_per_second: float | None) -> str:
 
 
 class DisplayUnit(NamedTuple):
-    """A unit of time and how many digits after the point are worth showing."""
+    """A unit of time, and how many decimals it is shown with."""
 
     name: str
     ns: float
     digits: int
 
     def text(self, value_ns: float | None) -> str:
-        """Return "12.34 ms"; a smaller unit for what would round to zero."""
+        """Return "12.34 ms"; use a smaller unit if the value would round to zero."""
         if value_ns is None:
             return DASH
         if value_ns and abs(value_ns) / self.ns < 0.5 * 10**-self.digits and self.name != "ns":
@@ -95,7 +95,7 @@ _UNITS = (DisplayUnit("s", 1e9, 3), DisplayUnit("ms", 1e6, 2), DisplayUnit("us",
 
 
 def unit_for(values_ns: Iterable[float | None]) -> DisplayUnit:
-    """Return the unit in which the largest of `values_ns` has one to four digits before the point."""
+    """Return the unit in which the largest of `values_ns` has one to four digits before the decimal point."""
     largest = max((abs(value) for value in values_ns if value is not None), default=0)
     for unit in _UNITS[:-1]:
         if largest >= unit.ns * (10 if unit.name == "s" else 1):
@@ -104,7 +104,7 @@ def unit_for(values_ns: Iterable[float | None]) -> DisplayUnit:
 
 
 def duration(value_ns: float | None) -> str:
-    """Return a time in its own unit."""
+    """Return a time in the unit that fits it."""
     return unit_for([value_ns]).text(value_ns)
 
 

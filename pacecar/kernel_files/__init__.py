@@ -1,15 +1,15 @@
-"""Reads the files that the kernel keeps about a machine and its processes: /proc, /sys and control groups.
+"""Reads and parses the kernel's files about a machine and its processes: /proc, /sys and control groups.
 
-In come the roots, which tests and containers give, out go text and what it says; what is missing or malformed is the
-caller's to judge, because a collector, the doctor and a job do different things about it.
-Start with `reader`; the others are pure but for `network`, which also finds the RDMA ports that are in use.
+In: the roots, which tests and containers choose.  Out: text and parsed values.  Callers decide what to do about missing
+or malformed files, because a collector, the doctor and a job need different answers.
+Start with `reader`.  The other modules are pure, except `network`, which also finds active RDMA ports.
 
-    reader        text, names, whole numbers, one row of a file; which errors say that something is not there
+    reader        text, names, whole numbers, one row of a file; the errors that mean "not there"
     processors    CPU lists, NUMA nodes, run delay, pressure
-    contention    does more want to run than there are processors?  One rule for the doctor and a running job
-    memory        /proc/meminfo and files of its form
+    contention    are there more tasks than processors?  One rule for the doctor and a running job
+    memory        /proc/meminfo and files of the same form
     network       speed of interfaces; state and rate of RDMA ports
-    cgroups       which control group a process is in, its parents, its limits
+    cgroups       the control group of a process, its parents, its limits
 
-Left out: who may have put a file there (`path_walk`), and files of one reader alone, which that reader parses.
+Left out: whether a path can be trusted (`path_walk`), and files with a single reader, which parses them itself.
 """

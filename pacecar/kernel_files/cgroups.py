@@ -1,6 +1,6 @@
-"""Parses which control group a process is in, and the limits and counters in a group's folder.
+"""Parses the control group of a process, and the limits and counters in a group's folder.
 
-The limit that counts is the tightest on the way from the group up to the root, hence `levels_of`.
+The tightest limit between the group and the root applies, hence `levels_of`.
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel; cgroups(7).
 """
@@ -28,16 +28,16 @@ LEVELS_MAX = 32
 """Levels from a group to the root; Kubernetes has five."""
 
 GROUPS_REMEMBERED = 256
-"""Groups whose folders are remembered, for each controller."""
+"""Groups whose folders are cached."""
 
 NO_LIMIT_BYTES = 1 << 62
-"""v1 writes `no limit` as the largest multiple of the page size in 63 bits; no machine has half of that."""
+"""v1 writes "no limit" as the largest multiple of the page size in 63 bits; no machine has half of that."""
 
 V2 = ""
-"""The name of the v2 hierarchy in /proc/PID/cgroup; those of v1 are called by their controllers."""
+"""The name of the v2 hierarchy in /proc/PID/cgroup; those of v1 are named after their controllers."""
 
 Levels = Sequence[Path]
-"""The folders of a group and of its parents up to what is mounted."""
+"""The folders of a group and its parents, up to the mount point."""
 
 
 def parse_cgroup_line(line: str) -> list[tuple[str, str]]:
@@ -48,15 +48,15 @@ def parse_cgroup_line(line: str) -> list[tuple[str, str]]:
 
 
 def v2_group(text: str) -> str | None:
-    """Return the path of the v2 group in the text of /proc/PID/cgroup; None where there is none."""
+    """Return the path of the v2 group in the text of /proc/PID/cgroup, if any."""
     return next((line[3:] for line in lines_of(text) if line.startswith("0::/")), None)
 
 
 @lru_cache(maxsize=GROUPS_REMEMBERED)  # asked at every tick for each group, and a path is made for each level
 def levels_of(top: Path, root: str, path: str) -> Levels:
-    """Return the folders of the group `path` and its parents below `top`, where the part `root` is mounted.
+    """Return the folders of the group `path` and its parents below `top`, where the subtree `root` is mounted.
 
-    Empty when the group is outside of that part, or outside of our cgroup namespace (`/../..`).
+    Empty if the group is outside that subtree, or outside our cgroup namespace (`/../..`).
     """
     root = root.rstrip("/")
     if ".." in path.split("/") or (path != root and not path.startswith(f"{root}/")):
@@ -72,7 +72,7 @@ def parse_flat_line(line: str) -> tuple[str, int]:
 
 
 def parse_cpu_max(line: str) -> float | None:
-    """Return processors of `quota period`, None for `max period`; raises ValueError or IndexError."""
+    """Return the processors that `quota period` allows, None for `max period`; raises ValueError or IndexError."""
     quota, period = line.split()
     if whole(period) == 0:
         raise ValueError("a period of 0")

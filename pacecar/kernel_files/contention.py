@@ -1,8 +1,8 @@
-"""Judges whether more wants to run on a machine than it has processors: one rule for the doctor and for a running job.
+"""Judges whether more tasks want to run than a machine has processors, for the doctor and for a running job.
 
-What a job loses there looks in its ledger like slow Python or a straggler, so the remedies for those would be wrong.
-In go figures that somebody has read, None for what is not known; what is not known proves nothing.
-Pure.  Left out: what to say of it (`commands/doctor/rules/contention`, `controller/restart_advice`).
+In a ledger, this loss looks like slow Python or a straggler, and the remedies for those would be wrong.
+In: figures, None if unknown; an unknown figure proves nothing.  Pure.
+Left out: the advice (`commands/doctor/rules/contention`, `controller/restart_advice`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = [
 ]
 
 LOAD_RATIO_MIN = 1.25
-"""Tasks a processor, over five minutes, from on which they wait for each other; at 1 a machine is merely busy."""
+"""From this many tasks per processor on, over five minutes, tasks wait for each other; at 1 a machine is just busy."""
 
 PRESSURE_MIN = 0.20
-"""Share of the last minute in which some task waited for a processor.  A machine that is busy, and no more, has some
-per cent of that at switches; with a fifth every fifth moment of a step may be somebody else's."""
+"""Share of the last minute in which some task waited for a processor.  A machine that is just busy shows a few percent
+from task switches; at a fifth, other tasks may have the processor for a fifth of a step."""
 
 
 def are_processors_contended(*, pressure: float | None, load: float | None, count: int | None) -> bool:
-    """Return whether tasks wait for a processor: by PSI, or by the load of five minutes where the kernel has no PSI.
+    """Return whether tasks wait for a processor: by PSI, or by the five-minute load if the kernel has no PSI.
 
-    A load also counts tasks that wait for a disk, which are then taken for tasks that wait for a processor.
+    The load also counts tasks that wait for a disk, so it may overstate.
     """
     if pressure is not None:
         return pressure >= PRESSURE_MIN
@@ -37,19 +37,19 @@ def are_processors_contended(*, pressure: float | None, load: float | None, coun
 
 
 def openmp_threads(setting: str | None) -> int | None:
-    """Return the threads of OMP_NUM_THREADS, the first of a list; None where it is not set or says none."""
+    """Return the threads in OMP_NUM_THREADS, the first of a list; None if it is unset or has no number."""
     number = None if setting is None else re.match(r"\s*(\d+)", setting)
     return int(number[1]) if number is not None and int(number[1]) > 0 else None
 
 
 def do_threads_exceed(*, threads: int | None, ranks: int, usable: int | None) -> bool:
-    """Return whether `ranks` of `threads` each are more than the `usable` processors.
+    """Return whether `ranks` with `threads` each need more than the `usable` processors.
 
-    A single thread is no choice of anybody's, so it is never too many: see `do_ranks_exceed`.
+    A single thread per rank cannot be reduced, so it is never too many: see `do_ranks_exceed`.
     """
     return threads is not None and usable is not None and threads > 1 and threads * max(ranks, 1) > usable
 
 
 def do_ranks_exceed(*, ranks: int, usable: int | None) -> bool:
-    """Return whether `ranks` that compute on processors are more than the `usable` ones."""
+    """Return whether there are more `ranks` that compute on processors than `usable` processors."""
     return usable is not None and ranks > usable

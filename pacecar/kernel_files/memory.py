@@ -22,7 +22,7 @@ def parse_meminfo_line(line: str) -> tuple[str, int] | None:
 
 
 def rows_bytes(text: str, *keys: str) -> int | None:
-    """Return the bytes in the rows of `keys` together, None where there is none of them; raises ValueError."""
+    """Return the sum in bytes of the rows `keys`, None if there are none; raises ValueError."""
     rows = [parse_meminfo_line(line) for line in lines_of(text) if line.partition(":")[0] in keys]
     found = [row[1] for row in rows if row is not None]
     return sum(found) if found else None

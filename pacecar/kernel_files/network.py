@@ -1,7 +1,7 @@
-"""Reads the nominal speed of network interfaces, and state and rate of RDMA ports.
+"""Reads the nominal speed of network interfaces, and the state and rate of RDMA ports.
 
-What an interface says of its speed is Mbit/s, -1 or 4294967295 where it does not know (the same value, signed or not),
-and an error while it is down.  A virtual one says 10 Gbit/s whatever it can do: `is_link` tells the two apart.
+An interface reports its speed in Mbit/s, -1 or 4294967295 (the same value, unsigned) if it does not know it, and an
+error while it is down.  A virtual interface always reports 10 Gbit/s; `is_link` tells the two apart.
 
 Source: Documentation/ABI/testing/sysfs-class-net, ABI/stable/sysfs-class-infiniband.
 """
@@ -29,35 +29,35 @@ __all__ = [
 BYTES_PER_SECOND_PER_MBIT = 1_000_000 // 8
 
 INTERFACE_HAS_NONE = NOT_THERE | {errno.EINVAL}
-"""Errors by which an interface says that it has no such thing; EINVAL: the speed of one that is down."""
+"""Errors that mean that an interface has no such value; EINVAL: the speed of one that is down."""
 
 _UNKNOWN_SPEEDS = frozenset({"-1", "4294967295"})  # SPEED_UNKNOWN, as a signed and as an unsigned number
 
 
 class ActiveRdmaPort(NamedTuple):
-    """A port that carries traffic; `link_layer` is None where the driver does not say."""
+    """A port that carries traffic; `link_layer` is None if the driver does not report it."""
 
     bytes_per_second: int
     link_layer: str | None
 
 
 def parse_speed(text: str) -> int | None:
-    """Return bytes a second of a speed in Mbit/s, None when the link does not know it; raises ValueError."""
+    """Return bytes per second for a speed in Mbit/s, None if the link does not know it; raises ValueError."""
     if text in _UNKNOWN_SPEEDS:
         return None
     megabits = integer(text)
     if megabits < 0:
-        raise ValueError(f"{text!r} is no speed")
+        raise ValueError(f"{text!r} is not a speed")
     return megabits * BYTES_PER_SECOND_PER_MBIT
 
 
 def is_link(names: Iterable[str]) -> bool:
-    """Return whether the interface with these `names` in its folder is a link: has a device or a bond behind it."""
+    """Return whether the interface with these `names` in its folder has a device or a bond behind it."""
     return not {"device", "bonding"}.isdisjoint(names)
 
 
 def nominal_speed(files: KernelFiles, interface: str) -> int | None:
-    """Return bytes per second that `interface` says it has; None where it says none, or nothing sound."""
+    """Return the nominal speed of `interface` in bytes per second; None if it reports none or nonsense."""
     text = files.text(files.sys / "class" / "net" / interface / "speed")
     with suppress(ValueError):
         return None if text is None else parse_speed(text.strip())
@@ -74,18 +74,18 @@ def parse_port_state(line: str) -> str:
 
 
 def parse_port_rate(line: str) -> int:
-    """Return bytes a second of `400 Gb/sec (4X NDR)`; raises ValueError or IndexError."""
+    """Return bytes per second for `400 Gb/sec (4X NDR)`; raises ValueError or IndexError."""
     amount, unit = line.split()[:2]
     if unit != "Gb/sec":
         raise ValueError(f"unknown unit {unit!r}")
     gigabits = float(amount)
     if not 0 <= gigabits < 1_000_000:
-        raise ValueError(f"{amount!r} is no rate")
+        raise ValueError(f"{amount!r} is not a rate")
     return round(gigabits * 1_000_000_000 / 8)
 
 
 def active_rdma_ports(files: KernelFiles) -> list[ActiveRdmaPort]:
-    """Return the ports that are active; one that cannot be read, or says what no kernel writes, is left out."""
+    """Return the active ports, without those that cannot be read or parsed."""
     found: list[ActiveRdmaPort] = []
     for port in sorted(files.sys.glob("class/infiniband/*/ports/*")):
         with suppress(OSError, ValueError, IndexError):

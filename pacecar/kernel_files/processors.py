@@ -1,4 +1,4 @@
-"""Parses what the kernel says of processors: lists of CPUs, NUMA nodes, waits for a processor.
+"""Parses the kernel's files about processors: lists of CPUs, NUMA nodes, run delay, pressure.
 
 Source: Documentation/admin-guide/cputopology.rst (lists), ABI/stable/sysfs-devices-node, scheduler/sched-stats.rst and
 accounting/psi.rst of the kernel.
@@ -14,7 +14,7 @@ from .reader import lines_of, whole
 __all__ = ["CPUS_MAX", "numa_nodes", "parse_cpu_list", "parse_pressure_average", "parse_pressure_line", "run_delay_ns"]
 
 CPUS_MAX = 8192
-"""The most processors that a kernel can be built for (CONFIG_NR_CPUS); bounds the files that are opened."""
+"""The most processors that a kernel supports (CONFIG_NR_CPUS); bounds the files that are opened."""
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -24,7 +24,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
         first, dash, last = part.partition("-")
         low, high = whole(first), whole(last if dash else first)
         if not low <= high < CPUS_MAX:
-            raise ValueError(f"{part!r} is no range of processors")
+            raise ValueError(f"{part!r} is not a range of processors")
         cpus.update(range(low, high + 1))
     return frozenset(cpus)
 
@@ -35,13 +35,13 @@ def numa_nodes(names: Iterable[str]) -> list[str]:
 
 
 def run_delay_ns(stat: str | bytes) -> int | None:
-    """Return the ns in which a task was ready and had no processor, of its schedstat; None for any other format."""
+    """Return the nanoseconds that a task waited for a processor, from its schedstat; None for another format."""
     words = stat.split()
     return int(words[1]) if len(words) == 3 and words[1].isdigit() else None
 
 
 def parse_pressure_line(line: str) -> tuple[str, int]:
-    """Return (kind, nanoseconds stalled since boot) of a file in /proc/pressure; raises ValueError or IndexError."""
+    """Return (kind, nanoseconds stalled since boot) of a line in /proc/pressure; raises ValueError or IndexError."""
     kind, fields = _pressure_fields(line)
     if "total" not in fields:
         raise ValueError("no total")
@@ -49,7 +49,7 @@ def parse_pressure_line(line: str) -> tuple[str, int]:
 
 
 def parse_pressure_average(text: str, kind: str) -> float:
-    """Return the share of the last minute (0..1) in the line `kind` (some, full) of such a file; raises ValueError."""
+    """Return the share of the last minute (0..1) in the line `kind` (some, full); raises ValueError."""
     for line in lines_of(text):
         if line.startswith(f"{kind} "):
             _, fields = _pressure_fields(line)

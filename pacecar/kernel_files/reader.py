@@ -1,9 +1,10 @@
-"""Reads files of the kernel below given roots, and the numbers and rows in them.
+"""Reads the kernel's files below given roots, and the numbers and rows in them.
 
-`open().read()` would stat and seek a file that the kernel makes anew for each read.  `splitlines()` would take lines
-from names that users choose, and `int()` "1_000", " 7" and digits of other scripts, none of which a kernel writes.
+The kernel generates these files at each read, so `open().read()` would stat and seek them in vain.  `splitlines()`
+would split names that users choose, and `int()` accepts "1_000", " 7" and digits of other scripts, none of which the
+kernel writes.
 
-`OpenFile` is for the few that are read many times a second.
+`OpenFile` is for the few files that are read many times per second.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from pathlib import Path
 __all__ = ["NOT_THERE", "KernelFiles", "OpenFile", "integer", "lines_of", "row", "whole"]
 
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
-"""No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
+"""Far more than any file that we read in /proc or /sys; bounds a source that never ends."""
 
 DIGITS_MAX = 20
-"""Digits of a number of 64 bits."""
+"""Digits of a 64-bit number."""
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP})
-"""Errors by which a kernel says that it has no such thing (EOPNOTSUPP: PSI compiled in and switched off; ESRCH: the
-process ended between open and read)."""
+"""Errors that mean that the kernel has no such file (EOPNOTSUPP: PSI is compiled in but off; ESRCH: the process ended
+between open and read)."""
 
 
 class KernelFiles:
@@ -51,7 +52,7 @@ class KernelFiles:
         return sorted(os.listdir(path))
 
     def text(self, path: Path) -> str | None:
-        """Return the text of `path`, None where it is missing or cannot be read: for those who do not say why."""
+        """Return the text of `path`, None if it cannot be read for any reason."""
         try:
             return self.read(path)
         except OSError:
@@ -59,9 +60,9 @@ class KernelFiles:
 
 
 class OpenFile:
-    """A file that is read many times a second, and so kept open: the kernel makes it anew for each read at its start.
+    """A file that is read many times per second and so kept open; a read at offset 0 gives fresh content.
 
-    One thread at a time.  It is opened at the first read, and after one that failed.
+    For one thread at a time.  It is opened at the first read, and again after a failed one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +70,7 @@ class OpenFile:
         self._descriptor: int | None = None
 
     def head(self, size: int) -> bytes:
-        """Return the first `size` bytes, or all where there are fewer; raises OSError."""
+        """Return at most the first `size` bytes; raises OSError."""
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -79,38 +80,38 @@ class OpenFile:
             raise
 
     def close(self) -> None:
-        """Close it.  Harmless when repeated."""
+        """Close the file; may be called again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
 def whole(text: str) -> int:
-    """Return the decimal number in `text`, zero or more; raises ValueError for everything else that int() takes."""
+    """Return the non-negative decimal number in `text`; raises ValueError for everything else that int() takes."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
 
 
 def integer(text: str) -> int:
-    """As `whole`, with a sign as in -1 for what the kernel does not know, and bounded, so that a float can hold it."""
+    """Return the decimal number in `text`, which may be negative and has at most 64 bits; raises ValueError."""
     digits = text.removeprefix("-")
     if len(digits) > DIGITS_MAX:
-        raise ValueError(f"{len(digits)} digits, more than a number of 64 bits has")
+        raise ValueError(f"{len(digits)} digits are more than 64 bits")
     return whole(digits) if digits is text else -whole(digits)
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of `text`, which the kernel ends by a line feed and by nothing else.
+    """Return the lines of `text`, which the kernel ends with a line feed only.
 
-    `splitlines` ends them also at a form feed, U+0085 and more, which may be in the name of a process, a control group
-    or a mount point: whoever chose the name would add lines to what the kernel says.
+    `splitlines` also splits at a form feed, U+0085 and others.  The name of a process, control group or mount point may
+    contain these, so whoever chose the name could forge lines.
     """
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def row(text: str, key: str) -> list[str]:
-    """Return the words behind `key` in the first line that begins with that word; none where no line does."""
+    """Return the words after `key` in the first line whose first word is `key`; none if there is no such line."""
     for line in lines_of(text):
         if line.startswith(key):
             first, *words = line.split()

@@ -1,20 +1,19 @@
 """Lists every metric once, for collectors, exporter, dashboards, alert rules and docs.
 
-A name that is typed twice is spelt differently the third time.  So nobody types one: a collector that emits a
-sample, a panel that draws a series and the page that documents it all go through this list, and tests compare it
-with what a running daemon serves.
+Collectors that emit a sample, panels that draw a series and the page that documents it all look names up here, and
+tests compare the list with what a running daemon serves.
 
-The label that names a training job is `training_job`: Prometheus gives every target a label `job` of its own, and one
-of ours by that name would come out as `exported_job` in any scrape job that does not set `honor_labels`.  For the same
-reason it is `pod_name`, `pod_namespace` and `container_id`: operators give targets `pod`, `namespace` and `container`.
+The label of a training job is `training_job`, because Prometheus gives every target its own label `job` and would
+rename ours to `exported_job` without `honor_labels`.  For the same reason there are `pod_name`, `pod_namespace` and
+`container_id`: operators give targets `pod`, `namespace` and `container`.
 
-A metric that changes faster than anybody scrapes is *windowed*: beside the latest value stand the lowest, the mean
-and the highest of the last window, as `..._window_min_<unit>`, `..._window_mean_<unit>`, `..._window_max_<unit>`.
-They are metrics of their own and not a label `stat`: the sum over a label's values should mean something (Prometheus'
-naming practice), and the sum of a minimum and a maximum does not.  Few are windowed: each makes four series of one.
+A metric that changes faster than scrapes is *windowed*: besides the latest value there are the lowest, mean and highest
+of the last window, as `..._window_min_<unit>`, `..._window_mean_<unit>`, `..._window_max_<unit>`.  They are separate
+metrics and not a label `stat`, because a sum over a label's values should mean something (Prometheus' naming practice).
+Few metrics are windowed, because each becomes four series.
 
-Names are `pacecar_<subject>_<quantity>_<unit>[_total]`, base units, few and bounded labels.  Inside the daemon values
-are integers of the *inside* unit; the exporter multiplies by `MetricUnit.scale` and nobody else does.
+Names are `pacecar_<subject>_<quantity>_<unit>[_total]`, in base units, with few and bounded labels.  The daemon holds
+integers in the *inside* unit; only the exporter converts, with `MetricUnit.scale`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WINDOWED = frozenset({
     "host_network_receive_utilization_ratio", "host_network_transmit_utilization_ratio",
     "rdma_receive_utilization_ratio", "rdma_transmit_utilization_ratio",
 })  # fmt: skip
-"""The windowed metrics: those whose peaks are shorter than a scrape and explain a slow step, and that are few."""
+"""The windowed metrics, whose peaks are shorter than a scrape and explain a slow step."""
 
 
 def _section(subject: MetricSubject, *rows: tuple[str, MetricKind, MetricUnit, str, str]) -> list[Metric]:
@@ -348,7 +347,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_pace_seconds", _G, _NS, "training_job launch", "Mean step of the slowest rank over the last steps that all ranks compared."),
         ("job_median_pace_seconds", _G, _NS, "training_job launch", "The same of the median rank."),
         ("job_phase_seconds_total", _C, _NS, "training_job launch phase", "Host time of all steps of all ranks together, by phase; tail is the wait for the last all-reduces."),
-        ("job_what_if_step_seconds", _G, _NS, "training_job launch scenario", "What-if ladder: a lower bound of the step if only this cost were gone (communication_hidden, data_free, straggler_median, launch_gaps_gone, all); no promise."),
+        ("job_what_if_step_seconds", _G, _NS, "training_job launch scenario", "What-if ladder: a lower bound of the step if only this cost were gone (at_most_communication_hidden, at_most_data_free, at_most_straggler_median, at_most_launch_gaps_gone, at_most_all); no promise."),
         ("job_what_if_gain_ratio", _G, _R, "training_job launch scenario", "The share of the step that this would save at most; scenarios do not add up."),
         ("job_what_if_calibration_age_steps", _G, _N, "training_job launch", "Age of the oldest calibration behind the ladder, 0 where every step in it was profiled; the ladder is absent before the first."),
         ("job_straggler_excess_seconds", _G, _NS, "training_job launch rank cause", "By how much a late rank's step exceeds the other ranks' median; present while it is late, without a rank when only the cause is known."),

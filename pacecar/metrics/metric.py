@@ -1,8 +1,4 @@
-"""Defines what a metric is: its kind, its unit, its subject, and the rules that its name keeps.
-
-The list of all metrics (`pacecar.metrics.catalog`) is a table that grows with every room.  What a row of it may hold is
-here, so that neither hides the other.
-"""
+"""Defines a metric: its kind, unit and subject, and the rules for its name."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ __all__ = ["HISTOGRAM_PARTS", "Metric", "MetricKind", "MetricSubject", "MetricUn
 
 
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
-"""What is added to the name of a histogram whose buckets have fixed bounds."""
+"""Suffixes of the series of a histogram with fixed buckets."""
 
 
 class MetricKind(StrEnum):
-    """How a series behaves, in Prometheus' words."""
+    """The type of a metric, in Prometheus' terms."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,7 +21,7 @@ class MetricKind(StrEnum):
 
 
 class MetricUnit(Enum):
-    """Inside unit -> (name outside, factor, what the inside value counts)."""
+    """Inside unit -> (outside name, factor, what the inside value counts)."""
 
     NANOSECONDS = ("seconds", 1e-9, "nanoseconds")
     BYTES = ("bytes", 1.0, "bytes")
@@ -42,7 +38,7 @@ class MetricUnit(Enum):
 
     @property
     def outside(self) -> str:
-        """The base unit in the metric's name; empty for a plain count."""
+        """The base unit in the metric's name; empty for a count."""
         return self.value[0]
 
     @property
@@ -51,7 +47,7 @@ class MetricUnit(Enum):
         return self.value[1]
 
     def convert(self, value: int | float) -> int | float:
-        """Return an inside value in the outside unit; whole numbers of bytes, counts and the like stay whole."""
+        """Return an inside value in the outside unit; with a factor of 1, integers stay integers."""
         if self.scale == 1.0:
             return value
         # Dividing by the whole power of ten is correctly rounded; times 1e-9 makes 0.30000000000000004 of 0.3 s.
@@ -59,7 +55,7 @@ class MetricUnit(Enum):
 
 
 class MetricSubject(StrEnum):
-    """What a metric is about: the sections of docs/metrics.md."""
+    """The subject of a metric, a section of docs/metrics.md."""
 
     HOST = "Host"
     RDMA = "RDMA"
@@ -72,7 +68,7 @@ class MetricSubject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry of the catalog; `labels` in the order in which samples give their values."""
+    """One entry of the catalog; `labels` are in the order of samples' label values."""
 
     name: str
     kind: MetricKind
@@ -92,13 +88,13 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of its series: of a histogram those of its buckets, count and sum, and its own for a native one."""
+        """The names of its series; for a histogram, its own (native) and those of its buckets, count and sum."""
         if self.kind is MetricKind.HISTOGRAM:
             return (self.name, *(self.name + part for part in HISTOGRAM_PARTS))
         return (self.name,)
 
     def over_window(self) -> tuple[Metric, ...]:
-        """Return the metrics of the lowest, mean and highest value in the window, in this order."""
+        """Return the metrics for the lowest, mean and highest value of the window, in this order."""
         unit = f"_{self.unit.outside}" if self.unit.outside else ""
         stem, text = self.name.removesuffix(unit), self.help.removesuffix(".")
         return tuple(

@@ -1,14 +1,14 @@
-"""Lists for every metric of hosts and GPUs where it is read and what it can be.
+"""Lists the source and the possible values of every metric of hosts and GPUs.
 
-A driver that does not know a number answers 4294967295, a kernel counter that fell below zero shows as 2**64 - 1, and a
-container's /proc says more free swap than there is.  Served as they are, such values become the highest of a window,
-the sum of a job, and an alert.  So there is one range for each metric, in its inside unit, and the sampler takes every
-sample through it (`monitor/sampling/sample_screen`).  The types are those of `pacecar.records.ranges`: wide enough for
-hardware of the next years, as a range that is too narrow loses a true number.
+A driver that does not know a number answers 4294967295, a kernel counter below zero shows as 2**64 - 1, and a
+container's /proc may report more free swap than swap.  Such values would spoil the maximum of a window or the sum of a
+job and trigger alerts.  So each metric has a range, in its inside unit, which the sampler checks
+(`monitor/sampling/sample_screen`).  The ranges are types of `pacecar.records.ranges`, wide enough for the hardware of
+the next years, because a range that is too narrow loses true values.
 
-A part cannot be more than its whole either: `WHOLES` names the metric that limits another one of the same labels.
+A part cannot exceed its whole: `WHOLES` maps a metric to the metric that limits it, with the same labels.
 
-A test compares the table with the catalog: a metric of a host or a GPU without a row fails.
+A test fails if a metric of a host or GPU has no row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["ANYTHING", "RANGES", "WHOLES", "ValueRange"]
 
 
 class ValueRange(NamedTuple):
-    """The lowest and highest value of a metric, in its inside unit, and who reports it."""
+    """The lowest and highest value of a metric, in its inside unit, and its source."""
 
     low: float
     high: float
@@ -55,11 +55,11 @@ class ValueRange(NamedTuple):
 
 
 ANYTHING = ValueRange(float("-inf"), float("inf"), "the daemon")
-"""The range of what the daemon itself counts; NaN is outside."""
+"""The range of values that the daemon itself counts; NaN is outside."""
 
 
 def _from(source: str, *rows: tuple[object, str]) -> dict[str, ValueRange]:
-    """Return the ranges of the metrics that `source` reports; each row is a range and the metrics that have it."""
+    """Return the ranges of the metrics from `source`; each row is a range and its metrics."""
     found: dict[str, ValueRange] = {}
     for range_type, names in rows:
         for name in names.split():
@@ -276,6 +276,6 @@ _WHOLES = {
 }
 
 WHOLES = {by_name(f"pacecar_{part}").name: by_name(f"pacecar_{whole}").name for part, whole in _WHOLES.items()}
-"""Metric -> the one of the same labels that it cannot exceed."""
+"""Metric -> the metric with the same labels that it cannot exceed."""
 assert all(by_name(part).labels == by_name(whole).labels for part, whole in WHOLES.items())
 assert all(RANGES[part].source == RANGES[whole].source for part, whole in WHOLES.items()), "read at two instants"

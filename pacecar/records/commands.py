@@ -1,12 +1,12 @@
-"""Defines what people request of a running job and what it answers: requests, commands, answers, orders and reports.
+"""Defines requests to a running job and its replies: requests, commands, answers, orders and reports.
 
     a person -- Request --> the daemon -- Command --> ranks -- Answer --> the daemon -- Answer --> the person
 
-A decision of the tuner has a forecast and ends in a verdict.  What a person orders has neither, and he wants to know
-whether it was done.  So an order is a record of its own, and a report is one message that holds what a person looks for
-first: what the tuner does now, what is in force, what was tried and what it was worth.
+A decision of the tuner has a forecast and ends in a verdict.  A person's order has neither, but an outcome, so it is a
+separate record.  A report is one message with what people look for first: what the tuner is doing, which settings are
+in force, what was tried and what it gained.
 
-Left out: how an order is carried out (`pacecar.controller.policy.ordered_policy`), how a report is shown (the command).
+`pacecar.controller.policy.hand_orders` carries out orders; `commands` shows reports.
 """
 
 from __future__ import annotations
@@ -54,24 +54,23 @@ __all__ = [
 ]
 
 TOO_LATE = "too late"
-"""How a rank's refusal begins that was past the steps of a command when it came: who asked may ask again."""
+"""Prefix of a refusal by a rank that had already passed the steps of a command; the request may be repeated."""
 
 ORDERS = ("freeze", "resume", "set", "rollback")
-"""What may be ordered."""
+"""The orders that a tuner accepts."""
 
 REPORTED_CHANGES_MAX = 16
-"""The last changes in a report: more than a screen holds, and 16 reasons stay far below the frame limit."""
+"""Changes in a report, the last ones: more than fit on a screen, and far below the frame limit."""
 
 REPORTED_ORDERS_MAX = 4
-"""The last orders in a report: who looks wants to know who was here before."""
+"""Orders in a report, the last ones: they show who intervened before."""
 
 
 class TunerOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tuner_order"):
     """An order that a person gave the tuner, and its outcome.
 
-    `uid` is who asked, by the daemon's word; None when the daemon did not say.  `values` are the knobs that the order
-    named (`set`) or brought back (`rollback`, `freeze`).  "done": all ranks carried it out; "refused" has the reason in
-    `detail`.
+    `uid` is who asked, according to the daemon; None if it did not say.  `values` are the knobs that the order set
+    (`set`) or restored (`rollback`, `freeze`).  "done": all ranks carried it out; "refused": `detail` has the reason.
     """
 
     job: Label
@@ -85,7 +84,7 @@ class TunerOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tuner_order"):
 
 
 class TunerChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision and what became of it; `outcome` None: it is open, or it is advice."""
+    """One decision and its outcome; None while it is open, and for advice."""
 
     decision: Count
     kind: Literal["trial", "advise"]
@@ -100,11 +99,11 @@ class TunerChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tuner as it is at one moment.
+    """The state of a tuner at one moment.
 
-    `began` are the values that the job began with, `by_hand` the knobs that a person set, `refused` knob -> why it is
-    not tuned, `advice` what would be done or needs a restart, in sentences, `node` what daemons say of the nodes.
-    `exploration_ns` was lost to trials of `elapsed_ns` of training; `budget_ratio` is the share that may be.
+    `began` are the values at the start of the job, `by_hand` the knobs that a person set, `refused` knob -> why it is
+    not tuned, `advice` what the tuner would do or what needs a restart, in sentences, `node` what daemons report about
+    the nodes.  `exploration_ns` of `elapsed_ns` of training were lost to trials; `budget_ratio` may be.
     """
 
     mode: Label
@@ -128,9 +127,9 @@ class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """Somebody asks a running job for something; `serial` is the asker's own number and comes back in each answer.
+    """A person's request to a running job; `serial` is the requester's own number, repeated in each answer.
 
-    `ranks` says which ranks are meant, none all of them.
+    It is for `ranks`, or for all if that is empty.
     """
 
     serial: Count
@@ -141,23 +140,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
 
 class DumpRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dump_request"):
-    """Somebody asks the daemon for a recording of its last minutes; `note` says why, and is written into it."""
+    """A request for a recording of the daemon's last minutes; `note` says why and is stored in it."""
 
     serial: Count
     note: Text = ""
 
 
 class HealthRequest(msgspec.Struct, frozen=True, kw_only=True, tag="health_request"):
-    """Somebody asks the daemon whether its numbers are fresh; the answer is "done", or "refused" with the reason."""
+    """A request whether the daemon's numbers are fresh; the answer is "done", or "refused" with the reason."""
 
     serial: Count
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
-    """The daemon passes a request on to one rank.
+    """A request that the daemon passes on to one rank.
 
-    `at_step` is a step that every rank of the job on this node has still before it, so that all can begin together.
-    `uid` is who asked, as the daemon's kernel says.
+    No rank of the job on this node has reached `at_step` yet, so all can begin together there.  `uid` is who asked,
+    according to the kernel.
     """
 
     number: Count
@@ -168,11 +167,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """What became of a request: from one rank, or from the daemon itself (`rank` is None).
+    """The answer to a request, from one rank or from the daemon itself (`rank` is None).
 
-    "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
-    `ranks` says whom the daemon reached; `expected_ns` when they begin, from now, and `pace_ns` how long a step takes,
-    as far as it knows.  `report` is what the tuner was asked for.
+    More answers follow "accepted", but not the others.  `number` is the command's number or, for the requester, the
+    serial.  `ranks` are those that the daemon reached; they begin in `expected_ns`, and a step takes `pace_ns`, if
+    known.  `report` is the tuner's report if that was requested.
     """
 
     job: Label

@@ -1,8 +1,7 @@
-"""Completes the totals of a rank's last step record by its Goodbye.
+"""Completes the totals of a rank's last step record with its Goodbye.
 
-Of short steps only one in k has a record, and the totals in it hold all steps before it.  Those after the last record
-are in the Goodbye alone: up to 252 steps, which may be most of a short run.  Whoever shows totals takes the
-completed record.
+Only one short step in k has a record, whose totals include all steps before it.  The steps after the last record, up to
+252 and perhaps most of a short run, are only in the Goodbye.  So totals are shown from the completed record.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ __all__ = ["completed"]
 
 
 def completed(last: StepRecord, goodbye: Goodbye | None) -> StepRecord:
-    """Return a rank's last record with the totals of its `goodbye`, where that has any and they are no less."""
+    """Return a rank's last record with the totals of its `goodbye`, if it has any and they are not lower."""
     if goodbye is None or goodbye.totals is None or goodbye.total_steps is None:
         return last
     if goodbye.total_steps < last.total_steps or goodbye.totals.wall_ns < last.totals.wall_ns:
-        return last  # of another start of the job
+        return last  # the Goodbye is of another start of the job
     samples, tokens, overhead_ns = goodbye.total_samples, goodbye.total_tokens, goodbye.total_overhead_ns
     return msgspec.structs.replace(
         last,

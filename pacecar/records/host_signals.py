@@ -1,14 +1,14 @@
-"""Defines the record in which a node's daemon tells a job the node's state, which a tuner needs to trust a step time.
+"""Defines the record in which a daemon tells a job the state of its node; the tuner needs it to trust step times.
 
-The daemon sends it each `period_ns` to every connected rank that wants it, also when nothing changed.  Silence then
-means that nobody knows, and not that all is well.  Rates are of the interface that the job's traffic takes, of
-everybody's traffic together; what the job itself sends only the job knows.
+The daemon sends it every `period_ns` to each connected rank that wants it, also if nothing changed, so silence means
+"unknown" and not "all is well".  Rates are the total traffic of the interface that the job uses; only the job knows its
+own share.
 
-A record may wait in a socket for as long as its reader is stopped.  So it carries the instant at which its tick began,
-by CLOCK_MONOTONIC, which all processes of a machine share (clock_gettime(2)).  In another time namespace it is shifted
-(time_namespaces(7)), and then looks too old or too new, which is as good as unknown.
+A record may wait in a socket while its reader is stopped.  So it carries the start of its tick by CLOCK_MONOTONIC,
+which all processes of a machine share (clock_gettime(2)).  In another time namespace the clock is shifted
+(time_namespaces(7)), and the record looks too old or too new, which counts as unknown.
 
-Left out: who else is on the link, and what to conclude from it (`pacecar.controller.guards.node_disturbance`).
+Left out: conclusions (`pacecar.controller.guards.node_disturbance`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pacecar.records.ranges import Bytes, Label, Nanoseconds, Rate
 __all__ = ["NAMES_MAX", "HostSignals"]
 
 NAMES_MAX = 16
-"""Reasons or faults in one record: all that a GPU has at one time, and a frame stays small."""
+"""Reasons or faults in one record: more than a GPU has at one time, and few enough for a frame."""
 
 Name = Annotated[str, Meta(max_length=64)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=NAMES_MAX)]
 
 
 class HostSignals(msgspec.Struct, frozen=True, kw_only=True, tag="host_signals"):
-    """The node as the daemon saw it in its last ticks; None for what it does not know.
+    """The node in the daemon's last ticks; None means unknown.
 
-    `taken_ns` is when the tick began.  `throttled_by` names what holds down the clocks of `device_uuid`, as in
-    `Throttling`; empty: nothing does.  `faults` are those that the device had lately, in words.  `interface` names what
-    the rates are of; they are means over the period before.  `link_bytes_per_second` is the rated speed, one direction.
-    Stalled ratios are the share of that period in which some task waited for the resource (PSI).
+    `taken_ns` is the start of the tick.  `throttled_by` names what holds down the clocks of `device_uuid`, as in
+    `Throttling`; it is empty if nothing does.  `faults` are the device's recent faults, in words.  The rates are those
+    of `interface`, means over the last period; `link_bytes_per_second` is its rated speed in one direction.  Stalled
+    ratios are the share of that period in which some task waited for the resource (PSI).
     """
 
     period_ns: Nanoseconds

@@ -1,9 +1,8 @@
-"""Identifies jobs by name and launch, and finds the job that a person means by what he typed.
+"""Identifies jobs by name and launch, and resolves the names that people type.
 
-A name is what a launcher or a person gave, and two jobs may have the same: every static torchrun start is called
-`torchrun-29500`.  The launch is a random number that the ranks of one start agreed on, and that no other job has
-(`pacecar.profiler.hook.identity.launch_id`).  So the daemon, the rules and the joins tell jobs apart by both.  People
-type the name, with as many digits of the launch as it takes: `torchrun-29500@3f`.
+Two jobs may have one name: every static torchrun start is called `torchrun-29500`.  The launch is a random number that
+the ranks of one start agree on (`pacecar.profiler.hook.identity.launch_id`).  So daemon, rules and joins identify a job
+by both.  People type the name and, if it is ambiguous, the first digits of the launch: `torchrun-29500@3f`.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH", "LAUNCH_DIGITS", "CalledJob", "JobKey", "ambiguity", "meant", "titles"]
 
 LAUNCH_DIGITS = 16
-"""64 bits as hexadecimal digits: two of ten million launches are alike with a chance of 3 in a million."""
+"""64 bits as hexadecimal digits: among ten million launches, the chance of a collision is 3 in a million."""
 
 LAUNCH = re.compile(rf"[0-9a-f]{{{LAUNCH_DIGITS}}}|")
-"""What a launch looks like; empty: a hook older than launches, or one that could agree on none."""
+"""The form of a launch; it is empty for a hook older than launches, or if the ranks could not agree on one."""
 
 JOBS_NAMED_MAX = 8
-"""Jobs, and processes of one, that one line names."""
+"""Jobs, and processes of a job, in one line."""
 
 TITLE_DIGITS_MIN = 4
 
 
 class JobKey(NamedTuple):
-    """What tells one job from all others; `str` of it is what a command takes."""
+    """The identity of a job; `str` gives the form that commands take."""
 
     job: str
     launch: str
 
     @staticmethod
     def of(hello: JobHello) -> JobKey:
-        """Return the job of the rank that says `hello`."""
+        """Return the job of the rank that sent `hello`."""
         return JobKey(hello.job, hello.launch)
 
     def __str__(self) -> str:
@@ -45,7 +44,7 @@ class JobKey(NamedTuple):
 
 
 class CalledJob(NamedTuple):
-    """A job that a name may mean: whose it is, and the processes of its ranks here."""
+    """A job that a name may mean, its owner, and the processes of its local ranks."""
 
     key: JobKey
     uid: int
@@ -55,8 +54,7 @@ class CalledJob(NamedTuple):
 def meant(wanted: str, keys: Iterable[JobKey]) -> list[JobKey]:
     """Return the jobs among `keys` that `wanted` names: a name, or a name, "@" and the launch's first digits.
 
-    A name may have an "@" in it too, so one that is exactly so called goes first.  Nothing behind the "@" means the
-    job without a launch.
+    A name may contain an "@", so exact matches go first.  Nothing after the "@" means the job without a launch.
     """
     known = sorted(set(keys))
     exact = [key for key in known if wanted in (key.job, str(key))]
@@ -67,7 +65,7 @@ def meant(wanted: str, keys: Iterable[JobKey]) -> list[JobKey]:
 
 
 def titles(keys: Iterable[JobKey]) -> dict[JobKey, str]:
-    """Return the shortest words that `meant` takes for each of these jobs: mostly its name."""
+    """Return the shortest form that `meant` resolves to each of these jobs, mostly its name."""
     of_name: dict[str, list[JobKey]] = {}
     for key in sorted(set(keys)):
         of_name.setdefault(key.job, []).append(key)
@@ -81,7 +79,7 @@ def titles(keys: Iterable[JobKey]) -> dict[JobKey, str]:
 
 
 def ambiguity(wanted: str, jobs: Sequence[CalledJob]) -> str:
-    """Return the message for a name that several jobs have, with a name for each that is its own."""
+    """Return the message for a name that several jobs have, with an unambiguous name for each."""
     called = titles(job.key for job in jobs)
     shown = [
         f"{called[key]} (uid {uid}, pid {', '.join(map(str, pids[:JOBS_NAMED_MAX]))}"

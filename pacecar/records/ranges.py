@@ -1,19 +1,15 @@
-"""Defines ranges as types: of each field that crosses the socket or is in a run folder, and of host and GPU metrics.
+"""Defines ranges as types, for every field that crosses the socket or is in a run folder, and for host and GPU metrics.
 
-A number that is well formed can still be impossible: a peak of zero, a negative count, NaN, an infinite
-gain.  One check for each record, written by hand, is forgotten with the next field.  So the range is part of the
-field's type, and msgspec checks it while it decodes: NaN and infinities fail a lower and an upper bound, and both are
-always given.  A test walks all records and fails on a field without a range.
+A well-formed number can be impossible: a peak of zero, a negative count, NaN, an infinite gain.  The range is part of a
+field's type, so no field is forgotten: msgspec checks it while decoding, and always giving both bounds excludes NaN and
+infinities.  A test fails on a field without a range.
 
-Decoders check the fields.  What the kernel and the driver report is checked at each tick against the same types
-(`pacecar.metrics.value_ranges`); `bounds_of` gives their limits.
+Values from the kernel and the driver are checked at each tick against the same types (`pacecar.metrics.value_ranges`);
+`bounds_of` returns their limits.  msgspec does not check a record that is built in code:
+`pacecar.profiler.transport.field_filter` does that on the job's side, off the step path.
 
-msgspec does not check whoever builds a record.  `pacecar.profiler.transport.field_filter` does that on the job's side,
-off the step path.
-
-Integers that are counted are bounded so that a float64, which is what Prometheus and JavaScript hold, is exact; times,
-bytes and FLOPs by a signed 64-bit integer.  No sum, product or quotient that the daemon forms of two such values
-overflows a float.
+Counts are bounded so that a float64, as in Prometheus and JavaScript, is exact; times, bytes and FLOPs by a signed
+64-bit integer.  No sum, product or quotient of two such values overflows a float.
 """
 
 from __future__ import annotations
@@ -37,22 +33,22 @@ COUNT_MAX = 2**53
 """Up to here a float64 holds every integer exactly (IEEE 754)."""
 
 LABEL_CHARACTERS_MAX = 256
-"""Text that becomes a label.  Longer ones cost every scrape and the memory of every Prometheus."""
+"""Text that becomes a label.  Longer labels cost time in every scrape and memory in every Prometheus."""
 
 TEXT_CHARACTERS_MAX = 4096
 """Text that people read: reasons and details."""
 
 ENTRIES_MAX = 32
-"""Entries of a dict whose keys become labels: knobs, phases, dimensions.  Each is a series."""
+"""Entries of a dict whose keys become labels (knobs, phases, dimensions), each a series."""
 
 LIST_MAX = 64 * 1024
-"""Entries of a list that no series is made of: a frame has room for no more."""
+"""Entries of a list that makes no series; a frame has no room for more."""
 
 TEXTS_MAX = 64
 """Sentences in one record."""
 
 Nanoseconds = Annotated[int, Meta(ge=0, le=INT64_MAX)]
-"""A duration, or an instant since 1970 or since the machine started; 292 years."""
+"""A duration, or an instant since 1970 or since boot; up to 292 years."""
 
 SignedNanoseconds = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
 """A difference of durations."""
@@ -63,7 +59,7 @@ Bytes = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Flops = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 
 PositiveFlops = Annotated[int, Meta(ge=1, le=INT64_MAX)]
-"""What is divided by.  Unknown is None and never zero."""
+"""A divisor.  Unknown is None and never zero."""
 
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 WorldSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -73,27 +69,27 @@ Uid = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
-# --- what hardware and kernels can measure: wide enough for years, and without the numbers that stand for "unknown" ---
+# --- what hardware and kernels can measure: wide enough for years, without the values that mean "unknown" -------------
 
 Flag = Annotated[int, Meta(ge=0, le=1)]
 
 MeasuredRatio = Annotated[float, Meta(ge=0.0, le=2.0)]
-"""A share whose two parts are not measured at the same instant, or of a rated speed: it may pass 1, as nvml.h says of
-fans."""
+"""A share whose parts are not measured at the same instant, or a share of a rated speed: it may exceed 1, as nvml.h
+says of fans."""
 
 LinkShare = Annotated[float, Meta(ge=0.0, le=32.0)]
-"""A share of a link's rated speed between two readings.  Of a card that updates its counters once a second, a second's
-bytes show between two glances 50 ms apart."""
+"""A share of a link's rated speed between two readings.  If a card updates its counters once per second, the bytes of a
+second appear between two glances 50 ms apart."""
 
 LinkRate = Annotated[float, Meta(ge=0.0, le=1e13)]
-"""Bytes a second of one link or of all of a GPU: 80 Tbit/s."""
+"""Bytes per second of one link, or of all links of a GPU: up to 80 Tbit/s."""
 
 Cpus = Annotated[float, Meta(ge=0.0, le=1e6)]
-"""Processors, or a limit in processors' worth of time; a kernel can be built for 8192."""
+"""Processors, or a CPU limit; kernels support 8192."""
 
 Tasks = Annotated[int, Meta(ge=0, le=10_000_000)]
-"""Tasks, sockets or requests that exist at once; PID_MAX_LIMIT is 4 194 304.  Counters that fell below zero show as
-4 294 967 295 and the like."""
+"""Tasks, sockets or requests that exist at once; PID_MAX_LIMIT is 4 194 304.  Excludes counters that fell below zero
+and read 4 294 967 295 or so."""
 
 Load = Annotated[float, Meta(ge=0.0, le=1e7)]
 
@@ -102,24 +98,24 @@ Megahertz = Annotated[int, Meta(ge=0, le=50_000)]
 """Up to 50 GHz: memory clocks count transfers."""
 
 Celsius = Annotated[int, Meta(ge=-100, le=250)]
-"""No chip works beyond; 255 is what a bus without an answer reads as."""
+"""No chip works beyond; a bus without an answer reads 255."""
 
 Millicelsius = Annotated[int, Meta(ge=-100_000, le=250_000)]
 
 ChipMilliwatts = Annotated[float, Meta(ge=0.0, le=1e7)]
-"""Of one GPU: 10 kW, several times what a board is built for."""
+"""Of one GPU: up to 10 kW, several times the rating of a board."""
 
 BoardMilliwatts = Annotated[float, Meta(ge=0.0, le=1e8)]
-"""Of a machine or a part of it: 100 kW, which is a rack."""
+"""Of a machine or a part of it: up to 100 kW, as of a rack."""
 
 Revolutions = Annotated[int, Meta(ge=0, le=200_000)]
-"""Of a fan, a minute."""
+"""Of a fan, per minute."""
 
 FewLanes = Annotated[int, Meta(ge=0, le=64)]
 """PCIe generation and lanes, states of a link."""
 
 FewParts = Annotated[int, Meta(ge=0, le=1_000_000)]
-"""Retired pages and remapped rows of one GPU: a board has spares for some hundred."""
+"""Retired pages and remapped rows of one GPU; a board has spares for several hundred."""
 
 PerformanceState = Annotated[int, Meta(ge=0, le=15)]
 """nvml.h, nvmlPstates_t; 32 is NVML_PSTATE_UNKNOWN."""
@@ -128,13 +124,13 @@ NvmlCode = Annotated[int, Meta(ge=0, le=999)]
 """nvml.h, nvmlReturn_t; 999 is the last."""
 
 Gain = Annotated[float, Meta(ge=-1e9, le=1.0)]
-"""The fraction of step time that is saved; negative where steps take longer."""
+"""The fraction of step time saved; negative if steps take longer."""
 
 EValue = Annotated[float, Meta(ge=0.0, le=1e308)]
 """Evidence of a sequential test."""
 
 Rate = Annotated[float, Meta(ge=0.0, le=1e24)]
-"""Something a second, in base units."""
+"""A rate per second, in base units."""
 
 Label = Annotated[str, Meta(max_length=LABEL_CHARACTERS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
@@ -153,7 +149,7 @@ Domains = Annotated[
 Arguments = Annotated[
     dict[Label, Union[KnobInteger, Text]], Meta(max_length=ENTRIES_MAX)  # noqa: UP007  as above
 ]
-"""What a request says; longer text than a knob's value, for paths."""
+"""Arguments of a request; text may be as long as a path."""
 
 
 def bounds_of(range_type: object) -> tuple[float, float]:

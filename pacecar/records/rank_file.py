@@ -1,11 +1,10 @@
-"""Reads `rank<r>.jsonl`, the records that a rank leaves in its run folder: whole, from a place on, or while it grows.
+"""Reads `rank<r>.jsonl`, the records of a rank in its run folder: whole, from an offset, or while it grows.
 
-`for line in file` would hold a line of any length, read a last line that is still being written, and keep a file open
-for each rank: a run of a thousand ranks has a thousand of them, and a process may have 1024 files open.  So a file is
-opened anew for each piece, a line counts only with its newline, and one longer than LINE_BYTES_MAX is skipped to its
-end.
+`for line in file` would hold lines of any length, return a last line that is still being written, and keep a file open
+per rank, though a process may have only 1024 files open.  So the file is reopened for each piece, a line counts only
+with its newline, and a line longer than LINE_BYTES_MAX is skipped.
 
-Left out: writing it (`pacecar.profiler.transport.run_log`), and what is said of a line that is no record.
+Left out: writing it (`pacecar.profiler.transport.run_log`), and reporting lines that are not records.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from pacecar.records.records import JobRecord
 __all__ = ["LINE_BYTES_MAX", "NOT_A_RECORD", "RankFile", "decode", "rank_files"]
 
 PIECE_BYTES_MAX = 256 * 1024
-"""Read at a time: large enough that opening the file again does not count."""
+"""Bytes read at a time, enough that reopening the file costs little."""
 
 LINE_BYTES_MAX = 1024 * 1024
-"""No record is nearly as long (a frame is at most 64 KiB)."""
+"""Far longer than any record (a frame is at most 64 KiB)."""
 
 NOT_A_RECORD = (msgspec.DecodeError, ValueError, RecursionError)
 """What `decode` raises."""
@@ -35,7 +34,7 @@ _decoder: msgspec.json.Decoder[JobRecord] = msgspec.json.Decoder(JobRecord)
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Return rank -> its file, in the order of ranks; empty where there is none.
+    """Return rank -> its file, in the order of ranks.
 
     Raises:
         OSError: the folder cannot be read.
@@ -48,15 +47,15 @@ def decode(line: bytes) -> JobRecord:
     """Return the record in `line`.
 
     Raises:
-        NOT_A_RECORD: it is none, or of a kind unknown here.
+        NOT_A_RECORD: the line is not a record, or one of an unknown kind.
     """
     return _decoder.decode(line)
 
 
 class RankFile:
-    """Reads the lines of one file one after another, from those on that begin at or after byte `start`.
+    """Reads the lines of one file that begin at or after byte `start`.
 
-    `number` counts the lines from there; `rest` is what was read of a line that has no newline yet.
+    `number` counts the lines from there; `rest` is the beginning of a line that has no newline yet.
     """
 
     def __init__(self, path: Path, *, start: int = 0, piece_bytes: int = PIECE_BYTES_MAX) -> None:
@@ -68,9 +67,9 @@ class RankFile:
         self._is_skipping = start > 0  # to the end of the line that begins before `start`
 
     def lines(self, end: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-        """Yield (number, line) for each line that was completed since the last call, and None for one too long.
+        """Yield (number, line) for each line completed since the last call; the line is None if it is too long.
 
-        Blank lines are left out.  The file is read up to byte `end`, or as far as it goes now.
+        Blank lines are skipped.  The file is read up to byte `end`, or to its current end.
 
         Raises:
             OSError: the file cannot be read.

@@ -1,19 +1,18 @@
 r"""Defines the flight recorder's file format, packs its chunks, and reads and checks the file.
 
-A text log could be read anywhere, but would be ten times as large, and nobody could compute a mean from it.
-Here everything that the daemon saw in its last minutes is kept as it was measured, ticks and glances as differences, a
-job's records as the bytes that the hook sent.
+A recording holds everything that the daemon saw in its last minutes as it was measured: ticks and glances as
+differences, jobs' records as the bytes that the hook sent.
 
     file   = "pacecar recording\n" version:u16be  part*
     part   = kind:1 length:u32be crc32:u32be  body of length bytes
     kinds    H  header, MessagePack, first      C  chunk, MessagePack under zlib      E  end: the number of chunks
 
-A chunk stands alone: its first tick has every series, so that the oldest chunk can be dropped and the rest be
-read.  Times are of CLOCK_MONOTONIC, which does not jump; each chunk says what to add for the time of day.
+A chunk stands alone: its first tick has every series, so the oldest chunk can be dropped.  Times are of
+CLOCK_MONOTONIC, which does not jump; each chunk has the offset to the time of day.
 
-The reader trusts nothing in a file.  It checks lengths, checksums, sizes after decompression and types, and says in one
-sentence what is wrong.  With `salvage` it reads the chunks before the damage.  Left out: writing to disk and when
-(`pacecar.monitor.recorder.recorder`), and what follows from a recording (`pacecar report`).
+The reader does not trust the file.  It checks lengths, checksums, decompressed sizes and types, and reports in one
+sentence what is wrong.  With `salvage` it reads the chunks before the damage.  Left out: when to write
+(`pacecar.monitor.recorder.recorder`), and conclusions (`pacecar report`).
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ _PART = struct.Struct(">cII")
 _END = struct.Struct(">I")
 
 FILE_BYTES_MAX = 1 << 30
-"""No recording is larger: the recorder's memory is bounded far below."""
+"""Far more than the bound of the recorder's memory."""
 
 CHUNK_BYTES_MAX = 64 << 20
-"""Of a chunk after decompression.  The recorder closes one at a megabyte or two; a decompression bomb has more."""
+"""Size of a decompressed chunk.  The recorder closes one at a megabyte or two; a decompression bomb has more."""
 
 COMPRESSION_LEVEL = 1
-"""Level 6 makes a minute of a node with 8 GPUs a seventh smaller, in three times the time on the job's processors."""
+"""For a node with 8 GPUs, level 6 is a seventh smaller but takes three times as long, on the job's processors."""
 
 Series = tuple[str, tuple[str, ...]]
-"""A metric's name and the values of its labels, in the catalog's order."""
+"""A metric's name and its label values, in the catalog's order."""
 
 TriggerKind = Literal["xid", "gpu_lost", "hang", "stall", "request"]
 
@@ -73,13 +72,13 @@ T = TypeVar("T")
 
 
 class RecordingError(ValueError):
-    """The file is no recording, or not one that can be read; the message names the file and the fault."""
+    """The file is not a recording, or cannot be read; the message names the file and the fault."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     """Why a recording was written: what happened to `subject` (a GPU, a job, a user).
 
-    `uid` is whose job said so, of a hang or a stall; `xid` is the code of an Xid error.
+    `uid` owns the job that reported a hang or a stall; `xid` is the code of an Xid error.
     """
 
     kind: TriggerKind
@@ -93,8 +92,8 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know first.
 
-    `hellos` and `identity` (the series `pacecar_rank_info`) are of the ranks that the daemon knew when it was written;
-    their hellos may have come long before.  `dropped` is reason -> entries that should be in it and are not.
+    `hellos` and `identity` (the series `pacecar_rank_info`) are of the ranks that the daemon knew at the time of
+    writing, however long ago they connected.  `dropped` is reason -> number of missing entries.
     """
 
     host: str
@@ -109,7 +108,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TickRow(msgspec.Struct, frozen=True, array_like=True):
-    """One tick: the series that changed (None: gone), by number, and the collectors whose outcome changed."""
+    """One tick: the series that changed, by number (None: gone), and the collectors whose outcome changed."""
 
     at_ns: int
     tick: int
@@ -120,7 +119,7 @@ class TickRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GlanceRow(msgspec.Struct, frozen=True, array_like=True):
-    """What one collector read between two ticks."""
+    """The values that one collector read between two ticks."""
 
     at_ns: int
     values: dict[int, int | float]
@@ -134,7 +133,7 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordingEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something that the daemon did or noticed, in words."""
+    """An event in the daemon, in words."""
 
     at_ns: int
     kind: str
@@ -142,7 +141,7 @@ class RecordingEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some seconds of everything; `wall_offset_ns` plus a row's time is nanoseconds since the Unix epoch."""
+    """A few seconds of a recording; `wall_offset_ns` plus a row's time is nanoseconds since the Unix epoch."""
 
     first_ns: int
     last_ns: int
@@ -155,7 +154,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tick(NamedTuple):
-    """A tick as it was: all series, in inside units."""
+    """A tick with all its series, in inside units."""
 
     wall_ns: int
     tick: int
@@ -172,7 +171,7 @@ _records = msgspec.msgpack.Decoder(JobRecord)
 
 
 def pack(chunk: Chunk) -> bytes:
-    """Return `chunk` as it is kept in memory and in a file."""
+    """Return `chunk` as bytes, as in memory and in a file."""
     return zlib.compress(_encoder.encode(chunk), COMPRESSION_LEVEL)
 
 
@@ -191,9 +190,9 @@ def _part(kind: bytes, body: bytes) -> bytes:
 
 
 class Recording:
-    """A recording that was read.  Chunks are unpacked as one goes through them, one at a time.
+    """A recording that was read.  Chunks are unpacked one at a time, while iterating.
 
-    `problem` is None when the file is whole, else what is wrong with the rest of it (only with `salvage`).
+    `problem` is None if the file is whole, else what is wrong with the rest of it (only with `salvage`).
     """
 
     def __init__(self, path: Path, header: RecordingHeader, packed: tuple[bytes, ...], problem: str | None) -> None:
@@ -222,14 +221,14 @@ class Recording:
                 yield Tick(wall_ns, row.tick, row.lateness_ns, values, outcomes, row.durations_ns)
 
     def glances(self) -> Iterator[tuple[int, dict[Series, int | float]]]:
-        """Yield (wall_ns, what was read) of each glance."""
+        """Yield (wall_ns, values) of each glance."""
         for chunk in self.chunks():
             for row in chunk.glances:
                 named = {_named(self.path, chunk, number): value for number, value in row.values.items()}
                 yield row.at_ns + chunk.wall_offset_ns, named
 
     def records(self) -> Iterator[tuple[int, JobRecord]]:
-        """Yield (wall_ns, record) of each record of a job; those of one user in the order in which they came."""
+        """Yield (wall_ns, record) of each record of a job; those of one user are in order of arrival."""
         for chunk in self.chunks():
             for row in chunk.records:
                 try:
@@ -239,27 +238,27 @@ class Recording:
                 yield row.at_ns + chunk.wall_offset_ns, record
 
     def events(self) -> Iterator[tuple[int, RecordingEvent]]:
-        """Yield (wall_ns, event); chunks of host and users overlap in time."""
+        """Yield (wall_ns, event); chunks of the host and of users overlap in time."""
         for chunk in self.chunks():
             for event in chunk.events:
                 yield event.at_ns + chunk.wall_offset_ns, event
 
 
 def read_recording(path: str | os.PathLike[str], *, salvage: bool = False) -> Recording:
-    """Return the recording in the file at `path`; `salvage` takes what is whole of a damaged one.
+    """Return the recording at `path`; with `salvage`, the intact part of a damaged one.
 
     Raises:
-        RecordingError: no such file, no recording, another version, truncated or damaged.
+        RecordingError: no such file, not a recording, another version, truncated or damaged.
     """
     file = Path(path)
     data = _read(file)
     if not data.startswith(MAGIC[: len(data)]) or not data:
-        raise RecordingError(f"{file}: not a recording of pacecar")
+        raise RecordingError(f"{file}: not a pacecar recording")
     if len(data) < _PREFIX.size:
-        raise RecordingError(f"{file}: truncated: {len(data)} bytes is less than the beginning of a recording")
+        raise RecordingError(f"{file}: truncated: {len(data)} bytes are less than a recording's header")
     version: int = _PREFIX.unpack_from(data)[1]
     if version != VERSION:
-        hint = "a newer pacecar wrote it, upgrade this one" if version > VERSION else "no version of pacecar wrote that"
+        hint = "a newer pacecar wrote it; upgrade this one" if version > VERSION else "no version of pacecar wrote it"
         raise RecordingError(f"{file}: a recording of version {version}, this pacecar reads {VERSION}: {hint}")
     header: RecordingHeader | None = None
     packed: list[bytes] = []
@@ -272,8 +271,8 @@ def read_recording(path: str | os.PathLike[str], *, salvage: bool = False) -> Re
             elif kind == b"E" and header is not None and body == _END.pack(len(packed)):
                 return Recording(file, header, tuple(packed), None)
             else:
-                raise RecordingError(f"{file}: damaged: a part {kind!r} where none can be, after {len(packed)} chunks")
-        raise RecordingError(f"{file}: truncated after {len(packed)} whole chunks: it has no end")
+                raise RecordingError(f"{file}: damaged: an unexpected part {kind!r} after {len(packed)} chunks")
+        raise RecordingError(f"{file}: truncated after {len(packed)} complete chunks")
     except RecordingError as error:
         if not salvage or header is None:
             raise

@@ -1,15 +1,13 @@
-"""Defines the records that cross from one room to another, from the job to the daemon, or into a run folder.
+"""Defines the records that pass from one room to another, from the job to the daemon, or into a run folder.
 
-All are frozen and typed.  Integers of nanoseconds and bytes; `None` where nothing was measured; zero only where zero
-was read.
-
-Left out on purpose: behaviour.  A record can check its own invariants and add itself up, no more.
+All are frozen and typed, with integers of nanoseconds and bytes.  None means "not measured"; zero is a measured zero.
+Records check their own invariants and can be summed, but have no other behaviour.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Literal
@@ -17,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pacecar.records.causes import Cause
 from pacecar.records.commands import (
     Answer,
     Command,
@@ -58,6 +57,7 @@ __all__ = [
     "Answer",
     "BackwardWindow",
     "Bound",
+    "Cause",
     "CollectiveSum",
     "CollectiveWindow",
     "Command",
@@ -103,10 +103,10 @@ __all__ = [
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One number that was read.  It exists only if it was read.
+    """One number that was read.
 
-    `metric` is a name in the catalog, `labels` the values of that metric's labels in its order, and `value` is in
-    the metric's *inside* unit (nanoseconds, bytes, milliwatts ...); the exporter alone converts.
+    `metric` is a name in the catalog, `labels` are its label values in the catalog's order, and `value` is in the
+    metric's *inside* unit (nanoseconds, bytes, milliwatts ...); only the exporter converts.
     """
 
     metric: str
@@ -115,10 +115,10 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ok(msgspec.Struct, frozen=True, tag="ok"):
-    """The collector read its source; `samples` may still lack what the source did not offer.
+    """The collector read its source; `samples` lacks what the source did not offer.
 
-    `read_failures` rows or numbers are there and could not be read, or cannot be true, and cost only themselves;
-    `reason` names them, and is empty without any.
+    `read_failures` counts rows or numbers that could not be read or cannot be true and were left out; `reason` names
+    them.
     """
 
     samples: tuple[Sample, ...]
@@ -127,15 +127,15 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
 
 
 class Absent(msgspec.Struct, frozen=True, tag="absent"):
-    """There is nothing of that kind here, which is healthy: no GPU, no such file.  `reason` says what was missing."""
+    """There is nothing to read here, which is healthy: no GPU, no such file.  `reason` says what is missing."""
 
     reason: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The source is there and could not be read, or a GPU is down.  `samples` are those that were read all the same.
+    """The source exists and could not be read, or a GPU is down.  `samples` are those that were read nevertheless.
 
-    `read_failures` counts single numbers beside that, as in `Ok`.
+    `read_failures` also counts single numbers, as in `Ok`.
     """
 
     reason: str
@@ -149,8 +149,8 @@ Outcome = Ok | Absent | Failed
 class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """One tick of the daemon.
 
-    `started_ns` is monotonic, `wall_ns` names the instant, `lateness_ns` is how much later than planned the tick
-    began; `outcomes` and `durations_ns` are keyed by the collector's name.
+    `started_ns` is monotonic, `wall_ns` is the wall time, `lateness_ns` is how much later than planned the tick began;
+    `outcomes` and `durations_ns` are keyed by collector.
     """
 
     tick: int
@@ -159,14 +159,17 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     lateness_ns: int
     outcomes: dict[str, Outcome]
     durations_ns: dict[str, int]
+    places: Mapping[str, Sequence[int]] | None = None
+    """Metric -> the indices of its samples in `samples()`, if the creator of the snapshot knows them."""
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return what was read in this tick, in collector order; made once, however many ask."""
+        """Return the samples of this tick, in collector order."""
         return self._samples
 
     def of(self, metric: str) -> Sequence[Sample]:
-        """Return the samples of `metric`; made once for all metrics, because each part of the daemon needs a few."""
-        return self._by_metric.get(metric, ())
+        """Return the samples of `metric`, in order."""
+        samples = self._samples
+        return [samples[place] for place in self._places.get(metric, ())]
 
     @cached_property
     def _samples(self) -> tuple[Sample, ...]:
@@ -174,10 +177,12 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
         return tuple(chain.from_iterable(read))
 
     @cached_property
-    def _by_metric(self) -> dict[str, list[Sample]]:
-        found: defaultdict[str, list[Sample]] = defaultdict(list)
-        for sample in self._samples:
-            found[sample.metric].append(sample)
+    def _places(self) -> Mapping[str, Sequence[int]]:
+        if self.places is not None:
+            return self.places
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for place, sample in enumerate(self._samples):
+            found[sample.metric].append(place)
         return found
 
 
@@ -185,19 +190,19 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
 
 class Knobs(msgspec.Struct, frozen=True):
-    """The settings in force.  `epoch` counts the switches since attach; ranks of one job must agree on it."""
+    """The settings in force.  `epoch` counts the switches since attach and is the same on all ranks of a job."""
 
     epoch: Count = 0
     values: KnobValues = {}
 
 
 class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Which rank sends: the first frame of every connection.
+    """The identity of a rank, the first frame of every connection.
 
-    `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
-    asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
-    `launch` with `job` is the job's identity (`pacecar.records.job_identity`); empty: not known.  `overhead_budget` is
-    the share of wall time that the job allows pacecar; None: the hook did not say.
+    `interface` carries the rank's collectives; None if it is unknown or they bypass the kernel.  `hears_signals` asks
+    the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` come from the environment.  `job` and
+    `launch` together identify the job (`pacecar.records.job_identity`); an unknown launch is empty.  `overhead_budget`
+    is the share of wall time that the job allows pacecar; None if the hook did not send it.
     """
 
     job: Label
@@ -223,25 +228,28 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 Uncalibrated = Literal["off", "unavailable", "warming_up", "price", "profiler"]
-"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, one would cost
-more than the budget has earned, or a profiler of the script's own was on whenever one was due."""
+"""Why a ledger has no exact window behind it: windows are off, this torch has none, it is too early, a window would
+cost more than the budget has earned, or the script's own profiler was on whenever a window was due."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One optimizer update of one rank.
 
-    Phases (`data_wait_ns` ... `optimizer_ns`) are host timers; None where the hook could not see that phase.  `source`
-    says whether `ledger` was attributed from a profiled window ("exact") or estimated from host timers
-    ("estimate", calibrated by the window `calibration_age_steps` ago; None: never calibrated).  `totals` adds up every
-    step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
-    time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
-    step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
-    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only one in k is
-    measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
-    the hook has turned itself off, and this is its last record.  `uncalibrated` says why there is no exact window yet,
-    None after the first; `window_price_ns` what that one is expected to cost, None where nobody knows.
-    `samples_guessed`: neither the script nor a batch sampler said how many `samples` there are; they are the first
-    dimension of a tensor, which is right for most batches, and for some is time or tokens.
+    Phases (`data_wait_ns` ... `optimizer_ns`) are host timers; None if the hook could not see that phase.
+
+    source               "exact": `ledger` comes from a profiled window; "estimate": from host timers, calibrated by the
+                         window `calibration_age_steps` ago (None: never calibrated)
+    totals               sums of all steps since attach, so that lost records do not affect counters
+    overhead_ns          pacecar's own time on the step path, inside this step's wall time
+    disturbed            pacecar's window slowed this step: the step was profiled, or the window of the step before was
+                         opened, ended or read in it; its pace does not reflect the job's settings
+    measured_every       only one step in k is measured and has a record, because steps are so short; the others are in
+                         the totals, with their wall time and this step's proportions.  None: the hook has turned itself
+                         off, and this is its last record
+    uncalibrated         why there is no exact window yet; None after the first
+    window_price_ns      the expected cost of the first window; None if unknown
+    samples_guessed      neither the script nor a batch sampler gave the number of samples: it is the first dimension of
+                         a tensor, which for some batches is time or tokens
     """
 
     job: Label
@@ -276,7 +284,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
-    """A knob was turned on one rank, at the boundary after `step`; `duration_ns` is what the call itself took."""
+    """A knob was turned on one rank, at the boundary after `step`; the call took `duration_ns`."""
 
     job: Label
     rank: Rank
@@ -290,9 +298,8 @@ class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     """The controller wants `knob` at `to_value`.
 
-    `expected_gain_ratio` is the fraction of step time that the model says is saved (0.1: steps take 10 % less
-    time); None when the model cannot tell.  A "trial" is measured and then kept or taken back; "advise" turns
-    nothing.
+    `expected_gain_ratio` is the forecast saving as a fraction of step time (0.1: steps take 10 % less time); None
+    without a forecast.  A "trial" is measured and then kept or taken back; "advise" turns nothing.
     """
 
     job: Label
@@ -332,7 +339,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 
 
 class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
-    """What the tuner of one job is doing; sent on every change of `state` and of `detail`."""
+    """What the tuner of one job is doing; sent on every change of `state` or `detail`."""
 
     job: Label
     rank: Rank
@@ -345,15 +352,15 @@ class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
-    """A rank holds the others up, or does so no longer (`ended`); sent by rank 0.
+    """A rank holds the others up, or no longer does (`ended`); sent by rank 0.
 
-    `late_rank` is None where only the cause is known (a link that sockets do not show).  `phase` holds the excess,
-    `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
+    `late_rank` is None where only the cause is known.  The excess lies in `phase`; `excess_ns` is how much longer the
+    rank's step takes than the other ranks' median, as a mean over the late ranges: what the job would gain.
     """
 
     job: Label
     late_rank: Rank | None
-    cause: Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
+    cause: Cause
     phase: Label
     since_step: Count
     step: Count
@@ -371,9 +378,9 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
     """All ranks of a job together; sent by rank 0.
 
     `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
-    rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
-    sum to `total_wall_ns`.  `total_measured_steps`, of all ranks, is what they rest on: with very short steps hooks
-    measure one step in k, and the others count like those.
+    rank.  Totals are sums over all `ranks` and all steps since they met; `total_phases_ns`, by phase of the host
+    timers, sum to `total_wall_ns`.  They are based on `total_measured_steps`, because hooks measure only one very short
+    step in k and count the others like it.
     """
 
     job: Label
@@ -388,12 +395,12 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
 
 
 class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
-    """This rank has not ended step `step` for `silent_ns`, or has at last (`ended`).
+    """This rank has not ended step `step` for `silent_ns`, or has ended it at last (`ended`).
 
-    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the first
-    unfinished one of each process group that torch's flight recorders hold, or the latest where all are finished.
-    `collectives` is how many the default group has begun: ranks that differ do not wait for the same one.  None where
-    torch does not say.
+    `phase` is the phase of the training thread, `stack` its innermost Python frames.  `last_collective` is the first
+    unfinished collective of each process group in torch's flight recorders, or the latest if all are finished.
+    `collectives` is how many the default group has started; ranks with different numbers wait for different ones.  None
+    if torch does not tell.
     """
 
     job: Label
@@ -409,15 +416,15 @@ class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
 
 
 StopCause = Literal["throttled", "frozen", "preempted", "traced"]
-"""Why the kernel says that a process did not run: held back by its control group's CPU quota; frozen with the group;
-waiting for a processor that others had; a debugger is attached."""
+"""Why a process did not run, according to the kernel: held back by the CPU quota of its control group; frozen with the
+group; waiting for a processor that others used; stopped by a debugger."""
 
 
 class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """This rank's process did not run for `stopped_ns` inside step `step`, from `wall_ns` on; sent when it went on.
+    """This rank's process did not run for `stopped_ns` in step `step`, from `wall_ns` on; sent when it continued.
 
-    `phase` is the host's at that moment.  `cause` None: the kernel does not say; a signal has stopped it, or a debugger
-    or freezer that has let go.
+    `phase` is the host's phase at that moment.  `cause` is None if the kernel does not tell: a signal stopped the
+    process, or a debugger or freezer that has since released it.
     """
 
     job: Label
@@ -432,8 +439,8 @@ class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached.
 
-    The totals are those of the last StepRecord and of the steps that were only counted after it (`final_totals`);
-    None where there was no step, and in logs of hooks that did not say them.
+    The totals include the last StepRecord and the steps after it that were only counted (`final_totals`); None if there
+    was no step, or if an older hook did not send them.
     """
 
     job: Label
@@ -454,16 +461,16 @@ MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow | Proces
 TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
 
 JobRecord = JobHello | MeasuredRecord | TunerRecord | CrewRecord | Goodbye
-"""What may cross the socket and what a run folder holds."""
+"""Records that a job sends over the socket and writes to a run folder."""
 
 
-# --- from the daemon to its hooks (what people request goes there too, see `pacecar.records.commands`) ----------------
+# --- from the daemon to its hooks (see also `pacecar.records.commands`) -----------------------------------------------
 
 
 class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
-    """The daemon tells a rank what holds down the clocks of its device; sent when it changes.
+    """What holds down the clocks of a rank's device; sent by the daemon when it changes.
 
-    `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
+    `reasons` are named as in the metric of clock events and empty if there are none; None: the daemon no longer knows.
     """
 
     device_uuid: Label
@@ -471,6 +478,6 @@ class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
 
 
 class HelloRefused(msgspec.Struct, frozen=True, kw_only=True, tag="hello_refused"):
-    """The daemon does not show this rank, and why: sent once a connection, for whoever runs the job."""
+    """Why the daemon does not show this rank; sent once per connection, for the owner of the job."""
 
     reason: Text

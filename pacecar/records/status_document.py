@@ -1,12 +1,11 @@
 """Defines the daemon's status document, which page and terminal read: versioned, and in base units.
 
-Records inside hold nanoseconds and milliwatts, and change with the code.  What others read must do neither: each figure
-here is named as in the catalog without the prefix (`pacecar_gpu_power_watts` of GPU 0 is `power_watts` of that GPU), in
-that metric's unit, and null where nothing was read.  A field may be added at any time; one that is renamed, leaves or
-changes its meaning raises `VERSION`.  `docs/snapshot.md` describes every field, and a test compares it with these.
+Unlike internal records, it is public and stable.  Each figure is named like its metric without the prefix
+(`pacecar_gpu_power_watts` of GPU 0 is `power_watts` of that GPU), in the metric's unit, and null if nothing was read.
+Fields may be added at any time; renaming or removing one, or changing its meaning, raises `VERSION`.
+`docs/snapshot.md` describes every field, and a test compares it with this module.
 
-Left out: everything that only a time series shows (that is /metrics), and how the document is built
-(`pacecar.monitor.http.status_document`).
+Left out: time series (/metrics has them), and building the document (`pacecar.monitor.http.status_document`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the document and of the history; a reader refuses one it does not know."""
+"""Version of the document and of the history; readers refuse unknown versions."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +79,9 @@ class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU: each figure is the metric `pacecar_gpu_<field>`; `sm_clock_hertz` is `gpu_clock_hertz` of clock sm.
 
-    Name, UUID and PCI address of a GPU that is down are the last known ones.  `health` is the verdict on it, for
-    `health_reasons`; null where it was not judged.  `throttled_by` are the reasons that hold the clocks down, null
-    where nobody knows; `xid_errors_total` adds up all codes; `down_reason` says why an `up` of 0 is.
+    Name, UUID and PCI address of a GPU that is down are the last known ones.  `health` is the verdict, with
+    `health_reasons`; null if it was not judged.  `throttled_by` are the reasons that hold the clocks down, null if
+    unknown; `xid_errors_total` sums all codes; `down_reason` explains an `up` of 0.
     """
 
     gpu: str
@@ -116,14 +115,14 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> str:
-        """Name, PCI address and UUID, as far as they are known: what somebody needs to find the board."""
+        """Name, PCI address and UUID, as far as known, to find the board."""
         return ", ".join(text for text in (self.name, self.pci_bus_id, self.uuid) if text)
 
 
 class MissingGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that this node had and that has not been found since the daemon started.
 
-    `gpu` was its number when it was last read, at `seen_time_seconds`.
+    `gpu` was its index when it was last read, at `seen_time_seconds`.
     """
 
     gpu: str
@@ -136,7 +135,7 @@ class MissingGpu(msgspec.Struct, frozen=True, kw_only=True):
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface, or one port of an RDMA device as `device/port`.
 
-    Rates are between the last two ticks; `errors_total` adds up errors and drops of both directions.
+    Rates are between the last two ticks; `errors_total` sums errors and drops of both directions.
     """
 
     kind: str
@@ -151,9 +150,9 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank; `ledger_seconds` is its last step by heading, `ledger_source` whether that is exact or an estimate.
+    """One rank; `ledger_seconds` is its last step by heading, `ledger_source` says whether exact or an estimate.
 
-    `ledger_uncalibrated` is why no exact window is behind it, null where one is.
+    `ledger_uncalibrated` is why there is no exact window behind it, null if there is one.
     """
 
     rank: int
@@ -189,7 +188,7 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that ends no step, or (`silent`) says nothing at all while others suspect a hang."""
+    """A rank that ends no step, or (`silent`) sends nothing at all while others suspect a hang."""
 
     rank: int
     suspected: bool
@@ -207,7 +206,7 @@ class TunerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision and, once there is one, its verdict; `outcome` null: still open, or advice."""
+    """One decision and its verdict, if any; `outcome` is null while it is open, and for advice."""
 
     decision: int
     time_seconds: float
@@ -246,13 +245,13 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One job as this node sees it.
 
-    `job` and `launch` together are its identity, `title` is what commands on this node call it
-    (`pacecar.records.job_identity.titles`), `uid` is whose it is.
+    `job` and `launch` together identify it, `title` is its name in commands on this node
+    (`pacecar.records.job_identity.titles`), `uid` its owner.
 
-    `ledger_seconds` is where the time of its ranks here went during the last `ledger_window_seconds`, or in the last
-    steps while nothing older is known (the window is then null).  `samples_guessed`: of a rank here the samples are the
-    first dimension of a tensor, as nobody said how many there are.  `ranks` holds the most interesting ones in the
-    order of their numbers, `ranks_left_out` counts the others; `moves` are decisions, newest first.
+    `ledger_seconds` is where the time of its local ranks went during the last `ledger_window_seconds`, or in the last
+    steps while nothing older is known (the window is then null).  `samples_guessed`: a local rank takes the first
+    dimension of a tensor for its samples, because their number is not known.  `ranks` has the most interesting ones in
+    order, `ranks_left_out` counts the others; `moves` are decisions, newest first.
     """
 
     job: str
@@ -282,17 +281,17 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> JobKey:
-        """What tells this job from all others."""
+        """The identity of this job."""
         return JobKey(self.job, self.launch)
 
     @property
     def called(self) -> str:
-        """What people call it; a daemon older than titles gives a name."""
+        """The job's name for people; a daemon older than titles sends only `job`."""
         return self.title or self.job
 
 
 class CollectorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one collector's last tick went; `reason` also names the rows and numbers that an `ok` one could not read."""
+    """One collector in the last tick; `reason` also names the rows and numbers that an `ok` one could not read."""
 
     name: str
     outcome: str
@@ -314,9 +313,9 @@ class RecorderStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon itself: each figure but `period_seconds` is the metric `pacecar_daemon_<field>`.
+    """The daemon itself: each figure except `period_seconds` is the metric `pacecar_daemon_<field>`.
 
-    `viewers` is how many pages and terminals get each tick pushed.
+    `viewers` counts the pages and terminals that receive each tick.
     """
 
     pacecar_version: str | None = None
@@ -331,7 +330,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What /api/snapshot gives and each push carries; `snapshot_age_seconds` null: there was no tick yet."""
+    """The document of /api/snapshot and of each push; `snapshot_age_seconds` is null before the first tick."""
 
     version: int
     node: str
@@ -348,7 +347,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What /api/history gives: the last minutes; `series` is a series' name -> one value a time, null where missing."""
+    """The document of /api/history, the last minutes; `series` is name -> one value per time, null if missing."""
 
     version: int
     period_seconds: float

@@ -1,9 +1,9 @@
-"""Adds steps that were only counted to the totals: their own wall time, in the proportions of a measured step.
+"""Adds counted (unmeasured) steps to the totals: their own wall time, split in the proportions of a measured step.
 
-Usually the proportions are those of the next measured step, whose record has the totals.  Where none follows, because
-the job ends, they are those of the last one, and the Goodbye has the totals: no StepRecord does.
+Normally these are the proportions of the next measured step, whose record carries the totals.  If the job ends first,
+the last measured step is used, and the Goodbye carries the totals.
 
-Left out: when a step is only counted (`step_sampling`), and how it is (`step_boundary`).
+`step_sampling` decides which steps are only counted; `step_boundary` counts them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from pacecar.records import Goodbye, JobHello, Knobs
 
-from ..ledger.estimate import Calibrations, estimate
 from ..timing.overhead_budget import OverheadBudget
 from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
 from ..timing.step_timer import STOPPED
+from ..windows.estimate import Calibrations, estimate
 from .step_boundary import CountedSums, StepBoundary
 
 __all__ = ["CountedSteps", "Like"]
 
 
 class Like(NamedTuple):
-    """The measured step that counted ones are taken to be like."""
+    """The measured step whose proportions counted steps are given."""
 
     wall_ns: int
     phases: Mapping[str, int]
@@ -33,7 +33,7 @@ class Like(NamedTuple):
 
 
 class CountedSteps:
-    """Adds counted steps to `totals` and what they cost to `budget`; whoever calls holds the records' lock."""
+    """Adds counted steps to `totals` and their cost to `budget`; the caller holds the records' lock."""
 
     def __init__(self, totals: Totals, budget: OverheadBudget, calibrations: Calibrations, stops: StopDetector) -> None:
         self._totals = totals
@@ -44,9 +44,9 @@ class CountedSteps:
         """The last measured step."""
 
     def add(self, passed: CountedSums, like: Like, end_ns: int, price_ns: int) -> list[Stop]:
-        """Add the steps up to `end_ns`, each of which costs `price_ns` that the hooks do not see.
+        """Add the steps up to `end_ns`, each of which costs `price_ns` outside the hooks.
 
-        Return when the process did not run in them.
+        Return the stops of the process during them.
         """
         passed.cost_ns += passed.steps * price_ns
         self._budget.passed(passed.wall_ns, passed.cost_ns)
@@ -67,15 +67,15 @@ class CountedSteps:
         return stops
 
     def add_rest(self, boundary: StepBoundary, price_ns: int) -> list[Stop]:
-        """Add the steps that no measured one follows: the job ends; return when the process did not run in them."""
+        """Add the steps after the last measured one, when the job ends; return the stops of the process during them."""
         passed, boundary.passed = boundary.passed, None
-        _, end_ns = boundary.begun()
+        _, end_ns = boundary.current_step()
         if passed is None or not passed.steps or self.last is None or end_ns is None:
             return []
         return self.add(passed, self.last, end_ns, price_ns)
 
     def goodbye(self, hello: JobHello, reason: str, wall_ns: int) -> Goodbye:
-        """Return the last record, with the totals where there was a step."""
+        """Return the last record, with the totals if there was a step."""
         totals, has_any = self._totals, self._totals.steps > 0
         return Goodbye(
             job=hello.job,

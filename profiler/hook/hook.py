@@ -1,14 +1,15 @@
-"""Measures the steps of a training process and sends a record of each: the one object of this room in the process.
+"""Measures the steps of a training process and sends a record of each.
 
-It ties the parts together and holds no rule of its own.  `phase_hooks` notes what happens when, `step_timer` adds it
-up, `window_reader` profiles a step exactly now and then within the `overhead_budget`, and `step_records` makes ledgers
-and StepRecords of it for the sinks, a fraction of a second later and not on the step path.
+The `Hook` ties the parts together and holds no rules of its own.  `phase_hooks` records when things happen,
+`step_timer` adds the times up, `window_reader` occasionally profiles a step exactly, within the `overhead_budget`, and
+`step_records` turns it all into ledgers and StepRecords for the sinks, a fraction of a second later and off the step
+path.
 
-    boundary(N)   step N is over: its record is queued, then the listener's on_boundary, then perhaps a window for
-                  step N+1; all of that lies inside step N+1's wall time, and is charged there as overhead
+    boundary(N)   step N is over: its record is queued, then the listener's on_boundary runs, then a window for step
+                  N+1 may open; all of this lies in step N+1's wall time and is charged there as overhead
 
-On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
-first drain.  Left out: how records travel (sinks, which belong to the caller), what is tuned (the listener).
+On a device job a window opens one step early: the profiler never sees kernels launched before it, so the device must
+drain first.  The sinks decide how records travel and belong to the caller; the listener decides what is tuned.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, Knobs, StepRecord
 
-from ..ledger.estimate import Calibrations
 from ..timing.failure_guard import FailureGuard
 from ..timing.overhead_budget import OverheadBudget
 from ..timing.preemption import Preemption
@@ -40,6 +40,7 @@ from ..timing.torch_compile import keep_out
 from ..transport.record_queue import RecordSink
 from ..utilization.allocator_memory import cuda_stats
 from ..utilization.model_flops_utilization import UtilizationMeter
+from ..windows.estimate import Calibrations
 from ..windows.window_reader import WindowReader
 from . import single_instance
 from .identity.job_identity import make_hello, model_device
@@ -59,42 +60,42 @@ _log = logging.getLogger(__name__)
 
 
 class StepListener(Protocol):
-    """What a hook tells of steps, and asks.  All but `on_timed` is called on the training thread.
+    """What a hook calls as steps end.  Everything but `on_timed` is called on the training thread.
 
-    A class that derives from this one wants nothing but what it overrides.
+    The defaults ignore every step; a subclass overrides what it needs.
     """
 
     def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
-        """Take the step that is over; what this raises counts as a failure of the hook.
+        """Handle the end of a step; an exception counts as a failure of the hook.
 
-        Called at every wanted boundary until the hook is closed: with a CountedStep where the step was counted and not
-        measured, with None where the hook could do neither or has turned itself off: the listener may have promised
-        other ranks to be there.  Asking a step for its record writes the record.
+        Called at every wanted boundary until the hook is closed.  The argument is a CountedStep if the step was
+        counted but not measured, and None if the hook could do neither or has turned itself off: the listener may have
+        promised other ranks to be there.  Asking a step for its record writes the record.
         """
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Take the optimizer whose steps count from now on; called before its first one."""
+        """Handle a change of the optimizer whose steps count; called before its first step."""
         return
 
     def wants_boundary(self) -> bool:
-        """Return whether `on_boundary` must be called next; `Hook.wake` when that changes before the next call."""
+        """Return whether the next boundary must call `on_boundary`; call `Hook.wake` if that changes in between."""
         return False
 
     def holds_windows(self) -> bool:
-        """Return whether somebody else is about to profile the job, so that no window may open."""
+        """Return whether no window may open because something else is about to profile the job."""
         return False
 
     def on_timed(self, timed: TimedStep, record: StepRecord) -> None:
-        """Take a measured step and its timers, on any thread; must return in a microsecond."""
+        """Handle a measured step and its timers, on any thread; must return within a microsecond."""
 
 
 class Hook:
     """Measures the steps of `model` trained by `optimizer`.
 
-    `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step, and so does that of an optimizer that
-    the script makes in its place (`optimizer_succession`).  None is kept alive.  `batch_samples` and `batch_tokens`
-    count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
+    `optimizer` is a torch.optim.Optimizer.  The end of its `step()` ends a step, and so does that of an optimizer that
+    later replaces it (`optimizer_succession`); the hook keeps none of them alive.  `batch_samples` and `batch_tokens`
+    count a batch that `data()` yields; without them, samples are the first dimension of the first tensor and tokens
+    are unknown.  The sinks belong to the caller: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
         TypeError: `optimizer` has no step hooks.
@@ -117,12 +118,12 @@ class Hook:
         self._sinks = tuple(sinks)
         self._listener: StepListener | None = None
         self._clock = clock or SystemClock()
-        # The real clock's method would be a second python frame around this function, in every callback.
+        # The real clock's method would add a second Python frame to every callback.
         is_real = isinstance(self._clock, SystemClock)
         self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
         self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
         self.is_traced = False
-        """Whether the steps that follow are traced and their pace says nothing about the job; set at a boundary."""
+        """Whether the next steps are traced, so that their pace does not represent the job; set at a boundary."""
 
         self._timer = StepTimer()
         self._guard = FailureGuard(self._now_ns, self._charge)
@@ -136,60 +137,44 @@ class Hook:
             model, optimizer, self._timer, self._guard,
             now_ns=self._now_ns, retire=self._retire, forward_begins=self._utilization.forward_begins,
         )  # fmt: skip
-        self._meter = self.windows = WindowReader(self._clock, on_device=is_cuda, is_held=self._is_held)
-        self._budget = OverheadBudget(
+        self.windows = WindowReader(self._clock, on_device=is_cuda, is_held=self._is_held)
+        """Opens and reads exact windows."""
+        self.budget = OverheadBudget(
             self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
             rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
         )  # fmt: skip
-        self.calibrations = self._calibrations = Calibrations()
-        """The calibrations from exact windows, by setting."""
+        """What pacecar costs and may cost; every other part that spends time charges it too."""
+        self._calibrations = Calibrations()
         self._sampling = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
-        self._stops = StopDetector(charge=self._budget.charge)
+        self._stops = StopDetector(charge=self.budget.charge)
         self._boundary = StepBoundary(
-            self._phases,
-            self._timer,
-            self._guard,
-            self._counts,
-            now_ns=self._now_ns,
-            wall_ns=self._wall_ns,
-            care=self._care,
-        )
+            self._phases, self._timer, self._guard, self._counts,
+            now_ns=self._now_ns, wall_ns=self._wall_ns, full_boundary=self._full_boundary,
+        )  # fmt: skip
         job_length = JobLength(self._config.expected_seconds, self._config.expected_steps)
-        loop = self.loop = self._loop = DataLoading(
-            self._timer,
-            self._guard,
-            self._counts,
-            self._phases,
-            self._utilization,
-            now_ns=self._now_ns,
-            batch_samples=batch_samples,
-            batch_tokens=batch_tokens,
-            job_length=job_length,
-        )
-        self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
-        self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
-        self._step_records = StepRecords(
-            hello, self._sinks, MeasuringLimits(self._budget, self._sampling, self._guard), self._calibrations,
+        self.loop = DataLoading(
+            self._timer, self._guard, self._counts, self._phases, self._utilization, now_ns=self._now_ns,
+            batch_samples=batch_samples, batch_tokens=batch_tokens, job_length=job_length,
+        )  # fmt: skip
+        """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
+        self.records = StepRecords(
+            hello, self._sinks, MeasuringLimits(self.budget, self._sampling, self._guard), self._calibrations,
             self._utilization, self._boundary, self._stops, on_timed=self._on_timed,
         )  # fmt: skip
-        self.look, self.flush, self.charge = self._step_records.look, self._step_records.settle, self._budget.charge
-        """Write the waiting records from another thread; write them now, on the training thread; add a cost."""
-        self.begun, self.charge_records = self._boundary.begun, self._step_records.charge
-        self.is_strained = self._budget.is_strained
-        self.preemption = preemption = self._preemption = Preemption()
-        """A listener that is about to take long calls `begin`."""
-        parts = (self._meter, self._budget, self._step_records, self._timer, self._phases)
-        self._window_schedule = WindowSchedule(*parts, self._now_ns, preemption, job_length, on_device=is_cuda)
+        """The finished steps whose records are not written yet."""
+        self.preemption = Preemption()
+        """The run delay since a listener called `begin` before something that takes long."""
+        parts = (self.windows, self.budget, self.records, self._timer, self._phases)
+        self._window_schedule = WindowSchedule(*parts, self._now_ns, self.preemption, job_length, on_device=is_cuda)
         self._step_delay = Preemption()
-        self._listener_ns = self._told_ns = self._waited_ns = 0
-        self._boundary.full_boundary_step = self._budget.next_look(0)
+        self._boundary.full_boundary_step = self.budget.next_look(0)
         self._boundary_handle: RemovableHandle | AnyStepHandle | None = None
         self._any_step: AnyStepHandle | None = None
         self._succession = OptimizerSuccession(model, optimizer)
         self._optimizer = self._succession.present
-        self._in_boundary = self._is_started = self._is_closed = False
+        self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -200,12 +185,16 @@ class Hook:
 
     @property
     def step(self) -> int:
-        """The number of the step under way: how many were finished."""
+        """The number of the current step, which is the number of finished ones."""
         return self._boundary.step
+
+    def current_step(self) -> tuple[int, int | None]:
+        """Return `step` and when it began (monotonic ns; None before the first); may be called from any thread."""
+        return self._boundary.current_step()
 
     @property
     def knobs(self) -> Knobs:
-        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        """The settings in force; the tuner sets them at a boundary for the steps after it."""
         return self._boundary.knobs
 
     @knobs.setter
@@ -213,55 +202,41 @@ class Hook:
         self._boundary.knobs = knobs
         self._window_schedule.mark(self._boundary.step)
 
-    @property
-    def overhead_budget(self) -> float:
-        """What pacecar may cost, over the job's wall time (0..1)."""
-        return self._config.overhead_budget
-
-    @property
-    def overhead_ratio(self) -> float | None:
-        """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
-        return self._budget.ratio
-
     def headroom_ns(self) -> int | None:
-        """Return what may be spent now within the overhead budget; None: nothing limits it.  On the training thread.
+        """Return what the overhead budget still allows, None if it has no limit; call on the training thread.
 
-        It counts the steps whose records are not written yet, and the window that is open, at its predicted price.
+        Steps whose records are not written yet are counted, and so is an open window, at its predicted price.
         """
-        wall_ns, cost_ns = self._step_records.unsettled()
-        cost_ns += self._timer.overhead_ns + self._waited_ns
+        wall_ns, cost_ns = self.records.unwritten()
+        cost_ns += self._timer.overhead_ns + self._boundary.waited_ns
         passed = self._boundary.passed
         if passed is not None:
             wall_ns, cost_ns = wall_ns + passed.wall_ns, cost_ns + passed.cost_ns
         if self._window_schedule.may_be_open:
-            cost_ns += self._budget.predicted_ns
-        return self._budget.headroom_ns(wall_ns=wall_ns, cost_ns=cost_ns)
+            cost_ns += self.budget.predicted_ns
+        return self.budget.headroom_ns(wall_ns=wall_ns, cost_ns=cost_ns)
 
     def waited(self, duration_ns: int) -> None:
-        """Note that a listener waited so long for other ranks, which the job's next collective would do otherwise.
+        """Record that a listener waited this long for other ranks.
 
-        The budget decides how much of it the job has lost.
+        The job's next collective would have waited anyway, so the budget decides how much of it the job has lost.
         """
-        self._preemption.leave_out(duration_ns)
-        self._waited_ns += duration_ns
-
-    def reserve(self, cost_ns: int) -> None:
-        """Have windows leave so much of what is lent to them; on the training thread."""
-        self._budget.reserved_ns = cost_ns
+        self.preemption.leave_out(duration_ns)
+        self._boundary.waited_ns += duration_ns
 
     def awaits_first_window(self) -> bool:
-        """Return whether the first exact window is about to come: it can be paid for, or is not priced yet."""
-        return self._config.windows and self._meter.is_installed and self._window_schedule.awaits_first_window()
+        """Return whether the first exact window is due: it is affordable, or has no price yet."""
+        return self._config.windows and self.windows.is_installed and self._window_schedule.awaits_first_window()
 
     def waits_in_forward(self) -> bool:
-        """Return whether windows of the setting in force saw this rank wait for others in its forward."""
+        """Return whether windows under the current settings saw this rank wait for others in its forward."""
         calibration = self._calibrations.find(self.knobs)
         return calibration is not None and calibration.waits_in_forward
 
     @property
     def phase(self) -> str:
-        """The phase that the training thread is in, "outside" for none; may be read from any thread."""
-        if self._loop.checkpoint_depth:
+        """The training thread's phase, "outside" between phases; may be read from any thread."""
+        if self.loop.checkpoint_depth:
             return "checkpoint"
         return self._phases.phase or "outside"
 
@@ -277,16 +252,16 @@ class Hook:
         return self._phases.trained_ns
 
     def watch_calls(self) -> None:
-        """See the model's calls also while steps are only counted; from any thread, when no step ends any more."""
+        """Observe the model's calls even while steps are only counted; from any thread, once steps stop ending."""
         try:
             self._phases.watch_calls()
         except Exception:  # noqa: BLE001  as in the guard, which would charge a step of the training thread
             self._guard.failed(self._phases.watch_calls)
 
     def start(self, listener: StepListener | None = None) -> None:
-        """Attach to model and optimizer; the first step counts from the job's first event after this.
+        """Attach to model and optimizer; the first step begins with the job's first event after this.
 
-        `listener` hears of steps from the first one on.
+        `listener` is called from the first step on.
 
         Raises:
             AlreadyAttachedError: another hook is active in this process.
@@ -302,58 +277,58 @@ class Hook:
             self._boundary_handle = after_step(optimizer, self._boundary.optimizer_stepped)
         self._any_step = before_any_step(self._before_step)
         begun = self._now_ns()
-        self._preemption.begin()
+        self.preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
-            self._guard.wrap(self._step_records.learn_prices)()
+            self._guard.wrap(self.records.learn_prices)()
             self._guard.wrap(self._stops.start)()
         if self._config.windows:
-            self._guard.wrap(self._meter.install)()
-        if not self._meter.is_installed:
-            self._step_records.uncalibrated = "unavailable" if self._config.windows else "off"
-        self._preemption.end()
-        self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
+            self._guard.wrap(self.windows.install)()
+        if not self.windows.is_installed:
+            self.records.uncalibrated = "unavailable" if self._config.windows else "off"
+        self.preemption.end()
+        self.budget.charge_start(self.preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # the start is not part of the first step
 
     def close(self, reason: str = "detached") -> None:
-        """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
+        """Remove every hook, put a Goodbye with `reason` into the sinks, and let another hook attach.
 
-        From inside `on_boundary` the hook is inert at once and removed when the boundary is over.
+        Inside `on_boundary` this makes the hook inert at once and removes it when the boundary is over.
         """
         if self._is_closed or not self._is_started:
             return
         self._is_closed = True
         self._guard.is_alive = False
-        if not self._in_boundary:  # else the next forward removes the hooks, which are inert by then
+        if not self._boundary.is_under_way:  # else the next forward removes the hooks, which are inert by then
             self._retire()
         self._window_schedule.release()
-        self._step_records.settle()
-        self._step_records.report_last_vitals()
-        goodbye = self._step_records.goodbye(reason, self._clock.wall_ns())
+        self.records.flush()
+        self.records.report_last_vitals()
+        goodbye = self.records.goodbye(reason, self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
-        self._preemption.close()
+        self.preemption.close()
         self._step_delay.close()
         self._stops.close()
         single_instance.free(self)
 
     def wake(self) -> None:
-        """Have the listener called at the next boundary; from any thread."""
+        """Call the listener at the next boundary; may be called from any thread."""
         self._boundary.wake()
 
     def forked(self) -> None:
-        """Turn inert for good and send nothing: this is a forked child of the measured process."""
+        """Become permanently inert and send nothing: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
         self._stops.forked()
 
     def request_window(self) -> None:
-        """Request an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
+        """Request an exact window soon, after a knob was switched; the budget decides when and grants it credit."""
         self._window_schedule.request(self._boundary.step, on_credit=not self._calibrations.knows(self.knobs))
         self._boundary.full_boundary_step = self._window_schedule.next_look(self._boundary.step)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Follow `optimizer` if its step, which begins, is the job's; it is called with each step of the process."""
+        """Follow `optimizer` if the step it begins is the job's; called before every optimizer step of the process."""
         present = self._optimizer()
         if optimizer is present or not self._guard.is_alive:
             return
@@ -382,12 +357,13 @@ class Hook:
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
 
-    def _care(self, now_ns: int) -> None:
-        """End a step that is not plain: queue its record, call the listener, if only with None, prepare the next."""
+    def _full_boundary(self, now_ns: int) -> None:
+        """End a step that is not plain: queue its record, call the listener (at least with None), prepare the next."""
         if self._is_closed:
             return
+        boundary = self._boundary
         finished: FinishedStep | CountedStep | None = None
-        self._in_boundary = True
+        boundary.is_under_way = True
         try:
             if self._guard.is_alive:
                 end_step = self._counted if self._phases.is_resting else self._finish
@@ -397,36 +373,37 @@ class Hook:
                     self._guard.failed(end_step)
             if self._listener is not None:
                 begun = self._now_ns()
-                self._tell(self._listener, finished)
-                self._told_ns = self._now_ns() - begun
-                if self._preemption.is_begun:
-                    self._told_ns = max(0, self._told_ns - self._preemption.end())
-                self._listener_ns += self._told_ns
+                self._call(self._listener, finished)
+                taken_ns = self._now_ns() - begun
+                if self.preemption.is_begun:
+                    taken_ns = max(0, taken_ns - self.preemption.end())
+                boundary.last_listener_ns = taken_ns
+                boundary.listener_ns += taken_ns
             if self._guard.is_alive:
                 try:
                     self._prepare(now_ns)
                 except Exception:  # noqa: BLE001  as above
-                    self._preemption.end()
+                    self.preemption.end()
                     self._guard.failed(self._prepare)
         finally:
-            self._in_boundary = False
-        # Set first and checked afterwards: another thread may make something pending at this moment.
-        self._boundary.is_plain = True
+            boundary.is_under_way = False
+        # Set first, then check: another thread may make something pending at this moment.
+        boundary.is_plain = True
         if self._is_pending():
-            self._boundary.is_plain = False
+            boundary.is_plain = False
 
     def _is_pending(self) -> bool:
-        """Return whether the next boundary has more to do than note that a step ended."""
+        """Return whether the next boundary has more to do than record the end of a step."""
         is_heard = self._listener is not None and self._listener.wants_boundary()
         is_looked_at = self._window_schedule.may_be_open or self._window_schedule.has_aftermath or self.is_traced
         is_odd = self._sampling.every is None or self._boundary.passed is not None or self._boundary.step <= 1
         is_counted = self._phases.tells_inputs or self._utilization.wants_count or self._utilization.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
-    def _tell(self, listener: StepListener, finished: FinishedStep | CountedStep | None) -> None:
+    def _call(self, listener: StepListener, finished: FinishedStep | CountedStep | None) -> None:
         try:
             listener.on_boundary(finished)
-        except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
+        except Exception:  # noqa: BLE001  as in the guard, which stops calling a listener once it is dead
             self._guard.failed(listener.on_boundary)
             if not self._guard.is_alive:
                 self._listener = None
@@ -439,17 +416,17 @@ class Hook:
             self._listener.on_timed(timed, record)
 
     def _counted(self, now_ns: int) -> CountedStep | None:
-        """Count the step that is over; return it where there is a listener."""
+        """Count the finished step; return it if there is a listener."""
         boundary, start_ns = self._boundary, self._timer.start_ns
         self._step_delay.lap()
-        boundary.count_step(now_ns).cost_ns += self._waited_ns
-        self._waited_ns = 0
+        boundary.count_step(now_ns).cost_ns += boundary.waited_ns
+        boundary.waited_ns = 0
         if self._listener is None or start_ns is None:
             return None
         return CountedStep(boundary.step - 1, start_ns, now_ns, self._wall_ns(), boundary.knobs, self.is_traced)
 
     def _finish(self, now_ns: int) -> FinishedStep:
-        """Queue the step that is over for its record; this already takes the next step's time."""
+        """Queue the finished step for its record; the time this takes already belongs to the next step."""
         timer, phases, boundary, schedule = self._timer, self._phases, self._boundary, self._window_schedule
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
@@ -468,16 +445,16 @@ class Hook:
         raw = schedule.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(
-            self._step_records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops, is_guess
+            self.records, boundary.step, raw, now, boundary.knobs, samples, tokens, boundary.usual.flops, is_guess
         )
         if was_counted or schedule.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
             finished.thread_time, finished.slowed_max_ns = schedule.thread_time(), schedule.count_max_ns
             schedule.has_aftermath = self.is_traced
-        finished.listener_ns, self._listener_ns = self._listener_ns, 0
-        finished.told_ns, self._told_ns = self._told_ns, 0
+        finished.listener_ns, boundary.listener_ns = boundary.listener_ns, 0
+        finished.last_listener_ns, boundary.last_listener_ns = boundary.last_listener_ns, 0
         finished.delay_ns = self._step_delay.lap()
-        finished.waited_ns, self._waited_ns = self._waited_ns, 0
+        finished.waited_ns, boundary.waited_ns = boundary.waited_ns, 0
         if boundary.passed is not None:
             finished.passed, boundary.passed = boundary.passed, None
         if schedule.may_be_open:
@@ -485,15 +462,15 @@ class Hook:
         elif schedule.is_probing:
             schedule.end_slice(finished)
         boundary.step += 1
-        self._step_records.enter(finished)
+        self.records.enter(finished)
         if self._utilization.is_due:
-            self._step_records.report_vitals()
+            self.records.report_vitals()
             boundary.usual = UNUSUAL  # the report has checked which parameters are trained
         return finished
 
     def _turn_off(self) -> None:
-        """Turn the hook off: even counting steps costs more than the user allows."""
-        self._step_records.settle()
+        """Turn the hook off because even counting steps costs more than the user allows."""
+        self.records.flush()
         _log.warning(
             "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
             self._config.overhead_budget,
@@ -503,29 +480,27 @@ class Hook:
         self._guard.is_alive = False
 
     def _prepare(self, now_ns: int) -> None:
-        """Prepare for the step that began at `now_ns`, and charge it with all that was done since."""
+        """Prepare for the step that began at `now_ns` and charge it for everything done since."""
         every = self._sampling.every
         if every is None:
             self._turn_off()
             return
         step, schedule = self._boundary.step, self._window_schedule
-        is_turn = (
-            self._config.windows and step == self._boundary.full_boundary_step and self._window_schedule.wants(step)
-        )
+        is_turn = self._config.windows and step == self._boundary.full_boundary_step and schedule.wants(step)
         # A window's turn takes precedence over step sampling.
         measured = next_measured(step, every)
         if step < measured and not is_turn and not schedule.may_be_open:
             passed = self._boundary.passed = self._boundary.passed or CountedSums()
-            # Boundaries that no listener wants need not come here until a step is measured or a window's turn comes.
+            # Boundaries that no listener wants can skip this until a step is measured or a window's turn comes.
             if step >= self._boundary.full_boundary_step:
                 self._boundary.full_boundary_step = self._next_look(step)
             is_wanted = self.is_traced or (self._listener is not None and self._listener.wants_boundary())
             self._boundary.counted_until = 0 if is_wanted else min(measured, self._boundary.full_boundary_step)
             if self._phases.is_resting:
-                passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
-            else:  # removing the hooks is paid once, so it is charged to the next measured step
+                passed.cost_ns += self.preemption.own_ns(self._now_ns() - now_ns)
+            else:  # removing the hooks is a one-time cost, charged to the next measured step
                 self._phases.rest()
-                self._timer.overhead_ns += self._preemption.own_ns(self._now_ns() - now_ns)
+                self._timer.overhead_ns += self.preemption.own_ns(self._now_ns() - now_ns)
             return
         if self._phases.is_resting:
             self._phases.resume()
@@ -547,7 +522,7 @@ class Hook:
         if utilization.wants_count and not (
             schedule.may_be_open or schedule.is_probing or self.is_traced
         ):  # a window or trace would contain the dispatch mode's time
-            self._step_records.settle()
+            self.records.flush()
             utilization.prepare(self._boundary.step, schedule.may_count)
             self._phases.tells_inputs = utilization.tells_inputs
             if self._phases.tells_inputs:
@@ -556,9 +531,9 @@ class Hook:
             self._phases.tells_inputs = utilization.tells_inputs
         ended = self._now_ns()
         self._timer.events.append(("overhead", now_ns, ended))
-        self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
+        self._timer.overhead_ns += self.preemption.own_ns(ended - now_ns)
         if is_watched:
-            self._meter.observed_from(ended)
+            self.windows.observed_from(ended)
 
     def _next_look(self, step: int) -> int:
         """Return the next step before which a window may be due."""
@@ -567,9 +542,9 @@ class Hook:
     def _retire(self) -> None:
         """Remove all hooks and patches from torch; not from inside an optimizer hook."""
         self._window_schedule.abandon()
-        self._meter.uninstall()
+        self.windows.uninstall()
         self._utilization.retire()
-        self._loop.close()
+        self.loop.close()
         self._phases.remove()
         if not self._is_closed:
             return

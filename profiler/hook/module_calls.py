@@ -1,21 +1,20 @@
-"""Observes the calls of one module without registering hooks on it, by a descriptor in its class.
+"""Observes the calls of one module through a descriptor in its class, without registering hooks on the module.
 
-Hooks that are registered on a module are stored in its `__dict__`.  So `torch.save(model)` writes them into the file,
-`copy.deepcopy` copies them, and `torch.jit.script` compiles them.  Torch's global hooks are called for every submodule
-(1 us each), and `torch.compile` warns of them.  A class of our own for the module, or a `__call__` in its class, is
-visible to `type(model)`, `torch.export` and dynamo.
+A module stores its hooks in its `__dict__`, so `torch.save(model)` would write them into the file, `copy.deepcopy`
+would copy them, and `torch.jit.script` would compile them.  Torch's global hooks run for every submodule (1 us each)
+and make `torch.compile` warn.  A subclass of our own for the module, or a `__call__` in its class, is visible to
+`type(model)`, `torch.export` and dynamo.
 
     model(x)  ->  Module.__call__  ->  model._compiled_call_impl, where it is not None  ->  model._call_impl
                                        ^ looked up in the class: a descriptor that knows the observed modules
 
-Because of `Module.compile`, torch reads `_compiled_call_impl` of each module first; its default is a class attribute.
-Pickle, deepcopy, TorchScript, fx, export and dynamo read other attributes only.  So the class of an observed module
-gets a descriptor under that name, which is None for all modules but the observed ones.  It is removed with the last of
-them.
+To support `Module.compile`, torch first reads each module's `_compiled_call_impl`, whose default is a class attribute.
+Pickle, deepcopy, TorchScript, fx, export and dynamo do not read it.  So the class of an observed module gets a
+descriptor under that name, which returns None for all other modules and is removed with the last observed one.
 
 While torch captures what a module computes (dynamo, export, fx, `torch.jit.trace`) no observer is called.
 
-Left out: calls of `module.forward`, and of a class whose `__call__` does not call torch's: hooks see neither.
+Like hooks, observers miss direct calls of `module.forward` and classes whose `__call__` does not call torch's.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 class CallObserver:
-    """One observer of one module, until `remove`; what its functions raise reaches the caller of the module."""
+    """One observer of one module, until `remove`; exceptions of its functions reach the caller of the module."""
 
     __slots__ = ("_calls", "after", "before")
 
@@ -62,13 +61,13 @@ class CallObserver:
         self.after = after
 
     def remove(self) -> None:
-        """Stop observing.  Harmless when repeated, and from inside a call."""
+        """Stop observing.  May be repeated, and called from inside a call of the module."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.forget(self)
 
     def set_around(self, around: Around | None) -> None:
-        """Make the calls by `around(call, args, kwargs)`, which returns what the module returns; None: directly."""
+        """Wrap each call in `around(call, args, kwargs)`, which returns the module's output; None: call directly."""
         if self._calls is not None:
             self._calls.around = around
 
@@ -78,8 +77,8 @@ def observe_calls(
 ) -> CallObserver | None:
     """Call `before(module, args, kwargs)` and, unless it raises, `after(module, args, output)` at calls of `module`.
 
-    They see what the caller passed and got: `before` runs before all hooks, `after` after them.  `is_first`: before
-    the observers that are there.  Return None where this torch cannot be observed so, which is logged once.
+    Both see the caller's view: `before` runs before all hooks, `after` after them.  With `is_first`, this observer runs
+    before the existing ones.  Return None if this version of torch cannot be observed, which is logged once.
     """
     if lacking("module_calls", {"module": module}) is not None or not _is_asked_for():
         return None
@@ -100,8 +99,8 @@ def _observe(module: nn.Module, before: Before | None, after: After | None, *, i
 def hold_class(module: nn.Module) -> Callable[[], None] | None:
     """Keep the descriptor in the class of `module` until the returned function is called; None: nothing to keep.
 
-    For a caller that removes its observer for a while: where a module has hooks of the user's, dynamo guards its class,
-    and would recompile each time.
+    For a caller that removes its observer temporarily: if the user has hooks on the module, dynamo guards its class and
+    would recompile each time.
     """
     kind = type(module)
     if "torch._dynamo" not in sys.modules or not isinstance(vars(kind).get(_NAME), _CallImpl):
@@ -112,7 +111,7 @@ def hold_class(module: nn.Module) -> Callable[[], None] | None:
 
 @functools.cache
 def _is_asked_for() -> bool:
-    """Return whether this torch reads the call from the class, and calls what it gets; tried on a module of our own."""
+    """Return whether this torch reads the call from the class and calls it; tried on a module of our own."""
     seen: list[object] = []
     try:
         tried = _Tried()
@@ -142,7 +141,7 @@ class _Calls:
         self.around: Around | None = None
         self._befores: tuple[Before, ...] = ()
         self._afters: tuple[After, ...] = ()
-        self.entry = self.call  # bound once, not at each call
+        self.entry = self.call  # bound once, not on every call
 
     def arrange(self) -> None:
         self._befores = tuple(observer.before for observer in self.observers if observer.before is not None)
@@ -166,7 +165,7 @@ class _Calls:
             before(module, args, kwargs)
         try:
             output = call(*args, **kwargs) if self.around is None else self.around(call, args, kwargs)
-        except BaseException as error:  # the traceback of what the user's code raises has no line of ours
+        except BaseException as error:  # the traceback of the user's exception shows no frame of ours
             error.__traceback__ = _theirs(error.__traceback__)
             raise
         for after in self._afters:
@@ -175,16 +174,16 @@ class _Calls:
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Return `trace` from the first frame on that is not ours."""
+    """Return `trace` from the first frame that is not ours."""
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("pacecar."):
         trace = trace.tb_next
     return trace
 
 
 class _CallImpl:
-    """The descriptor that an observed module's class has as `_compiled_call_impl`.
+    """The descriptor installed as `_compiled_call_impl` in an observed module's class.
 
-    A copy of the class that a pickler makes (cloudpickle, of a class in `__main__`) gets torch's default.
+    A copy of the class made by a pickler (cloudpickle, of a class in `__main__`) gets torch's default.
     """
 
     def __init__(self, replaced: object) -> None:
@@ -213,7 +212,7 @@ class _CallImpl:
 
 
 _observed: dict[int, _Calls] = {}
-"""By the module's id; each value holds its module, so that the id is not reused."""
+"""By the module's id; each value holds its module, so the id is not reused."""
 
 
 def _put_into(kind: type[nn.Module]) -> None:
@@ -229,7 +228,7 @@ def _put_into(kind: type[nn.Module]) -> None:
 def _take_from(kind: type[nn.Module]) -> None:
     there = vars(kind).get(_NAME)
     if not isinstance(there, _CallImpl):
-        return  # another one was put there since
+        return  # replaced by another one since
     there.modules -= 1
     if there.modules:
         return

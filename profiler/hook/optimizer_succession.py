@@ -1,22 +1,19 @@
-"""Decides whose steps end the steps of the measured job when the script makes a new optimizer for the same model.
+"""Decides which optimizer's steps end the job's steps when the script makes a new optimizer for the same model.
 
-A script may make a new optimizer each epoch, when it freezes or unfreezes layers, or to restart Adam.  What goes on is
-the model, so its parameters are followed and not the optimizer object.  But most optimizers that step beside the
-present one must end no step: a discriminator's, a teacher's, the second one of a model whose parameters are split
-between two, the one inside a wrapper.
+A script may make a new optimizer each epoch, when it freezes or unfreezes layers, or to restart Adam.  The model stays,
+so its parameters identify the job, not the optimizer object.  But most other optimizers that step must not end a step
+of the job: a discriminator's, a teacher's, the second of two that share a model's parameters, the one inside a wrapper.
 
-    it updates                               it takes over with
-    no parameter of the model                no step
-    mostly what the present one updates      its first step, if the loop went round without it before, or if its own
-                                             steps counted before; else when the present one has missed SAME_STEPS
-    other parameters of the model            the same, but only if what the present one updates is frozen or gone;
-                                             else when the present one has missed OTHER_STEPS
+    the new optimizer updates                it takes over
+    no parameter of the model                never
+    mostly what the current one updates      with its first step, if the loop went round without it before or its own
+                                             steps counted before; else once the current one has missed SAME_STEPS
+    other parameters of the model            the same, but only if what the current one updates is frozen or gone;
+                                             else once the current one has missed OTHER_STEPS
 
-A step is only looked at if the model ran forward since the last one, and not inside a step of the present optimizer.
-All of this follows from the script's own calls and never from when the garbage collector runs, so ranks that make the
-same calls decide alike.
-
-Left out: how steps are heard (`step_hooks`), and updates that none of torch's hooks sees.
+A step is considered only if the model ran forward since the last one, and not inside a step of the current optimizer.
+The decision depends only on the script's own calls, never on when the garbage collector runs, so ranks that make the
+same calls decide alike.  Updates that torch's hooks do not see are not considered.
 """
 
 from __future__ import annotations
@@ -32,22 +29,23 @@ from .step_hooks import weakly
 __all__ = ["OTHER_STEPS", "SAME_STEPS", "OptimizerSuccession", "parameters_of", "shares_most"]
 
 SAME_STEPS = 3
-"""Steps on the present optimizer's parameters, and none of its own, after which it is over: two may take turns."""
+"""The current optimizer is replaced after this many steps of another on its parameters with none of its own: two
+optimizers may take turns."""
 
 OTHER_STEPS = 128
-"""The same for other parameters of the model: a critic may make a hundred steps for each of the generator (WGAN)."""
+"""The same for other parameters of the model: a critic may take a hundred steps for each generator step (WGAN)."""
 
 ROUND_STEPS = 2
-"""Steps of the job after which every optimizer that belongs to each iteration of the loop was heard."""
+"""After this many steps of the job, every optimizer that runs in each iteration of the loop has been seen."""
 
 HEARD_MAX = 256
-"""Optimizers that are remembered at once; the oldest is forgotten first, and is new if it steps again."""
+"""The most optimizers remembered at once; the oldest is forgotten first and counts as new if it steps again."""
 
 Relation = Literal["stranger", "same", "other"]
 
 
 def parameters_of(optimizer: Optimizer) -> set[int]:
-    """Return the ids of the parameters that `optimizer` updates; none where it does not keep them as torch's do."""
+    """Return the ids of the parameters that `optimizer` updates; none if it does not store them as torch's do."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups if isinstance(group, dict) for parameter in group.get("params", ())}
 
@@ -58,7 +56,7 @@ def shares_most(one: set[int], other: set[int]) -> bool:
 
 
 class _Heard:
-    """An optimizer that made a step; `relation` to the present one, None: not known yet."""
+    """An optimizer that made a step, and its `relation` to the current one (None: not known yet)."""
 
     __slots__ = ("counted", "optimizer", "relation")
 
@@ -66,16 +64,16 @@ class _Heard:
         self.optimizer = weakly(optimizer)
         self.relation: Relation | None = None
         self.counted = counted
-        """Whether the job's steps were its own before, for more than one in a row."""
+        """Whether its steps have been the job's steps before, more than one in a row."""
 
 
 class OptimizerSuccession:
-    """Knows the optimizer whose steps count, at first the one that was attached; keeps none alive."""
+    """Tracks the optimizer whose steps count, initially the attached one; keeps none alive."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model = model
         self.present: Callable[[], Optimizer | None] = weakly(optimizer)
-        """Returns the optimizer whose steps count; None where the script has dropped it."""
+        """Returns the optimizer whose steps count; None if the script has dropped it."""
         self._updated = parameters_of(optimizer)
         self._inside: set[int] = set()
         self._walked_at: int | None = None
@@ -83,10 +81,10 @@ class OptimizerSuccession:
         self._since = self._step = self._missed = 0
 
     def takes_over(self, optimizer: Optimizer, step: int, *, is_update: bool) -> bool:
-        """Return whether the step that `optimizer` begins is step number `step` of the job; it is present from then on.
+        """Return whether the step that `optimizer` begins is step `step` of the job; it is then the current optimizer.
 
-        Not to be called for the present one.  `is_update`: the model ran forward in this step of the job, and no step
-        of the present optimizer is under way.
+        Call this only for other optimizers than the current one.  `is_update`: the model ran forward in this step of
+        the job, and no step of the current optimizer is under way.
         """
         if step != self._step:
             self._step, self._missed = step, 0
@@ -114,7 +112,7 @@ class OptimizerSuccession:
         before = self.present()
         left = None if before is None else self._heard.get(id(before))
         if left is not None:
-            left.counted = step - self._since > 1  # else the two take turns
+            left.counted = step - self._since > 1  # otherwise the two take turns
         self.present, self._updated = weakly(optimizer), parameters_of(optimizer)
         self._since, self._missed = step, 0
         for heard in self._heard.values():
@@ -134,11 +132,11 @@ class OptimizerSuccession:
             self._updated = parameters_of(present)
         if shares_most(updated, self._updated):
             return "same"
-        if updated.isdisjoint(self._inside) and step != self._walked_at:  # a walk a step at most: models may be large
+        if updated.isdisjoint(self._inside) and step != self._walked_at:  # at most one walk a step: models may be large
             self._walked_at = step
             self._inside = {id(parameter) for parameter in self._model.parameters()}
         return "stranger" if updated.isdisjoint(self._inside) else "other"
 
     def _is_over(self) -> bool:
-        """Return whether nothing that the present optimizer updates is trained: it is frozen, or not in the model."""
+        """Return whether everything the current optimizer updates is frozen or no longer in the model."""
         return not any(p.requires_grad for p in self._model.parameters() if id(p) in self._updated)

@@ -1,21 +1,21 @@
-"""Notes when forward, backward and optimizer begin and end, by hooks that do not touch what they compute.
+"""Records when forward, backward and optimizer begin and end, with hooks that do not affect what they compute.
 
-They are observers, so nothing is replaced and nothing is stored on the model (`module_calls`):
+The hooks only observe: nothing is replaced and nothing is stored on the model (`module_calls`).
 
-- forward: the calls of the top-level module, in training with gradients on (evaluation is not a micro-batch);
-- backward begins when the gradient of an output tensor arrives.  There the hook queues a callback of the autograd
-  engine, which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces.  That one
-  queues a second, which runs *after* DDP's.  The interval between the two is the exposed tail of communication;
-- optimizer: step pre-hook, and post-hook, which is the step's boundary.
+- Forward: calls of the top-level module, in training with gradients on (evaluation is not a micro-batch).
+- Backward begins when the gradient of an output tensor arrives.  There the hook queues a callback of the autograd
+  engine, which runs when computing is done, *before* DDP's own callback waits for the all-reduces.  It queues a second
+  one, which runs *after* DDP's.  The interval between the two is the exposed tail of communication.
+- Optimizer: the step's pre-hook, and its post-hook, which is the step boundary.
 
-Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  Without an output
-that has a gradient function, or when backward never comes, the phase is absent.  No tensor is kept; a backward that
-fails half way is dropped at the next forward.
+Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  If no output has a
+gradient function, or backward never comes, the phase is absent.  No tensor is kept; a backward that fails half way is
+dropped at the next forward.
 
-Between two micro-batches the job has evicted all of this from the caches, so what a callback costs is the memory that
-it touches: register_hook, which takes 2 us in a tight loop, took 50 us in a real step.  Hence the callbacks of a
-micro-batch only note instants and shapes, and meter and guard themselves inline.  The optimizer's post-hook belongs to
-the hook (`step_boundary`), which reads here what was noted.
+Between two micro-batches the job evicts all of this from the caches, so a callback costs the memory that it touches:
+register_hook takes 2 us in a tight loop and took 50 us in a real step.  The callbacks of a micro-batch therefore only
+record times and shapes, and measure and guard themselves inline.  The optimizer's post-hook belongs to
+`step_boundary`, which reads what was recorded here.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
+from pacecar.ledger.attribution import REST
 from pacecar.torch_internals import find, lacking, own_has
 
-from ..ledger.attribution import REST
 from ..timing.cuda_timer import device_timer
 from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import SeenBatches, plus
@@ -46,10 +46,10 @@ from .step_hooks import AnyStepHandle, before_step, weakly
 __all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
 
 OUTPUTS_MAX = 4
-"""Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
+"""The most output tensors watched: the loss may use any of them, and the first gradient to arrive begins backward."""
 
 _INSIDE = (
-    "the model that was attached is compiled from outside, so its forward and backward are not told apart: attach what "
+    "the attached model is compiled from outside, so pacecar cannot tell its forward from its backward: attach what "
     "the loop calls, pacecar.attach(torch.compile(model), ...)"
 )
 
@@ -60,7 +60,7 @@ InputKey = tuple[torch.Size, bool]
 class PhaseHooks:
     """The hooks on one model and one optimizer.
 
-    An input that is one tensor is noted in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
+    Single-tensor inputs are recorded in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PhaseHooks:
         device = timer.device = device_timer(model_device(model))
         self._enter_device = None if device is None else device.enter
         self._enter: Callable[[str], None] | None = self._enter_device
-        self._events = timer.events  # bound once, not at each use
+        self._events = timer.events  # bound once, not on every use
         self._guard = guard
         self._now_ns = now_ns
         self._retire = retire
@@ -95,21 +95,21 @@ class PhaseHooks:
         self._optimizer_handle: RemovableHandle | AnyStepHandle | None = None
         self._let_go_of_class: Callable[[], None] | None = None
         self.own_ns = 0
-        """What the callbacks took since this was last set to 0."""
+        """Time spent in the callbacks since this was last set to 0."""
         self.inputs: list[InputKey] = []
         self.tells_inputs = False
         self.has_looked = False
-        """Whether a forward since this was last set to False is missing in `inputs`."""
+        """Whether `inputs` lacks a forward since this was last set to False."""
         self.is_resting = False
-        """Whether this step is only counted, so that of our hooks only the one that ends the step is registered."""
+        """Whether this step is only counted, so that only the hook that ends the step is registered."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
         self.optimizer_start_ns: int | None = None
-        """When the optimizer's step under way began."""
+        """When the optimizer's current step began."""
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
-        # Without the engine's queue the end of backward is not seen, so its beginning is not needed.
+        # Without the engine's queue the end of backward is not seen, so its beginning is useless.
         sees_backward = lacking("backward") is None
         self._queue_callback: Callable[[Callable[[], None]], None] = find(_QUEUE)
         self._is_direct = sees_backward and _can_watch_directly()
@@ -118,20 +118,20 @@ class PhaseHooks:
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
         self.evaluated_ns: int | None = None
-        """When a forward in evaluation was last seen: not a step, but a sign that the job is alive."""
+        """When a forward in evaluation was last seen; it is not a step, but shows that the job is alive."""
         self.trained_ns: int | None = None
-        """When a forward in training was last seen; while steps are only counted, only after `watch_calls`."""
+        """When a forward in training was last seen; while steps are only counted, this needs `watch_calls`."""
         self._calls: CallObserver | None = None
         self.forward_samples: int | None = None
         self.guesses_samples = True
-        """Whether this step's samples were not counted otherwise, so that they are guessed from forward's input."""
+        """Whether this step's samples are guessed from forward's input because nothing else counted them."""
         self.once_inputs: int | None = None
-        """Of a closure that the optimizer calls: how many of `inputs` came before its first backward ended."""
+        """In a closure called by the optimizer, how many of `inputs` came before its first backward ended."""
         self.batches = SeenBatches()
-        """What the loop drew by itself, from loaders that were seen."""
+        """What the loop itself drew from observed loaders."""
         self._waiting_batches = self.batches.waiting
         self.drawn_samples: int | None = None
-        """The samples of what this step trains on of it; None: it drew none."""
+        """The number of those samples that this step trains on; None: it drew none."""
 
     def install(self) -> None:
         """Register all hooks."""
@@ -146,7 +146,7 @@ class PhaseHooks:
             self._optimizer_handle = before_step(optimizer, self._before_optimizer)
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Take the steps of `optimizer` from now on, in place of those of the one before."""
+        """Observe the steps of `optimizer` from now on, instead of those of the previous one."""
         self._optimizer = weakly(optimizer)
         if self._optimizer_handle is not None:
             self._optimizer_handle.remove()
@@ -155,7 +155,7 @@ class PhaseHooks:
             self._optimizer_handle = before_step(optimizer, self._before_optimizer)
 
     def watch_calls(self) -> None:
-        """Note when the model is called also while steps are only counted, until they are measured; on any thread."""
+        """Record calls of the model even while steps are only counted, until they are measured; on any thread."""
         if self.is_resting and self._calls is None:
             self._calls = observe_calls(self._model, self._note_call)
 
@@ -166,9 +166,9 @@ class PhaseHooks:
             self.evaluated_ns = self._now_ns()
 
     def rest(self) -> None:
-        """Unregister the hooks at a boundary: the steps that follow are only counted.
+        """Unregister the hooks at a boundary because the next steps are only counted.
 
-        Torch takes longer to call hooks that return at once than pacecar takes to count a step.
+        Calling hooks that return at once takes torch longer than counting a step takes pacecar.
         """
         self.is_resting = True
         self._forward_start_ns = None
@@ -185,7 +185,7 @@ class PhaseHooks:
         self._register()
 
     def remove(self) -> None:
-        """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
+        """Remove all hooks; never call this inside one of them, as torch is iterating over its table."""
         self._unregister()
         if self._let_go_of_class is not None:
             self._let_go_of_class()
@@ -199,18 +199,18 @@ class PhaseHooks:
 
     @property
     def parameter_count(self) -> int:
-        """How many tensors the optimizer has; 0 where it does not keep them as torch's do."""
+        """The number of tensors in the optimizer; 0 if it does not store them as torch's do."""
         groups = getattr(self._optimizer(), "param_groups", ())
         return sum(len(group["params"]) for group in groups if isinstance(group, dict) and "params" in group)
 
     @property
     def may_have_run(self) -> bool:
-        """Whether the model may have run forward in the step under way: it did, or nobody looks."""
+        """Whether the model ran forward in the current step, or may have because forward is not observed."""
         return self.is_resting or self.has_looked or bool(self.inputs)
 
     @property
     def phase(self) -> str | None:
-        """The phase under way, None between phases; may be read from another thread."""
+        """The current phase, None between phases; may be read from another thread."""
         if self.optimizer_start_ns is not None:
             return "optimizer"
         if self._compute_end_ns is not None:
@@ -221,11 +221,11 @@ class PhaseHooks:
 
     @property
     def _around(self) -> str:
-        """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
+        """The phase around forward and backward: the optimizer's, when they run in its closure."""
         return REST if self.optimizer_start_ns is None else "optimizer"
 
     def tell_phases(self, listener: Callable[[str], None] | None) -> None:
-        """Call `listener` with each phase that the training thread enters; None: no listener.  It must not raise."""
+        """Call `listener` with each phase that the training thread enters; None removes it.  It must not raise."""
         device = self._enter_device
         if listener is None or device is None:
             self._enter = listener or device
@@ -238,7 +238,7 @@ class PhaseHooks:
         self._enter = both
 
     def optimizer_ended(self, now_ns: int) -> None:
-        """Note the end of the optimizer's step."""
+        """Record the end of the optimizer's step."""
         start, self.optimizer_start_ns = self.optimizer_start_ns, None
         if start is not None:
             self._events.append(("optimizer", start, now_ns))
@@ -262,7 +262,7 @@ class PhaseHooks:
             self.drawn_samples = plus(self.drawn_samples, self.batches.train())
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
-                # Most models take one tensor; its shape gives the samples too.
+                # Most models take one tensor, whose shape also gives the number of samples.
                 self.inputs.append((args[0].shape, args[0].requires_grad))
                 if len(self._events) >= EVENTS_MAX:
                     self.absorb()
@@ -283,13 +283,13 @@ class PhaseHooks:
             self.absorb()
 
     def saw_no_call(self) -> None:
-        """Log why a step ended in which the model was not called, where that can be told."""
+        """Log why a step ended without a call of the model, if the reason is known."""
         if compiled_frames():
             tell(_INSIDE)
 
     def absorb(self) -> None:
-        """Add up what was noted, so that it stays bounded in a loop that never ends a step."""
-        self.has_looked = True  # this step is not like the last one in any case
+        """Add up what was recorded, so that memory stays bounded in a loop that never ends a step."""
+        self.has_looked = True  # this step differs from the last one in any case
         self._timer.absorb()
         del self.inputs[:-EVENTS_MAX]
 
@@ -303,10 +303,10 @@ class PhaseHooks:
             self._events.append(("forward", start, now))
             if self._enter is not None:
                 self._enter(self._around)
-            # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
+            # Inside no_sync() DDP does not wait, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
-                node = output.grad_fn  # read once: torch makes a python object for it each time
+                node = output.grad_fn  # read once: torch makes a Python object for it each time
                 if node is not None and self._is_direct and output._backward_hooks is None:
                     # As in `_watch_directly`, without its frame.
                     hooks: Any = OrderedDict()
@@ -324,7 +324,7 @@ class PhaseHooks:
             self._guard.failed(self._after_forward)
         self.own_ns += self._now_ns() - now
 
-    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn whoever pickles an output
+    @unserializable_hook  # type: ignore[untyped-decorator]  # otherwise torch warns when an output is pickled
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         if is_tracing():  # compiled autograd traces hooks
             return
@@ -351,7 +351,7 @@ class PhaseHooks:
             if self._enter is not None:
                 self._enter("backward_tail" if self._has_tail else self._around)
             if self.optimizer_start_ns is not None and self.once_inputs is None:
-                self.once_inputs = len(self.inputs)  # what follows is the same batch again, as in LBFGS
+                self.once_inputs = len(self.inputs)  # the rest is the same batch again, as in LBFGS
             if self._has_tail:
                 self._compute_end_ns = now
                 self._queue_callback(self._backward_ended)
@@ -396,7 +396,7 @@ def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch
 
 
 def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tensor], None]) -> None:  # noqa: ANN401
-    """Do what register_hook does for a tensor without hooks, without the unused handle; `node` made the tensor."""
+    """Do what register_hook does for a tensor without hooks, minus the unused handle; `node` made the tensor."""
     if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
         node._register_hook_dict(tensor)
@@ -405,7 +405,7 @@ def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tenso
 
 
 def _can_watch_directly() -> bool:
-    """Return whether hooks can be set directly in this torch, beside the user's; tried on a tensor of one element."""
+    """Return whether this torch lets hooks be set directly, beside the user's; tried on a one-element tensor."""
     heard: list[str] = []
     try:
         with torch.enable_grad():
@@ -415,13 +415,13 @@ def _can_watch_directly() -> bool:
             _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
             tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
             tensor.backward()  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  private API: whatever it raises, there is the public way
+    except Exception:  # noqa: BLE001  private API: whatever it raises, use the public one
         return False
     return heard == ["direct", "registered"]
 
 
 def with_gradient(output: object) -> Iterator[torch.Tensor]:
-    """Yield the output's tensors that backward can come from."""
+    """Yield the output's tensors that a backward can start from."""
     if isinstance(output, torch.Tensor):
         if output.grad_fn is not None:
             yield output

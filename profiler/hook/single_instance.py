@@ -1,6 +1,6 @@
-"""Allows one active hook in a process: two would measure each other and compete for torch's profiler.
+"""Allows one active hook per process: two would measure each other and compete for torch's profiler.
 
-In a forked child no hook is active: the parent's hook is told that it was forked, and the slot is free.
+A forked child has no active hook: the inherited one is made inert, and another may attach.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def claim(owner: AttachmentOwner) -> None:
     """Make `owner` this process's hook.
 
     Raises:
-        AlreadyAttachedError: there is one.
+        AlreadyAttachedError: the process already has one.
     """
     with _lock:
         if attached:
@@ -44,13 +44,13 @@ def claim(owner: AttachmentOwner) -> None:
 
 
 def free(owner: AttachmentOwner) -> None:
-    """Let another hook attach; harmless when `owner` is not the one."""
+    """Let another hook attach; does nothing if `owner` is not the attached one."""
     with _lock:
         attached[:] = [entry for entry in attached if entry[0] is not owner]
 
 
 def _forked() -> None:
-    global _lock  # another thread may have held it, and a forked child has no other threads
+    global _lock  # a thread that does not exist in the forked child may have held it
     _lock = threading.Lock()
     for owner, _ in attached:
         owner.forked()
@@ -61,7 +61,7 @@ in_child(_forked)
 
 
 def _caller() -> str:
-    """Return file:line of the first frame outside pacecar's hook, wiring and attach."""
+    """Return file:line of the first frame outside pacecar's hook and attach code."""
     for frame in reversed(traceback.extract_stack(limit=13)[:-3]):
         if not frame.filename.endswith(("profiler/hook/hook.py", "job/wiring.py", "job/attach.py")):
             return f"{frame.filename}:{frame.lineno}"

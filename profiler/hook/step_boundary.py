@@ -1,16 +1,15 @@
-"""Ends a step in ten microseconds: a plain boundary only notes that the step ended, all others go to the full one.
+"""Ends a step in ten microseconds: a plain boundary only records that the step ended, any other is a full boundary.
 
-Between two boundaries the job evicts everything of ours from the processor's caches.  So a boundary costs by the number
-of objects that it touches and not by the work done there: a call is a microsecond or two, an attribute of one more
-object another half.  Most steps are *plain*: their inputs are those of the last step, and there is no listener, window,
-trace, count or record due.  For these `optimizer_stepped` appends one tuple and does a few stores; whoever writes the
-records (`step_records`) evaluates them.  All other steps, and all doubtful ones, go through `care`, the hook's full
-boundary.
+Between two boundaries the job evicts our code and data from the processor's caches.  So the cost of a boundary depends
+on how many objects it touches, not on the work it does: a call takes a microsecond or two, an attribute of another
+object half a microsecond.  Most steps are *plain*: their inputs match the last step's, and no listener, window, trace,
+FLOP count or record is due.  For these `optimizer_stepped` appends one tuple and does a few stores, which
+`step_records` evaluates later.  All other steps, and all doubtful ones, go through the hook's full boundary, which has
+all the rules.
 
-    is_plain      set by `care` when it finds nothing pending, cleared by whatever becomes pending, on any thread
-    full_boundary_step     a step that `care` must see before it begins: a window may be due
-
-Left out: every rule about what is to be done (`hook`).
+    is_plain               set by the full boundary when nothing is pending, cleared by anything, on any thread, that
+                           becomes pending
+    full_boundary_step     a step that the full boundary must see before it begins: a window may be due
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ __all__ = [
 ]
 
 WAITING_MAX = 512
-"""The most steps that wait for their records; with more, the training thread writes the records itself."""
+"""The most steps that may wait for their records; beyond this, the training thread writes the records itself."""
 
 PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", DeviceStep | None]
 """Step, start, end, wall clock at the end, events, pacecar's own time, knobs, inputs, device."""
 
 
 class StepInputs(msgspec.Struct, frozen=True):
-    """Samples and FLOPs of a step with these inputs; `inputs` None: not valid for any other step.
+    """Samples and FLOPs of a step with these inputs; with `inputs` None they hold for no other step.
 
-    `drawn` are the samples of what the step drew from loaders that were seen; `is_guess`: `samples` are the first
-    dimension of a tensor.
+    `drawn` counts the samples that the step drew from observed loaders.  `is_guess`: `samples` is the first dimension
+    of a tensor.
     """
 
     inputs: list[InputKey] | None
@@ -68,9 +67,9 @@ UNUSUAL = StepInputs(None, None, None, False, None)
 
 
 class CountedStep(msgspec.Struct, frozen=True):
-    """A step that was counted and not measured: when it was, and the settings in force.
+    """A step that was counted but not measured: its time and the settings in force.
 
-    `disturbed`: it was traced, so that its pace says nothing about the settings.
+    `disturbed`: it was traced, so its pace does not represent the settings.
     """
 
     step: int
@@ -87,7 +86,7 @@ class CountedStep(msgspec.Struct, frozen=True):
 
 
 class CountedSums:
-    """The sums over steps that were counted and not measured."""
+    """The sums over steps that were counted but not measured."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -97,17 +96,17 @@ class CountedSums:
         self.tokens: int | None = None
 
     def said(self, samples: int | None, tokens: int | None) -> None:
-        """Add what the user or the loader reported for one of them."""
+        """Add what the user or the loader reported for one step."""
         self.samples = plus(self.samples, samples)
         self.tokens = plus(self.tokens, tokens)
 
 
 class StepBoundary:
-    """The optimizer's post-hook with all that a plain step needs, in one object."""
+    """The optimizer's post-hook with everything that a plain step needs, in one object."""
 
     __slots__ = (
-        "_care",
         "_counts",
+        "_full_boundary",
         "_guard",
         "_now_ns",
         "_phases",
@@ -116,10 +115,14 @@ class StepBoundary:
         "counted_until",
         "full_boundary_step",
         "is_plain",
+        "is_under_way",
         "knobs",
+        "last_listener_ns",
+        "listener_ns",
         "passed",
         "step",
         "usual",
+        "waited_ns",
         "waiting",
     )
 
@@ -132,7 +135,7 @@ class StepBoundary:
         *,
         now_ns: Callable[[], int],
         wall_ns: Callable[[], int],
-        care: Callable[[int], None],
+        full_boundary: Callable[[int], None],
     ) -> None:
         self._phases = phases
         self._timer = timer
@@ -140,20 +143,24 @@ class StepBoundary:
         self._counts = counts
         self._now_ns = now_ns
         self._wall_ns = wall_ns
-        self._care = care
+        self._full_boundary = full_boundary
         self.is_plain = False
+        self.is_under_way = False
+        """Whether the training thread is in the full boundary."""
         self.full_boundary_step = 0
         self.counted_until = 0
         """Boundaries before that of this step are only counted."""
         self.passed: CountedSums | None = None
-        """The steps that were only counted since the last measured one."""
+        """The steps counted since the last measured one."""
         self.step = 0
-        """The number of the step under way: how many were finished."""
+        """The number of the current step, which is the number of finished ones."""
         self.usual = UNUSUAL
         """The inputs of the last step, with its samples and FLOPs."""
         self.knobs = Knobs()
+        self.listener_ns = self.last_listener_ns = self.waited_ns = 0
+        """The listener's time since the last measured step and at the last boundary; how long it waited for ranks."""
         self.waiting: deque[Any] = deque()
-        """Finished steps without a record, each a PlainStep or what `care` appended: WAITING_MAX, plus one."""
+        """Finished steps without a record, each a PlainStep or queued by the full boundary: at most WAITING_MAX + 1."""
 
     def optimizer_stepped(self, *_: object) -> None:
         """End a step."""
@@ -174,7 +181,7 @@ class StepBoundary:
         ):
             passed = self.passed
             if self.step + 1 < self.counted_until and passed is not None and self._guard.is_alive:
-                # Inline, not by `count_step`: the shorter the steps, the larger the share of this.
+                # Inline instead of a call of `count_step`: the shorter the steps, the larger the share of this.
                 timer = self._timer
                 if timer.start_ns is not None and not self._counts.has_news and timer.device is None:
                     passed.steps += 1
@@ -186,7 +193,7 @@ class StepBoundary:
                 else:
                     self.count_step(now_ns).cost_ns += self._now_ns() - now_ns
             else:
-                self._care(now_ns)
+                self._full_boundary(now_ns)
             return
         timer = self._timer
         events = timer.events
@@ -202,14 +209,14 @@ class StepBoundary:
         step = self.step
         self.step = step + 1
         waiting.append((step, timer.start_ns, now_ns, self._wall_ns(), events[:], own_ns, self.knobs, usual, device))
-        events.clear()  # the same list: others hold it
+        events.clear()  # clear the same list: others hold it
         timer.start_ns = now_ns
         ended_ns = self._now_ns()
         events.append(("overhead", now_ns, ended_ns))
         timer.overhead_ns = ended_ns - now_ns
 
     def count_step(self, now_ns: int) -> CountedSums:
-        """Count the step that is over and return the sums; the next measured step brings them to the records."""
+        """Count the finished step and return the sums; the next measured step passes them to the records."""
         passed = self.passed
         if passed is None:
             passed = self.passed = CountedSums()
@@ -222,12 +229,12 @@ class StepBoundary:
         self.step += 1
         return passed
 
-    def begun(self) -> tuple[int, int | None]:
-        """Return the number of the step under way, and when it began (monotonic ns; None before the first)."""
+    def current_step(self) -> tuple[int, int | None]:
+        """Return the number of the current step and when it began (monotonic ns; None before the first)."""
         return self.step, self._timer.start_ns
 
     def wake(self) -> None:
-        """Send the next boundary through `care`; from any thread."""
+        """Make the next boundary a full one; may be called from any thread."""
         self.is_plain = False
         self.counted_until = 0
 
@@ -239,7 +246,7 @@ def raw_step(plain: PlainStep) -> RawStep:
 
 
 def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInputs, bool]:
-    """Return the inputs of the step that ends, and whether a forward of it was counted; begin the next one."""
+    """Return the ending step's inputs and whether a forward of it was counted; begin the next step."""
     was_counted = phases.tells_inputs and vitals.is_counted
     inputs, guess, drawn = phases.inputs, phases.forward_samples, phases.drawn_samples
     if not inputs and not phases.has_looked:

@@ -1,17 +1,17 @@
-"""Registers hooks around the steps of one optimizer or of all, so that no optimizer's pickle or copy contains them.
+"""Registers hooks around the steps of one optimizer, or of all, that never end up in an optimizer's pickle or copy.
 
-Torch leaves the hooks of an optimizer out of its pickle and its copies (`Optimizer.__getstate__`).  A subclass may
-pickle all that it has.  For one that pickles or copies itself in its own way torch's hooks for all optimizers are used,
-which are stored on none; they return at once where another optimizer steps.
+Torch leaves an optimizer's hooks out of its pickle and copies (`Optimizer.__getstate__`), but a subclass may override
+that.  For a subclass with its own pickling or copying, torch's hooks for all optimizers are used: no optimizer stores
+them, and they return at once when another one steps.
 
-Torch iterates over its table of hooks for all optimizers while it calls them, so a hook that adds or removes one raises
-in the user's `optimizer.step()`.  So each table gets one hook of ours, which calls a tuple that may be replaced at any
-time.
+Torch iterates over its table of hooks for all optimizers while calling them, so adding or removing a hook from inside
+one raises in the user's `optimizer.step()`.  So each table gets a single hook of ours, which calls a tuple that may be
+replaced at any time.
 
-No hook keeps an optimizer alive: a script that makes a new one must get the memory of the old one's state back.
+No hook keeps an optimizer alive: a script that makes a new one must get the old state's memory back.
 
-Left out: the steps of such an optimizer that torch.compile compiles.  Dynamo traces the hook of all optimizers, so it
-leaves no trace, unless a hook asks for compiled steps too.
+Steps of such a subclass are not seen when torch.compile compiles them: dynamo traces the hook for all optimizers, so
+it disappears unless a hook asks for compiled steps too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_PICKLE = ("__getstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deep
 
 
 class _AnyStep:
-    """The hooks of ours before or after the steps of all optimizers; `entry` is what torch calls."""
+    """Our hooks before or after the steps of all optimizers; torch calls `entry`."""
 
     def __init__(self, register: Callable[[StepHook], RemovableHandle], entry: StepHook) -> None:
         self._register = register
@@ -42,9 +42,9 @@ class _AnyStep:
         self._entered: RemovableHandle | None = None
         self.hooks: tuple[StepHook, ...] = ()
         self.in_graphs: tuple[StepHook, ...] = ()
-        """Those that are called for compiled steps, too."""
+        """The hooks that are called for compiled steps too."""
         self.calls = 0
-        """How many calls of `entry` are under way: torch iterates over its table then."""
+        """The number of running calls of `entry`, during which torch iterates over its table."""
 
     def add(self, hook: StepHook, *, in_graphs: bool = False) -> AnyStepHandle:
         self.hooks += (hook,)
@@ -71,11 +71,11 @@ class AnyStepHandle:
         self._hook = hook
 
     def remove(self) -> None:
-        """Call the hook no more.  Harmless when repeated, and from inside a step."""
+        """Stop calling the hook.  May be repeated, and called from inside a step."""
         self._table.remove(self._hook)
 
 
-# The two loops are not one function: its call would be half of what they cost.
+# The two loops are not a shared function: calling it would be half of their cost.
 def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if is_tracing():
         if _wants_compiled_steps():
@@ -106,14 +106,14 @@ _afters = _AnyStep(register_optimizer_step_post_hook, _after)
 
 @constant
 def _wants_compiled_steps() -> bool:
-    """Return whether the graph of a step that dynamo traces is to be broken, so that its hooks run."""
+    """Return whether to break the graph of a step that dynamo traces, so that its hooks run."""
     return bool(_befores.in_graphs) and may_break_while_tracing()
 
 
 def before_any_step(hook: StepHook) -> AnyStepHandle:
-    """Call `hook(optimizer, args, kwargs)` before each step of any optimizer, also where it is compiled.
+    """Call `hook(optimizer, args, kwargs)` before each step of any optimizer, compiled or not.
 
-    A step that is compiled as one graph (`fullgraph=True`) is not seen.
+    Steps compiled as a single graph (`fullgraph=True`) are not seen.
     """
     return _befores.add(hook, in_graphs=True)
 
@@ -138,7 +138,7 @@ def after_step(optimizer: Optimizer, hook: StepHook) -> RemovableHandle | AnySte
 
 
 def weakly(optimizer: Optimizer) -> Callable[[], Optimizer | None]:
-    """Return a function that returns `optimizer` while the script has it; for ever where it takes no weak reference."""
+    """Return a function that returns `optimizer` while the script holds it; forever if it allows no weak reference."""
     try:
         return weakref.ref(optimizer)
     except TypeError:
@@ -146,7 +146,7 @@ def weakly(optimizer: Optimizer) -> Callable[[], Optimizer | None]:
 
 
 def _shows_hooks(optimizer: Optimizer) -> bool:
-    """Return whether its pickle or copy may contain what is registered on it, and torch itself calls its hooks."""
+    """Return whether torch calls its hooks and its pickle or copy may contain what is registered on it."""
     kind: Any = type(optimizer)
     if not issubclass(kind, Optimizer) or kind.register_step_post_hook is not Optimizer.register_step_post_hook:
         return False

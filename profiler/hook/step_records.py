@@ -1,18 +1,16 @@
-"""Makes the records of finished steps later and off the step path: ledger, totals, overhead and StepRecord.
+"""Builds the records of finished steps later and off the step path: ledger, totals, overhead and StepRecord.
 
-An estimate, sums and a record of 27 fields take 12 us of python in a row.  At the end of each step they took 100 us,
-because by then the job has evicted all of it from the processor's caches.  So the training thread queues a
-`FinishedStep`, and the records of the waiting steps are written together: by a record queue or the rank monitor when
-they look, every LOOK_SECONDS, or by the training thread itself when it needs to know (a window is due, a listener asks
-for the record).  Writing them is called settling.
+An estimate, the sums and a record of 27 fields take 12 us of Python when run back to back.  At the end of each step
+they took 100 us, because by then the job had evicted all of it from the processor's caches.  So the training thread
+queues a `FinishedStep`, and the records of waiting steps are written (*flushed*) together: every FLUSH_SECONDS by a
+record queue or the rank monitor, or by the training thread when it needs them (a window is due, a listener asks for
+the record).
 
     training thread   append(step) ... append(step) ... append(step)     a microsecond each
-    another thread    look() ->  budget, ledger, totals, record, sinks   of each, in order
+    another thread    flush_in_background() -> budget, ledger, totals, record, sinks    of each, in order
 
-Whoever settles holds a lock.  What another thread spends here is charged to the budget as if the job had waited for it:
-in python it may have.
-
-Left out: what is noted (`hook`), how an estimate is made (`estimate`).
+A flush holds a lock.  The time another thread spends here is charged to the budget as if the job had waited for it,
+which the GIL may have made it do.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from pacecar.records import (
     Uncalibrated,
 )
 
-from ..ledger.estimate import Calibrations, capped, estimate_step
 from ..timing.cuda_timer import STEPS_MAX
 from ..timing.failure_guard import FailureGuard
 from ..timing.hook_cost import HookCost, call_price
@@ -51,45 +48,48 @@ from ..timing.step_sampling import StepSampling
 from ..timing.step_timer import STOPPED, RawStep, TimedStep, phase_of, time_step
 from ..transport.record_queue import RecordSink
 from ..utilization.model_flops_utilization import UtilizationMeter
+from ..windows.estimate import Calibrations, capped, estimate_step
 from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
 from .counted_steps import CountedSteps, Like
 from .step_boundary import WAITING_MAX, CountedSums, PlainStep, StepBoundary, raw_step
 
-__all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "MeasuringLimits", "StepRecords"]
+__all__ = ["FLUSH_SECONDS", "WAITING_MAX", "FinishedStep", "MeasuringLimits", "StepRecords"]
 
-LOOK_SECONDS = 1.0
-"""How often waiting steps are settled: soon enough for a person who watches, rarely enough to be cheap."""
+FLUSH_SECONDS = 1.0
+"""How often waiting steps are written: often enough for a live view, rarely enough to be cheap."""
 
 DEVICE_WAIT_NS = 10_000_000_000
-"""The longest that a step's record waits for the device: later boundaries read it, and there may be none."""
+"""The longest a step's record waits for its device times, which later boundaries read, if there are any."""
 
 CHUNK_STEPS = 16
-"""Steps that another thread settles before it releases the GIL and the lock to the training thread."""
+"""Another thread writes this many steps before it releases the GIL and the lock to the training thread."""
 
 FRESH_STEPS = 128
-"""With fewer steps waiting, the budget is recent enough for a refusal.
+"""With fewer steps waiting, the budget is up to date enough to refuse a window.
 
-So few steps can make a window affordable only if it nearly is, and then the next turn is soon enough.
+So few steps can only make a window affordable that nearly is, and its next turn is soon enough.
 """
 
 CAP_NS_MIN = 1_000_000_000
-"""The shortest step whose compute is capped: the processor clock is read five times a second, too coarse for less."""
+"""The shortest step whose compute is capped: the processor clock, read five times a second, is too coarse for less."""
 
 LOCK_SECONDS = 1.0
-"""The longest that the training thread waits for the lock: in a forked child it may never be released."""
+"""The longest the training thread waits for the lock, which may never be released in a forked child."""
 
 
 class FinishedStep(msgspec.Struct, eq=False):
-    """A step that is over, as the training thread knows it.
+    """A finished step, as the training thread saw it.
 
-    `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
-    `told_ns` what it took at the last of them, which lies in this step.  `waited_ns` is how long it waited for other
-    ranks in this step, which is in neither.  `delay_ns` is the thread's run delay since the last full boundary.
-    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
-    `thread_time` is the training thread's processor time in a profiled step, None where that is no guide, and
-    `slowed_max_ns` by how much the profiler can have slowed the step at most.
-    A Struct, because its constructor runs no python frame: one is made on the step path, by position.
+    `listener_ns`: the listener's time at the boundaries since the last measured step, part of pacecar's own time.
+    `last_listener_ns`: its time at the last of these boundaries, which lies in this step.
+    `waited_ns`: how long the listener waited for other ranks in this step; included in neither of the two.
+    `delay_ns`: the thread's run delay since the last full boundary.
+    `price_ns`: the cost of opening and reading a window beside the step itself; None if no window ended with the step.
+    `thread_time`: the training thread's processor time in a profiled step; None where it is not meaningful.
+    `slowed_max_ns`: the most that the profiler can have slowed the step.
+
+    A Struct because its constructor runs no Python frame: it is made on the step path, with positional arguments.
     """
 
     step_records: StepRecords
@@ -105,7 +105,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     was_counted: bool = False
     passed: CountedSums | None = None
     listener_ns: int = 0
-    told_ns: int = 0
+    last_listener_ns: int = 0
     waited_ns: int = 0
     delay_ns: int = 0
     was_profiled: bool = False
@@ -126,14 +126,14 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     @property
     def pace_ns(self) -> int:
-        """Its wall time; where other steps are only counted, without the cost of measuring, which those do not have."""
+        """Its wall time, less the cost of measuring if other steps are only counted and do not have that cost."""
         if self.step_records.measures_all:
             return self.wall_ns
-        return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
+        return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.last_listener_ns))
 
     @property
     def is_held(self) -> bool:
-        """Whether its record waits for a window that is not read yet: its own, or that of a step before it."""
+        """Whether its record waits for a window that is not read yet, its own or an earlier step's."""
         held_from = self.step_records.held_from
         return held_from is not None and self.step >= held_from
 
@@ -144,26 +144,26 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     @property
     def backward(self) -> BackwardWindow | None:
-        """Its last backward and the all-reduces in it; None where no window has them."""
+        """Its last backward and the all-reduces in it; None if no window recorded them."""
         return None if self.measurement is None else self.measurement.backward
 
     def settled(self) -> StepRecord:
-        """Return the record, written now if it was not yet, also where it is held: it is an estimate then.
+        """Return the record, writing it now if necessary; a record that is held back becomes an estimate.
 
         Raises:
-            RuntimeError: it could not be written; the log says why.
+            RuntimeError: the record could not be written; the log says why.
         """
         if self.record is None:
             if self.is_held:
                 self.step_records.held_from = None
-            self.step_records.settle()
+            self.step_records.flush()
         if self.record is None:
             raise RuntimeError(f"step {self.step} has no record")
         return self.record
 
 
 class MeasuringLimits(NamedTuple):
-    """What bounds measuring: the overhead budget, how many steps are measured, and when the hook gives up."""
+    """The limits of measuring: the overhead budget, how many steps are measured, and when the hook gives up."""
 
     budget: OverheadBudget
     sampling: StepSampling
@@ -171,7 +171,7 @@ class MeasuringLimits(NamedTuple):
 
 
 class StepRecords:
-    """The steps of one rank: queued by the training thread, settled in order by whichever thread comes first.
+    """The steps of one rank: queued by the training thread, written in order by the first thread to flush.
 
     `on_timed` is called with every measured step and its timers, on any thread.
     """
@@ -204,42 +204,42 @@ class StepRecords:
         self._boundary = boundary
         self._waiting = boundary.waiting
         self._lock = threading.Lock()
-        self._looked = 0.0
+        self._flushed = 0.0
         self._window_price_ns = 0
         self._hooks_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         self.held_from: int | None = None
-        """The step whose window is not read yet: its record and those after it wait; None: none waits."""
+        """The step whose window is not read yet, which holds back its own and later records; None: no such step."""
         self.call_price = HookCost()
-        """What torch takes around the hooks, which the hooks do not see."""
+        """The time torch spends around the hooks, which the hooks do not see."""
         self.uncalibrated: Uncalibrated = "warming_up"
         """Why there is no exact window yet, while there is none."""
         self.window_price_ns: int | None = None
-        """What the first exact window is expected to cost; None: not predicted yet."""
+        """The expected cost of the first exact window; None: not predicted yet."""
         self._on_timed = on_timed
 
     def learn_prices(self) -> None:
-        """Measure what torch takes around the hooks; in some 5 ms, on the training thread, before the first step."""
+        """Measure the time torch spends around the hooks: about 5 ms, on the training thread, before the first step."""
         self.call_price = call_price()
 
     def enter(self, step: FinishedStep) -> None:
         """Queue a finished step that was not plain."""
         self._waiting.append(step)
-        # The first is settled at once: its record makes the sinks start their threads, which look here from then on.
+        # The first is written at once: its record makes the sinks start their threads, which flush from then on.
         if len(self._waiting) >= WAITING_MAX or step.step == 0:
-            self.settle()
+            self.flush()
 
     @property
     def measures_all(self) -> bool:
-        """Whether every step is measured and none only counted."""
+        """Whether every step is measured, rather than only counted."""
         return self._sampling.every == 1
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the budget has all but the last few steps, so that its refusal can be relied on."""
+        """Whether the budget includes all but the last few steps, so that its refusal is reliable."""
         return len(self._waiting) < FRESH_STEPS
 
-    def unsettled(self) -> tuple[int, int]:
-        """Return wall time and cost of the steps that wait for their records, which the budget does not have yet."""
+    def unwritten(self) -> tuple[int, int]:
+        """Return wall time and cost of the steps waiting for their records, which the budget does not include yet."""
         wall_ns = cost_ns = 0
         for step in list(self._waiting):
             raw = step.raw if isinstance(step, FinishedStep) else raw_step(step)
@@ -247,56 +247,56 @@ class StepRecords:
             cost_ns += raw.overhead_ns + (step.waited_ns if isinstance(step, FinishedStep) else 0)
         return wall_ns, cost_ns
 
-    def settle(self) -> None:
-        """Write all records that wait; called on the training thread."""
+    def flush(self) -> None:
+        """Write all waiting records; call on the training thread."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             try:
                 while self._waiting and not self._is_held():
-                    self._settle_next()
+                    self._write_next()
             finally:
                 self._lock.release()
 
     def learn(
-        self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None, *, told_by: FinishedStep
+        self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None, *, sent_with: FinishedStep
     ) -> None:
-        """Calibrate by the window of `step`, if there is one; the check of the estimate is sent with `told_by`."""
-        self.settle()
+        """Calibrate from the window of `step`, if any; the check of the estimate is sent with `sent_with`."""
+        self.flush()
         step.measurement = measurement
-        # A step in which the process was stopped is like no other: nothing is learned from it.
+        # A step in which the process was stopped is unlike any other: do not learn from it.
         if measurement is not None and not step.stops:
-            told_by.check = self._known(
+            sent_with.check = self._known(
                 self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
             )
             job, rank, ended_wall_ns = self._hello.job, self._hello.rank, step.ended_wall_ns
-            told_by.collectives = CollectiveWindow(
+            sent_with.collectives = CollectiveWindow(
                 job=job, rank=rank, step=step.step, ended_wall_ns=ended_wall_ns, sums=measurement.collectives
             )
 
     def _known(self, check: EstimateCheck | None) -> EstimateCheck | None:
-        """Return the check without a wait for data that nobody could see, as the steps are told."""
+        """Return the check without waits for data that cannot be observed, as in the step records."""
         known = self._totals.known
         return check and structs.replace(check, exact=known(check.exact), estimate=known(check.estimate))
 
-    def look(self, after_seconds: float = LOOK_SECONDS) -> None:
-        """Write what waits, unless that was done in the last `after_seconds`; called on any other thread."""
+    def flush_in_background(self, after_seconds: float = FLUSH_SECONDS) -> None:
+        """Write waiting records unless that happened in the last `after_seconds`; call on any other thread."""
         now = time.monotonic()
-        if not self._waiting or now - self._looked < after_seconds:
+        if not self._waiting or now - self._flushed < after_seconds:
             return
-        self._looked = now
+        self._flushed = now
         while self._waiting and not self._waits_for_device() and self._lock.acquire(blocking=False):
             begun = time.thread_time_ns()
             try:
                 for _ in range(min(CHUNK_STEPS, len(self._waiting))):
                     if self._waits_for_device():
                         break
-                    self._settle_next()
+                    self._write_next()
                 self.charge(time.thread_time_ns() - begun)
             finally:
                 self._lock.release()
             time.sleep(0)
 
     def time(self, step: FinishedStep) -> TimedStep:
-        """Return the phases of `step`, added up; sets `step.stops`, when the process did not run in it."""
+        """Return the summed phases of `step`; sets `step.stops` to the stops of the process in it."""
         raw = step.raw
         if step.wall_ns >= LATE_NS_MIN:
             self._stop_detector.look()  # its own thread may not have run since
@@ -304,33 +304,33 @@ class StepRecords:
         return time_step(raw, [stop.stretch for stop in step.stops])
 
     def charge(self, cost_ns: int) -> None:
-        """Add what a thread spent on records; whoever sends them charges that here, too."""
+        """Charge the time a thread spent on records, sending them included."""
         self._budget.charge(cost_ns)
         self._sampling.charged(cost_ns)
 
     def report_vitals(self) -> None:
-        """Put the utilization record that is due into the sinks; on the training thread, as it reads the model."""
+        """Put a utilization record into the sinks if one is due; on the training thread, as it reads the model."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             try:
                 record = self._utilization.report()
             finally:
                 self._lock.release()
-            self._tell(record)
+            self._send(record)
 
     def report_last_vitals(self) -> None:
-        """Put the utilization record of the last steps and of a checkpoint after them into the sinks; never raises."""
+        """Put the utilization record of the last steps and any later checkpoint into the sinks; never raises."""
         try:
             vitals = self._utilization.finish()
         except Exception:  # noqa: BLE001  as in the guard, which is inert by now
             self._guard.failed(self.report_last_vitals)
             return
         if vitals is not None:
-            self._tell(vitals)
+            self._send(vitals)
 
     def goodbye(self, reason: str, wall_ns: int) -> Goodbye:
-        """Return the last record, with the totals of all steps, also of those that no measured one follows.
+        """Return the last record, with the totals of all steps, including those after the last measured one.
 
-        Never raises; it has no totals then.
+        Never raises; if it fails, the record has no totals.
         """
         try:
             if self._lock.acquire(timeout=LOCK_SECONDS):
@@ -339,7 +339,7 @@ class StepRecords:
                 finally:
                     self._lock.release()
                 now_ns = time.monotonic_ns()
-                self._tell(*(
+                self._send(*(
                     self._process_stop(stop, self._boundary.step - 1, "outside", wall_ns - (now_ns - stop.start_ns))
                     for stop in stops
                 ))  # fmt: skip
@@ -358,7 +358,7 @@ class StepRecords:
             if self._is_held():
                 return True
             step = self._waiting[0]
-        except IndexError:  # another thread has settled it meanwhile
+        except IndexError:  # another thread has written it in the meantime
             return False
         if isinstance(step, FinishedStep):
             device, ended_wall_ns = step.raw.device, step.ended_wall_ns
@@ -368,12 +368,12 @@ class StepRecords:
             return False
         return time.time_ns() - ended_wall_ns < DEVICE_WAIT_NS
 
-    def _settle_next(self) -> None:
+    def _write_next(self) -> None:
         step = self._waiting.popleft()
         try:
-            self._settle(step if isinstance(step, FinishedStep) else self._finished(step))
-        except Exception:  # noqa: BLE001  as in the guard: a record queue's thread must not end by it either
-            self._guard.failed(self._settle)
+            self._write(step if isinstance(step, FinishedStep) else self._finished(step))
+        except Exception:  # noqa: BLE001  as in the guard: it must not end a record queue's thread either
+            self._guard.failed(self._write)
 
     def _finished(self, plain: PlainStep) -> FinishedStep:
         step, _, _, ended_wall_ns, _, _, knobs, inputs, _ = plain
@@ -381,7 +381,7 @@ class StepRecords:
             self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops, inputs.is_guess
         )
 
-    def _settle(self, step: FinishedStep) -> None:
+    def _write(self, step: FinishedStep) -> None:
         timed = step.timed or self.time(step)
         self._totals.sees_data |= "data_wait" in timed.phases
         price = self.call_price
@@ -413,19 +413,19 @@ class StepRecords:
         if step.price_ns is not None:
             self._budget.window_taken(step.step, self._window_price_ns + step.price_ns)
             self._window_price_ns = 0
-        record = self._write(step, timed, overhead_ns)
+        record = self._record(step, timed, overhead_ns)
         step.record = record
         self._on_timed(timed, record)
         self._utilization.add(record, step.flops)
         if self._sampling.every != every or self._utilization.is_due:
             self._boundary.is_plain = False
-        self._tell(record, step.check, step.collectives, *self._told_stops(step))
+        self._send(record, step.check, step.collectives, *self._stop_records(step))
 
     def _without_delay(self, step: FinishedStep, own_ns: int) -> int:
         """Return `own_ns` of pacecar's time in `step` without the run delay that fell into the hooks.
 
-        How much of a step's run delay did nobody knows.  It is taken to be what the hooks took longer than they usually
-        do, so far as there was any.  A step with a window or a trace is left as it is: its hooks do more.
+        It is unknown how much of a step's run delay did.  The hooks' excess over their usual time is used, up to the
+        step's run delay.  Steps with a window or a trace are left alone: their hooks do more.
         """
         if step.disturbed:
             return own_ns
@@ -434,14 +434,14 @@ class StepRecords:
         self._hooks_ns.append(hooks_ns)
         return own_ns - min(step.delay_ns, max(0, hooks_ns - usual_ns))
 
-    def _tell(self, *records: JobRecord | None) -> None:
+    def _send(self, *records: JobRecord | None) -> None:
         for sink in self._sinks:
             for one in records:
                 if one is not None:
                     sink.put(one)
 
-    def _told_stops(self, step: FinishedStep) -> list[ProcessStop]:
-        """Return a record of each time that the process did not run in `step`."""
+    def _stop_records(self, step: FinishedStep) -> list[ProcessStop]:
+        """Return a record of each stop of the process in `step`."""
         ended_ns, wall_ns = step.raw.end_ns, step.ended_wall_ns
         return [
             self._process_stop(stop, step.step, phase_of(step.raw, *stop.stretch), wall_ns - (ended_ns - stop.start_ns))
@@ -460,7 +460,7 @@ class StepRecords:
         )
 
     def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
-        """Pass on what measuring costs, without the listener, which is called whether or not a step is measured."""
+        """Pass on the cost of measuring, without the listener, which is called whether or not a step is measured."""
         passed = step.passed
         if passed is None or not passed.steps:
             self._sampling.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())
@@ -474,7 +474,7 @@ class StepRecords:
             is_strained=self._budget.is_strained(),
         )
 
-    def _write(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
+    def _record(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
         calibration = self._calibrations.find(step.knobs)
         measured = step.measurement
         ledger = (

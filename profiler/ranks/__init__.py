@@ -4,13 +4,13 @@ In: each rank's finished steps; the ranks exchange sums and medians of them over
 Out: `Straggler`, `HangSuspicion`, `JobLedger` and `WhatIf` records, and log lines.
 Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread of its own.
 
-    exchange                            what a rank tells the others of which steps, when and how
-    data_parallel                       over how many ranks DDP or FSDP2 spreads the model, and where in it that is
-    host_pressure                       what the kernel says of waits
-    straggler_detector, link_diagnosis  who is late, and why
-    cusum                               is it chance?
-    hang_detector                       may it hang?
-    torch_flight_recorder               which collectives it has begun and not finished
+    exchange                            the messages between ranks
+    data_parallel                       how many ranks DDP or FSDP2 spreads the model over, and where in it
+    host_pressure                       waits, as the kernel counts them
+    straggler_detector, link_diagnosis  which rank is late, and why
+    cusum                               whether it is chance
+    hang_detector                       whether a rank may hang
+    torch_flight_recorder               the collectives that a rank has begun but not finished
     what_if                             bounds for one rank and for the job
     reports                             records and log lines
 """

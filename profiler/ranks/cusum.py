@@ -1,28 +1,22 @@
-"""Decides with a CUSUM test whether a rank is late or was late by chance: evidence is added up range by range.
+"""Tests with a CUSUM whether a rank is late or was late by chance, and estimates upper bounds of noise.
 
-One late range says nothing: garbage collections and other programs on the machine make any rank late now and then.
-This is Page's cumulative sum of log likelihood ratios (Biometrika 41, 1954).  A range in which the rank was late adds
-log(EXCEEDS_LATE / EXCEEDS_QUIET); a range in which it was not subtracts log((1 - EXCEEDS_QUIET) / (1 - EXCEEDS_LATE)).
-The sum does not fall below zero, so that a long quiet time cannot hide a change.
+One late range is not evidence: garbage collection and other programs make any rank late now and then.  `Cusum` is
+Page's cumulative sum of log likelihood ratios (Biometrika 41, 1954).  A range in which the rank was late adds
+log(EXCEEDS_LATE / EXCEEDS_QUIET); any other subtracts log((1 - EXCEEDS_QUIET) / (1 - EXCEEDS_LATE)).  The sum does not
+fall below zero, so a long quiet time cannot hide a change.  Three late ranges in a row suffice to name a rank, and
+three quiet ones to clear it.
 
-False alarms are bounded by Lorden (Ann. Math. Stat. 42, 1971): as long as quiet ranges exceed the bound independently
-at a rate of at most EXCEEDS_QUIET, the mean number of ranges until a false alarm is at least exp(THRESHOLD), here
-700000 ranges for each rank and cause.  So among four ranks with five causes in 2000 steps (500 ranges), some rank is
-named wrongly in at most 1.4 of 100 runs.  Ranges that depend on each other are not independent evidence: another
-program that takes a rank's processor, and a link that is slow for a moment, count for less (`weight`), so that they
-must last for seconds.  Simulated with heavy tails, bursts and pauses, 0 of 300 runs of 500 steps named any rank
-(tests/profiler/ranks/simulation.py), which bounds the rate at 1 of 100 with 95 % confidence.
+Lorden (Ann. Math. Stat. 42, 1971) bounds false alarms: while quiet ranges exceed the bound independently at a rate of
+at most EXCEEDS_QUIET, the mean number of ranges until a false alarm is at least exp(THRESHOLD), here 700000 ranges for
+each rank and cause.  So among four ranks with five causes in 2000 steps (500 ranges), at most 1.4 of 100 runs name a
+rank wrongly.  Ranges that depend on each other (another program took the processor, a link was slow for a moment) get
+less `weight`, so they must last for seconds.  Simulated with heavy tails, bursts and pauses, 0 of 300 runs of 500 steps
+named any rank (tests/profiler/ranks/simulation.py), which bounds the rate at 1 of 100 with 95 % confidence.
 
-Three late ranges in a row suffice to name a rank, and three quiet ones to clear it.
-
-`Usual` estimates upper bounds of noise from recent values: distribution-free quantiles that hold for small samples
-too.
-
-The plain quantile of a small sample promises nothing about the next value: of five values the 95 of 100 quantile is the
-second largest, and every third new value is above it.  Of n exchangeable values and one more, the new one is above the
-k-th smallest with probability 1 - k / (n + 1) at most (Wilks, Ann. Math. Stat. 12, 1941; conformal prediction rests on
-the same count).  So the k-th is taken with k = quantile x (n + 1) rounded up, and the largest of all while n is smaller
-than that needs.
+`upper` is a distribution-free quantile that holds for small samples too.  The plain quantile does not: for five values
+the 95 % quantile is the second largest, and one new value in three is above it.  Of n exchangeable values and one more,
+the new one is above the k-th smallest with probability at most 1 - k / (n + 1) (Wilks, Ann. Math. Stat. 12, 1941; also
+the basis of conformal prediction).  So k is quantile x (n + 1) rounded up, or n where that is larger.
 
 Pure.
 """
@@ -38,7 +32,7 @@ from typing import Literal
 __all__ = ["THRESHOLD", "Cusum", "Usual", "excesses", "median", "upper"]
 
 EXCEEDS_QUIET = 0.01
-"""Rate at which a rank that is not late exceeds its bound; the bound is designed for it, and tests measure it."""
+"""Rate at which a rank that is not late exceeds its bound.  The bound is designed for it, and tests measure it."""
 
 EXCEEDS_LATE = 0.9
 """Rate at which a late rank exceeds its bound."""
@@ -47,17 +41,17 @@ _FOR = log(EXCEEDS_LATE / EXCEEDS_QUIET)
 _AGAINST = log((1 - EXCEEDS_QUIET) / (1 - EXCEEDS_LATE))
 
 THRESHOLD = 3 * _FOR - 1e-9
-"""13.5: what three late ranges in a row add up to."""
+"""13.5: the sum of three late ranges in a row."""
 
 _AGAINST_NAMED = THRESHOLD / 3
-"""What a quiet range subtracts once the rank is named: three in a row clear it.  A late one between undoes one."""
+"""A quiet range subtracts this once the rank is named: three in a row clear it, and a late one undoes one of them."""
 
 
 UNUSUAL_RATIO = 0.05
 """How far from the median of the last values an unusual value must be, as a ratio of that median."""
 
 UNUSUAL_SPREADS = 3.0
-"""And by this many times the median change from one value to the next, which one long interval does not move."""
+"""It must also differ by this many times the median change between values, which one long interval does not move."""
 
 RECENT = 16
 
@@ -98,7 +92,7 @@ class Usual:
         self._changes: deque[int] = deque(maxlen=RECENT)
 
     def add(self, value: int) -> bool:
-        """Add the next value and return whether it is unusual; none of the first RECENT_MIN is."""
+        """Add the next value and return whether it is unusual; the first RECENT_MIN are not."""
         is_unusual = False
         if len(self._values) >= RECENT_MIN:
             usual = median(self._values)
@@ -110,7 +104,7 @@ class Usual:
 
 
 def upper(values: Collection[int], quantile: float) -> int | None:
-    """Return the bound that a new value does not exceed with probability `quantile`, or the largest; None for none."""
+    """Return the bound that a new value does not exceed with probability `quantile`, or the largest; None if empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -118,7 +112,7 @@ def upper(values: Collection[int], quantile: float) -> int | None:
 
 
 def excesses(values: Sequence[int]) -> list[int]:
-    """Return by how much each of at least two values exceeds the median of the others; n log n, as jobs are large."""
+    """Return how much each of at least two values exceeds the median of the others, in O(n log n)."""
     ordered, half = sorted(values), (len(values) - 1) // 2
 
     def without(place: int) -> int:
@@ -129,6 +123,6 @@ def excesses(values: Sequence[int]) -> list[int]:
 
 
 def median(values: Collection[int] | Sequence[int]) -> int:
-    """Return the median of at least one value; of two in the middle the mean, rounded down."""
+    """Return the median of at least one value; the mean of two in the middle is rounded down."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2

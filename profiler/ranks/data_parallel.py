@@ -1,14 +1,13 @@
-"""Finds what makes the ranks of a model data-parallel: DistributedDataParallel or FSDP2, at its top or inside it.
+"""Finds the wrappers that make a model data-parallel: DistributedDataParallel or FSDP2, at its top or inside it.
 
-In: the module that a loop calls.  Out: the wrappers that it is or holds, and how many ranks each of them spans.
+In: the module that a loop calls.  Out: its wrappers, and how many ranks each of them spans.
 
-A loop need not call the wrapper itself.  Trainers keep it in an object of their own (a task, a model with two towers),
-and what they call is that object.  So modules are searched, and what their attributes hold beside modules: lists,
-dicts, objects of the trainer's.  The search reads attributes from the objects' own tables, so that no code of theirs
-runs, and keeps nothing.
+A loop may not call the wrapper itself: trainers keep it in an object of their own (a task, a model with two towers) and
+call that.  So the search covers modules and the lists, dicts and trainer objects in their attributes.  It reads
+attributes from the objects' own tables, so none of their code runs, and keeps nothing.
 
-Left out: what is inside a module that was compiled from outside, where no call can be observed; FSDP1, which has no
-knobs; whether the loop calls what was found (`job.autoattach`).
+Left out: the inside of a module compiled from outside, where calls cannot be observed; FSDP1, which has no knobs;
+whether the loop calls the wrapper (`job.autoattach`).
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ __all__ = [
 ]
 
 HELD_MAX = 2_000
-"""Lists, dicts and objects that are looked into, beside modules, the nearest first: a trainer's object may hold a whole
-data set, and 64 modules with one are searched one by one (15 us for each object)."""
+"""At most so many lists, dicts and objects are searched besides modules, the nearest first.  A trainer's object may
+hold a whole data set, and 64 modules with one are searched one by one (15 us per object)."""
 
 ENTRIES_MAX = 256
-"""Entries of one list or dict that are looked at; nobody keeps more wrapped models in one."""
+"""Entries of one list or dict that are searched; no trainer keeps more wrapped models in one."""
 
 OBJECTS_MAX = 2
-"""Objects one inside the other, from one module to the next: a trainer, and a part of it."""
+"""Nested objects between one module and the next: a trainer, and a part of it."""
 
 _PLAIN = (str, bytes, int, float, complex, torch.Tensor, torch.device, torch.dtype)
 _NO_HOLDERS = (*_PLAIN, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
@@ -60,9 +59,9 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that is `model` or that it holds, else None.
+    """Return the DistributedDataParallel that is `model` or inside it, also under torch.compile; None without one.
 
-    Also where torch.compile wraps it.  Of several it is the one with the most bytes of gradients.
+    If there are several, it is the one with the most bytes of gradients.
     """
     inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
@@ -72,13 +71,13 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
 
 
 def find_fsdp(model: nn.Module) -> nn.Module | None:
-    """Return the outermost FSDP2 module that is `model` or that it holds; None where there is none, or several."""
+    """Return the outermost FSDP2 module that is `model` or inside it; None if there are none or several."""
     held = [wrapper for wrapper in wrappers_in(model) if is_fsdp(wrapper)]
     return held[0] if len(held) == 1 else None
 
 
 def is_fsdp(module: nn.Module) -> bool:
-    """Return whether `fully_shard` was applied to `module`; by name, as to import FSDP takes a second."""
+    """Return whether `fully_shard` was applied to `module`; by name, because importing FSDP takes a second."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
@@ -88,9 +87,9 @@ def is_fsdp1(module: nn.Module) -> bool:
 
 
 def wrapper_of_others(model: nn.Module) -> str | None:
-    """Return "megatron's DistributedDataParallel" for a class of torch's name that is another library's, else None.
+    """Return "megatron's DistributedDataParallel" for another library's class of the same name as torch's, else None.
 
-    Megatron's and Apex's reduce gradients in buffers of their own, and have no Reducer whose buckets could be turned.
+    Megatron's and Apex's reduce gradients in their own buffers and have no Reducer whose buckets a knob could change.
     """
     kind = type(uncompiled(model))
     if kind.__name__ not in _NAMES or issubclass(kind, DistributedDataParallel):
@@ -100,9 +99,9 @@ def wrapper_of_others(model: nn.Module) -> str | None:
 
 
 def wrappers_in(model: nn.Module) -> list[nn.Module]:
-    """Return the DistributedDataParallel and FSDP2 modules that `model` is or holds, the outermost of each branch.
+    """Return the DistributedDataParallel and FSDP2 modules that are `model` or inside it, the outermost of each branch.
 
-    One that holds `model` itself is none of its own: a trainer's object leads there.
+    A wrapper that contains `model`, reached through a trainer's object, does not count.
     """
     found: list[nn.Module] = []
     seen: set[int] = set()
@@ -113,7 +112,7 @@ def wrappers_in(model: nn.Module) -> list[nn.Module]:
         if id(held) in seen:
             continue
         seen.add(id(held))
-        kind = type(held)  # by type(), because isinstance asks an object, which proxies answer by importing
+        kind = type(held)  # type(), because isinstance asks the object, and proxies answer by importing
         if not issubclass(kind, nn.Module):
             held_count += 1
             waiting.extend((part, objects + _is_object(part)) for part in _parts(held, objects))
@@ -128,13 +127,13 @@ def wrappers_in(model: nn.Module) -> list[nn.Module]:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile(module)` wraps, `model` itself where it is none such."""
+    """Return the module that `torch.compile(module)` wraps, or `model` itself."""
     inner: nn.Module | None = _children(model).get("_orig_mod")
     return model if inner is None else inner
 
 
 def _children(module: nn.Module) -> dict[str, Any]:
-    """Return the modules in `module`'s own table; none of one of TorchScript's, whose table is no dict."""
+    """Return the modules in `module`'s own table; none for TorchScript, whose table is not a dict."""
     children = vars(module).get("_modules")
     return children if isinstance(children, dict) else {}
 
@@ -148,7 +147,7 @@ def _is_object(thing: object) -> bool:
 
 
 def _parts(held: Any, objects: int) -> list[Any]:  # noqa: ANN401  whatever a module's attribute is
-    """Return what a list, a dict or an object holds, as far as it may hold a module."""
+    """Return the parts of a list, a dict or an object that may contain a module."""
     kind = type(held)
     parts: Iterable[Any] = ()
     if issubclass(kind, dict):
@@ -175,7 +174,7 @@ def _gradient_bytes(ddp: nn.Module) -> int:
 
 
 def fsdp_groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
-    """Return the parameter groups of one module, none of whose parameters are an inner module's (torch 2.6 to 2.13)."""
+    """Return the parameter groups of one module, without those of inner modules (torch 2.6 to 2.13)."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
@@ -184,10 +183,10 @@ def fsdp_groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
 
 
 def parallel_of(model: nn.Module) -> dict[str, int]:
-    """Return the number of ranks in each way of parallelism that `model` tells of; empty where it tells of none.
+    """Return the number of ranks of each kind of parallelism that `model` shows; empty if it shows none.
 
-    "data" is what DDP's process group or FSDP2's device mesh spans; other dimensions of a sharded parameter's mesh have
-    the script's names for them ("tp").
+    "data" counts the ranks of DDP's process group or FSDP2's device mesh; other dimensions of a sharded parameter's
+    mesh have the script's names ("tp").
     """
     if not (dist.is_available() and dist.is_initialized()):
         return {}
@@ -199,15 +198,15 @@ def parallel_of(model: nn.Module) -> dict[str, int]:
 
 
 def spans_all_ranks(fsdp: nn.Module) -> bool:
-    """Return whether the ranks among which an FSDP2 module's parameters are divided are all ranks of the job."""
+    """Return whether an FSDP2 module's parameters are divided among all ranks of the job."""
     meshes = [mesh for mesh in map(_mesh, fsdp.parameters()) if mesh is not None]
     return bool(meshes) and all(mesh.size() == dist.get_world_size() for mesh in meshes)
 
 
 def tensor_parallel_ranks(model: nn.Module) -> int:
-    """Return among how many ranks `model` divides parameters by itself, as DTensors that FSDP2 did not make; 1: none.
+    """Return how many ranks share a parameter as DTensors that FSDP2 did not make; 1 without tensor parallelism.
 
-    Each rank then computes a part of each layer, of the same samples, and reduces activations in place of gradients.
+    Each of them computes a part of each layer for the same samples and reduces activations instead of gradients.
     """
     if is_fsdp(model) or wrappers_in(model):
         return 1
@@ -215,7 +214,7 @@ def tensor_parallel_ranks(model: nn.Module) -> int:
 
 
 def _shards(parameter: nn.Parameter) -> int:
-    """Return into how many parts a DTensor is divided; 1 of any other tensor."""
+    """Return the number of parts that a DTensor is divided into; 1 for any other tensor."""
     mesh, placements = _mesh(parameter), getattr(parameter, "placements", ())
     return 1 if mesh is None else math.prod(mesh.size(at) for at, each in enumerate(placements) if each.is_shard())
 
@@ -225,7 +224,7 @@ def _mesh(parameter: nn.Parameter) -> Any:  # noqa: ANN401  a DeviceMesh, of a D
 
 
 def _mesh_sizes(fsdp: nn.Module) -> dict[str, int]:
-    """Return the sizes of the meshes of `fsdp` by what they are for; empty where its modules differ in them."""
+    """Return the sizes of the meshes of `fsdp` by purpose; empty if its modules differ."""
     sizes: set[tuple[tuple[str, int], ...]] = set()
     for module in fsdp.modules():
         for group in fsdp_groups(module) if is_fsdp(module) and own_has(module, _STATE) else []:

@@ -1,21 +1,17 @@
 """Suspects that this rank hangs when no step has ended for much longer than steps take.
 
-Nothing on the training thread can tell, because that is the thread that hangs.  So a thread of ours asks how long ago
-the last step ended.  Once that is longer than the larger of `hang_seconds` and STEPS times the median step, it reports
-once: the phase of the training thread, its line of python, and the collective it entered last.  It withdraws the
-suspicion when a step ends.
+The training thread is the one that hangs, so another thread checks how long ago the last step ended.  Once that is
+longer than the larger of `hang_seconds` and STEPS times the median step, it reports once: the phase of the training
+thread, its line of Python, and the collective it entered last.  It withdraws the suspicion when a step ends.
 
-A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and has CHECKPOINT_SECONDS.  A forward, in
-training or evaluation, is a sign of life.  Other work between steps has `hang_seconds`, so that is the length of other
-work that is promised to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
+A long step is not a hang.  A checkpoint announces itself (`checkpoint()`) and may take CHECKPOINT_SECONDS.  A forward,
+in training or evaluation, is a sign of life.  Any other work between steps may take `hang_seconds`.  The first step,
+which may compile for minutes, may take FIRST_SECONDS.
 
-Where the model goes on running in training but no step ends, something updates it whose steps are not seen;
-`unseen_ns` says for how long.
+If the model keeps running in training but no step ends, something unobserved updates it; `unseen_ns` returns for how
+long.  A stopped process cannot report; the other ranks' reports and the age of its last record in the daemon show it.
 
-A process that is stopped cannot report; the other ranks' reports and the age of its last record in the daemon do.
-
-Pure but for the stack that `where` reads.  Which collective the rank is in: `torch_flight_recorder`.  Left out: why it
-hangs, and ending the job.
+Pure except for the stack that `where` reads.  `torch_flight_recorder` shows the collective that the rank is in.
 """
 
 from __future__ import annotations
@@ -36,10 +32,10 @@ CHECKPOINT_SECONDS = 1800.0
 FIRST_SECONDS = 1800.0
 
 RECENT = 64
-"""The latest steps that the median is taken over."""
+"""The median is over this many recent steps."""
 
 FRAMES = 3
-"""Innermost python frames that are reported."""
+"""The number of innermost Python frames to report."""
 
 FRAMES_DEPTH_MAX = 64
 
@@ -77,24 +73,24 @@ class HangDetector:
         self._since_ns = max(self._since_ns, ended_ns)
 
     def seen(self, step: int, now_ns: int) -> None:
-        """Record that step number `step` is under way, whether or not those before it were measured."""
+        """Record that step number `step` has begun, whether or not earlier ones were measured."""
         if step > self._step:
             self._step = step
             self._since_ns = max(self._since_ns, now_ns)
 
     def is_doubtful(self, now_ns: int, phase: str) -> bool:
-        """Return whether half of the time is over after which a suspicion is raised, by the steps alone."""
+        """Return whether half the time until a suspicion has passed, by the steps alone."""
         return 2 * (now_ns - self._since_ns) > self._bound_ns(phase)
 
     def unseen_ns(self, now_ns: int, phase: str, trained_ns: int | None) -> int | None:
-        """Return for how long no step ended although the model was trained at `trained_ns`; None: that is as usual."""
+        """Return for how long no step ended though the model trained at `trained_ns`; None if that is not unusual."""
         silent = now_ns - self._since_ns
         if silent <= self._bound_ns(phase) or trained_ns is None or 2 * (trained_ns - self._since_ns) < silent:
             return None
         return silent
 
     def check(self, now_ns: int, phase: str, alive_ns: int | None = None) -> Suspicion | None:
-        """Return a suspicion that is new, or the end of one; `alive_ns` is the last sign of life beside the steps."""
+        """Return a new suspicion or the end of one; `alive_ns` is the last sign of life besides steps."""
         since = max(self._since_ns, alive_ns or 0)
         silent = now_ns - since
         is_hung = silent > self._bound_ns(phase)
@@ -116,7 +112,7 @@ class HangDetector:
 
 
 def where(thread: int) -> str | None:
-    """Return the innermost python frames of thread `thread` (its ident), outermost first; None when it is gone."""
+    """Return the innermost Python frames of the thread with ident `thread`, outermost first; None if it is gone."""
     frame = sys._current_frames().get(thread)
     found: list[str] = []
     for _ in range(FRAMES_DEPTH_MAX):
@@ -129,7 +125,7 @@ def where(thread: int) -> str | None:
 
 
 def is_in_loader(thread: int) -> bool:
-    """Return whether thread `thread` waits for data: only then is the hook's timed loader on its stack."""
+    """Return whether thread `thread` waits for data: only then the hook's timed loader is on its stack."""
     frame = sys._current_frames().get(thread)
     for _ in range(FRAMES_DEPTH_MAX):
         if frame is None:

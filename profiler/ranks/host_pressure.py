@@ -1,28 +1,24 @@
 """Reads from the kernel how long this rank's sockets were busy and how long it and the machine waited for processors.
 
-Three totals of the kernel are read a few times a second, and their growth is taken over the time between:
+Three totals of the kernel are read a few times a second; a ratio is their growth over the time between:
 
-    sockets    tcpi_busy_time of the rank's TCP sockets (see `sockets`)
-    turn       how long the training thread was runnable and did not run (proc(5), /proc/PID/task/TID/schedstat)
-    machine    for how long any task of the machine waited for a processor (/proc/pressure/cpu, "some")
+    sockets    tcpi_busy_time of the rank's TCP sockets (`BusySockets`)
+    turn       how long the training thread was runnable but did not run (proc(5), /proc/PID/task/TID/schedstat)
+    machine    how long any task of the machine waited for a processor (/proc/pressure/cpu, "some")
 
-A ratio over less than READ_SECONDS would be noise: several ranges are cut at once, a fraction of a millisecond apart.
-Ranges that are cut sooner share the last reading, which is of the time that they ended in.
+Several ranges may be cut a fraction of a millisecond apart, and a ratio over less than READ_SECONDS would be noise.
+Such ranges share the last reading.
 
-`BusySockets` measures how long this process's TCP sockets were busy, which tells the rank behind a slow link from
-those that wait.
+Timers cannot show which rank is behind a slow link: in a ring every rank waits for its neighbour, so all wait alike.
+But for each socket the kernel counts the time with unacknowledged data (`tcpi_busy_time` of TCP_INFO, linux/tcp.h,
+since Linux 4.10), and the part of it in which the receiver's window or the own buffer was the limit.  A slow link
+delays the data one way and the acknowledgements the other, so *all* sockets of the rank behind it are busy, but only
+one socket of each of its peers.  Hence the sum over a rank's sockets stands out.
 
-Timers cannot tell.  In a ring every rank waits for its neighbour, so one slow link makes all ranks wait alike.  But the
-kernel counts, for each socket, the time in which it had data that the other side had not acknowledged (`tcpi_busy_time`
-of TCP_INFO, linux/tcp.h, since Linux 4.10), and in what part of it the receiver's window or our own buffer was the
-limit.  A slow link delays the data one way and the acknowledgements the other, so *all* sockets of the rank behind it
-are busy, and only one socket of each of its peers.  Hence the sum over a rank's sockets is what stands out.
-
-The sockets are read with getsockopt on the numbers in /proc/self/fd, from a thread of ours.  The descriptors belong to
-the job, so nothing here duplicates or closes one.  A descriptor that is not a TCP socket returns an error, so the
-numbers of those that are TCP sockets are reused for FIND_SECONDS.  One that means something else by then returns an
-error too, or counts from a smaller number.
-NVLink, InfiniBand and shared memory are not seen, and a process without TCP has no figure.
+The sockets are read with getsockopt on the numbers in /proc/self/fd.  The descriptors belong to the job, so they are
+never duplicated or closed here.  A descriptor that is not a TCP socket returns an error, so the numbers of TCP sockets
+are reused for FIND_SECONDS.  If a number means something else by then, it returns an error or counts from a smaller
+value.  NVLink, InfiniBand and shared memory are not visible, and a process without TCP has no figure.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ _BUSY_OFFSET = 168  # offsetof(struct tcp_info, tcpi_busy_time); then rwnd_limit
 
 
 def parse_pressure(text: bytes) -> int | None:
-    """Return the ns in which some task waited; None where the file does not begin so, ValueError for no number."""
+    """Return the ns in which some task waited; None for another beginning, ValueError without a number."""
     line = text.partition(b"\n")[0].decode("ascii", "replace")
     if not line.startswith("some "):
         return None
@@ -140,7 +136,7 @@ def find_descriptors() -> list[int]:
 
 
 def read_tcp_times(descriptors: Iterable[int]) -> dict[int, int]:
-    """Return descriptor -> ns busy and not limited by the receiver since it was opened, of each TCP socket of them."""
+    """Return, for each TCP socket, descriptor -> ns busy and not limited by the receiver since it was opened."""
     found = {}
     info, length = ctypes.create_string_buffer(_INFO_BYTES), ctypes.c_uint()
     for descriptor in descriptors:
@@ -154,7 +150,7 @@ def read_tcp_times(descriptors: Iterable[int]) -> dict[int, int]:
 
 
 class BusySockets:
-    """How long this process's TCP sockets were busy, all added up."""
+    """The busy time of all TCP sockets of this process."""
 
     def __init__(
         self,
@@ -172,7 +168,7 @@ class BusySockets:
         self._total_ns = 0
 
     def total_ns(self) -> int | None:
-        """Return their busy time since the first reading; None while there are none."""
+        """Return their busy time since the first reading; None if there are none."""
         now = self._now_ns()
         try:
             if self._found_ns is None or now - self._found_ns >= FIND_SECONDS * NS_PER_SECOND:
@@ -183,7 +179,7 @@ class BusySockets:
         except OSError:
             return None
         for descriptor, busy in current.items():
-            # A new socket was opened since; a time that fell belongs to another socket under the same descriptor.
+            # A new socket was opened since then; a smaller time belongs to another socket with the same descriptor.
             old = self._last.get(descriptor, 0)
             if not is_first:
                 self._total_ns += busy - old if busy >= old else busy

@@ -1,18 +1,18 @@
 """Decides whether one rank's link is slow: all ranks wait longer, none is late, one rank's sockets are busy.
 
-Longer waits alone do not prove it: a machine that is busy with something else makes all ranks wait as well, in bursts
-of seconds.  So a range is evidence against the link of one rank only if
+Longer waits alone do not prove it: a machine that is busy with something else makes all ranks wait too, in bursts of
+seconds.  So a range is evidence against the link of one rank only if
 
-    all ranks wait, longer than usual by more than a bound, and nobody is late
+    all ranks wait longer than usual by more than a bound, and no rank is late
     that rank's sockets are busy, BUSY_STANDS_OUT times as much as any other's, and
-    busier than usual by at least AGREEMENT of the growth of everybody's wait
-    the share of the time in which a rank, or anybody on its machine, waits for a processor did not grow as much
+    busier than usual by at least AGREEMENT of the growth of the common wait
+    the share of time in which the rank, or any task on its machine, waits for a processor did not grow as much
 
-where usual is the median of the ranges so far in which no link was under suspicion.  Without figures of TCP sockets
-(NVLink, InfiniBand, shared memory) nothing is concluded: the cause could be anything.  A range shorter than
-RANGE_SECONDS counts for less in proportion, because ranges close in time are not independent.
+Usual is the median of the ranges so far in which no link was suspected.  Without figures of TCP sockets (NVLink,
+InfiniBand, shared memory) the cause could be anything, so no link is named.  A range shorter than RANGE_SECONDS has
+proportionally less weight, because ranges close in time are not independent.
 
-Pure.  Left out: adding up evidence over ranges (`straggler_detector`).
+Pure; `straggler_detector` adds up the evidence over ranges.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from .cusum import median, upper
@@ -32,21 +33,21 @@ RELATIVE = 0.10
 """As for late ranks (`straggler_detector`)."""
 
 NOISE_QUANTILE = 0.95
-"""Quantile of the waits so far.  Not times two as for late ranks: here the sockets must confirm it."""
+"""Quantile of the waits so far.  Not doubled as for late ranks, because the sockets must confirm it."""
 
 AGREEMENT = 0.5
 """The share of the growth that the sockets must show as busy, and the processors must not show as waiting."""
 
 BUSY_RATIO_MIN = 0.3
 BUSY_STANDS_OUT = 1.5
-"""Sockets must be busy for this ratio of the time, and that many times as busy as any other rank's.
+"""Sockets must be busy for this share of the time, and this many times as busy as any other rank's.
 
-In a ring a neighbour's are half as busy.
+In a ring, a neighbour's sockets are half as busy.
 """
 
 HISTORY = 64
 HISTORY_MIN = 8
-"""Ranges before a usual value exists: this halves the chance of blaming a link for the slow start of a job."""
+"""Ranges before a usual value exists.  This halves the chance of blaming a link for a job's slow start."""
 
 RANGE_SECONDS = 0.2
 """The test needs three ranges, so at least 0.6 s: a burst of other work on the machine is mostly over by then."""
@@ -61,7 +62,7 @@ class Slow(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """One range: the wait in a step common to all ranks; of each rank, its sockets' busy time and its CPU waits."""
+    """One range: the wait common to all ranks per step, and each rank's busy socket time and CPU waits."""
 
     common_ns: int
     busy_ns: tuple[int, ...]
@@ -78,7 +79,7 @@ class LinkDiagnosis:
         self._last: _Usual | None = None
 
     def forget(self) -> None:
-        """Clear the history, so that usual values are learnt anew."""
+        """Clear the history; usual values are learned again."""
         self._history.clear()
         self._last = None
 
@@ -89,12 +90,12 @@ class LinkDiagnosis:
             self._last = None
 
     def judge(
-        self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], *, is_anybody_late: bool
+        self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], *, is_any_rank_late: bool
     ) -> Slow | None:
-        """Return whose link was slow in this range; None: nobody's, or it cannot be told."""
+        """Return the link that was slow in this range; None if none was or the figures do not show it."""
         self._last = None
         if any(row.on_device for row in rows):
-            return None  # host timers see no waiting there
+            return None  # host timers do not see waiting there
         walls = [m["wall"] for m in medians]
         busy = _known([row.around.busy_ratio for row in rows])
         if busy is None:
@@ -106,7 +107,7 @@ class LinkDiagnosis:
             _known([row.around.cpu_wait_ratio for row in rows]) or zeros,
             _known([row.around.pressure_ratio for row in rows]) or zeros,
         )
-        if is_anybody_late or len(self._history) < HISTORY_MIN:
+        if is_any_rank_late or len(self._history) < HISTORY_MIN:
             return None
         usual = median([past.common_ns for past in self._history])
         noise = upper([abs(past.common_ns - usual) for past in self._history], NOISE_QUANTILE) or 0
@@ -124,31 +125,23 @@ class LinkDiagnosis:
     def _is_busy_machine(self, now: _Usual, growth: int, walls: Sequence[int]) -> bool:
         """Return whether waits for a processor explain the growth.
 
-        The growth of their share is compared: on a full machine somebody always waits.
+        Only the growth of their share counts: on a full machine some task always waits.
         """
         for rank, wall in enumerate(walls):
-            for of in (_cpu_wait_of, _pressure_of):
-                usual = statistics.median(of(past)[rank] for past in self._history)
-                if (of(now)[rank] - usual) * wall >= AGREEMENT * growth:
+            for ratios_of in (attrgetter("cpu_wait_ratios"), attrgetter("pressure_ratios")):
+                usual = statistics.median(ratios_of(past)[rank] for past in self._history)
+                if (ratios_of(now)[rank] - usual) * wall >= AGREEMENT * growth:
                     return True
         return False
 
 
-def _cpu_wait_of(usual: _Usual) -> tuple[float, ...]:
-    return usual.cpu_wait_ratios
-
-
-def _pressure_of(usual: _Usual) -> tuple[float, ...]:
-    return usual.pressure_ratios
-
-
 def _known(ratios: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return `ratios`; None when any of them is missing."""
+    """Return `ratios`, or None if one is missing."""
     known = tuple(ratio for ratio in ratios if ratio is not None)
     return known if len(known) == len(ratios) else None
 
 
 def _stands_out(ratios: Sequence[float]) -> int | None:
-    """Return the rank whose sockets are busy while no other's are; None when none is."""
+    """Return the rank whose sockets are much busier than all others'; None if there is none."""
     second, most = sorted(ratios)[-2:]
     return ratios.index(most) if most >= BUSY_RATIO_MIN and most >= BUSY_STANDS_OUT * second else None

@@ -4,16 +4,15 @@
     monitor thread    cuts ranges of steps, posts their rows, receives the others', judges them on rank 0, checks for
                       hangs
 
-Nothing blocks: a gather that is not complete is looked at again later.  While the thread runs, the training thread may
-wait for the GIL, and for its caches afterwards; so the thread mostly sleeps.  A few times a second it wakes for a
-*glance*, which only compares the pace of the last steps with the usual one.  It cuts, sends and judges rows when a
-batch of ranges should be over (a second or two), or at once when the pace has changed.
+Nothing blocks: an incomplete gather is checked again later.  While this thread runs, the training thread may wait for
+the GIL, and afterwards for its caches, so this thread mostly sleeps.  A few times a second it wakes for a *glance*,
+which only compares the pace of the last steps with the usual one.  It cuts, sends and judges rows when a batch of
+ranges should be over (a second or two), or at once if the pace has changed.
 
-Where the ranks cannot gather (one process, ranks that attach with other settings, a rank that does not come, a failure,
-a hook that turned itself off) the comparison logs one line and is off.  Hangs are watched for all the same, as long as
-the hook measures.
+If the ranks cannot gather (one process, other settings on some rank, a missing rank, a failure, a hook that turned
+itself off), the comparison logs one line and is off.  Hangs are still watched for as long as the hook measures.
 
-Left out: what is done about a straggler.  The records go to the caller's sinks, and to the log for a person.
+Records go to the caller's sinks, and a line to the log.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -39,7 +38,7 @@ from ..transport.side_group import failure, is_lost
 from ..transport.store_rendezvous import RendezvousError
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
-from .exchange.gloo_transport import GlooTransport, RankTransport
+from .exchange.gloo_transport import GlooTransport
 from .exchange.phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .exchange.step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .exchange.totals import totals_of
@@ -49,10 +48,13 @@ from .reports import RankReports
 from .straggler_detector import StragglerDetector
 from .torch_flight_recorder import last_collective, sequence
 
-__all__ = ["MonitoredHook", "RankMonitor"]
+if TYPE_CHECKING:
+    from ..hook.hook import Hook
+
+__all__ = ["RankMonitor"]
 
 NOTES_MAX = 4096
-"""The most steps that wait for the monitor thread."""
+"""At most so many steps wait for the monitor thread."""
 
 TICK_SECONDS_MAX = 1.0
 """The longest time between two checks for hangs; shorter where `hang_seconds` is."""
@@ -64,7 +66,7 @@ HANG_LOOKS = 8
 """The least number of checks in `hang_seconds`."""
 
 ALARM_SPREADS = 1.5
-"""Multiple of the median change between glances that is unusual: inspecting steps is cheap, and a glance sees few."""
+"""A change between glances is unusual from this multiple of the median change on; inspecting steps is cheap."""
 
 STRAINED = 4
 """Glances are this many times rarer while the overhead budget is strained, and no range is sent early."""
@@ -73,100 +75,48 @@ SURROUNDINGS_SECONDS = 0.5
 """The kernel's totals are read at least this often, so that the first report of a change is mostly about the change."""
 
 RANGE_OVER_SECONDS = 0.002
-"""How long after its expected end a range is looked for; if it is not over, one step later is soon enough."""
+"""How long after its expected end to look for a range; if it is not over, one step later is soon enough."""
 
 FAREWELL_SECONDS = 3.0
-"""How much later than another rank this one may close without logging the lost connection."""
+"""A rank that closes at most so much later than another does not log the lost connection."""
 
 LAST_SECONDS = 0.1
 LAST_POLL_SECONDS = 0.005
-"""How long, and how often within that, closing looks for the other ranks' last messages."""
+"""How long, and how often, closing checks for the other ranks' last messages."""
 
 JOIN_SECONDS = 1.0
 """How long `close` waits for the thread, which needs a tick and half a second at most; then the thread is abandoned."""
 
 UNSEEN = (
-    "pacecar: no optimizer that is seen has ended step %d for %.0f s, though the model runs forward: it is updated by"
-    " something else now, whose steps are not measured; attach to that optimizer"
+    "pacecar: no observed optimizer has ended step %d for %.0f s, but the model runs forward: something else updates"
+    " it, and its steps are not measured; attach to that optimizer"
 )
 
 _log = logging.getLogger(__name__)
-_crews = itertools.count()
-"""Monitors of this process so far: ranks that attached equally often rendezvous under the same name."""
-
-
-class MonitoredHook(Protocol):
-    """What the monitor reads from the hook, on the monitor's own thread."""
-
-    def charge(self, duration_ns: int) -> None:
-        """Take the processor time that the monitor's thread took."""
-        ...
-
-    def waits_in_forward(self) -> bool:
-        """Return whether windows saw this rank wait for others in its forward."""
-        ...
-
-    @property
-    def phase(self) -> str:
-        """The phase that the training thread is in."""
-        ...
-
-    @property
-    def evaluated_ns(self) -> int | None:
-        """When a forward in evaluation was last seen, monotonic."""
-        ...
-
-    @property
-    def trained_ns(self) -> int | None:
-        """When a forward in training was last seen, monotonic."""
-        ...
-
-    def watch_calls(self) -> None:
-        """See the model's calls also while steps are only counted."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """The number of the step under way, measured or not."""
-        ...
-
-    def begun(self) -> tuple[int, int | None]:
-        """Return that number, and when the step began, monotonic ns; None before the first."""
-        ...
-
-    def is_strained(self) -> bool:
-        """Return whether its overhead budget is strained."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it measures at all."""
-        ...
-
-    def look(self, after_seconds: float) -> None:
-        """Pass finished steps to `note`, unless that happened less than `after_seconds` ago."""
-        ...
+_monitors = itertools.count()
+"""Monitors of this process so far; ranks that attached equally often rendezvous under the same name."""
 
 
 class RankMonitor:
     """One rank's part in the comparison.
 
-    `emit` takes records; `throttled` says whether the device throttles its clocks, `is_told` whether it was logged
-    already that a rank has gone.  `transport` None: gloo if there is a process group of several ranks.  Construct and
-    start it on the training thread.
+    `emit` takes records.  `throttled` returns whether the device throttles its clocks, `is_told` whether the log says
+    already that a rank has left, and `is_pipeline` whether windows saw point-to-point communication.  With `transport`
+    None it uses gloo if there is a process group of several ranks.  Construct and start it on the training thread.
     """
 
     def __init__(
         self,
         hello: JobHello,
         config: HookConfig,
-        watched: MonitoredHook,
+        watched: Hook,
         *,
         emit: Callable[[JobRecord], None],
         clock: Clock | None = None,
-        transport: RankTransport | None = None,
+        transport: GlooTransport | None = None,
         throttled: Callable[[], bool | None] = lambda: None,
         is_told: Callable[[], bool] = lambda: False,
+        is_pipeline: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hello = hello
         self._period = config.crew_period_steps
@@ -175,8 +125,8 @@ class RankMonitor:
         self._transport = transport
         self._throttled = throttled
         self._is_told = is_told
-        self._report = RankReports(hello, emit, self._clock)
-        self._straggler_detector = StragglerDetector(hello.world_size)
+        self._report = RankReports(hello, emit, self._clock, is_pipeline)
+        self._straggler_detector = StragglerDetector(hello.job, hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
         self._hang_detector = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
         self._host_pressure = HostPressureReader(self._clock.monotonic_ns)
@@ -200,7 +150,7 @@ class RankMonitor:
 
     @property
     def gathers(self) -> int:
-        """How many gathers were complete so far."""
+        """How many gathers have completed."""
         return 0 if self._gathers is None else self._gathers.gathers
 
     # --- the training thread --------------------------------------------------------------------
@@ -210,7 +160,7 @@ class RankMonitor:
         self._training = (threading.get_ident(), threading.get_native_id())
         if self._transport is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
             self._transport = GlooTransport(self._hello.rank, self._hello.world_size)
-        self._name = f"crew/{next(_crews)}"
+        self._name = f"crew/{next(_monitors)}"
         self._thread = threading.Thread(target=self._run, name="pacecar-rank-monitor", daemon=True)
         self._thread.start()
 
@@ -224,7 +174,7 @@ class RankMonitor:
         self._every = every
 
     def close(self) -> None:
-        """End the thread; waits JOIN_SECONDS at most.  Harmless when repeated."""
+        """End the thread; waits at most JOIN_SECONDS and may be called again."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
@@ -236,30 +186,30 @@ class RankMonitor:
         try:
             self._open()
             while self._watched.is_alive and not self._closing.wait(self._tick_seconds()):
-                self._turn()
-            self._turn()
-            self._take_last()
+                self._run_once()
+            self._run_once()
+            self._receive_last()
         except Exception as error:  # noqa: BLE001  a thread's own outer boundary
-            # One line without a traceback, which nobody could act on, least of all at the end of a job.
-            _log.warning("pacecar no longer watches this rank: %s", _words(error))
+            # One line without a traceback, which would not help a user.
+            _log.warning("pacecar no longer watches this rank: %s", _reason(error))
             _log.debug("the error was", exc_info=True)
         finally:
             self._host_pressure.close()
             if self._transport is not None:
                 self._transport.close()
 
-    def _take_last(self) -> None:
+    def _receive_last(self) -> None:
         """Receive the gather that all ranks post when they close, if they close together.
 
-        A rank that was faster has ended by now, and its connections with it: nothing more can be received.
+        Nothing can be received from a rank that has already ended, because its connections have ended too.
         """
         deadline = time.monotonic() + LAST_SECONDS
         try:
             while self._gathers is not None and self._gathers.is_out and time.monotonic() < deadline:
                 time.sleep(LAST_POLL_SECONDS)
-                self._hear(self._gathers)
+                self._receive(self._gathers)
         except RuntimeError:
-            _log.debug("the last gather was not heard", exc_info=True)
+            _log.debug("the last gather was not received", exc_info=True)
         self._report.finish()
 
     def _open(self) -> None:
@@ -269,9 +219,11 @@ class RankMonitor:
             return
         try:
             self._transport.connect(
-                f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
+                f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart",
+                self._name,
+                self._wait_and_check,
             )
-        except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on uncompared
+        except Exception as error:  # noqa: BLE001  any error of store and gloo: the job goes on uncompared
             if not self._closing.is_set():
                 self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
@@ -280,10 +232,10 @@ class RankMonitor:
             self._transport, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
 
-    def _rest(self, seconds: float) -> None:
+    def _wait_and_check(self, seconds: float) -> None:
         if self._closing.wait(seconds):
             raise RuntimeError("closed before the ranks met")
-        self._look()
+        self._check_for_hang()
 
     def _off(self, reason: str, level: int = logging.WARNING) -> None:
         transport, self._transport, self._gathers = self._transport, None, None
@@ -293,15 +245,15 @@ class RankMonitor:
             transport.close()
 
     def _tick_seconds(self) -> float:
-        """Return in how many seconds there is something to do: rows may have come, or a range should be over."""
+        """Return the seconds until rows may have arrived or a range should be over."""
         longest = self._tick_seconds_max
         if self._gathers is None:
             return longest
         poll_seconds = self._gathers.poll_seconds
         if poll_seconds is not None:
             return min(longest, poll_seconds)
-        median, end = self._hang_detector.median_ns, self._told_after
-        step, begun_ns = self._watched.begun()
+        median, end = self._hang_detector.median_ns, self._next_report_step
+        step, begun_ns = self._watched.current_step()
         if median is None or end is None or begun_ns is None:
             return min(longest, FIRST_LOOK_SECONDS)
         over_ns = begun_ns + max(1, end - step) * median
@@ -311,19 +263,19 @@ class RankMonitor:
 
     @property
     def _rarity(self) -> int:
-        return STRAINED if self._watched.is_strained() else 1
+        return STRAINED if self._watched.budget.is_strained() else 1
 
     @property
-    def _told_after(self) -> int | None:
-        """The step at whose beginning there is something to send; None when that is not known."""
+    def _next_report_step(self) -> int | None:
+        """The step at the start of which there is something to send; None if unknown."""
         is_hurried = self._gathers is not None and self._gathers.hurries
         end = self._ranges.end if is_hurried else self._ranges.batch_end
-        # A range is known to be over once a measured step has ended that is its last one or a later one.
+        # A range is over once its last measured step, or a later one, has ended.
         return None if end is None else next_measured(end - 1, self._every) + 1
 
     def _is_pace_unusual(self) -> bool:
-        """Return whether the steps since the last glance took longer or shorter than steps usually take."""
-        begun = self._watched.begun()
+        """Return whether the steps since the last glance took unusually long or short."""
+        begun = self._watched.current_step()
         (before, before_ns), (step, begun_ns) = self._begun, begun
         if begun_ns is None or before_ns is None or step <= before:
             self._begun = begun if before_ns is None else self._begun
@@ -331,33 +283,33 @@ class RankMonitor:
         self._begun = begun
         return self._paces.add((begun_ns - before_ns) // (step - before))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         begun = time.thread_time_ns()
         try:
             if self._has_news():
                 spent = time.thread_time_ns() - begun
-                self._watched.look(0.0)
-                begun = time.thread_time_ns() - spent  # `look` charges its own time
-            self._take_notes()
+                self._watched.records.flush_in_background(0.0)
+                begun = time.thread_time_ns() - spent  # which charges its own time
+            self._record_steps()
             self._gather()
         except Exception as error:  # noqa: BLE001  as in _open
-            # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
+            # At the end of a job another rank may close first, which looks like a failure for a moment.
             if not self._closing.wait(FAREWELL_SECONDS):
-                self._off(_words(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
-        self._look()
+                self._off(_reason(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
+        self._check_for_hang()
         spent = time.thread_time_ns() - begun
         self.cpu_ns += spent
-        self._watched.charge(spent)
+        self._watched.budget.charge(spent)
 
     def _has_news(self) -> bool:
-        """Return whether records should be made of finished steps now: one by one costs three times as much as many."""
+        """Return whether to make records of finished steps now; one by one costs three times as much as in bulk."""
         is_unusual = self._is_pace_unusual()
         if self._gathers is None or self._closing.is_set():
             return self._closing.is_set()
-        end = self._told_after
-        return end is None or self._watched.begun()[0] >= end or (is_unusual and self._gathers.alarm())
+        end = self._next_report_step
+        return end is None or self._watched.current_step()[0] >= end or (is_unusual and self._gathers.alarm())
 
-    def _take_notes(self) -> None:
+    def _record_steps(self) -> None:
         while self._notes:
             note, ended_ns = self._notes.popleft()
             self._hang_detector.stepped(note.step, note.wall_ns, ended_ns)
@@ -366,11 +318,11 @@ class RankMonitor:
         self._hang_detector.seen(self._watched.step, self._clock.monotonic_ns())
 
     def _gather(self) -> None:
-        """Receive what came, cut the ranges that may be cut, post them."""
+        """Receive rows, cut the ranges that may be cut, and post them."""
         exchange = self._gathers
         if exchange is None:
             return
-        self._hear(exchange)
+        self._receive(exchange)
         self._host_pressure.latest(SURROUNDINGS_SECONDS * self._rarity)
         exchange.may_hurry = self._rarity == 1
         for cut in self._ranges.cut():
@@ -387,14 +339,14 @@ class RankMonitor:
                 leaves=leaves,
             )
 
-    def _hear(self, exchange: GatherSchedule) -> None:
+    def _receive(self, exchange: GatherSchedule) -> None:
         for rows in exchange.receive():
             self._ranges.receive(rows)
             if self._hello.rank == 0 and len(rows) > 1:
                 self._report.ledger(rows)
-                for finding in self._straggler_detector.judge(rows):
-                    self._report.straggler(finding)
-                self._report.ladder(exchange.totals)
+                for late in self._straggler_detector.judge(rows, self._clock.wall_ns()):
+                    self._report.straggler(late)
+                self._report.what_if(exchange.totals)
 
     def _row(self, cut: RangeCut) -> RankRange:
         return gather_range(
@@ -410,9 +362,9 @@ class RankMonitor:
 
     # --- hangs --------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_for_hang(self) -> None:
         if not self._watched.is_alive:
-            return  # nobody counts steps any more
+            return  # steps are no longer counted
         now, watched, detector = self._clock.monotonic_ns(), self._watched, self._hang_detector
         phase, trained_ns, evaluated_ns = watched.phase, watched.trained_ns, watched.evaluated_ns
         if detector.is_doubtful(now, phase):
@@ -425,7 +377,7 @@ class RankMonitor:
                 self._is_unseen = True
                 _log.warning(UNSEEN, self._watched.step, unseen_ns / 1e9)
             return
-        # Only now: another thread's stack is read once a hang, not at every tick.
+        # Another thread's stack is read once per hang, not at every tick.
         if suspicion.phase == "outside" and is_in_loader(self._training[0]):
             suspicion = replace(suspicion, phase="data_wait")
         if suspicion.has_ended:
@@ -436,5 +388,5 @@ class RankMonitor:
             )
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, RangesError) else failure(error)

@@ -1,4 +1,4 @@
-"""Reads from torch which collectives this rank has begun and not finished; nothing is switched on for it.
+"""Reads from torch which collectives this rank has begun but not finished; nothing has to be switched on.
 
 Torch has two sources.  Every process group counts its collectives (`_get_sequence_number_for_group`, 4 us): ranks whose
 counts differ are not in the same one.  And torch keeps flight recorders: rings of the latest collectives with their
@@ -49,7 +49,7 @@ def sequence() -> int | None:
 
 
 def last_collective() -> str | None:
-    """Return what `unfinished` says of this process; None where no flight recorder holds a collective of the job."""
+    """Return `unfinished` for this process; None if no flight recorder has a collective of the job."""
     with contextlib.suppress(Exception):  # private API, as above
         legacy, current = find(_C10D + "_dump_nccl_trace_json"), find(_C10D + "_dump_fr_trace_json")
         return unfinished(dumps(legacy, current, _backends()))
@@ -61,7 +61,7 @@ def dumps(
 ) -> Iterator[bytes]:
     """Yield the JSON of each flight recorder: `legacy` is NCCL's own dump, `current` the one that takes a backend.
 
-    A recorder that raises costs its own dump only.
+    If a recorder raises, only its own dump is missing.
     """
     if legacy is not None:
         with contextlib.suppress(Exception):
@@ -76,7 +76,7 @@ def dumps(
 
 
 def _backends() -> list[str]:
-    """Return the names of the backends of all the job's process groups, but gloo's: its recorder is the default one."""
+    """Return the backend names of the job's process groups without gloo, whose recorder is the default one."""
     world: Any = find("torch.distributed.distributed_c10d._world")
     names: dict[str, None] = {}
     for group in () if world is None else tuple(world.pg_map):
@@ -86,16 +86,16 @@ def _backends() -> list[str]:
 
 
 def unfinished(recorders: Iterable[bytes]) -> str | None:
-    """Return the first unfinished collective of each process group, oldest first; where there is none, the latest one.
+    """Return the first unfinished collective of each process group, oldest first, or else the latest collective.
 
-    `recorders` are JSON dumps of flight recorders; one that is malformed costs its own entries only.  None where they
-    hold no collective of the job's.
+    `recorders` are JSON dumps of flight recorders; of a malformed one only its own entries are missing.  None if they
+    have no collective of the job.
     """
     first: dict[tuple[int, str], dict[str, Any]] = {}
     behind: dict[tuple[int, str], int] = {}
     latest: dict[str, Any] | None = None
     for number, dump in enumerate(recorders):
-        with contextlib.suppress(Exception):  # another version's words
+        with contextlib.suppress(Exception):  # another version's format
             for entry in sorted(msgspec.json.decode(dump).get("entries", []), key=_created):
                 name = entry["process_group"][0]
                 if not name:

@@ -1,101 +1,63 @@
 """Computes what-if bounds of the running job every WHAT_IF_SECONDS: the most that removing one cost could save.
 
-The last step alone is not enough: one step in ten waits for data and one in a hundred saves a checkpoint.  So the
-bounds are computed from the mean of all steps since the last ones.  Each rank computes its own, from the totals that
-its step records carry anyway.  Rank 0 also computes those of the whole job, from the totals of all ranks in the range
-messages.
+One step is not enough: one step in ten waits for data and one in a hundred saves a checkpoint.  So the bounds are
+computed from the mean of all steps since the last record.  Each rank computes its own from the totals in its step
+records.  Rank 0 also computes those of the job from all ranks' totals in the range messages.
 
-In a collective all ranks are busy from the moment they arrive until the last one has, and that is no work of the link.
-What the link itself takes is at most what it takes the rank that waits least; all above that is waiting.
+In a collective all ranks are busy from when they arrive until the last one does.  The link itself takes at most as long
+as for the rank that waits least; everything above that is waiting.
 
-There are no bounds before the first calibration: a ledger that is mostly `unknown` would say that nothing helps.
-
-Left out: how a bound is computed (`what_if_bounds`), and which rank is late (`straggler_detector`).
+There are no bounds before the first calibration: a ledger that is mostly `unknown` would show no gain anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
+from pacecar.ledger.what_if_bounds import POINT_TO_POINT, RankLedger, bounds_of
+from pacecar.records import Cause, CollectiveWindow, JobRecord, Ledger, StepRecord, Straggler, WhatIf
 
-from ..ledger.what_if_bounds import Runner, climb
 from .exchange.totals import LedgerTotals, totals_of
 
-__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobWhatIf", "RankStretch", "RankWhatIf", "ladder_of"]
+__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "RankWhatIf", "WhatIfSchedule", "what_if_of"]
 
 WHAT_IF_SECONDS = 10.0
-"""Time between two records of bounds: a person reads them, and a single odd step is one of many by then."""
+"""Time between two records of bounds: people read them, and a single odd step is one of many by then."""
 
 STEPS_MIN = 8
 """The fewest steps that bounds are computed from, however long the steps are."""
 
-
-class RankStretch(NamedTuple):
-    """The sum of the ledgers of `steps` steps of one rank."""
-
-    ledger: Ledger
-    steps: int
+_IN_ALL = frozenset({Cause.DATA_WAIT, Cause.HOST_BOUND, Cause.LINK})
+"""Causes whose heading the bound "all" removes by itself."""
 
 
-class RankWhatIf:
-    """The what-if bounds of one rank: a `RecordSink` that reads step records and emits WhatIf.
+class WhatIfSchedule:
+    """Emits the what-if bounds of a job (`of_rank` None) or of one of its ranks when they are due.
 
-    `is_job`: this rank is the whole job.
+    A pipeline has no bound for communication.
     """
 
-    def __init__(self, emit: Callable[[JobRecord], None], *, is_job: bool) -> None:
-        self._emit = emit
-        self._is_job = is_job
-        self._since: tuple[StepRecord, LedgerTotals] | None = None
-        self._oldest_steps = 0
-        self.dropped = 0
-
-    def put(self, record: JobRecord) -> None:
-        """Read `record`; emit bounds when it is a step record and they are due."""
-        if not isinstance(record, StepRecord):
-            return
-        since = self._since
-        if record.calibration_age_steps is not None:
-            self._oldest_steps = max(self._oldest_steps, record.calibration_age_steps)
-        if since is not None and record.ended_wall_ns - since[0].ended_wall_ns < WHAT_IF_SECONDS * NS_PER_SECOND:
-            return
-        totals = totals_of(record)
-        if totals is None:
-            return
-        if since is None:  # the totals before the first calibration are mostly unknown
-            self._since = (record, totals)
-            return
-        stretch = _between(since[1], totals)
-        if stretch.steps < STEPS_MIN:
-            return
-        said = ladder_of(
-            [stretch],
-            job=record.job,
-            of_rank=None if self._is_job else record.rank,
-            step=record.step,
-            wall_ns=record.ended_wall_ns,
-            straggler_saved_ns=None,
-            age_steps=self._oldest_steps,
-        )
-        self._since, self._oldest_steps = (record, totals), 0
-        if said is not None:
-            self._emit(said)
-
-    def close(self, timeout_seconds: float) -> None:
-        """Hold nothing."""
-
-
-class JobWhatIf:
-    """The what-if bounds of the whole job, on rank 0, from the totals received from all ranks."""
-
-    def __init__(self, job: str, emit: Callable[[JobRecord], None]) -> None:
+    def __init__(
+        self, job: str, of_rank: int | None, emit: Callable[[JobRecord], None], is_pipeline: Callable[[], bool]
+    ) -> None:
         self._job = job
+        self._of_rank = of_rank
         self._emit = emit
+        self._is_pipeline = is_pipeline
         self._since: tuple[int, list[LedgerTotals]] | None = None
         self._oldest_steps = 0
+
+    def is_due(self, record: StepRecord) -> bool:
+        """Return whether the totals of `record` are needed; keeps the age of its estimate.
+
+        Most records are not: this costs a fifth of `record`, and each measured step pays for it.
+        """
+        age_steps = record.calibration_age_steps
+        if age_steps is not None and record.source != "exact" and age_steps > self._oldest_steps:
+            self._oldest_steps = age_steps
+        return self._since is None or record.ended_wall_ns - self._since[0] >= WHAT_IF_SECONDS * NS_PER_SECOND
 
     def record(
         self,
@@ -103,76 +65,103 @@ class JobWhatIf:
         *,
         now_ns: int,
         wall_ns: int,
-        excesses_ns: Iterable[int],
+        stragglers: Collection[Straggler] | None = None,
     ) -> None:
-        """Add the totals of all ranks at monotonic time `now_ns`; emit bounds when they are due.
+        """Add the totals of the ranks at `now_ns`, on one clock for all calls; emit bounds when they are due.
 
-        `excesses_ns` are those of the ranks that are late now; the job would gain the largest.
+        `stragglers` are late now; None if the ranks are not compared.
         """
         known = [totals for totals in ranks if totals is not None]
         if len(known) < len(ranks):
             return
         self._oldest_steps = max(self._oldest_steps, *(totals.age_steps for totals in known))
-        if self._since is None:
+        if self._since is None:  # the totals before the first calibration are mostly unknown
             self._since = now_ns, known
             return
         since_ns, before = self._since
         if now_ns - since_ns < WHAT_IF_SECONDS * NS_PER_SECOND:
             return
-        stretches = [_between(old, new) for old, new in zip(before, known, strict=True)]
-        if min(stretch.steps for stretch in stretches) < STEPS_MIN:
+        if min(new.steps - old.steps for old, new in zip(before, known, strict=True)) < STEPS_MIN:
             return
-        said = ladder_of(
-            stretches,
+        found = what_if_of(
+            list(zip(before, known, strict=True)),
             job=self._job,
-            of_rank=None,
+            of_rank=self._of_rank,
             step=min(totals.step for totals in known),
             wall_ns=wall_ns,
-            straggler_saved_ns=float(max(excesses_ns, default=0)),
+            stragglers=stragglers,
             age_steps=self._oldest_steps,
+            is_pipeline=self._is_pipeline(),
         )
         self._since, self._oldest_steps = (now_ns, known), 0
-        if said is not None:
-            self._emit(said)
+        if found is not None:
+            self._emit(found)
 
 
-def ladder_of(
-    ranks: Sequence[RankStretch],
+class RankWhatIf:
+    """The what-if bounds of one rank: a `RecordSink` that reads step records.  `is_job`: it is the whole job."""
+
+    def __init__(self, job: str, rank: int, emit: Callable[[JobRecord], None], *, is_job: bool) -> None:
+        self._schedule = WhatIfSchedule(job, None if is_job else rank, emit, lambda: self.is_pipeline)
+        self.dropped = 0
+        self.is_pipeline = False
+        """Whether any window saw point-to-point communication."""
+
+    def put(self, record: JobRecord) -> None:
+        """Read `record`; emit bounds if it is a step record and they are due."""
+        if isinstance(record, CollectiveWindow):
+            self.is_pipeline |= any(one.operation in POINT_TO_POINT for one in record.sums)
+        elif isinstance(record, StepRecord) and self._schedule.is_due(record):
+            self._schedule.record([totals_of(record)], now_ns=record.ended_wall_ns, wall_ns=record.ended_wall_ns)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Do nothing: no record is held."""
+
+
+def what_if_of(
+    totals: Sequence[tuple[LedgerTotals, LedgerTotals]],
     *,
     job: str,
     of_rank: int | None,
     step: int,
     wall_ns: int,
-    straggler_saved_ns: float | None,
     age_steps: int,
+    stragglers: Collection[Straggler] | None = None,
+    is_pipeline: bool = False,
 ) -> WhatIf | None:
-    """Return the what-if bounds of `ranks` together; None when no time passed."""
-    link_ns = min(one.ledger.communication_ns / one.steps for one in ranks)
-    climbs = climb(
-        [Runner(one.ledger, one.steps, one.ledger.communication_ns - int(link_ns * one.steps)) for one in ranks],
-        straggler_saved_ns,
+    """Return the what-if bounds of ranks together, from each one's totals before and after; None if no time passed."""
+    ranks = [(_between(before.ledger, after.ledger), after.steps - before.steps) for before, after in totals]
+    link_ns = min(ledger.communication_ns / steps for ledger, steps in ranks)
+    pace, bounds = bounds_of(
+        [RankLedger(ledger, steps, ledger.communication_ns - int(link_ns * steps)) for ledger, steps in ranks],
+        straggler_saved_ns=None if stragglers is None else _most_excess(stragglers),
+        straggler_beside_ns=_most_excess(late for late in stragglers or () if late.cause not in _IN_ALL),
+        is_pipeline=is_pipeline,
     )
-    if not climbs:
+    if not bounds:
         return None
     return WhatIf(
         job=job,
         of_rank=of_rank,
         step=step,
         wall_ns=wall_ns,
-        steps=min(one.steps for one in ranks),
-        pace_ns=round(climbs[0].pace_ns),
+        steps=min(steps for _, steps in ranks),
+        pace_ns=round(pace),
         source="estimate" if age_steps else "exact",
         calibration_age_steps=age_steps,
-        rungs=tuple(Rung(rung.name, round(rung.step_ns), rung.gain_ratio, rung.bound) for rung in climbs),
+        rungs=tuple(bounds),
     )
 
 
-def _between(before: LedgerTotals, after: LedgerTotals) -> RankStretch:
-    parts = {
-        name: _gained(getattr(before.ledger, name), getattr(after.ledger, name)) for name in Ledger.__struct_fields__
-    }
-    return RankStretch(Ledger(**parts), after.steps - before.steps)
+def _most_excess(stragglers: Iterable[Straggler]) -> float:
+    return float(max((late.excess_ns for late in stragglers), default=0))
 
 
-def _gained(before: int | None, after: int | None) -> Any:  # noqa: ANN401  as the field's type
+def _between(before: Ledger, after: Ledger) -> Ledger:
+    return Ledger(
+        **{name: _difference(getattr(before, name), getattr(after, name)) for name in Ledger.__struct_fields__}
+    )
+
+
+def _difference(before: int | None, after: int | None) -> Any:  # noqa: ANN401  as the field's type
     return None if after is None else after - (0 if before is None else before)

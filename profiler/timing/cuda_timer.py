@@ -1,36 +1,36 @@
 """Times each phase of a step on the device with CUDA events, without ever waiting for the device.
 
-The host's timers cannot tell: the host launches work and goes on, and while it is in forward the device may still be in
-the step before.  So at each boundary between phases an event is recorded into the stream in which the job launches.
-The device passes it when it has done all that was launched before, and not before the host has come there:
+The host's timers cannot show this: the host launches work and goes on, and while it is in forward the device may still
+be in the previous step.  So at each boundary between phases an event is recorded into the stream that the job launches
+into.  The device passes the event once it has finished all work launched before it:
 
     host     f f f f B B B B O O . . . . . . f f f         launched
     device   . . f f f f f f B B B B B B O O . f f f       done; where the host was late the phase begins idle
              |   ^forward    ^backward   ^optimizer
 
-One event is the end of one phase and the beginning of the next, so a step's phases sum to its length on the device
-exactly, rounding included, and the end of one step is the beginning of the next.
+One event ends a phase and begins the next, so a step's phases sum exactly to its length on the device, rounding
+included, and each step begins where the previous one ends.
 
-Events are asked by `query()` at later boundaries, in the order of the steps, and read when all of a step's are done.
-This happens on the training thread only: a query from another thread would break a CUDA graph that is being captured
-meanwhile (the reason why torch's own NCCL watchdog has a guard against it).  Events come from a pool of EVENTS_MAX.
-These steps have no device times and are counted: one for which the pool does not suffice, one that was captured into a
-graph, and one whose events are not done STEPS_MAX steps later.  Whatever the driver raises ends this timer and is
-logged once; the host's timers go on.
+Events are polled with `query()` at later boundaries, in step order, and read when all of a step's are done.  Only the
+training thread does this: a query from another thread would break a CUDA graph that is being captured (torch's own NCCL
+watchdog has a guard for the same reason).  Events come from a pool of EVENTS_MAX.  A step has no device times, and is
+counted as such, if the pool is too small for it, if it was captured into a graph, if its events are not done STEPS_MAX
+steps later (logged once), or if the device's clock went back.  Any driver error ends this timer and is logged once; the
+host's timers go on.
 
-No torch here but for `CudaStream`, which is the one edge.  Left out: what ran inside a phase (exact windows), and what
-the times are used for (`pacecar.profiler.ledger.estimate`).
+Only `CudaStream` touches torch.  Exact windows show what ran inside a phase; `pacecar.profiler.windows.estimate` uses
+the times.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..ledger.attribution import REST
+from pacecar.ledger.attribution import REST
 
 __all__ = [
     "EVENTS_MAX",
@@ -44,64 +44,78 @@ __all__ = [
 ]
 
 EVENTS_MAX = 1024
-"""Pool size: eight steps of twenty micro-batches with five marks each; an event takes the driver some hundred bytes."""
+"""Pool size: ten steps of twenty micro-batches with five marks each; the driver needs a few hundred bytes an event."""
 
-STEPS_MAX = 8
-"""Steps that wait for the device; a host is seldom more than two or three ahead, as the launch queue is bounded."""
+STEPS_MAX = 64
+"""The most steps waiting for the device.  The driver's queue holds about a thousand launches, so a loop that never
+reads its loss runs two or three large steps ahead, or fifty steps of twenty kernels."""
 
 READS_MAX = 2
-"""Steps read at one boundary: one more than are added, so that a backlog shrinks and no boundary pays for many."""
+"""Steps read at one boundary: one more than is added, so that a backlog shrinks without one boundary paying for it."""
 
 _log = logging.getLogger(__name__)
 
 
 class TimingEvent(Protocol):
-    """The part of torch.cuda.Event(enable_timing=True) that is used."""
+    """The part of torch.cuda.Event(enable_timing=True) that we use."""
 
+    def record(self, stream: torch.cuda.Stream) -> object: ...  # noqa: D102
     def query(self) -> bool: ...  # noqa: D102
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401  of its own kind
-        """Return the milliseconds from this event to `end_event`, both done."""
+        """Return the milliseconds from this event to `end_event`, both of them done."""
         ...
 
 
 class Stream(Protocol):
-    """The stream into which the calling thread launches, where marks are recorded."""
+    """The stream that the calling thread launches into, where marks are recorded."""
 
     def make(self) -> TimingEvent: ...  # noqa: D102
-    def record(self, event: TimingEvent, /) -> None: ...  # noqa: D102
+    def record(self, event: TimingEvent, /) -> int:
+        """Record the event and return the number of its stream."""
+        ...
+
     def is_capturing(self) -> bool: ...  # noqa: D102
 
 
+class Mark(NamedTuple):
+    """`phase` begins at `event`, which was recorded into `stream`."""
+
+    phase: str
+    event: TimingEvent
+    stream: int
+
+
 class DeviceStep:
-    """One step's marks, and its `phases` once the device has passed them all; `is_settled` when that is decided."""
+    """One step's marks, and its `phases` once the device has passed them all; `is_settled` once that is known."""
 
     __slots__ = ("is_settled", "marks", "owns_end", "phases")
 
-    def __init__(self, marks: list[tuple[str, TimingEvent]]) -> None:
+    def __init__(self, marks: list[Mark]) -> None:
         self.marks = marks
         self.owns_end = False
-        """Whether no later step begins with this one's last event."""
+        """Whether this step's last event does not begin a later step."""
         self.is_settled = False
         self.phases: dict[str, int] | None = None
 
 
 class DeviceTimer:
-    """Keeps the marks of the step under way, and the steps whose marks the device has not passed yet."""
+    """Keeps the current step's marks and the steps whose marks the device has not passed yet."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._free: list[TimingEvent] = []
         self._made = 0
-        self._marks: list[tuple[str, TimingEvent]] = []
+        self._marks: list[Mark] = []
         self._is_complete = False
-        """Whether the step under way has a beginning and lacks no mark so far."""
+        """Whether the current step has a beginning and all of its marks so far."""
         self._waiting: deque[DeviceStep] = deque()
         self.is_alive = True
         self.untimed_steps = 0
-        """Steps that have no device times: too many marks, captured, or not done for too long."""
+        """The number of steps without device times: too many marks, captured, late, or the clock went back."""
+        self._has_told = False
 
     def enter(self, phase: str) -> None:
-        """Mark that what is launched from now on is `phase`; on any thread that launches for the step."""
+        """Mark the beginning of `phase`, for work launched from now on, on any thread that launches for the step."""
         if not (self.is_alive and self._is_complete):
             return
         try:
@@ -110,9 +124,9 @@ class DeviceTimer:
             self._give_up(error)
 
     def finish(self) -> DeviceStep | None:
-        """End the step and begin the next one, at a boundary; read what the device has passed meanwhile.
+        """End the step and begin the next one, at a boundary; read the events that the device has passed.
 
-        None: this step has no device times.
+        Return None if this step has no device times.
         """
         if not self.is_alive:
             return None
@@ -122,18 +136,30 @@ class DeviceTimer:
             self._give_up(error)
             return None
 
+    def has_begun(self, step: DeviceStep) -> bool | None:
+        """Return whether the device has reached the beginning of `step`, the last one; None if it cannot be asked."""
+        if step.phases is not None:
+            return True
+        if not (self.is_alive and step.marks):
+            return None
+        try:
+            return None if self._stream.is_capturing() else step.marks[0].event.query()
+        except Exception as error:  # noqa: BLE001  as above
+            self._give_up(error)
+            return None
+
     def skip(self) -> None:
-        """Drop the marks of the step under way, which is not measured."""
+        """Drop the marks of the current step, which is not measured."""
         self._is_complete = False
         if not self._marks:
             return
-        (_, begin), *others = self._marks
-        self._free.extend(event for _, event in others)
+        begin, *others = self._marks
+        self._free.extend(mark.event for mark in others)
         self._marks = []
-        if self._waiting and self._waiting[-1].marks[-1][1] is begin:
+        if self._waiting and self._waiting[-1].marks[-1].event is begin.event:
             self._waiting[-1].owns_end = True
         else:
-            self._free.append(begin)
+            self._free.append(begin.event)
 
     def _finish(self) -> DeviceStep | None:
         self._read()
@@ -143,13 +169,13 @@ class DeviceTimer:
             self.skip()
         if end is None:
             return None
-        self._stream.record(end)
+        boundary = Mark(REST, end, self._stream.record(end))
         step: DeviceStep | None = None
         if self._is_complete:
-            step = DeviceStep([*self._marks, (REST, end)])
+            step = DeviceStep([*self._marks, boundary])
             self._waiting.append(step)
             self._drop_old()
-        self._marks = [(REST, end)]
+        self._marks = [boundary]
         self._is_complete = True
         return step
 
@@ -158,8 +184,7 @@ class DeviceTimer:
         if event is None:
             self._is_complete = False
             return
-        self._stream.record(event)
-        self._marks.append((phase, event))
+        self._marks.append(Mark(phase, event, self._stream.record(event)))
 
     def _take(self) -> TimingEvent | None:
         if self._free:
@@ -177,20 +202,28 @@ class DeviceTimer:
                 return
             step = self._waiting[0]
             # The last first: it is done last, so one query is enough while the device is behind.
-            if not all(event.query() for _, event in reversed(step.marks)):
+            if not all(mark.event.query() for mark in reversed(step.marks)):
                 return
             self._waiting.popleft()
             step.phases = _durations(step.marks)
+            self.untimed_steps += step.phases is None
             self._let_go(step)
 
     def _drop_old(self) -> None:
         while len(self._waiting) > STEPS_MAX:
             self.untimed_steps += 1
             self._let_go(self._waiting.popleft())
+            if not self._has_told:
+                self._has_told = True
+                _log.warning(
+                    "pacecar: the device is more than %d steps behind its host; until it catches up, ledgers between"
+                    " windows come from the host's timers alone",
+                    STEPS_MAX,
+                )
 
     def _let_go(self, step: DeviceStep) -> None:
         step.is_settled = True
-        self._free.extend(event for _, event in step.marks[: None if step.owns_end else -1])
+        self._free.extend(mark.event for mark in step.marks[: None if step.owns_end else -1])
         step.marks = []
 
     def _give_up(self, error: Exception) -> None:
@@ -200,22 +233,27 @@ class DeviceTimer:
         for step in self._waiting:
             step.is_settled = True
         self._waiting.clear()
-        _log.warning("pacecar times no more phases on the device, only on the host: %s", error)
+        _log.warning("pacecar stops timing phases on the device and uses only the host's timers: %s", error)
 
 
-def _durations(marks: list[tuple[str, TimingEvent]]) -> dict[str, int]:
+def _durations(marks: list[Mark]) -> dict[str, int] | None:
     """Return nanoseconds by phase; they sum to the time from the first mark to the last.
 
-    Marks of several streams may be passed in another order than they were made: one that was passed before the mark
-    before it adds nothing.
+    The device may pass marks of several streams out of order: a mark passed before its predecessor adds nothing.
+    Within one stream that is impossible and means that the device's clock was set back; the result is then None.
     """
-    first = marks[0][1]
+    first = marks[0].event
+    latest = {marks[0].stream: 0}
     phases: dict[str, int] = {}
-    before, phase = 0, marks[0][0]
-    for name, event in marks[1:]:
-        at = max(before, round(first.elapsed_time(event) * 1e6))
+    before, phase = 0, marks[0].phase
+    for mark in marks[1:]:
+        passed = round(first.elapsed_time(mark.event) * 1e6)
+        if passed < latest.get(mark.stream, passed):
+            return None
+        latest[mark.stream] = passed
+        at = max(before, passed)
         phases[phase] = phases.get(phase, 0) + at - before
-        before, phase = at, name
+        before, phase = at, mark.phase
     return phases
 
 
@@ -226,18 +264,28 @@ class CudaStream:
         self._device = device
 
     def make(self) -> TimingEvent:
-        """Return a new event; the driver's part is made when it is first recorded."""
+        """Return a new event; the driver creates its part when the event is first recorded."""
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    def record(self, event: Any) -> None:  # noqa: ANN401  a torch.cuda.Event, whose methods have no types
-        """Put `event` behind what was launched so far; does not wait."""
-        event.record(torch.cuda.current_stream(self._device))
+    def record(self, event: TimingEvent) -> int:
+        """Record `event` after the work launched so far, without waiting, and return the stream's number."""
+        stream = torch.cuda.current_stream(self._device)
+        event.record(stream)
+        return int(stream.cuda_stream)
 
     def is_capturing(self) -> bool:
-        """Return whether launches go into a CUDA graph: an event there would be part of the graph."""
-        return torch.cuda.is_current_stream_capturing()
+        """Return whether launches go into a CUDA graph, which an event would become part of.
+
+        Checks this device and the current one, if the loop has selected another: a query would break its capture.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return True
+        if torch.cuda.current_device() == self._device.index:
+            return False
+        with torch.cuda.device(self._device):
+            return torch.cuda.is_current_stream_capturing()
 
 
 def device_timer(device: torch.device) -> DeviceTimer | None:
-    """Return a timer for jobs on a CUDA device, None for all others."""
+    """Return a timer for jobs on a CUDA device, None for other jobs."""
     return DeviceTimer(CudaStream(device)) if device.type == "cuda" else None

@@ -1,11 +1,11 @@
 """Catches every exception of the hook at one outer boundary, so that pacecar's own errors never reach the job.
 
-Every call that torch or the user's loop makes into the hook goes through it.  An exception is logged once with its
-traceback and swallowed; after FAILURES_MAX the hook is inert.  It is not removed at that moment: torch may be iterating
-over the very table that holds it, and deleting there raises in the user's `optimizer.step()`.  What is not an Exception
-(KeyboardInterrupt, SystemExit) belongs to the user and passes.
+Every call from torch or the user's loop into the hook goes through the guard.  The first exception is logged with its
+traceback, all are swallowed, and after FAILURES_MAX the hook becomes inert.  It is not removed then: torch may be
+iterating over the table that holds it, and deleting an entry would raise in the user's `optimizer.step()`.
+KeyboardInterrupt and SystemExit belong to the user and pass through.
 
-The boundary also meters: the time of the calls that pass through it is pacecar's own time on the step path.
+The guard also measures: the time of the calls through it is pacecar's own time on the step path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FailureGuard:
         self.is_alive = True
 
     def wrap(self, function: Callable[P, None]) -> Callable[P, None]:
-        """Return `function` with exceptions swallowed and its time charged; it does nothing once the guard is dead."""
+        """Return `function` with exceptions swallowed and its time charged; once the guard is dead it does nothing."""
         now_ns, charge = self._now_ns, self._charge
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -49,7 +49,7 @@ class FailureGuard:
         return guarded
 
     def failed(self, function: Callable[..., object]) -> None:
-        """Count an exception that is being handled; log the first, give up at the last."""
+        """Count the exception being handled; log the first one, give up at the last."""
         self.failures += 1
         name = getattr(function, "__qualname__", repr(function))
         if self.failures == 1:

@@ -1,14 +1,13 @@
-"""Measures what torch takes to call hooks that do nothing; the hooks' own clocks do not see that time.
+"""Measures the time torch takes to call empty hooks, which the hooks' own clocks do not see.
 
-It is more than many a hook takes.  A forward with hooks takes another path through `Module.__call__`, a gradient hook
-wraps the gradient for python, and a callback of autograd goes through its engine.  The hook's own clocks start after
-that and stop before torch has the result, so that the overhead it reported was a tenth or more too low.  So once per
-process, at attach, a model of one number takes steps with and without empty hooks, alternately.  Between them the
-processor's caches are overwritten, as a job does: in a tight loop the same calls cost a third.
+Calling a hook often costs more than the hook itself.  A forward with hooks takes another path through
+`Module.__call__`, a gradient hook wraps the gradient for Python, and an autograd callback goes through the engine.  The
+hook's own clocks start after that and stop before torch has the result, so overhead measured by them alone is at least
+a tenth too low.  So once per process, at attach, a model of one number takes alternate steps with and without empty
+hooks.  In between, the processor's caches are overwritten, as a job would do: in a tight loop the same calls cost a
+third.
 
-The price is added to the overhead charged per step; it is not time of the ledger.
-
-Left out: who charges it (`step_records`).
+`step_records` adds this price to the overhead of each step; it is not part of the ledger.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from ..hook.module_calls import observe_calls
 __all__ = ["HookCost", "call_price"]
 
 ROUNDS = 5
-"""Measured rounds: their median is steady to a fifth, and together they take some 5 ms."""
+"""Measured rounds: their median is stable to a fifth, and together they take about 5 ms."""
 
 EVICTED_BYTES = 1 << 20
 """Bytes overwritten between two steps: more than the private caches of one core."""
 
 WARM_ROUNDS = 1
-"""Rounds that are dropped: the first steps of any kind cost more than the others."""
+"""Rounds that are dropped: the first steps of any kind cost more than later ones."""
 
 PRICE_NS_MAX = 100_000
-"""The most that one price can be; anything above was another program, not torch."""
+"""The largest plausible price; anything above it was another program, not torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookCost:
-    """Nanoseconds that torch spends around our hooks, which the hooks do not see themselves."""
+    """Nanoseconds that torch spends around our hooks, unseen by the hooks themselves."""
 
     forward_ns: int = 0
     backward_ns: int = 0
     optimizer_ns: int = 0
     passed_ns: int = 0
-    """The price of a step that is only counted: one empty hook, on warm caches, as short steps have."""
+    """The price of a counted step: one empty hook, with the warm caches that short steps have."""
 
     def measured_ns(self, micro_batches: int) -> int:
         """Return the price of a step with `micro_batches` forwards and backwards."""
@@ -59,7 +58,7 @@ class HookCost:
 
 
 class _Tiny(nn.Module):
-    """One parameter, made without a random number: the job's generators must not notice."""
+    """One parameter, initialized without drawing from the job's random generators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +71,8 @@ class _Tiny(nn.Module):
 class _Still(torch.optim.Optimizer):
     """An optimizer that changes nothing.
 
-    It is a class of its own because the first optimizer of a class makes torch wrap that class's `step` with the calls
-    of hooks.  An SGD made here would do that to SGD, and a user's subclass that calls `super().step()` would run all
-    hooks twice.
+    It needs its own class because torch wraps a class's `step` with hook calls when the first instance is made.  An SGD
+    made here would wrap SGD, and a user's subclass that calls `super().step()` would run all hooks twice.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -85,7 +83,7 @@ class _Still(torch.optim.Optimizer):
 
 
 def _look(*_: object) -> None:
-    """Cost what the hook before every optimizer's step does (`step_hooks`), which calls another."""
+    """Cost as much as the hook before every optimizer's step (`step_hooks`), which calls another."""
     _nothing()
 
 
@@ -116,7 +114,7 @@ class _Bench:
         def nothing(*_: object) -> None:
             pass
 
-        # The hooks measure their own work, which is subtracted: only the time around them is wanted.
+        # The hooks measure their own work, which is subtracted to leave the time around them.
         def first() -> None:
             begun = now()
             queue(nothing)
@@ -147,7 +145,7 @@ class _Bench:
         self._loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, *, is_cold: bool) -> tuple[int, ...]:
-        """Return what forward, backward and the optimizer take, less what the hooks measured themselves."""
+        """Return the times of forward, backward and optimizer, less what the hooks measured themselves."""
         spent = []
         for part in (self._forward, self._backward, self._optimizer.step):
             if is_cold:
@@ -161,7 +159,7 @@ class _Bench:
 
 @functools.cache
 def call_price() -> HookCost:
-    """Return the price on this machine with this torch; measured at the first call, in some 5 ms."""
+    """Return the price on this machine with this torch; the first call measures it in about 5 ms."""
     with torch.enable_grad():
         bench = _Bench()
         forward, backward, optimizer = _differences(bench, bench.hook, is_cold=True)
@@ -187,4 +185,4 @@ def _differences(bench: _Bench, hook: Callable[[], list[Any]], *, is_cold: bool)
 
 
 def _drop(callback: Callable[[], None]) -> None:
-    """Stand in for the engine's queue in a torch without one, where backward has no hooks of ours either."""
+    """Replace the engine's queue in a torch without one, where backward has no hooks of ours either."""

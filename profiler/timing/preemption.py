@@ -1,23 +1,22 @@
 """Measures how long the training thread was ready to run while other programs had the processor (its run delay).
 
-pacecar's own time on the step path is taken from the wall clock, because the job waits by the wall clock: for a lock of
-ours, for python's, for another rank at a switch.  But on a machine that more threads want than it has processors, the
-wall clock also runs while the kernel has given the processor to another program.  One such interval of 5 ms in a call
-of 100 us made a busy machine look like an expensive hook.  The processor clock (`time.thread_time_ns`) is no answer: it
-leaves out what the job really waits for.  The kernel counts just that interval, the run delay of each thread
-(Documentation/scheduler/sched-stats.rst, the second number).  So pacecar's time is wall time less run delay.
+pacecar's own time on the step path is wall time, because the job really waits: for one of our locks, for the GIL, for
+another rank at a switch.  But when more threads are ready than there are processors, the wall clock also runs while the
+kernel gives the processor to another program.  One such interval of 5 ms in a call of 100 us makes a busy machine look
+like an expensive hook.  The processor clock (`time.thread_time_ns`) does not help: it omits the real waits.  The kernel
+counts exactly these intervals as each thread's run delay (Documentation/scheduler/sched-stats.rst, the second number).
+So pacecar's time is wall time less run delay.
 
     wall clock      |---- ours ----|- in line -|-- ours --|- waits for a lock -|- ours -|
     charged         |---- ours ----|           |-- ours --|- waits for a lock -|- ours -|
 
-Reading it costs microseconds, so it is not read in the callbacks of each micro-batch and at a plain boundary.  Whoever
-is about to do more (a window, the tuner's exchange with other ranks) calls `begin`; the next step boundary calls `end`.
-For the callbacks there is only the run delay of the whole step (`lap`), read at full boundaries: `step_records` takes
-as much of it off as they took longer than usual.  At plain boundaries it is charged to pacecar: its share is small, as
-their share of the processor is.
+Reading it costs microseconds, so it is not read in per-micro-batch callbacks or at plain boundaries.  Before longer
+work (a window, the tuner's exchange with other ranks) `begin` is called; the next step boundary calls `end`.  For the
+callbacks only the run delay of the whole step is known (`lap`, read at full boundaries): `step_records` subtracts as
+much of it as they took longer than usual.  At plain boundaries run delay is charged to pacecar: it is small, because
+they use little of the processor.
 
-Left out: time that the host of a virtual machine takes.  Where the kernel gives no run delay, all of the wall time is
-charged.
+Time taken by the host of a virtual machine is not seen.  If the kernel gives no run delay, all wall time is charged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["SCHEDSTAT", "Preemption"]
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 STAT_BYTES_MAX = 128
-"""The file holds three numbers of at most twenty digits."""
+"""The file has three numbers of at most twenty digits."""
 
 
 class Preemption:
@@ -50,26 +49,26 @@ class Preemption:
         self._left_out_ns = 0
 
     def begin(self) -> None:
-        """Measure from here on."""
+        """Start measuring."""
         self._begun_ns, self.is_begun, self._left_out_ns = self._read(), True, 0
 
     def lap(self) -> int:
-        """Return the run delay since the last `lap` or `begin`, 0 at the first, and measure from here on."""
+        """Return the run delay since the last `lap` or `begin` (0 on the first call) and start measuring again."""
         begun_ns, self._begun_ns = self._begun_ns, self._read()
         return 0 if begun_ns is None or self._begun_ns is None else max(0, self._begun_ns - begun_ns)
 
     def leave_out(self, duration_ns: int) -> None:
-        """Count `duration_ns` of the time since `begin` like run delay: it is not charged here."""
+        """Treat `duration_ns` of the time since `begin` as run delay, which is not charged here."""
         self._left_out_ns += duration_ns
 
     def so_far(self) -> int:
-        """Return what `end` would, and go on measuring."""
+        """Return what `end` would return, and keep measuring."""
         now_ns = None if self._begun_ns is None else self._read()
         delay_ns = 0 if now_ns is None or self._begun_ns is None else max(0, now_ns - self._begun_ns)
         return delay_ns + self._left_out_ns
 
     def end(self) -> int:
-        """Return the run delay in ns since `begin`, with what is left out; 0 where the kernel gives none."""
+        """Return the run delay in ns since `begin`, plus any time left out; 0 if the kernel does not report it."""
         spared_ns = self.so_far()
         self._begun_ns, self.is_begun, self._left_out_ns = None, False, 0
         self._spared_ns += spared_ns

@@ -1,21 +1,21 @@
-"""Detects when this process did not run at all, and bounds the processor time that it took in an interval.
+"""Detects when this process did not run at all, and bounds the processor time it used in an interval.
 
-A phase is timed by the wall clock, and the wall clock goes on while a process is stopped (by a signal, a debugger or a
-frozen control group), throttled by its quota or without a turn at a processor.  A rank that was stopped for 167 s would
-so be recorded as computing for most of them.  Nothing on the training thread can see it, and a handler for SIGCONT
-belongs to the job.  So a thread of ours reads two clocks PERIOD_SECONDS apart.  Where it wakes late and the processor
-clock of the whole process (all threads) has hardly moved, no thread of this process ran.
+Phases are timed with the wall clock, which goes on while a process is stopped (by a signal, a debugger or a frozen
+control group), throttled by its quota or waiting for a processor.  A rank stopped for 167 s would be recorded as
+computing for most of that time.  Nothing on the training thread can see this, and a SIGCONT handler belongs to the job.
+So a thread of ours reads two clocks every PERIOD_SECONDS.  If it wakes late and the processor clock of the whole
+process (all threads) has hardly moved, no thread of this process ran.
 
     wall clock       |--|--|--|-------------------------------|--|--|
     process's clock   .2 .2 .2              .05                .2 .2
     stopped                      ==============================
 
-The processor time in between tells when the stop began: the process ran for at most that long before it.  Several
-threads use processor time faster than the wall clock goes, so with them less is called stopped than was.  Of what is
-left, only as much counts as the job's own time as the same clock moved (`processor_ns`).
+The processor time in between bounds when the stop began: the process ran for at most that long before it.  Several
+threads use processor time faster than the wall clock advances, so the stop is underestimated.  Of the remaining time,
+only as much counts as the job's own time as the same clock moved (`processor_ns`).
 
-Left out: stops of less than LATE_NS_MIN; a suspended machine, where the clock that times steps stands still too; one
-thread that waits, as for memory that is paged in, while others could run.
+Not detected: stops shorter than LATE_NS_MIN; a suspended machine, which also stops the clock that times steps; a single
+thread that waits, for paged-out memory say, while others could run.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from pacecar.records import StopCause
 __all__ = ["LATE_NS_MIN", "PERIOD_SECONDS", "KernelCounts", "Stop", "StopDetector", "cause_of"]
 
 PERIOD_SECONDS = 0.2
-"""Time between two readings: five a second are some 100 us of processor time, and the processor clock places a stop
-more exactly than that."""
+"""Time between two readings: five a second take about 100 us of processor time, and the processor clock locates a stop
+more precisely than that."""
 
 LATE_NS_MIN = 250_000_000
-"""The shortest stop: in a busy process a thread seldom waits longer for python's lock, or on a busy machine for a
-processor."""
+"""The shortest stop: a thread rarely waits longer for the GIL in a busy process, or for a processor on a busy
+machine."""
 
 STOPS_MAX = 256
-"""Stops kept for the steps that have no record yet; beyond it the oldest are dropped."""
+"""The most stops kept for steps without a record yet; the oldest are dropped."""
 
 LOOKS_MAX = 512
-"""Readings kept; beyond it every other old one is dropped: a step of hours needs no reading of each second."""
+"""The most readings kept; beyond this every other old one is dropped: a step of hours does not need them all."""
 
 COUNTS_EVERY = 10
-"""Readings of the clocks between two of the kernel's counters: their growth in two seconds is small beside a stop's
-share in them."""
+"""The kernel's counters are read once per this many readings of the clocks: they grow little in two seconds, compared
+with a stop's share in them."""
 
 CAUSE_SHARE_MIN = 0.5
-"""The share of a stop by which a counter of the kernel must grow to be called its cause."""
+"""A kernel counter must grow by this share of a stop to be named as its cause."""
 
 LOCK_SECONDS = 1.0
-"""The longest wait for the lock: in a forked child it may never be released."""
+"""The longest wait for the lock, which may never be released in a forked child."""
 
 
 class Stop(NamedTuple):
-    """An interval (monotonic ns) in which the process did not run; `cause` None: the kernel does not say why."""
+    """An interval (monotonic ns) in which the process did not run; `cause` is None if the kernel does not show why."""
 
     start_ns: int
     end_ns: int
@@ -73,12 +73,12 @@ class Stop(NamedTuple):
         return self.start_ns, self.end_ns
 
     def within(self, start_ns: int, end_ns: int) -> int:
-        """Return how much of it lies between two instants."""
+        """Return how much of it lies between two times."""
         return max(0, min(self.end_ns, end_ns) - max(self.start_ns, start_ns))
 
 
 class Counts(NamedTuple):
-    """Totals of the kernel in nanoseconds, each None where it does not say, and whether a debugger is attached."""
+    """Kernel totals in nanoseconds (None where not reported), and whether a debugger is attached."""
 
     throttled_ns: int | None = None
     frozen_ns: int | None = None
@@ -87,7 +87,7 @@ class Counts(NamedTuple):
 
 
 def cause_of(stopped_ns: int, before: Counts, after: Counts) -> StopCause | None:
-    """Return the cause of a stop of `stopped_ns` between two readings of the kernel's counters; None where unknown."""
+    """Return the cause of a stop of `stopped_ns` between two readings of the kernel's counters; None if unknown."""
     causes: tuple[tuple[StopCause, int | None, int | None], ...] = (
         ("throttled", before.throttled_ns, after.throttled_ns),
         ("frozen", before.frozen_ns, after.frozen_ns),
@@ -100,10 +100,11 @@ def cause_of(stopped_ns: int, before: Counts, after: Counts) -> StopCause | None
 
 
 class KernelCounts:
-    """Reads the kernel's counters of this process; call `open` on the training thread, whose run delay it reads.
+    """Reads the kernel's counters for this process; call `open` on the training thread, whose run delay it reads.
 
-    The counters of quota and freezer are those of its own control group (Documentation/admin-guide/cgroup-v2.rst:
-    `throttled_usec` in cpu.stat and, where the kernel counts that, `frozen_usec` in cgroup.stat.local).
+    Quota and freezer counters are those of the process's own control group
+    (Documentation/admin-guide/cgroup-v2.rst: `throttled_usec` in cpu.stat and, if the kernel has it, `frozen_usec` in
+    cgroup.stat.local).
     """
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -113,7 +114,7 @@ class KernelCounts:
         self._thread: Path | None = None
 
     def open(self) -> None:
-        """Find the files; a missing one is never read."""
+        """Find the files; missing ones are not read."""
         self._thread = self._files.proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
         path = v2_group(self._text(self._files.proc / "self" / "cgroup"))
         self._group = None if path is None else self._cgroups / path.lstrip("/")
@@ -137,15 +138,15 @@ class KernelCounts:
 
 
 def _count(text: str, key: str) -> int | None:
-    """Return the number behind `key` at the beginning of a line; None where there is none."""
+    """Return the number after `key` at the beginning of a line; None if there is none."""
     words = row(text, key)
     return int(words[0]) if words and words[0].isdigit() else None
 
 
 class StopDetector:
-    """Reads the clocks from a thread of its own, and whenever the record of a long step is about to be written.
+    """Reads the clocks from its own thread, and whenever the record of a long step is about to be written.
 
-    `charge` is called with the processor time that the thread took.  All methods but `start` work on any thread.
+    `charge` is called with the thread's processor time.  All methods except `start` work on any thread.
     """
 
     def __init__(
@@ -171,10 +172,10 @@ class StopDetector:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.is_looking = False
-        """Whether stops are seen: between `start` and `close`."""
+        """Whether stops are detected: between `start` and `close`."""
 
     def start(self) -> None:
-        """Start the thread; called on the training thread."""
+        """Start the thread; call on the training thread."""
         self._kernel.open()
         self._counts = self._kernel.read()
         self.is_looking = True
@@ -183,7 +184,7 @@ class StopDetector:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, without waiting for it.  Harmless when repeated."""
+        """End the thread without waiting for it.  May be called repeatedly."""
         self.is_looking = False
         self._closing.set()
 
@@ -201,7 +202,7 @@ class StopDetector:
             self._lock.release()
 
     def stops(self, start_ns: int, end_ns: int) -> list[Stop]:
-        """Return the stops that lie between two instants, cut to them."""
+        """Return the stops between two times, clipped to them."""
         return [
             Stop(max(stop.start_ns, start_ns), min(stop.end_ns, end_ns), stop.cause)
             for stop in list(self._stops)
@@ -210,13 +211,13 @@ class StopDetector:
 
     @property
     def went_on_ns(self) -> int | None:
-        """When the process went on after its last stop; None: it was never stopped."""
+        """When the process resumed after its last stop; None: it was never stopped."""
         return self._stops[-1].end_ns if self._stops else None
 
     def processor_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Return an upper bound of this process's processor time between two instants; None where it is not known.
+        """Return an upper bound of this process's processor time between two times; None if unknown.
 
-        The bound is the time between the last reading before and the first one after, so it is never too low.
+        The bound is measured from the last reading before to the first one after, so it is never too low.
         """
         with self._lock:
             first = bisect.bisect_right(self._at, start_ns) - 1
@@ -235,7 +236,7 @@ class StopDetector:
                 self._counts, self._looks = counts, 0
         self._at.append(now_ns)
         self._took.append(took_ns)
-        if len(self._at) > LOOKS_MAX:  # every other one of the older half
+        if len(self._at) > LOOKS_MAX:  # drop every other one of the older half
             half = LOOKS_MAX // 2
             del self._at[1:half:2], self._took[1:half:2]
         self._looks += 1

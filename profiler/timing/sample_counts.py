@@ -1,11 +1,11 @@
-"""Counts the samples and tokens of each step, and adds up ledgers and counts over all steps.
+"""Counts the samples and tokens of each step, and sums ledgers and counts over all steps.
 
-Four sources may know the samples of a step: the user who reports them, the wrapped loader that drew the batches, a
-loader of torch's that the loop was seen to draw from, and the first input of forward.  The best source of each step
-wins, in that order; they are never added to each other.  None means unknown, and zero is zero.
+Four sources may know a step's samples: the user's report, the wrapped loader that drew the batches, a torch loader that
+the loop was seen to draw from, and the first input of forward.  Each step uses the best source, in that order; sources
+are never added up.  None means unknown, and zero is zero.
 
-The first dimension of a tensor is a guess: of a recurrent network it may be time, of a transformer's loader tokens, and
-a GAN calls its model several times with one batch.  What a batch sampler says is none (`batch_lengths`).
+The first dimension of a tensor is a guess: in a recurrent network it may be time, in a transformer's loader tokens, and
+a GAN calls its model several times with one batch.  A batch sampler's length is not a guess (`batch_lengths`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["SeenBatches", "StepCounts", "Totals", "plus"]
 
 
 class StepCounts:
-    """The samples and tokens of the step under way, as reported by the user and as drawn from the loader."""
+    """The samples and tokens of the current step, as reported by the user and as drawn from the loader."""
 
     def __init__(self) -> None:
         self._said_samples: int | None = None
@@ -45,7 +45,7 @@ class StepCounts:
     def drain(self, other_samples: int | None, is_other_guess: bool) -> tuple[int | None, int | None, bool]:
         """Return the step's samples and tokens, and whether the samples are a guess; begin the next step.
 
-        `other_samples`, which `is_other_guess` is about, are the last resort.
+        `other_samples` are the last resort; `is_other_guess` says whether they are a guess.
         """
         samples, is_guess = self._said_samples, False
         if samples is None:
@@ -59,47 +59,47 @@ class StepCounts:
 
 
 class SeenBatches:
-    """The samples of batches that the loop draws by itself, from loaders that were seen, until a step trains on them.
+    """The samples of batches that the loop itself draws from observed loaders, until a step trains on them.
 
-    A batch counts when a forward to train follows it, and not when one to evaluate does.  A step that draws none may
-    train on the rest of a batch before, which is cut for several steps.
+    A batch counts if a training forward follows it, not if an evaluation forward does.  A step that draws no batch may
+    train on the rest of an earlier one that is split over several steps.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[int, int] = {}
-        """The samples that wait for a forward, by loader; always the same dict."""
+        """The samples waiting for a forward, by loader; always the same dict."""
         self._last = 0
         self.rest = 0
-        """Samples of batches that were drawn for training and that no step has been seen to train on."""
+        """Samples of batches drawn for training that no step has been seen to train on."""
 
     def draw(self, loader: int, samples: int) -> None:
-        """Note a batch; `loader` tells loaders apart."""
+        """Record a batch; `loader` identifies its loader."""
         self._last = loader
         self.waiting[loader] = self.waiting.get(loader, 0) + samples
 
     def train(self) -> int:
-        """Return the samples that were drawn since the last forward: this one trains on them."""
+        """Return the samples drawn since the last forward, which this one trains on."""
         samples = sum(self.waiting.values())
         self.waiting.clear()
         return samples
 
     def evaluate(self) -> None:
-        """Forget what the loader that drew last has drawn: this forward evaluates."""
+        """Forget what was last drawn: this forward evaluates on it."""
         self.waiting.pop(self._last, None)
 
     def end(self, loader: int) -> None:
-        """Forget what waits of a loader that has no more: it was looked through, not trained on."""
+        """Forget the waiting samples of an exhausted loader: they were iterated over, not trained on."""
         self.waiting.pop(loader, None)
 
     def spend(self, drawn: int | None, seen: int | None) -> int | None:
-        """Return the samples of a step that drew `drawn` and whose forwards saw `seen`; None: no loader knows."""
+        """Return the samples of a step that drew `drawn` and whose forwards saw `seen`; None if no loader knows."""
         if drawn is None and not self.rest:
             return None
         if drawn is None:
             now, before, there = self.rest, 0, self.rest
         else:
-            # A rest that is larger than a batch, or that is there while forwards see just what was drawn, is of batches
-            # that were drawn for something else: a script had a look at one, as with next(iter(loader)).
+            # A rest larger than a batch, or one left while forwards see exactly what was drawn, comes from batches
+            # drawn for something else: a script inspected one, as with next(iter(loader)).
             is_of_batch = self.rest <= drawn and seen != drawn
             now, before, there = drawn, self.rest if is_of_batch else 0, drawn
         now = now if seen is None else min(now, seen)
@@ -107,18 +107,18 @@ class SeenBatches:
         return before + now
 
     def forget(self) -> None:
-        """Forget all that waits: steps that were not measured may have trained on it."""
+        """Forget all waiting samples: steps that were not measured may have trained on them."""
         self.waiting.clear()
         self.rest = 0
 
 
 class Totals:
-    """The sums over all steps since attach; counts are None until one was known."""
+    """The sums over all steps since attach; a count is None until it is first known."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(wall_ns=0, data_wait_ns=None)
         self.sees_data = False
-        """Whether a wait for data was seen; before, none is no measurement."""
+        """Whether a wait for data was ever observed; until then zero is not a measurement."""
         self.steps = 0
         self.samples: int | None = None
         self.tokens: int | None = None
@@ -131,7 +131,7 @@ class Totals:
         self.tokens = plus(self.tokens, tokens)
 
     def known(self, ledger: Ledger) -> Ledger:
-        """Return `ledger`, without a wait for data of zero where none could have been seen."""
+        """Return `ledger`, without a zero wait for data if waits could not be observed."""
         return ledger if self.sees_data or ledger.data_wait_ns != 0 else structs.replace(ledger, data_wait_ns=None)
 
 

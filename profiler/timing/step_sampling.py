@@ -1,21 +1,21 @@
 """Decides how many steps the hook measures within the overhead budget: all, one in k, or none.
 
-Measuring a step costs the same whether the step takes 100 ms or 1 ms; for the latter that is more than the user
-allowed.  So once the always-on part alone would take more than SHARE of the budget (the rest is for windows), only one
-step in k is measured and the others are counted: their end is seen, their wall time is added, and their ledger is that
-of the next measured one, scaled.  Where even counting is too expensive the hook turns itself off, for the rest of the
-run.  A few steps in which other programs had the processor look like that too, so OFF_REVIEWS reviews in a row must say
-so, each with steps of its own.
+Measuring a step costs the same whether it takes 100 ms or 1 ms, which in the second case exceeds the user's budget.  So
+if the always-on part alone would exceed SHARE of the budget (the rest is for windows), only one step in k is measured
+and the others are counted: their end is observed, their wall time is added, and their ledger is that of the next
+measured step, scaled.  If even counting is too expensive, the hook turns itself off for the rest of the run.  A few
+steps during which other programs had the processor look the same, so OFF_REVIEWS consecutive reviews, each with new
+steps, must agree.
 
-Adding torch's hooks and removing them costs more than measuring a step.  So BURST steps are measured in a row and then
-none until k times as many have passed.  k is a power of two, so that ranks that chose differently still measure some
-steps in common.
+Adding and removing torch's hooks costs more than measuring a step.  So BURST steps are measured in a row and then none
+until k times as many have passed.  k is a power of two, so that ranks with different k still measure some steps in
+common.
 
     k = 4    mmmm............mmmm............mmmm............
     k = 1    mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
 
-k grows at once and shrinks with a margin (hysteresis), or it would oscillate.  Under a strained budget the share is a
-quarter.  A ratio of 0 means no windows and of 1 no limit; then every step is measured.
+k grows at once and shrinks with a margin (hysteresis) so that it does not oscillate.  Under a strained budget the share
+is a quarter.  A ratio of 0 (no windows) or 1 (no limit) means that every step is measured.
 
 Pure: numbers in, k out.
 """
@@ -28,43 +28,43 @@ from statistics import median
 __all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "SHARE", "StepSampling", "burst_end", "next_measured"]
 
 BURST = 4
-"""Steps measured in a row; as many as the ranges have by which ranks are compared (`crew_period_steps`)."""
+"""Steps measured in a row: as many as a range has over which ranks are compared (`crew_period_steps`)."""
 
 REVIEW_STEPS = 32
-"""Measured steps between two reviews of k: their median is steady."""
+"""Measured steps between two reviews of k: enough for a stable median."""
 
 EARLY_STEPS = 4
 EARLY_NS = 10_000_000
-"""A review comes after EARLY_STEPS already where they have cost EARLY_NS more than their share, a tenth of the start-up
-debt.  A step of a hundred closures costs milliseconds to measure, and 32 of them may pass in a second."""
+"""A review comes after only EARLY_STEPS if they have cost EARLY_NS more than their share, a tenth of the start-up debt.
+A step of a hundred closures takes milliseconds to measure, and 32 of them may pass in a second."""
 
 EVERY_MAX = 64
-"""The largest k: with fewer measured steps a person would not see a change in time."""
+"""The largest k: with fewer measured steps a user would see a change too late."""
 
 SHARE = 0.5
 """The share of the budget that the always-on part may take."""
 
 STRAINED_SHARE = SHARE / 4
-"""The same while the budget is strained: the rest earns the debt back."""
+"""The share while the budget is strained: the rest earns the debt back."""
 
 SHRINK = 0.7
-"""k is halved only when that would cost less than this part of its share."""
+"""k is halved only if the cost is then below this part of its share."""
 
 REVIEWS = 8
-"""Reviews over which the cost of records is averaged: they are written many at once."""
+"""Reviews over which the cost of records, which are written many at once, is averaged."""
 
 OUTLIERS_RATIO = 0.1
-"""The ratio of the costs, the highest ones, that are left out."""
+"""The share of the costs, the highest ones, that is left out."""
 
 OFF_REVIEWS = 3
-"""Reviews in a row that find even counting too expensive before the hook turns off; after the first a burst each."""
+"""Reviews in a row that must find even counting too expensive to turn the hook off; a burst each after the first."""
 
 PASS_NS = 2_000
 """The assumed cost of a counted step before one was seen."""
 
 
 class StepSampling:
-    """Adapts k to what measured steps cost; `every` is k (see `next_measured`), and None when no step is measured."""
+    """Adapts k to the cost of measured steps; `every` is k (see `next_measured`), None when no step is measured."""
 
     def __init__(self, ratio: float) -> None:
         self._is_limited = 0.0 < ratio < 1.0
@@ -80,13 +80,13 @@ class StepSampling:
         self.every: int | None = 1
 
     def charged(self, cost_ns: int) -> None:
-        """Add what a thread of ours spent on writing and sending the records of measured steps."""
+        """Add the time one of our threads spent writing and sending the records of measured steps."""
         self._records_ns += cost_ns
 
     def measured(
         self, wall_ns: int, cost_ns: int, *, passed: int = 0, passed_cost_ns: int = 0, is_strained: bool = False
     ) -> None:
-        """Add a measured step, its cost, and the steps only counted before it; `is_strained`: the budget is."""
+        """Add a measured step, its cost and the counted steps before it; `is_strained` is the state of the budget."""
         if not self._is_limited:
             return
         self._walls.append(wall_ns)
@@ -104,8 +104,8 @@ class StepSampling:
             self.every = self._review(self.every, STRAINED_SHARE if is_strained else SHARE)
 
     def _review(self, every: int, share: float) -> int | None:
-        # The mean of the costs without the few highest, in which another program had the processor.  Of the wall times
-        # the median: one long wait does not mean a slower job.
+        # Use the mean of the costs without the few highest, when another program had the processor, and the median of
+        # the wall times: one long wait does not mean a slower job.
         costs = self._usual_costs(every)
         self._records.append(self._records_ns)
         self._records_ns = 0
@@ -129,13 +129,13 @@ class StepSampling:
 
     def _usual_costs(self, every: int) -> list[float]:
         costs: list[float] = list(self._costs)
-        if every > 1:  # the first of a burst pays for all of it
+        if every > 1:  # the first step of a burst pays for all of it
             costs = [sum(costs[start : start + BURST]) / BURST for start in range(0, len(costs) - BURST + 1, BURST)]
         return sorted(costs)[: len(costs) - max(1, round(OUTLIERS_RATIO * len(costs)))]
 
 
 def next_measured(step: int, every: int) -> int:
-    """Return the first step from `step` on that is measured when one in `every` is."""
+    """Return the first measured step, from `step` on, when one in `every` is measured."""
     into = step % (BURST * every)
     return step if into < BURST else step - into + BURST * every
 

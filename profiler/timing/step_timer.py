@@ -1,16 +1,16 @@
-"""Times each phase of a step on the host from the intervals that the hooks note.
+"""Times each phase of a step on the host from the intervals recorded by the hooks.
 
-A step runs from one optimizer update to the next and may hold several forwards and backwards (accumulation), so a
-phase's time is a sum.  In the loop intervals are only noted: by the next one the job has evicted our code from the
-caches, and work done there costs ten times what it costs in a row.  `time_step` adds them up later, off the step path.
+A step runs from one optimizer update to the next and may contain several forwards and backwards (accumulation), so a
+phase's time is a sum.  The loop only records intervals: between two of them the job evicts our code from the caches,
+and work done there costs ten times as much as when batched.  `time_step` adds them up later, off the step path.
 
     data_wait | forward | backward ........... backward_tail | optimizer | overhead | stopped | rest (what is left)
 
-backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
-the exposed communication of a CPU job.
+backward ends when autograd has nothing left to compute; backward_tail is DDP's wait after that for its last
+all-reduces, the exposed communication of a CPU job.
 
-Callers say what happened and when.  There is no lock: marks come from the training thread and, on CUDA, from autograd's
-thread while the training thread waits for it.  On CUDA each mark is made on the device, too (`cuda_timer`).
+There is no lock: marks come from the training thread and, on CUDA, from autograd's thread while the training thread
+waits for it.  On CUDA each mark is also made on the device (`cuda_timer`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..ledger.attribution import REST
+from pacecar.ledger.attribution import REST
+
 from .cuda_timer import DeviceStep, DeviceTimer
 
 __all__ = [
@@ -28,19 +29,19 @@ __all__ = [
 ]  # fmt: skip
 
 PHASES = ("overhead", "data_wait", "checkpoint", "backward_tail", "backward", "forward", "optimizer")
-"""By priority for an instant that two phases claim: what nests inside another phase comes first."""
+"""In order of priority for times claimed by two phases: a phase nested in another comes first."""
 
 STOPPED = "stopped"
-"""The phase of every instant at which the process did not run; see `process_stops`."""
+"""The phase for all times when the process did not run; see `process_stops`."""
 
 EVENTS_MAX = 4096
-"""Intervals noted before they are added up in any case: a thousand micro-batches; beyond it there are no marks."""
+"""The most intervals kept before they are added up, a thousand micro-batches; beyond this there are no marks."""
 
 Stretch = tuple[int, int]
 Event = tuple[str, int, int]
 """A phase, its start and its end."""
 Absorbed = tuple[dict[str, int], int] | None
-"""Phases and micro-batches of the events that were added up already."""
+"""Phases and micro-batches of the events that are already added up."""
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,16 +61,16 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backward_ns(self) -> int | None:
-        """The whole backward, its tail included; None when none was seen."""
+        """The whole backward including its tail; None if there was none."""
         if "backward" not in self.phases:
             return None
         return self.phases["backward"] + self.phases.get("backward_tail", 0)
 
 
 class RawStep(msgspec.Struct, eq=False):
-    """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too.
+    """One finished step as recorded, not yet added up; `was_marked` asks for the marks too.
 
-    A Struct, because its constructor runs no python frame: one is made on the step path.
+    A Struct because its constructor runs no Python frame: it is made on the step path.
     """
 
     start_ns: int
@@ -79,28 +80,28 @@ class RawStep(msgspec.Struct, eq=False):
     was_marked: bool
     absorbed: Absorbed
     device: DeviceStep | None = None
-    """The step's marks on the device; its phases there are known some steps later."""
+    """The step's marks on the device, whose phases are known some steps later."""
 
 
 class StepTimer:
-    """Collects what happens in the step under way; the first step has no start until the hooks see the job run."""
+    """Collects the events of the current step; the first step has no start until the hooks see the job run."""
 
     def __init__(self) -> None:
         self.start_ns: int | None = None
-        """When the step under way began; None before the first event of the job."""
+        """When the current step began; None before the job's first event."""
         self._is_marked = False
         self._absorbed: Absorbed = None
         self.device: DeviceTimer | None = None
-        """On a device job, the timer that marks the phases on the device too."""
+        """On a device job, the timer that also marks the phases on the device."""
         self.events: list[Event] = []
-        """The intervals of this step in the order in which they ended; whoever saw one appends it."""
+        """The intervals of this step in the order in which they ended; every observer appends its own."""
         self.overhead_ns = 0
-        """Pacecar's own time in this step so far; whoever spends it adds it."""
+        """Pacecar's own time in this step so far; every part that spends time adds it."""
 
     def finish(self, now_ns: int) -> RawStep:
-        """End the step at `now_ns`, begin the next one there, without marks until `keep_marks`."""
+        """End the step at `now_ns` and begin the next one, without marks until `keep_marks`."""
         events, start_ns = self.events[:], self.start_ns
-        if start_ns is None:  # the first step counts from the job's first event
+        if start_ns is None:  # the first step begins with the job's first event
             start_ns = min((start for _, start, _ in events), default=now_ns)
         step = RawStep(start_ns, now_ns, events, self.overhead_ns, self._is_marked, self._absorbed)
         if self.device is not None:
@@ -108,7 +109,7 @@ class StepTimer:
         self.start_ns = now_ns
         self._is_marked = False
         self._absorbed = None
-        self.events.clear()  # the same list: others hold it
+        self.events.clear()  # clear the same list: others hold it
         self.overhead_ns = 0
         return step
 
@@ -123,22 +124,22 @@ class StepTimer:
         return now_ns - start_ns
 
     def waits(self) -> None:
-        """Note that the loop begins to wait for data."""
+        """Record that the loop begins to wait for data."""
         if self.device is not None:
             self.device.enter("data_wait")
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Note that the loop has the data, or knows that there is no more."""
+        """Record that the loop got the data, or that there is none left."""
         self.events.append(("data_wait", start_ns, end_ns))
         if self.device is not None:
             self.device.enter(REST)
 
     def keep_marks(self) -> None:
-        """Keep the intervals of this step as marks; to be called at its beginning."""
+        """Keep the intervals of this step as marks; call at its beginning."""
         self._is_marked = True
 
     def absorb(self) -> None:
-        """Add up what was noted so far: in a loop that never ends a step the list must not grow."""
+        """Add up what was recorded so far, so that the list stays bounded in a loop that never ends a step."""
         if self.start_ns is None:
             self.start_ns = min((start for _, start, _ in self.events), default=None)
         phases, micro_batches = self._absorbed or ({}, 0)
@@ -147,9 +148,9 @@ class StepTimer:
 
 
 def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
-    """Add up the phases of a step; `stops`, in which the process did not run, belong to no phase but STOPPED.
+    """Add up the phases of a step; `stops`, in which the process did not run, count only as STOPPED.
 
-    An optimizer may run a closure, with forward and backward inside: their time is not the optimizer's.
+    An optimizer may run a closure with forward and backward inside, whose time is not the optimizer's.
     """
     phases, micro_batches = raw.absorbed or ({}, 0)
     marks: dict[str, list[Stretch]] = {}
@@ -172,7 +173,7 @@ def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
 
 
 def phase_of(raw: RawStep, start_ns: int, end_ns: int) -> str:
-    """Return the phase that most of an interval was in, the innermost of several; "outside" where it was in none."""
+    """Return the phase that most of an interval was in, the innermost if nested; "outside" if none."""
 
     def within(event: Event) -> tuple[int, int]:
         _, start, end = event
@@ -183,7 +184,7 @@ def phase_of(raw: RawStep, start_ns: int, end_ns: int) -> str:
 
 
 def stopped_within(stops: Sequence[Stretch], start_ns: int, end_ns: int) -> int:
-    """Return how much of `stops`, which are disjoint, lies between two instants."""
+    """Return how much of the disjoint `stops` lies between two times."""
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in stops)
 
 

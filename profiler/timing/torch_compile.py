@@ -1,22 +1,22 @@
 """Keeps pacecar's hooks out of torch.compile.
 
-Dynamo takes the hooks of a module or an optimizer that it compiles as a part of it.  A clock that is read there breaks
-the graph, `fullgraph=True` raises in the user's own call, and what the hook calls at a boundary is compiled too: 10 s
-of it on torch 2.13.  Dynamo can reach a hook in two ways, and each is closed:
+Dynamo treats the hooks of a module or optimizer as part of what it compiles.  Reading a clock there breaks the graph,
+`fullgraph=True` raises in the user's own call, and the code that a hook calls at a boundary is compiled too, which took
+10 s on torch 2.13.  Dynamo can reach a hook in two ways, and both are closed:
 
     inlined into the graph      `is_tracing()` is a constant to dynamo; the hook returns at once and leaves no trace
     a frame of its own          `keep_out` marks the code: it and what it calls run uncompiled
 
-Of a model dynamo sees nothing of ours at all (`module_calls`).  Where dynamo compiles the model together with its
-caller, the hook does not see the calls: the phases are absent, and that is logged once.
+In a model dynamo sees none of our code (`module_calls`).  If dynamo compiles the model together with its caller, the
+hook does not see the calls: the phases are absent, which is logged once.
 
     pacecar.attach(torch.compile(model))      observed around the compiled code, every phase is seen
-    torch.compile(model) after attach(model)  observed around its forward, or not where dynamo inlines the module
+    torch.compile(model) after attach(model)  observed around its forward, or not if dynamo inlines the module
 
-The end of a step is too much to lose.  Where graphs may break, the graph of a compiled optimizer is broken after its
-update (torch's own optimizers always break theirs anyway); where they may not, no step is seen.
+The end of a step is too important to lose.  If graphs may break, the graph of a compiled optimizer is broken after its
+update (torch's own optimizers break theirs anyway); if they may not, no step is seen.
 
-Nothing here imports torch._dynamo, which takes a second: whoever traces has imported it.
+Nothing here imports torch._dynamo, which takes a second: a process that traces has already imported it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 
 def constant(function: Callable[P, T]) -> Callable[P, T]:
-    """Have dynamo call `function` while it traces, and take the result for a constant.
+    """Make dynamo call `function` while tracing and treat the result as a constant.
 
-    As torch.compiler.assume_constant_result does, but without its import of torch._dynamo.
+    Like torch.compiler.assume_constant_result, but without its import of torch._dynamo.
     """
     marked: Any = function
     marked._dynamo_marked_constant = True
@@ -68,7 +68,7 @@ def constant(function: Callable[P, T]) -> Callable[P, T]:
 
 @constant
 def tell(what: str) -> bool:
-    """Log `what`, once; dynamo calls this and takes the result for a constant, so it is not in the compiled code."""
+    """Log `what` once; dynamo calls this and treats the result as a constant, so it leaves nothing in the graph."""
     if what not in _told:
         _told.add(what)
         _log.warning("pacecar: %s", what)
@@ -77,22 +77,22 @@ def tell(what: str) -> bool:
 
 @constant
 def may_break_while_tracing() -> bool:
-    """Return whether the graph that dynamo traces may be broken."""
+    """Return whether the graph that dynamo is tracing may be broken."""
     try:
         torch_internals.need("torch._dynamo.graph_break")
         tracer: Any = torch_internals.need("torch._dynamo.symbolic_convert.InstructionTranslator.current_tx")()
         return not (tracer.one_graph or tracer.error_on_graph_break)
-    except Exception:  # noqa: BLE001  private API inside the user's compilation: if it cannot be told, no
+    except Exception:  # noqa: BLE001  private API inside the user's compilation: when in doubt, no
         return False
 
 
 def break_graph() -> None:
-    """Break the graph that dynamo traces, where `may_break_while_tracing`, so that the caller runs uncompiled."""
-    torch._dynamo.graph_break()  # spelt out, because dynamo recognizes it by this name while it traces the line
+    """Break the graph that dynamo traces, if `may_break_while_tracing`, so that the caller runs uncompiled."""
+    torch._dynamo.graph_break()  # spelled out, because dynamo recognizes it by this name while tracing the line
 
 
 def step_out_of_graph() -> None:
-    """Break the graph that dynamo traces, so that the caller runs uncompiled; where that is not allowed, log it."""
+    """Break the graph that dynamo traces, so that the caller runs uncompiled; log it if that is not allowed."""
     if may_break_while_tracing():
         break_graph()
     else:
@@ -102,13 +102,13 @@ def step_out_of_graph() -> None:
 def keep_out(*functions: Callable[..., object]) -> None:
     """Keep dynamo from compiling `functions`, or what they call, as frames of their own.
 
-    As torch.compiler.disable does, at no cost per call; a torch without these private parts compiles them.
+    Like torch.compiler.disable, but without a cost per call; a torch without these private parts compiles them.
     """
     _set_strategy(functions, calls="SKIP")
 
 
 def skip_frame(*functions: Callable[..., object]) -> None:
-    """Keep dynamo from compiling the frames of `functions`; what they call is compiled as if they were not there."""
+    """Keep dynamo from compiling the frames of `functions`; what they call is compiled as usual."""
     _set_strategy(functions, calls="DEFAULT")
 
 
@@ -128,7 +128,7 @@ def _set_strategy(functions: tuple[Callable[..., object], ...], *, calls: str) -
 
 
 def compiled_frames() -> int:
-    """Return how many frames and graphs torch.compile has made in this process, without importing it."""
+    """Return the number of frames and graphs that torch.compile has made in this process, without importing it."""
     # With fullgraph=True torch 2.13 counts no frames, but graphs.
     counters: Mapping[str, Mapping[str, int]] | None = torch_internals.find("torch._dynamo.utils.counters")
     if counters is None:
@@ -137,9 +137,9 @@ def compiled_frames() -> int:
 
 
 def is_captured(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a module called with these arguments is only traced, so that it computes nothing.
+    """Return whether a module called with these arguments is only traced and computes nothing.
 
-    That is `torch.jit.trace`, fx and `torch.export`; for dynamo there is `is_tracing`.
+    Covers `torch.jit.trace`, fx and `torch.export`; for dynamo see `is_tracing`.
     """
     if _jit.is_tracing():
         return True

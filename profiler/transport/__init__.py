@@ -1,8 +1,8 @@
-"""Carries records out of the training process without blocking it, and connects ranks by a gloo group of our own.
+"""Carries records out of the training process without blocking it, and connects ranks with a gloo group of our own.
 
-In: records from the training thread and from threads of ours.
-Out: frames to the daemon, lines in the run folder; from the daemon come commands and news.
-Start at `record_queue`: the interface `RecordSink`, and the thread behind `daemon_socket` and `run_log`; `field_filter`
-leaves out what their readers would refuse.  `side_group` is gloo between ranks, beside torch's registry, after a
+In: records from the training thread and from our own threads; commands and news from the daemon.
+Out: frames to the daemon, lines in the run folder.
+Start at `record_queue`, which has the interface `RecordSink` and the thread behind `daemon_socket` and `run_log`;
+`field_filter` removes what readers would reject.  `side_group` is a gloo group outside torch's registry, made after a
 `store_rendezvous` and at addresses that `side_address` has proven.
 """

@@ -1,12 +1,12 @@
 """Sends a job's records to the daemon of this node, and receives commands and news from it, over its Unix socket.
 
 One frame holds one record.  The hello comes first on every connection, so that a restarted daemon knows the sender at
-once.  The training thread only appends to a queue (`RecordQueue`); the daemon may be full, gone or never there.
+once.  The training thread only appends to a queue (`RecordQueue`); the daemon may be overloaded, gone or never there.
 
-On the same connection the daemon sends commands that somebody asked it to pass on, news of the device, and signals of
-the node.  The queue's thread reads them when it looks at its queue, so all may be LOOK_SECONDS old.  A command names
-the user who gave it.  That is what the daemon read from the kernel, and it is trusted because no connection is made to
-a daemon that could be somebody else's (`daemon_peer`).
+On the same connection the daemon sends commands that it was asked to pass on, news of the device, and signals of the
+node.  The queue's thread reads them when it checks its queue, so they may be LOOK_SECONDS old.  A command names the
+user who gave it, as the daemon learned from the kernel.  This is trusted because no connection is made to a daemon that
+another user could run (`daemon_peer`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused
 __all__ = ["DaemonInbox", "DaemonSocket", "News"]
 
 News = Throttling | HostSignals
-"""What the daemon sends without being asked."""
+"""The messages that the daemon sends unasked."""
 
 COMMANDS_PER_LOOK = 16
-"""Frames read at one look, so that a daemon that never stops sending does not keep records from leaving."""
+"""The most frames read at once, so that a daemon that never stops sending does not keep records from leaving."""
 
 _log = logging.getLogger(__name__)
 
 
 class DaemonInbox(Protocol):
-    """What receives the daemon's frames.  Both calls run on the queue's thread and must not wait."""
+    """Receives the daemon's frames.  Both methods run on the queue's thread and must not wait."""
 
     def receive_command(self, command: Command) -> Answer | None:
-        """Keep `command` for the training thread; return the answer where it is refused at once."""
+        """Keep `command` for the training thread, or refuse it at once and return the answer."""
         ...
 
     def receive_news(self, news: News | None) -> None:
@@ -50,7 +50,7 @@ class DaemonInbox(Protocol):
 
 
 class DaemonSocket(RecordQueue):
-    """A `RecordSink` towards the daemon that listens at `path`; what the daemon sends goes to `inbox`."""
+    """A `RecordSink` to the daemon that listens at `path`; the daemon's messages go to `inbox`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DaemonSocket(RecordQueue):
         super().__init__(carrier, queue_length_max=queue_length_max, is_optional=is_optional)
 
     def _received(self, refusal: Answer | None) -> None:
-        """Answer a command that was refused; have the training thread look at one that was kept."""
+        """Answer a refused command, or wake the training thread for one that was kept."""
         if refusal is not None:
             self.put(refusal)
         elif self._source is not None:
@@ -73,7 +73,7 @@ class DaemonSocket(RecordQueue):
 
 
 class _SocketCarrier:
-    """`received` is called after each command with the refusal, if it was refused."""
+    """Calls `received` after each command with its refusal, if any."""
 
     def __init__(
         self, path: str, hello: JobHello, inbox: DaemonInbox | None, received: Callable[[Answer | None], None]
@@ -100,7 +100,7 @@ class _SocketCarrier:
                 self._connect(timeout_seconds)
             self._send(frame, timeout_seconds)
         except _DaemonFullError:
-            raise  # the connection is sound, it is only full
+            raise  # the connection is fine, only full
         except OSError:
             self.close()
             raise
@@ -125,14 +125,14 @@ class _SocketCarrier:
                 # Once: a newer daemon may send it again every few seconds.
                 level = logging.DEBUG if self._has_complained else logging.WARNING
                 self._has_complained = True
-                _log.log(level, "pacecar does not understand what the daemon at %s says: %s", self._path, error)
+                _log.log(level, "pacecar does not understand a message from the daemon at %s: %s", self._path, error)
                 continue
             if isinstance(message, Command) and self._inbox is not None:
                 self._received(self._inbox.receive_command(message))
             elif isinstance(message, Throttling | HostSignals) and self._inbox is not None:
                 self._inbox.receive_news(message)
             elif isinstance(message, HelloRefused) and message.reason != self._refusal:
-                self._refusal = message.reason  # once: the daemon says so on each connection
+                self._refusal = message.reason  # once: the daemon repeats it on each connection
                 _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, clean(message.reason))
 
     def close(self) -> None:

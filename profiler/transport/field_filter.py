@@ -1,12 +1,12 @@
 """Removes from a record the fields that its reader would reject.
 
-A daemon rejects a record of which one field is out of its range (`pacecar.records.ranges`), and a reader of a run
-folder skips the line.  So one impossible figure, from a clock set back or FLOPs beyond 64 bits, would cost all the
-others in the record.  Therefore a record is decoded once before it leaves, as its reader will do it.  An optional field
-that is out of range is left out, text that is too long is cut, and a record that cannot be repaired so is not sent.
-Each kind of record and field is logged once.
+A daemon rejects a record with any field out of range (`pacecar.records.ranges`), and a reader of a run folder skips its
+line.  So one impossible figure, from a clock set back or FLOPs beyond 64 bits, would cost all others in the record.
+Therefore each record is decoded once before it leaves, as its reader will do.  An optional field that is out of range
+is removed, text that is too long is cut, and a record that cannot be repaired this way is not sent.  This is logged
+once per kind of record and field.
 
-This runs on the thread that delivers, never on the step path; a valid record costs one encoding and one decoding in C.
+It runs on the delivering thread, never on the step path; a valid record costs one encoding and one decoding in C.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pacecar.records import Answer, JobRecord
 __all__ = ["FieldFilter"]
 
 MENDS_MAX = 8
-"""The most fields repaired in one record; one with more is not worth sending."""
+"""The most fields repaired in one record; a record with more is not worth sending."""
 
 _FIELD = re.compile(r"\$\.(\w+)")
-"""The record's own field in the path that msgspec names: `$.memory.allocated_bytes`."""
+"""The record's own field in a path named by msgspec: `$.memory.allocated_bytes`."""
 
 _CUT = "..."
 
@@ -45,7 +45,7 @@ class FieldFilter:
         self._said: set[tuple[str, str]] = set()
 
     def make(self, record: JobRecord | Answer) -> JobRecord | Answer | None:
-        """Return `record`, or a copy without what is out of range; None when it cannot be repaired."""
+        """Return `record`, or a copy without what is out of range; None if it cannot be repaired."""
         for _ in range(MENDS_MAX):
             try:
                 _decoder.decode(_encoder.encode(record))
@@ -78,7 +78,7 @@ class FieldFilter:
 
     @staticmethod
     def _culprit(record: JobRecord | Answer, error: Exception) -> str | None:
-        """Return the field that caused the error; None where the error does not say."""
+        """Return the field that caused the error; None if the error does not name it."""
         if isinstance(error, msgspec.ValidationError):
             found = _FIELD.search(str(error))
             return None if found is None else found[1]

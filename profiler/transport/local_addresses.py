@@ -1,6 +1,6 @@
-"""Finds addresses of this host: of an interface, of the way to another host, and of the host's own name.
+"""Finds addresses of this host: of an interface, on the route to another host, and of the host's own name.
 
-Sends no packet but to a name server, which is waited for RESOLVE_SECONDS at most.
+Sends packets only to a name server, and waits for it at most RESOLVE_SECONDS.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 __all__ = ["addresses_of_name", "host_identity", "interface_addresses", "is_loopback", "route_to"]
 
 RESOLVE_SECONDS = 0.5
-"""How long looking up a name may take: the job has just looked up its master's, and starting must not wait."""
+"""The longest a name lookup may take: the job has just looked up its master's name, and must not wait to start."""
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _NAME_BYTES_MAX = 15
 _SCOPE_LINK = 0x20
 _TENTATIVE, _DUPLICATE = 0x40, 0x08
-"""linux/if_addr.h: IFA_F_TENTATIVE and IFA_F_DADFAILED, with which an address cannot be bound."""
+"""IFA_F_TENTATIVE and IFA_F_DADFAILED (linux/if_addr.h): an address with either flag cannot be bound."""
 
 
 def interface_addresses(name: str, *, net_root: Path = Path("/proc/net")) -> tuple[str, ...]:
-    """Return the first IPv4 address of the interface and its first IPv6 address that other hosts can use, if any.
+    """Return the interface's first IPv4 address and its first IPv6 address that other hosts can use, if any.
 
-    A link-local IPv6 address is left out: it means nothing without the number of an interface on the other host.
+    Link-local IPv6 addresses are omitted: they need the number of an interface on the other host.
     """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -47,19 +47,19 @@ def interface_addresses(name: str, *, net_root: Path = Path("/proc/net")) -> tup
 
 
 def route_to(host: str, port: int) -> tuple[str, str] | None:
-    """Return the local and the remote address of a connection to `host`, as the kernel would choose them.
+    """Return the local and the remote address that the kernel would choose for a connection to `host`.
 
-    None where the name resolves to nothing in time, or there is no route.
+    Return None if the name does not resolve in time, or there is no route.
     """
     for family, address in _resolve(host, port):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # of a UDP socket: chooses the addresses and sends nothing
+            probe.connect(address)  # on a UDP socket this chooses the addresses and sends nothing
             return str(probe.getsockname()[0]), str(address[0])
     return None
 
 
 def addresses_of_name(name: str) -> tuple[str, ...]:
-    """Return the first address of each family to which `name` resolves and which this host can bind."""
+    """Return the first address of each family that `name` resolves to and this host can bind."""
     found: dict[int, str] = {}
     for family, address in _resolve(name, 0):
         with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -69,12 +69,12 @@ def addresses_of_name(name: str) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this host itself can be reached at `address`."""
+    """Return whether `address` only reaches this host itself."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def host_identity(*, proc_root: Path = Path("/proc")) -> str:
-    """Return a name for this machine and network namespace: processes with the same one share their loopback."""
+    """Return a name for this machine and network namespace; processes with the same name share their loopback."""
     try:
         boot = (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
         return f"{boot} {os.readlink(proc_root / 'self' / 'ns' / 'net')}"

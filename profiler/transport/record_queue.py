@@ -1,20 +1,18 @@
-"""Queues records and delivers them from a thread of its own, so that the training thread never waits.
+"""Queues records and delivers them from its own thread, so that the training thread never waits.
 
-The queue is bounded.  `put` is an append and wakes nobody: waking a thread costs the training thread a system call, and
-the woken one then wants the GIL just as the next forward begins.  The thread looks by itself every LOOK_SECONDS and
-delivers all that has come.  When the queue is full the *oldest* record is dropped, because the totals in every step
-record make the newest worth the most.
+The queue is bounded.  `put` appends without waking the thread, which would cost the training thread a system call and
+make the woken thread compete for the GIL just as the next forward begins.  Instead the thread checks the queue every
+LOOK_SECONDS and delivers everything in it.  When the queue is full the *oldest* record is dropped: every step record
+has totals, so the newest one is worth the most.
 
-The thread delivers through a `Carrier`.  When that fails (no daemon, full disk) it backs off exponentially up to
-BACKOFF_SECONDS_MAX and tries the same record again.  What its reader would reject is left out first (`field_filter`).
-At the end of a job the thread waits for a daemon that is being restarted, but not for one that never was there.
+The thread delivers through a `Carrier`.  If that fails (no daemon, full disk) it backs off exponentially up to
+BACKOFF_SECONDS_MAX and retries the same record.  What the reader would reject is removed first (`field_filter`).  At
+the end of a job the thread waits for a daemon that is restarting, but not for one that was never there.
 
-A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there.  So every
-public call in another process than the first returns at once.
+A forked child (a DataLoader worker) has the queue but not the thread, and its locks may be held forever.  So every
+public method returns at once in any process but the first.
 
-`RecordSink` is the interface of every destination of records: it takes a record without waiting.
-
-Left out: what is delivered and where.
+`RecordSink` is the interface of every destination of records: it accepts a record without waiting.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ __all__ = [
     "LOOK_SECONDS",
     "QUEUE_LENGTH_MAX",
     "Carrier",
+    "LateRecords",
     "RecordQueue",
     "RecordRefused",
     "RecordSink",
@@ -44,41 +43,41 @@ __all__ = [
 ]
 
 QUEUE_LENGTH_MAX = 1024
-"""Queue bound, about 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
+"""Queue bound, about 1 MiB of records: minutes of a typical job, so that a daemon can restart without loss."""
 
 LOOK_SECONDS = 0.5
-"""Time between two looks at the queue: fast enough for a person who watches, and two wake-ups a second at any pace."""
+"""Time between two checks of the queue: fast enough for a live view, and only two wake-ups a second at any pace."""
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 2.0
-"""A restarted daemon gets records again after at most this."""
+"""A restarted daemon gets records again after at most this time."""
 
 _log = logging.getLogger(__name__)
 
 
-class RecordRefused(ValueError):  # noqa: N818  a verdict on one record, not a failure
+class RecordRefused(ValueError):  # noqa: N818  about a single record, not a failure
     """The carrier will never accept this record; the queue drops it."""
 
 
 class Carrier(Protocol):
-    """Brings records to a destination; all calls come from the queue's thread."""
+    """Delivers records to a destination; all calls come from the queue's thread."""
 
     @property
     def destination(self) -> str:
-        """Name the destination for a log line."""
+        """The destination's name in log lines."""
         ...
 
     def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         """Deliver `record`, waiting at most `timeout_seconds`.
 
         Raises:
-            OSError: not now; the same record will be tried again.
-            RecordRefused: never; the record is dropped.
+            OSError: delivery failed for now; the same record will be retried.
+            RecordRefused: the destination will never accept the record, which is dropped.
         """
         ...
 
     def listen(self) -> None:
-        """Read what the other side has sent, if anything; never waits, never raises."""
+        """Read anything the other side has sent; never waits or raises."""
         ...
 
     def close(self) -> None:
@@ -86,26 +85,35 @@ class Carrier(Protocol):
         ...
 
 
-class RecordSource(Protocol):
-    """Whoever makes the records of a queue, as the queue's thread sees it."""
+class LateRecords(Protocol):
+    """Records that are built late, as seen by the thread that delivers them."""
 
-    def look(self) -> None:
-        """Put the records that are made late."""
+    def flush_in_background(self, after_seconds: float = ...) -> None:
+        """Put them into the queue, unless that happened less than `after_seconds` ago."""
         ...
 
-    def charge_records(self, duration_ns: int) -> None:
-        """Take what delivering took of the processor, without `look`."""
+    def charge(self, cost_ns: int) -> None:
+        """Charge the processor time of delivering, without `flush_in_background`."""
+        ...
+
+
+class RecordSource(Protocol):
+    """The source of a queue's records, as seen by the queue's thread."""
+
+    @property
+    def records(self) -> LateRecords:
+        """The records that are built late."""
         ...
 
     def wake(self) -> None:
-        """Look at once, at the next step boundary, at what has come in."""
+        """Handle incoming messages at the very next step boundary."""
         ...
 
 
 class RecordQueue:
     """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`.
 
-    `is_optional`: the destination may never be there, which is said as information and not as a warning.
+    `is_optional`: the destination may never exist, which is logged as information instead of a warning.
     """
 
     def __init__(
@@ -129,7 +137,7 @@ class RecordQueue:
         self._has_late_records = False
 
     def serve(self, source: RecordSource, *, has_late_records: bool = True) -> None:
-        """Charge `source` for the thread from now on; before each look have it put its late records, if it has any."""
+        """Charge `source` for the thread from now on; make it put its late records, if any, before each check."""
         self._source, self._has_late_records = source, has_late_records
 
     @property
@@ -148,15 +156,15 @@ class RecordQueue:
             try:
                 self._queue.popleft()
                 self._dropped += 1
-            except IndexError:  # the thread was faster, so there is room
+            except IndexError:  # the thread was faster, so there is space
                 pass
         self._queue.append(record)
         if self._thread is None:
-            with self._starting:  # a thread of ours may put too
+            with self._starting:  # one of our threads may call put too
                 self._start()
 
     def close(self, timeout_seconds: float) -> None:
-        """Deliver what is queued, for at most `timeout_seconds`, then close; what is left is counted as dropped."""
+        """Deliver queued records for at most `timeout_seconds`, then close; the rest is counted as dropped."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         self._deadline = time.monotonic() + timeout_seconds
@@ -176,7 +184,7 @@ class RecordQueue:
                 self._closing.wait(LOOK_SECONDS)
                 source = self._source
                 if source is not None and self._has_late_records:
-                    source.look()
+                    source.records.flush_in_background()
                 begun = time.thread_time_ns()
                 while self._queue and time.monotonic() < self._deadline:
                     record = self._queue.popleft()
@@ -194,7 +202,7 @@ class RecordQueue:
                     return
                 self._carrier.listen()
                 if source is not None:
-                    source.charge_records(time.thread_time_ns() - begun)
+                    source.records.charge(time.thread_time_ns() - begun)
         except Exception:  # noqa: BLE001  a thread's own outer boundary: the job cannot act on its traceback
             _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
         finally:
@@ -224,7 +232,7 @@ class RecordQueue:
     def _complain(self, error: OSError) -> None:
         """Say once that records cannot be delivered."""
         if self._is_optional and isinstance(error, FileNotFoundError) and not self._has_delivered:
-            _log.info("pacecar does not find %s: it measures without it, and keeps looking", self._carrier.destination)
+            _log.info("pacecar does not find %s; it measures without it and keeps looking", self._carrier.destination)
         else:
             _log.warning("pacecar cannot write to %s: %s; it keeps trying", self._carrier.destination, reason_of(error))
 
@@ -236,12 +244,12 @@ class RecordQueue:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the reason alone: the kernel's words for the error, without its number and the path."""
+    """Return only the kernel's description of the error, without its number and the path."""
     return error.strerror or str(error)
 
 
 class RecordSink(Protocol):
-    """Takes records on the training thread.  `put` neither blocks nor raises; what does not fit is counted."""
+    """Accepts records on the training thread.  `put` neither blocks nor raises; what does not fit is counted."""
 
     @property
     def dropped(self) -> int:

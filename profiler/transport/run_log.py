@@ -1,11 +1,11 @@
 """Writes a run's records to `<run folder>/rank<r>.jsonl`: one record a line, the hello first.
 
-The queue's thread writes them with one `write` a line.  A full disk leaves no half line behind: what was written of it
-is truncated again, the record waits, and when the queue is full the oldest are dropped and counted.  A folder that was
-removed is made again.
+The queue's thread writes each line with one `write`.  A full disk leaves no partial line behind: it is truncated, the
+record waits, and when the queue is full the oldest records are dropped and counted.  A folder that was removed is made
+again.
 
-Only its user can access the file (0600).  A link, a pipe or another user's file in its place is refused, because the
-folder may be one that others can write in.
+Only its owner can access the file (0600).  A link, a pipe or another user's file in its place is refused, because
+others may be able to write in the folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunLog(RecordQueue):
-    """A `RecordSink` into the run folder `run_dir`, which is made if it is not there."""
+    """A `RecordSink` into the run folder `run_dir`, which is made if it does not exist."""
 
     def __init__(
         self, run_dir: str | os.PathLike[str], hello: JobHello, *, queue_length_max: int = QUEUE_LENGTH_MAX
@@ -65,7 +65,7 @@ class _FileCarrier:
             return
         try:
             os.close(file)
-        except OSError as error:  # a file server may refuse only now what it took
+        except OSError as error:  # a file server may report only now that it could not store the data
             _log.warning("pacecar may have lost the end of %s: %s", self._path, reason_of(error))
 
     def _write(self, record: JobRecord | Answer) -> None:
@@ -73,6 +73,6 @@ class _FileCarrier:
         try:
             append_whole(self._file, self._encoder.encode(record) + b"\n")
         except OSError as error:
-            self.close()  # the next one may find another file: this one was removed, or its server has forgotten it
+            self.close()  # open it again for the next record: this file was removed, or its server has forgotten it
             self._has_hello = self._has_hello and not isinstance(error, FileNotFoundError)
             raise

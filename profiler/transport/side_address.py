@@ -1,18 +1,18 @@
-"""Chooses the address of this rank in a gloo group of pacecar's own, and proves that its neighbours reach it.
+"""Chooses this rank's address in one of pacecar's own gloo groups, and proves that its neighbors can reach it.
 
-Left to itself, such a group takes the address to which the host name resolves.  On a plain Debian or Ubuntu that is a
-loopback address, at which no rank of another host arrives.  So the address is, in this order:
+By default such a group uses the address that the host name resolves to.  On a plain Debian or Ubuntu that is a loopback
+address, which ranks on other hosts cannot reach.  So the address comes from the first of these:
 
-    GLOO_SOCKET_IFNAME   of the first interface in its list that has an address, as for the job's own gloo groups
-    the job's store      the local end of a connection to it: that is how all ranks have come together
+    GLOO_SOCKET_IFNAME   the first interface in its list that has an address, as for the job's own gloo groups
+    the job's store      the local end of a connection to it, the way all ranks met
     the host name        if the store has no address (a file, a table in memory)
 
-A rank on the store's own host may reach it over loopback.  Where other hosts take part, that rank is at the address at
+A rank on the store's own host may reach it over loopback.  If other hosts take part, that rank uses the address at
 which they reach the store.  All ranks need addresses of one family, because gloo compares them.
 
-gloo tries an address that cannot be reached again and again, and prints each failure.  So the ranks first connect plain
-sockets, along the same ring and in the same direction as gloo; only if all of them succeed is a group made.  All ranks
-read the same verdict in the job's store.
+gloo retries an unreachable address over and over and prints each failure.  So the ranks first connect plain sockets,
+along the same ring and in the same direction as gloo, and make a group only if all of them succeed.  All ranks read the
+same verdict from the job's store.
 
 Source: torch's ProcessGroupGloo and c10d's init.cpp (list of interfaces, host name, loopback where it resolves to
 nothing), gloo's transport/tcp/device.cc (first address of an interface, one family, the greater address connects).
@@ -36,9 +36,9 @@ from .store_rendezvous import RendezvousError, consult
 __all__ = ["ADVICE", "Place", "all_succeeded", "choose", "prove_address", "whereabouts"]
 
 PROVE_SECONDS = 5.0
-"""How long ranks that have met wait for each other's next word, and for a connection.
+"""How long ranks that have met wait for each other's next message, and for a connection.
 
-Two lost packets of a handshake are sent again within it (after 1 s and 2 s more: RFC 6298).
+Long enough to retransmit two lost packets of a handshake (after 1 s and another 2 s: RFC 6298).
 """
 
 ADVICE = "set GLOO_SOCKET_IFNAME on every rank to the interface by which it reaches the others"
@@ -47,10 +47,10 @@ _FALLBACK = "127.0.0.1"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where one rank is: its `addresses`, at most one of a family, preferred ones first, and where they come from.
+    """Where one rank is: its `addresses`, at most one per family, preferred ones first, and their origin.
 
     `host` is the same for ranks that share their loopback.  `store` is the address at which this rank reaches the job's
-    store, None where that has none.
+    store, None if the store has no address.
     """
 
     host: str
@@ -71,9 +71,9 @@ def prove_address(
     name: str,
     rest: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Return this rank's address in groups of pacecar's own; waits for the other ranks, which have met.
+    """Return this rank's address in pacecar's own groups; waits for the other ranks, which have already met.
 
-    `name` and `rest` as for `consult`.
+    `name` and `rest` are as for `consult`.
 
     Raises:
         RendezvousError: the ranks cannot reach each other; all ranks raise the same, with addresses and a remedy.
@@ -112,7 +112,7 @@ def prove_address(
 
 
 def whereabouts(store: Any, environ: Mapping[str, str] = os.environ) -> Place:  # noqa: ANN401  dist.Store
-    """Return where this rank is, by the first source that says so."""
+    """Return where this rank is, from the first source that knows."""
     host = host_identity()
     route = _route_to_store(store)
     reached_at = None if route is None else route[1]
@@ -140,7 +140,7 @@ def choose(places: Sequence[Place]) -> list[str]:
     """Return the address of each rank, all of one family.
 
     Raises:
-        RendezvousError: there are none at which ranks on different hosts could reach each other.
+        RendezvousError: no addresses let ranks on different hosts reach each other.
     """
     candidates = [_reachable(place, places) for place in places]
     for rank, (addresses, place) in enumerate(zip(candidates, places, strict=True)):
@@ -160,10 +160,10 @@ def choose(places: Sequence[Place]) -> list[str]:
 
 
 def all_succeeded(said: Sequence[str]) -> str:
-    """Conclude for `consult` that no rank failed: each said "", or why it did.
+    """Conclude for `consult` that no rank failed; each said "", or why it failed.
 
     Raises:
-        RendezvousError: one did.
+        RendezvousError: a rank failed.
     """
     failure = next((reason for reason in said if reason), None)
     if failure is not None:
@@ -172,7 +172,7 @@ def all_succeeded(said: Sequence[str]) -> str:
 
 
 def _reachable(place: Place, places: Sequence[Place]) -> tuple[str, ...]:
-    """Return the addresses of `place`, those of the store's host where this rank sees that over loopback."""
+    """Return the addresses of `place`, or those of the store's host if this rank reaches it over loopback."""
     others = [other for other in places if other.host != place.host]
     if not others or not place.is_by_store or not is_loopback(place.addresses[0]):
         return place.addresses
@@ -181,7 +181,7 @@ def _reachable(place: Place, places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def _refuse_shared(addresses: Sequence[str], places: Sequence[Place]) -> None:
-    """Refuse addresses that mean another host on each host: loopback, or a bridge that all hosts call the same."""
+    """Refuse addresses that mean a different host on each host: loopback, or a bridge with the same name everywhere."""
     host_of: dict[str, tuple[int, str]] = {}
     for rank, (address, place) in enumerate(zip(addresses, places, strict=True)):
         first, host = host_of.setdefault(address, (rank, place.host))
@@ -197,7 +197,7 @@ def _of_version(addresses: Sequence[str], version: int) -> str | None:
 
 
 def _all_open(said: Sequence[str]) -> str:
-    """Return all ports; refuse where a rank could not open one."""
+    """Return all ports; refuse if a rank could not open one."""
     for port in said:
         if not port.isdigit():
             raise RendezvousError(port)
@@ -205,9 +205,9 @@ def _all_open(said: Sequence[str]) -> str:
 
 
 def _connects_to(rank: int, addresses: Sequence[str]) -> list[int]:
-    """Return the neighbours in the ring to which gloo connects from `rank`: those with lesser addresses.
+    """Return the ring neighbors that gloo connects to from `rank`: those with smaller addresses.
 
-    Among equal addresses gloo compares ports, which are not known yet: there either may try.
+    Between equal addresses gloo compares ports, which are not known yet, so either rank may connect.
     """
     packed = [ipaddress.ip_address(address).packed for address in addresses]
     neighbours = dict.fromkeys(((rank + 1) % len(addresses), (rank - 1) % len(addresses)))
@@ -215,7 +215,7 @@ def _connects_to(rank: int, addresses: Sequence[str]) -> list[int]:
 
 
 def _unreachable(address: str, port: int, rest: Callable[[float], object]) -> str | None:
-    """Return why nothing is connected at `address`, None where it is; nobody need accept the connection."""
+    """Return why `address` cannot be connected to, None if it can; the connection need not be accepted."""
     rest(0.0)
     try:
         with closing(socket.create_connection((address, port), PROVE_SECONDS)):
@@ -227,7 +227,7 @@ def _unreachable(address: str, port: int, rest: Callable[[float], object]) -> st
 
 
 def _route_to_store(store: Any) -> tuple[str, str] | None:  # noqa: ANN401  dist.Store
-    """Return this rank's and the store's address on the way to the store; None for one that has no address."""
+    """Return this rank's and the store's address on the route to the store; None if the store has no address."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host, port = getattr(store, "host", None), getattr(store, "port", None)

@@ -1,18 +1,16 @@
-"""Makes a gloo group of pacecar's own between all ranks of a job, without a collective of the job.
+"""Makes a gloo group of pacecar's own between all ranks of a job, without using a collective of the job.
 
-`torch.distributed.new_group` will not do: it is a collective that all ranks must call in the same order as the job's
-own groups, so the call would be matched with another call of a rank that does not attach.  This group is built from its
-class, beside torch's registry: it takes no group name, `destroy_process_group` does not know it, and its collectives
-cannot be confused with the job's, nor the other way round.  Its addresses are exchanged through the job's store.
+`torch.distributed.new_group` is unsuitable: it is a collective that all ranks must call in the same order as the job's
+own groups, so it would be matched with a different call of a rank that does not attach.  This group is built directly
+from its class, outside torch's registry: it takes no group name, `destroy_process_group` does not know it, and its
+collectives cannot be confused with the job's.  Its addresses are exchanged through the job's store.
 
 The ranks must have met (`store_rendezvous`) and proven their addresses (`side_address`).  Making a group ends with a
 first gather, so that all ranks learn here, and not on the step path, if the group cannot work.  Since torch 2.7 a rank
-connects only with the two neighbours that a gather needs; before, every rank connects with every other.
+connects only to the two neighbors that a gather needs; earlier versions connect every rank to every other.
 
-`SideGroup` is such a group with one gather at a time, which nobody waits for.  Who has several under way at once (the
-votes of `controller/consensus`) uses `make_group`, `gather` and `release`.
-
-Left out: what is sent.
+A `SideGroup` has one gather at a time, which is never waited for.  Code with several at once (the votes of
+`controller/consensus`) uses `make_group`, `gather` and `release`.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ _GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused",
 WORDS_MAX = 200
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
-"""All ranks have met, so they make their group within moments; if one died in between, the job ends anyway."""
+"""All ranks have met, so they make their group within moments; if one dies in between, the job ends anyway."""
 
 OPERATION_TIMEOUT = timedelta(hours=6)
-"""A rank may be stopped for hours while a gather is under way.  A gather that times out aborts gloo's connections."""
+"""A rank may be stopped for hours while a gather is pending, and a gather that times out aborts gloo's connections."""
 
 FIRST_GATHER_SECONDS = 5.0
-"""How long the first gather of a group may take: milliseconds, for ranks that have just reached each other."""
+"""The longest the first gather of a group may take; it takes milliseconds for ranks that can reach each other."""
 
 FIRST_GATHER_POLL_SECONDS = 0.001
 
@@ -66,7 +64,7 @@ CLOSE_POLL_SECONDS = 0.005
 
 
 def failure(error: BaseException) -> str:
-    """Return what went wrong between the ranks, in one line that a person need not look up."""
+    """Return what went wrong between the ranks, in one self-explanatory line."""
     if is_lost(error):
         return "the connection to another rank has ended"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:WORDS_MAX]}"
@@ -78,9 +76,9 @@ def is_lost(error: BaseException) -> bool:
 
 
 def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
-    """Return the job's store, on a connection of its own where it can be cloned, so that a wait does not block the job.
+    """Return the job's store, on its own connection if it can be cloned, so that a wait does not block the job.
 
-    Torch before 2.7 cannot clone one: there short requests go over the job's own connection.
+    Torch before 2.7 cannot clone a store, so short requests go over the job's own connection.
     """
     store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
     return store.clone() if hasattr(store, "clone") else store
@@ -97,8 +95,8 @@ def make_group(
 ) -> Any:  # noqa: ANN401
     """Return the group called `name`, the same on all ranks and used once, in which this rank is at `address`.
 
-    Waits until all ranks have made it and one gather went round, FIRST_GATHER_SECONDS at most for the latter; `rest` as
-    for `consult`.
+    Waits until all ranks have made it and a first gather is complete, at most FIRST_GATHER_SECONDS for the latter;
+    `rest` is as for `consult`.
 
     Raises:
         RendezvousError: a rank could not make the group, or the gather failed; all ranks raise the same.
@@ -115,7 +113,7 @@ def make_group(
         mine = torch.tensor([rank], dtype=torch.int64)
         work = gather(group, torch.empty(world_size, dtype=torch.int64), mine)
         reason = _first_gather(work, rest)
-    except Exception as error:  # noqa: BLE001  whatever gloo raises: the other ranks wait for word of it
+    except Exception as error:  # noqa: BLE001  whatever gloo raises: the other ranks wait to hear of it
         reason = failure(error)
     if reason:
         reason = f"rank {rank}, at {address}, made no gloo group with its neighbours: {reason}; {ADVICE}"
@@ -135,7 +133,7 @@ def make_group(
 
 
 def _first_gather(work: Any, rest: Callable[[float], object]) -> str:  # noqa: ANN401  dist.Work
-    """Wait for `work`; return why it failed, "" where it did not."""
+    """Wait for `work`; return why it failed, or ""."""
     deadline = time.monotonic() + FIRST_GATHER_SECONDS
     while not work.is_completed():
         if time.monotonic() > deadline:
@@ -148,8 +146,8 @@ def _first_gather(work: Any, rest: Callable[[float], object]) -> str:  # noqa: A
 def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo, tensors, dist.Work
     """Launch a gather of `mine` into `gathered`, which no profiler records; return its work.
 
-    Gloo's thread closes the profiler's record of a collective when it is done.  A long collective is done after the
-    profiler's session has ended, which has freed the record by then.
+    Gloo's thread closes the profiler's record of a collective when it is done, and a long collective may outlive the
+    profiler's session, which frees the record.
     """
     recording_switch.pause()
     try:
@@ -159,24 +157,24 @@ def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.P
 
 
 def _keep_for_ever(*things: object) -> None:
-    """Keep `things` alive for ever, even at the interpreter's end.
+    """Keep `things` alive forever, even at interpreter exit.
 
     gloo's worker thread drops its reference to a work some time after the work completed or failed.  If that is the
-    last reference it frees tensors that python knows and needs the GIL for it.  When the interpreter is ending just
-    then the process aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  The
-    worker never frees a work to which python keeps a reference for ever.
+    last reference, it frees tensors known to Python and needs the GIL for it.  If the interpreter is just exiting, the
+    process aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  The worker never
+    frees a work to which Python keeps a reference.
     """
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def release(group: Any, works: Sequence[Any]) -> None:  # noqa: ANN401  dist.ProcessGroupGloo, dist.Work
-    """Give up `group` and its latest gathers: what a caller then drops is safe to drop.  Never waits.
+    """Give up `group` and its latest gathers, so that the caller can safely drop its references.  Never waits.
 
-    Freeing a group waits for its gathers: for ever, if another rank never joins one.  So the group is kept for ever
-    while one of `works` is under way.  Freeing it waits for the group's threads as well, with the GIL held.  A thread
-    that still holds one of the latest gathers must not be the one that frees it: that takes the GIL, and both would
-    wait for ever.  So `works` are kept for ever, complete or not.
+    Freeing a group waits for its gathers, forever if another rank never joins one, so a group with an incomplete work
+    in `works` is kept forever.  Freeing also waits for the group's threads, with the GIL held.  A thread that still
+    holds one of the latest gathers must not be the one to free it: this needs the GIL, and both would wait forever.  So
+    `works` are kept forever, complete or not.
     """
     _keep_for_ever(*works)
     if not all(work.is_completed() for work in works):
@@ -186,7 +184,7 @@ def release(group: Any, works: Sequence[Any]) -> None:  # noqa: ANN401  dist.Pro
 class SideGroup:
     """A group with one gather at a time, which is polled and never waited for.  All calls come from one thread.
 
-    `close_seconds`: how long `close` waits for a gather that is under way.
+    `close_seconds`: how long `close` waits for a pending gather.
     """
 
     def __init__(self, rank: int, world_size: int, *, close_seconds: float = 0.0) -> None:
@@ -207,12 +205,12 @@ class SideGroup:
         address: str,
         rest: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Make the group; every rank of the job must do it, after they have met."""
+        """Make the group; every rank of the job must call this, after they have met."""
         self._group = make_group(store, name, self._rank, self._world_size, address=address, rest=rest)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a gather is under way."""
+        """Whether a gather is pending."""
         return self._work is not None
 
     def post(self, words: Sequence[int]) -> None:
@@ -224,9 +222,9 @@ class SideGroup:
         self._work = gather(self._group, self._all, self._mine)
 
     def _make_room(self, length: int) -> None:
-        """Make the tensors, once for a length: a gather that is not complete is never followed by another.
+        """Make the tensors, once per length: no gather follows an incomplete one.
 
-        They are views of python arrays, because reading and writing through a tensor's own methods costs ten times as
+        They are views of Python arrays, because reading and writing through a tensor's own methods costs ten times as
         much.
         """
         self._words = array("q", bytes(8 * length))
@@ -249,7 +247,7 @@ class SideGroup:
         return [heard[start : start + length] for start in range(0, len(heard), length)]
 
     def close(self) -> None:
-        """Free the group, which ends its threads; a gather that is not complete by then is abandoned (`release`)."""
+        """Free the group, which ends its threads; a gather that is still incomplete is abandoned (`release`)."""
         deadline = time.monotonic() + self._close_seconds
         while self._work is not None and not self._work.is_completed() and time.monotonic() < deadline:
             time.sleep(CLOSE_POLL_SECONDS)
@@ -260,7 +258,7 @@ class SideGroup:
 
 
 def _options(address: str) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name
-    """Return the options of a group at `address`, which connects late where this torch can; None: it has no options."""
+    """Return the options of a group at `address`, with lazy connections if supported; None: torch has no options."""
     kind, parts = "torch.distributed.ProcessGroupGloo", ("", "._devices", "._threads", "._timeout")
     device = find(f"{kind}.create_device")
     if device is None or any(find(f"{kind}._Options{part}") is None for part in parts):

@@ -1,10 +1,10 @@
-"""Checks through the job's store, before any collective, that all ranks have come with the same configuration.
+"""Checks through the job's store, before any collective, that all ranks are present with the same configuration.
 
-A collective that one rank does not join hangs the others.  So ranks that were configured differently, or of which one
-does not attach, must find out by other means.  A store does not block: a key is there or it is not.
+A collective that one rank does not join hangs the others.  So ranks must find out by other means if one of them does
+not attach or is configured differently.  A store does not block: a key exists or it does not.
 
-A store may outlive its ranks: torchrun's agent keeps its own while it restarts failed workers (torch 2.13,
-dynamic_rendezvous.py), so the keys of the life before are still there, verdict and addresses too.  Hence every key
+A store may outlive its ranks: torchrun's agent keeps its store while it restarts failed workers (torch 2.13,
+dynamic_rendezvous.py), so it still has the keys of the previous life, with verdict and addresses.  So every key
 contains `life`.
 """
 
@@ -22,7 +22,7 @@ MEET_SECONDS = 30.0
 
 MEET_POLL_SECONDS = 0.002
 MEET_POLL_SECONDS_MAX = 0.02
-"""Pauses between two looks at the store: short at first, because mostly all ranks come at the same time."""
+"""Pauses between two polls of the store: short at first, because all ranks usually arrive at the same time."""
 
 
 def life(world_size: int) -> str:
@@ -31,7 +31,7 @@ def life(world_size: int) -> str:
 
 
 class RendezvousError(RuntimeError):
-    """The ranks did not all come, or want different things; nothing was started."""
+    """Not all ranks arrived, or they are configured differently; nothing was started."""
 
 
 def meet(
@@ -44,10 +44,10 @@ def meet(
     seconds: float,
     rest: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return when all ranks came with the same `claim`; the rest as for `consult`.
+    """Return once all ranks have arrived with the same `claim`; other arguments are as for `consult`.
 
     Raises:
-        RendezvousError: some rank did not come in time, or came with another claim.
+        RendezvousError: a rank did not arrive in time, or has a different claim.
     """
 
     def judge(claims: Sequence[str]) -> str:
@@ -73,13 +73,13 @@ def consult(
 ) -> str:
     """Tell the other ranks what this one `said`; return rank 0's conclusion, `judge` of what all ranks said.
 
-    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
-    already.  So either all ranks that came go on or none does, whatever the order of arrival.
-    `name` must be the same on all ranks and used once; `absent` says what ranks that do not come within `seconds` did
-    not do.  `rest` waits between two polls, and may raise to end the rendezvous for this rank.
+    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is already
+    there.  So either all ranks that arrived go on or none does, whatever the order of arrival.
+    `name` must be the same on all ranks and used once; `absent` says what ranks missing after `seconds` did not do.
+    `rest` waits between two polls, and may raise to end the rendezvous for this rank.
 
     Raises:
-        RendezvousError: some rank did not come in time, or `judge` raised it on rank 0; all ranks raise the same.
+        RendezvousError: a rank did not arrive in time, or `judge` raised it on rank 0; all ranks raise the same.
     """
     prefix = f"pacecar/{life(world_size)}/{name}"
     store.set(f"{prefix}/rank{rank}", said)

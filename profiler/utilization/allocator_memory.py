@@ -1,22 +1,20 @@
 """Reads the device memory of this job from torch's caching allocator: allocated, reserved, peak and fragmentation.
 
-What the driver reports (nvidia-smi, the daemon) is what the allocator has *reserved*: a job that shows 79 of 80 GiB
-there may need 50.  So both are given, and their relation:
+The driver (nvidia-smi, the daemon) reports what the allocator has *reserved*: a job that shows 79 of 80 GiB there may
+need only 50.  So both are reported, and their relation:
 
     fragmentation ratio = (reserved - allocated) / reserved
 
-This is the share of the reserved memory that no tensor uses at this instant.  Not all of it is lost: part of it is
-whole free blocks that the next allocation takes.  The part in the middle of blocks that are in use, which cannot be
-given back to the driver, is `inactive_split`.  Retries (the allocator had to free its cache to serve a request) are the
-sign that fragmentation already costs time.  The ratio is read at a step's end, when activations are gone, so it is at
-its highest there: its trend over time tells more than its value.
+This is the share of reserved memory that no tensor is using.  Not all of it is lost: part of it is whole free blocks
+for the next allocations.  The part inside blocks in use, which cannot be returned to the driver, is `inactive_split`.
+Retries (the allocator had to free its cache to serve a request) show that fragmentation already costs time.  The ratio
+is read at a step's end, when activations are gone and it is at its highest, so its trend means more than its value.
 
-The peak is the allocator's own.  It is never reset from here, because the script may reset and read it itself.  The
-peak of the interval since the last reading follows from two readings: a peak that rose, or was reset meanwhile (it
-fell), belongs to this interval.  A peak that did not change says only that this interval was not higher; then the
-interval has no peak.
+The peak is the allocator's own.  It is never reset here, because the script may read and reset it itself.  The peak of
+the interval since the last reading follows from two readings: a peak that rose, or fell because it was reset, belongs
+to this interval.  An unchanged peak only shows that this interval was not higher; the interval then has no peak.
 
-Left out: memory that does not come from this allocator (NCCL's buffers, the context, cuBLAS workspaces of old torch).
+Memory from elsewhere (NCCL's buffers, the context, cuBLAS workspaces of old torch) is not included.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Counts the model FLOPs of one forward, and derives those of the backward that follows it.
 
-torch's FlopCounterMode works for a script that wraps a step in `with`.  A running job cannot be wrapped like that:
-FlopCounterMode also tracks modules, by global hooks and by hooks in the autograd graph, which has broken jobs
-(pytorch#134242, #131753).  It raises on higher-order operators that it does not know, and it keeps a function that is
-compiled under it slow for good (pytorch#123800).  So this is a dispatch mode of its own that only observes, around one
-forward, with torch's own formulas (`torch.utils.flop_counter.flop_registry`).
+torch's FlopCounterMode suits a script that wraps a step in `with`.  It does not suit a running job: it also tracks
+modules with global hooks and hooks in the autograd graph, which has broken jobs (pytorch#134242, #131753), raises on
+unknown higher-order operators, and makes a function compiled under it permanently slow (pytorch#123800).  So this is a
+separate dispatch mode that only observes one forward, with torch's own formulas
+(`torch.utils.flop_counter.flop_registry`).
 
 Backward is *derived* by the same formulas and not observed.  It cannot be observed from here: around every node,
 autograd restores the thread-local state that `backward()` was called with, modes included.  So a mode that is entered
@@ -18,11 +18,11 @@ and backward that the mathematics needs.  Recomputation, by activation checkpoin
 backward, is not part of it ("hardware FLOPs" would contain it; torch's counter contains the latter).  As in torch's
 counter one multiply-add counts as two FLOPs, and causal attention counts as full attention.
 
-There is never a wrong figure: operators that do matrix work without a formula, custom operators, autograd functions
-with their own backward, tensor subclasses and compiled functions set `doubt`, and then there is no figure.
+In case of doubt there is no figure: matrix operators without a formula, custom operators, autograd functions with their
+own backward, tensor subclasses and compiled functions set `doubt`.
 
-Left out: the loss, when it is computed outside the module; double backward; outputs whose gradient is never used, which
-count as if it were; kernels that bypass the dispatcher (a raw Triton or CUDA launch), which cannot be seen at all.
+Not counted: a loss computed outside the module; double backward; kernels that bypass the dispatcher (a raw Triton or
+CUDA launch).  Outputs whose gradient is never used count as if it were.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from typing import Any
 
 import torch
 
+from pacecar.device_peaks import TF32
 from pacecar.torch_internals import find, lacking, need
-
-from .device_peaks import TF32
 
 __all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on", "runs_in_tf32", "uncountable"]
 

@@ -30,13 +30,13 @@ import torch
 from torch import nn
 
 from pacecar.config import HookConfig
+from pacecar.device_peaks import TF32, has_tf32, peak_flops_per_second
 from pacecar.records import DeviceMemory, StepRecord, Vitals
 from pacecar.records.measurements.device_utilization import ARITHMETICS
 from pacecar.records.ranges import INT64_MAX
 
 from ..timing.sample_counts import plus
 from .allocator_memory import MemoryMeter, Stats
-from .device_peaks import TF32, has_tf32, peak_flops_per_second
 from .flop_counter import Arithmetic, runs_in_tf32
 from .step_flops import StepFlops
 
@@ -256,6 +256,6 @@ class UtilizationMeter:
         try:
             return self._memory.read() if self._memory is not None else None
         except Exception:  # noqa: BLE001  a broken device context: everything else of the record is sound
-            _log.warning("pacecar reads no more of the device's allocator", exc_info=True)
+            _log.warning("pacecar stops reading the device's allocator", exc_info=True)
             self._memory = None
             return None

@@ -204,7 +204,7 @@ class StepFlops:
         self.wants_count = False
         self._usual = None
         self._known.clear()
-        _log.info("pacecar counts no FLOPs: %s; flops_per_sample or flops_per_token would give them", reason)
+        _log.info("pacecar cannot count FLOPs: %s; flops_per_sample or flops_per_token can provide them", reason)
 
 
 def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:

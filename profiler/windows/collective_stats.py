@@ -1,19 +1,19 @@
 """Sums up the collectives of a profiled step by operation: count, duration, size and bus bandwidth.
 
-They come from exact windows, because no always-on source will do (torch 2.13; NCCL by torch's source and release
-notes):
+They come from exact windows, because none of the always-on sources suffices (torch 2.13; for NCCL according to torch's
+source and release notes):
 
-- The flight recorder knows size and group of each collective.  For gloo it never learns when one ended.  For NCCL it
-  has durations only where the user set TORCH_NCCL_ENABLE_TIMING.  It is read whole or not at all: 2000 entries are
-  0.9 MB of JSON, 38 ms with the GIL held, and 18 ms to decode (measured on CPU, two busy cores).
-- `_register_on_completion_hook`: NCCL only, deprecated since 2.6 in favour of the flight recorder, needs the same
-  variable, and runs python, with the GIL, at each completion.
-- `Work._get_duration`: not on gloo; on NCCL with that variable only; and DDP does not hand out its works.
-- DDP's logging data: backward's communication as one duration, of the last sampled step, so no single collective; on
-  CUDA it waits for the device.
+- The flight recorder has the size and group of each collective.  With gloo it never learns when one ended; with NCCL it
+  has durations only if the user set TORCH_NCCL_ENABLE_TIMING.  It can only be read as a whole: 2000 entries are 0.9 MB
+  of JSON, 38 ms with the GIL held, and 18 ms to decode (measured on CPU, two busy cores).
+- `_register_on_completion_hook` is for NCCL only, is deprecated since 2.6 in favor of the flight recorder, needs the
+  same variable, and runs Python with the GIL at each completion.
+- `Work._get_duration` does not work with gloo, needs that variable with NCCL, and DDP does not expose its works.
+- DDP's logging data gives the communication of a whole backward, in the last sampled step, and waits for the device on
+  CUDA.
 
-A window is taken anyway, and each of its rows is exact.  On CUDA a kernel's `record_param_comms` row gives operation,
-elements, type and group.  gloo's rows give the operation and no size: they are counted and timed, without bandwidth.
+Windows are taken anyway, and each of their rows is exact.  On CUDA a kernel's `record_param_comms` row gives operation,
+elements, type and group.  gloo's rows give the operation but no size: they are counted and timed, without bandwidth.
 
 Pure: rows in, sums out.
 """
@@ -25,21 +25,20 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pacecar.analysis.trace.collectives import from_metadata
+from pacecar.analysis.trace.columns import CollectiveColumns
+from pacecar.analysis.trace.decoding.events import Args
+from pacecar.ledger.bus_bandwidth import bus_bandwidth_factor
+from pacecar.ledger.classification import collective_operation
 from pacecar.records import BackwardWindow, CollectiveSum
 from pacecar.records.measurements.collectives import OPERATIONS, OPERATIONS_MAX
-
-from ..ledger.bus_bandwidth import bus_bandwidth_factor
-from ..ledger.classification import collective_operation
-from ..trace.collectives import from_metadata
-from ..trace.columns import CollectiveColumns
-from ..trace.decoding.events import Args
 
 __all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
 
 UNNAMED = "unknown"
 
 REDUCES_MAX = 512
-"""The most all-reduces of one backward that are listed; a job with more has one bucket for each of its layers."""
+"""The most all-reduces listed for one backward; a job with more has a bucket for each of its layers."""
 
 
 class SeenCollective(msgspec.Struct, frozen=True, gc=False):
@@ -88,9 +87,9 @@ def sum_collectives(rows: Iterable[SeenCollective], window: tuple[int, int]) -> 
 def backward_window(
     rows: Iterable[SeenCollective], backward: tuple[int, int], end_ns: int, *, on_device: bool
 ) -> BackwardWindow | None:
-    """Return the all-reduces that began from `backward`'s start on and before `end_ns`; None with too many of them.
+    """Return the all-reduces that began between the start of `backward` and `end_ns`; None if there are too many.
 
-    On a device job gloo's rows are left out: they are pacecar's own votes or the job's barriers, not gradients.
+    On a device job gloo's rows are omitted: they are pacecar's own votes or the job's barriers, not gradients.
     """
     reduces = []
     for seen in rows:
@@ -105,7 +104,7 @@ def backward_window(
 
 
 def _said(metadata: str | None) -> CollectiveColumns | None:
-    """Return the collective that kineto's metadata (JSON without its braces) describe; None when they do not."""
+    """Return the collective described by Kineto's metadata (JSON without its braces); None if there is none."""
     if metadata is None:
         return None
     with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):

@@ -1,18 +1,17 @@
 """Computes when the device passed the phases of a profiled step, as the device timer does for other steps.
 
-An estimate splits the lengths that events measure on the device, so a window must say what filled the phases as the
-device ran them and not as the host launched them.  An event recorded at instant b of the host is passed at
+An estimate splits phase lengths that events measure on the device, so a window must show what filled the phases as the
+device ran them, not as the host launched them.  The device passes an event that the host records at time b at
 
-    max(b, end of the last kernel of that stream that was launched before b)
+    max(b, end of the last kernel on that stream launched before b)
 
-which follows from the window's rows without any event.  The stream is the one with most kernels: the job's own.
+which follows from the window's rows alone.  The stream is the one with the most kernels, the job's own.
 
-A device that is the bottleneck runs behind its host: when the host ends a step, and with it the window, much of what
-that step launched has not run yet and has no rows.  So a step has a result only where its rows are there: as many as it
-has calls that launch one, less a tenth (SEEN_RATIO).  The step before, which warmed the window, is then the one to ask
-about.
+A device that is the bottleneck lags behind its host: when the host ends a step, and with it the window, much of that
+step's work has not run yet and has no rows.  So there is a result only for a step with at least as many rows as calls
+that launch one, less a tenth (SEEN_RATIO).  Otherwise use the previous step, which warmed the window.
 
-Pure.  Left out: rows without a known launch; if fewer than LINKED_RATIO of the rows have one, there is no result.
+Pure.  Rows without a known launch are ignored; if fewer than LINKED_RATIO of the rows have one, there is no result.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ledger.intervals import Intervals
+from pacecar.ledger.intervals import Intervals
 
 __all__ = ["LINKED_RATIO", "Launch", "passed_stretches"]
 
 LINKED_RATIO = 0.9
-"""The least ratio of rows with a known launch: one without may be the last of a phase, but a few matter little."""
+"""The least ratio of rows with a known launch: one without may be the last of a phase, but a few make no difference."""
 
 SEEN_RATIO = 0.9
-"""The least ratio of rows to calls that launch one; what a graph launches are more rows than calls."""
+"""The least ratio of rows to calls that launch one; a graph launch has more rows than calls."""
 
 Launch = tuple[int, int, int]
 """When a kernel was launched, when it ended, and its stream."""
@@ -44,11 +43,10 @@ def passed_stretches(
     device_rows: int,
     calls: Sequence[int] = (),
 ) -> tuple[dict[str, Intervals], tuple[int, int]] | None:
-    """Return `stretches` and `window` of a step on the host as the device passed them; None when the rows do not tell.
+    """Return a step's `stretches` and `window` as the device passed them; None if the rows do not show it.
 
-    `calls` are when the host began the calls that launch rows.
-
-    The order on the host is kept on the device; intervals may become empty.
+    `calls` are the times at which the host began the calls that launch rows.  The device keeps the host's order;
+    intervals may become empty.
     """
     if not launches or len(launches) < LINKED_RATIO * device_rows:
         return None

@@ -1,12 +1,9 @@
-"""Checks the estimate against every exact window, before the calibration learns from that window.
+"""Checks the estimate (`estimate`) against every exact window, before the calibration learns from that window.
 
-The profiled step has timers like any other, so it is estimated with the calibration of that moment as if it had not
-been profiled, and both ledgers go into one record.  What this cannot show is an error that all windows share: the
-profiler slows the operators that it sees.  But the phases of the steps around are known undisturbed, so that error has
-a bound:  by how much the profiled step's phases are longer than usual (see `EstimateCheck.bias_limit_ratio`).
-
-Left out: how an estimate is made (`pacecar.profiler.ledger.estimate`), and who receives the record (`step_records` puts
-it into the sinks).
+The profiled step has timers like any other, so it is estimated with the current calibration as if it had not been
+profiled, and both ledgers go into one record.  This cannot show an error shared by all windows: the profiler slows the
+operators that it records.  But the undisturbed phases of neighboring steps are known, so that error has a bound: how
+much longer than usual the profiled step's phases are (see `EstimateCheck.bias_limit_ratio`).
 """
 
 from __future__ import annotations
@@ -14,17 +11,17 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from pacecar.ledger.attribution import REST
 from pacecar.records import EstimateCheck, JobHello, Knobs
 
-from ..ledger.attribution import REST
-from ..ledger.estimate import Calibration, Calibrations, estimate_step
 from ..timing.step_timer import TimedStep
+from .estimate import Calibration, Calibrations, estimate_step
 from .window_reader import Measurement
 
 __all__ = ["RECENT_STEPS", "EstimateChecker"]
 
 RECENT_STEPS = 32
-"""Undisturbed steps whose median phases are the usual ones; as many as `overhead_budget` takes its usual step from."""
+"""The usual phases are the median of this many undisturbed steps, as for the usual step in `overhead_budget`."""
 
 USUAL_STEPS_MIN = 4
 """The fewest undisturbed steps whose median is used."""
@@ -40,7 +37,7 @@ class EstimateChecker:
         self._epoch = 0
 
     def undisturbed(self, timed: TimedStep, knobs: Knobs) -> None:
-        """Add a step that pacecar did not disturb."""
+        """Add a step that was not disturbed by pacecar."""
         if knobs.epoch != self._epoch:
             self._epoch = knobs.epoch
             self._recent.clear()
@@ -53,7 +50,7 @@ class EstimateChecker:
         before = self._calibrations.find(knobs)
         check: EstimateCheck | None = None
         on_device = measurement.on_device
-        # The events of this step are not read yet; the window gives the same lengths.
+        # This step's events are not read yet; the window gives the same lengths.
         device = None if on_device is None else {name: ledger.wall_ns for name, ledger in on_device.items()}
         if before is not None:
             check = EstimateCheck(
@@ -75,7 +72,7 @@ class EstimateChecker:
         return check
 
     def _slowdown_ns(self, timed: TimedStep, knobs: Knobs) -> int | None:
-        """Return by how much the phases of a profiled step exceed the usual ones, pacecar's own left out."""
+        """Return how much longer than usual a profiled step's phases are, without pacecar's own."""
         alike = [_phases(step) for step in self._recent if step.micro_batches == timed.micro_batches]
         if knobs.epoch != self._epoch or len(alike) < USUAL_STEPS_MIN:
             return None

@@ -1,13 +1,13 @@
-"""Keeps Kineto silent while a session of pacecar's own begins or ends, and as loud as the job wants it otherwise.
+"""Keeps Kineto silent while one of pacecar's sessions begins or ends, without changing its log level for the job.
 
-Since torch 2.13 Kineto writes a line ("USDT ... profiler_start") on stderr when a session begins and one when it ends.
-They are lines of the job's own profiler, or of none; so ours must not write any, whatever KINETO_LOG_LEVEL the job has.
-Kineto reads that variable once, when the first session of the process is prepared, and keeps the level in a variable
-that torch's library exports: it is set for our calls and put back after them.  For the first session the environment is
-set as well: with a level of 0 or 1 Kineto would write a page while it is being prepared.
+Since torch 2.13 Kineto writes a line ("USDT ... profiler_start") to stderr when a session begins and another when it
+ends.  A user expects them only from their own profiler, so our sessions must not write any, whatever KINETO_LOG_LEVEL
+is.  Kineto reads that variable once, when the first session of the process is prepared, and keeps the level in a
+variable exported by torch's library, which we set for our calls and restore afterwards.  For the first session the
+environment is set as well, because with a level of 0 or 1 Kineto would write a page during preparation.
 
-Where there is no such variable, the environment is set for the moment in which Kineto reads it, unless the job set it.
-Then Kineto's own error lines are silent in that process too.
+If torch does not export the variable, the environment is set while Kineto reads it, unless the job has set it.  Kineto
+then omits its own error lines in that process too.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["KINETO_LOG_VARIABLE", "kineto_level", "quiet"]
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 QUIET_LEVEL = 1000
-"""Above USDT (5): Kineto prints severities >= the level.  No job has this one: the job's own level is told from it."""
+"""Above USDT (5): Kineto prints severities >= the level.  No job uses this level, so it cannot be the job's own."""
 
 UNREAD_LEVEL = 0
 """Before Kineto has read the variable, or when it read this."""
 
 LEVELS = range(-1, 11)
-"""What may be a level; another number means that this is not the variable that was meant."""
+"""The possible levels; any other number means that this is a different variable."""
 
 _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
 
 
 @functools.cache
 def kineto_level() -> ctypes.c_int | None:
-    """Return the variable that holds Kineto's level of severity; None where this torch does not export it."""
+    """Return the variable that holds Kineto's log level; None if this torch does not export it."""
     try:
         path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)  # never a second copy, where torch is another file
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
     before = level.value
     wanted = os.environ.get(KINETO_LOG_VARIABLE) if before == UNREAD_LEVEL else None
     level.value = QUIET_LEVEL
-    if wanted:  # an empty one counts as none
+    if wanted:  # an empty one counts as unset
         os.environ[KINETO_LOG_VARIABLE] = str(QUIET_LEVEL)
     try:
         yield
@@ -68,12 +68,12 @@ def quiet() -> Iterator[None]:
         if wanted:
             os.environ[KINETO_LOG_VARIABLE] = wanted
             before = _read_level(wanted)
-        if level.value == QUIET_LEVEL:  # else Kineto has set its default: the job named no level
+        if level.value == QUIET_LEVEL:  # otherwise Kineto has set its default because the job named no level
             level.value = before
 
 
 def _read_level(text: str) -> int:
-    """Return the level as Kineto reads it, by C's `atoi`: the number that `text` begins with, else 0."""
+    """Return the level as Kineto reads it, with C's `atoi`: the number at the start of `text`, or 0."""
     number = re.match(r"\s*[+-]?[0-9]+", text)
     return int(number[0]) if number is not None else 0
 

@@ -1,27 +1,23 @@
 """Opens and closes Kineto profiler sessions over single steps (windows) without disturbing the job.
 
-torch.profiler's public interface turns every event into a python object (50 us each) and synchronizes the device when
-it stops; neither may happen in a user's training loop.  So this uses the three calls beneath it, with `trace_only`, and
-reads kineto's own rows (about 1 us each).
+torch.profiler's public interface turns every event into a Python object (50 us each) and synchronizes the device when
+it stops; neither is acceptable in a user's training loop.  So this module uses the three calls beneath it, with
+`trace_only`, and reads Kineto's own rows (about 1 us each).  `trace_spans` interprets the rows.
 
-The user's profiler takes precedence.  A second session silently empties the first, and kineto does not refuse it.  A
-window therefore never starts while a profiler is on.  And while a `WindowProfiler` is installed, preparing any other
-`torch.autograd.profiler.profile` (which torch.profiler does too) first discards the window under way and bars new ones
-until that profiler ends.
+The user's profiler takes precedence.  A second session silently empties the first, and Kineto does not refuse it, so a
+window never starts while a profiler is on.  While a `WindowProfiler` is installed, preparing any other
+`torch.autograd.profiler.profile` (torch.profiler does this too) first discards an open window and bars new ones until
+that profiler ends.
 
-A `record_function` that began in one session and ends in a later one writes into the first session's freed memory and
-kills the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
-boundary, so there is always a whole step between two sessions.  And when a closed window, or a profiler of the job's
-own, shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this
-process.
+A `record_function` that begins in one session and ends in a later one writes into the first session's freed memory and
+kills the process (torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a boundary, so
+there is always a whole step between two sessions.  If a closed window, or the job's own profiler, shows any other
+record still open (a user's `record_function("epoch")`), no more windows are opened in this process.
 
-On a CUDA device Kineto leaves CUPTI attached when a session has ended, and from then on each launch takes the host
-longer (6 us became 8 to 12 on an H200, docs/measurements/gpu.md).  With TEARDOWN_CUPTI=1 in the environment Kineto
-detaches it at one of the next CUDA calls, from a thread of its own, and a session that begins meanwhile sees nothing.
-So it is no rule here, but the last resort: `detach` ends windows for good, where steps were found to stay slower.
-
-Left out: what the rows mean (`trace_spans`), when a window is worth its price (`overhead_budget`), and what Kineto
-writes on stderr (`kineto_log`).
+On a CUDA device Kineto leaves CUPTI attached after a session, which slows every launch on the host (from 6 us to 8 to
+12 us on an H200, docs/measurements/gpu.md).  With TEARDOWN_CUPTI=1 in the environment Kineto detaches it during one of
+the next CUDA calls, from its own thread, and a session that begins in the meantime records nothing.  So detaching is
+only the last resort: if steps stay slower, `detach` ends windows for good.
 """
 
 from __future__ import annotations
@@ -36,10 +32,10 @@ import torch
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
+from pacecar.ledger.classification import METADATA_ROW
 from pacecar.torch_internals import find, lacking, need
 from pacecar.version_numbers import major_minor
 
-from ..ledger.classification import METADATA_ROW
 from ..timing.fork_safety import keep_exit_short
 from .kineto_log import quiet
 from .session_pause import SessionPause, may_collectives_be_out
@@ -52,11 +48,11 @@ _log = logging.getLogger(__name__)
 TEARDOWN_VARIABLE = "TEARDOWN_CUPTI"
 LAZY_VARIABLE = "DISABLE_CUPTI_LAZY_REINIT"
 TEARDOWN_CUDA_MIN = (12, 6)
-"""Where torch itself keeps CUPTI attached beside CUDA graphs up to a version, it is this one (torch.profiler)."""
+"""The last CUDA version with which torch itself keeps CUPTI attached beside CUDA graphs (torch.profiler)."""
 
 _MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
-"""Records that may be open when a session ends.  A collective's record is not ended by a later session's thread: see
-`session_pause` for what waits for it."""
+"""Records that may be open when a session ends.  A collective's record is not ended by a later session's thread;
+`session_pause` waits for it."""
 
 
 class WindowUnavailable(RuntimeError):  # noqa: N818  it is a state of this torch, not a failure of the call
@@ -76,26 +72,26 @@ class WindowProfiler:
         self._rest_steps = 0
         self._is_barred = False
         self.outlived_by: str | None = None
-        """The record that was open when a window was closed; no further window is opened since."""
+        """The record that was open when a window was closed; no window is opened after that."""
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = False
         self._pause = SessionPause()
 
     @property
     def is_open(self) -> bool:
-        """Whether a session of ours is running."""
+        """Whether one of our sessions is running."""
         return self._open
 
     @property
     def is_settled(self) -> bool:
-        """Whether no session of ours is running, and none has ended at this boundary."""
+        """Whether none of our sessions is running or has ended at this boundary."""
         return not (self._open or self._rest_steps)
 
     def install(self) -> None:
         """Patch torch's profiler to notice other sessions.
 
         Raises:
-            WindowUnavailable: this torch's profiler has other private parts, so a window could harm the user's.
+            WindowUnavailable: the private parts of this torch's profiler differ, so a window could harm the user's.
         """
         reason = lacking("windows")
         if reason is not None:
@@ -116,38 +112,44 @@ class WindowProfiler:
         """Discard an open window and undo the patches."""
         self.discard()
         for name, ours, original in reversed(self._patched):
-            # Whoever patched after us holds our function; removing their patch would break them.
+            # A later patch by someone else holds our function; removing it would break theirs.
             if getattr(torch_profiler.profile, name) is ours:
                 setattr(torch_profiler.profile, name, original)
         self._patched.clear()
 
     def may_open(self) -> bool:
-        """Return whether no profiler runs or is being prepared, and no open record could outlive two sessions."""
+        """Return whether no profiler runs or is being prepared, and no open record could outlive two sessions.
+
+        False while the job captures a CUDA graph: CUPTI may allocate when it starts to record, which CUDA then forbids.
+        """
         is_ours_to_take = not (self._open or self._is_foreign or self._is_barred or self._rest_steps)
-        return is_ours_to_take and not self._is_enabled()
+        return is_ours_to_take and not self._is_enabled() and not self._is_captured()
+
+    def _is_captured(self) -> bool:
+        return ProfilerActivity.CUDA in self._activities and torch.cuda.is_current_stream_capturing()
 
     @property
     def is_taken(self) -> bool:
-        """Whether a profiler that is not ours runs or is being prepared."""
+        """Whether another profiler than ours runs or is being prepared."""
         return self._is_foreign or (not self._open and self._is_enabled())
 
     def step_passed(self) -> None:
-        """Note the end of a boundary."""
+        """Record the end of a boundary."""
         self._rest_steps = max(0, self._rest_steps - 1)
 
     @property
     def can_be_plain(self) -> bool:
-        """Whether `open(is_plain=True)` is possible with this torch."""
+        """Whether this torch supports `open(is_plain=True)`."""
         return find("torch._C._profiler.RecordScope") is not None
 
     def open(self, *, is_plain: bool = False) -> None:
-        """Start a session on this thread; `may_open()` holds.
+        """Start a session on this thread; requires `may_open()`.
 
-        `is_plain`: records operators alone and no annotations, as a session must that may end at any moment (`pause`).
+        `is_plain`: record only operators and no annotations, so that the session may end at any time (`pause`).
         """
         assert self.may_open(), "a second session would empty the first"
         config = self._config()
-        with quiet():  # by itself: the first time Kineto reads the job's own level in it
+        with quiet():  # separate, because Kineto reads the job's own level in it the first time
             self._prepare(config, self._activities)
         with quiet():
             if is_plain:
@@ -159,9 +161,9 @@ class WindowProfiler:
         self._thread = threading.get_ident()
 
     def pause(self) -> bool:
-        """Record nothing more of this thread while the session goes on; False: the session is another thread's.
+        """Stop recording this thread while the session goes on; False: the session belongs to another thread.
 
-        It ends when `may_end` says so: until then threads of groups may write to it.
+        Threads of process groups may write to the session until `may_end`.
         """
         if not (self._open and self._thread == threading.get_ident()):
             return False
@@ -169,20 +171,20 @@ class WindowProfiler:
         return True
 
     def may_end(self) -> bool:
-        """Return whether a paused session may end: no thread of a group can write to it any more."""
+        """Return whether a paused session may end because no process group's thread can write to it any more."""
         return not (self._open and self._pause.is_on) or self._pause.is_over()
 
     def are_collectives_under_way(self) -> bool:
-        """Return whether a thread of a group is known to be at work just now."""
+        """Return whether a process group's thread is known to be working right now."""
         return may_collectives_be_out() and bool(self._pause.working())
 
     def close(self) -> tuple[Sequence[Activity], bool]:
         """End the session without waiting for the device.
 
-        Return its rows, by the cheapest way this torch has, and whether their thread numbers are the system's.
+        Return its rows, read in the cheapest way this torch has, and whether their thread numbers are the system's.
 
         Raises:
-            WindowUnavailable: the training loop went on in another thread, where a session cannot be ended.
+            WindowUnavailable: the training loop moved to another thread, where a session cannot be ended.
         """
         assert self._open, "no window is open"
         self._open = False
@@ -199,17 +201,17 @@ class WindowProfiler:
     def discard(self) -> None:
         """End an open session, if any, and drop its rows.
 
-        Where collectives of the job may be under way, this waits for them (`SessionPause.wait`).
+        If collectives of the job may be running, this waits for them (`SessionPause.wait`).
         """
         if self._open and self._thread == threading.get_ident():
             self._pause.wait()
             self.bar_if_outlived(self.close()[0])
-        self._pause.end()  # also when the session was given up because the loop changed threads
+        self._pause.end()  # also if the session was abandoned because the loop changed threads
 
     def detach(self) -> bool:
-        """Open no window any more, and have Kineto detach CUPTI; False: the job or an older CUDA keeps it attached.
+        """Stop opening windows and make Kineto detach CUPTI; False: the job or an older CUDA keeps it attached.
 
-        The variable stays set: Kineto reads it again when it has detached, and when the job's own profiler attaches it.
+        The variable stays set: Kineto reads it again after detaching, and when the job's own profiler attaches CUPTI.
         """
         self._is_barred = True
         is_decided = TEARDOWN_VARIABLE in os.environ or LAZY_VARIABLE in os.environ
@@ -218,13 +220,13 @@ class WindowProfiler:
             return False
         os.environ[TEARDOWN_VARIABLE] = "1"
         self._is_barred = False
-        self.open()  # it detaches where a session ends
+        self.open()  # Kineto detaches when a session ends
         self._is_barred = True
         self.close()
         return True
 
     def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
-        """Open no further window if one of the `rows` from `close` was still open then; call it for every window."""
+        """Open no more windows if one of the `rows` from `close` was still open then; call this for every window."""
         # An unfinished row ends with the trace, as `Optimizer.step` always does here: operators need no check.
         annotations = [row for row in rows if row.type() == "user_annotation"]
         last = max((row.timestamp() + row.duration() for row in annotations), default=0)
@@ -235,7 +237,7 @@ class WindowProfiler:
                 continue
             if '"finished": false' in row.metadata_json():
                 self._is_barred, self.outlived_by = True, row.name()
-                _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
+                _log.info("pacecar takes no more exact windows because the record %r outlives them", self.outlived_by)
                 return
 
     def _config(self) -> Any:  # noqa: ANN401  torch's ProfilerConfig, which is private
@@ -271,9 +273,9 @@ class WindowProfiler:
         self.session_ended(profile)
 
     def session_ended(self, profile: object) -> None:
-        """Note that a `torch.autograd.profiler.profile` that is not ours has ended; never raises.
+        """Handle the end of a `torch.autograd.profiler.profile` that is not ours; never raises.
 
-        A record of the job that is open now would end in our next session, as it would in anybody else's.
+        A record of the job that is open now would end in our next session, as it would in any other profiler's.
         """
         self._rest_steps = 1
         results = getattr(profile, "kineto_results", None)
@@ -283,14 +285,14 @@ class WindowProfiler:
             self.bar_if_outlived(_rows_of(results))
         except Exception:  # noqa: BLE001  this runs where the job ends its own profiler
             self._is_barred = True
-            _log.debug("what a profiler saw cannot be read: no further windows", exc_info=True)
+            _log.debug("a profiler's events cannot be read: no more windows", exc_info=True)
 
 
 class _KinetoEventRow:
-    """A row of torch < 2.13, which has no `trace_activities()`: the same interface over a `_KinetoEvent`.
+    """A row of torch < 2.13, which lacks `trace_activities()`: the same interface over a `_KinetoEvent`.
 
-    Its thread number is torch's own and not the system's.  So the reader must take every thread, and names alone decide
-    what is communication.  `launched_by` has the operators by their correlation ids, to which rows of a device refer.
+    Its thread number is torch's, not the system's, so the reader must take every thread and recognize communication by
+    name alone.  `launched_by` maps correlation ids, which device rows refer to, to operators.
     """
 
     __slots__ = ("_event", "_is_on_device", "_launched_by")
@@ -322,7 +324,7 @@ class _KinetoEventRow:
         return int(self._event.duration_ns())
 
     def resource_id(self) -> int:
-        """Return the stream of a row on a device, the thread of all others."""
+        """Return the stream of a device row, the thread of any other row."""
         return int(self._event.device_resource_id() if self._is_on_device else self._event.start_thread_id())
 
     def linked_activity(self) -> _KinetoEventRow | None:
@@ -331,11 +333,11 @@ class _KinetoEventRow:
     def metadata_json(self) -> str:
         if self.name() == METADATA_ROW:
             return str(getattr(self._event, "metadata_json", str)())
-        # These rows do not say whether they are finished; the last one probably is not.
+        # These rows do not show whether they are finished; the last one probably is not.
         return '"finished": false'
 
     def operator_id(self) -> int | None:
-        """Return the correlation id of an operator; None for a row of the device, and of a call that launches on it."""
+        """Return the correlation id of an operator; None for device rows and for calls that launch them."""
         if self._is_on_device or self._event.linked_correlation_id():
             return None
         return int(self._event.correlation_id())

@@ -1,7 +1,7 @@
 """Keeps torch's profiler from recording what this thread calls, with a count of nested pauses.
 
-torch's switch belongs to the thread and has no count: the first part of pacecar to switch it on again would do so for
-all.
+torch's switch is per thread and does not count: the first part of pacecar to switch recording back on would do so for
+all of them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _pauses = _Pauses()
 
 
 def pause() -> None:
-    """Hide what this thread calls from now on from profilers and other observers of torch's operators.
+    """Hide this thread's calls from profilers and other observers of torch's operators from now on.
 
-    Without effect on a torch that lacks the switch: there are no exact windows there, either.
+    Has no effect on a torch without the switch, which has no exact windows either.
     """
     switch = _switch()
     _pauses.depth += 1

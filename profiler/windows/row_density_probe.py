@@ -1,16 +1,16 @@
 """Counts profiler rows in a few milliseconds of a step (a slice), to predict the price of a whole window.
 
-A session ends only on the thread that began it, outside of backward: when autograd's engine is done it restores the
-thread's state, an ended session with it.  Between two hooks of ours a dense forward may be seconds long.  So the
-session is ended by a python profile function (`sys.setprofile`), which the interpreter calls at every call of that
-thread: at the first call after SLICE_NS of processor time, or at the one that enters the engine.  The function is set
-for these milliseconds only, and never while there is another one.
+A session must end on the thread that began it and outside of backward: autograd's engine restores the thread's state
+when it is done, including a session that has ended.  A dense forward may take seconds between two of our hooks.  So a
+Python profile function (`sys.setprofile`), which the interpreter runs at every call of that thread, ends the session:
+at the first call after SLICE_NS of processor time, or at the call that enters the engine.  The function is set only for
+these milliseconds, and never if there already is one.
 
     boundary ... | forward  sss...........|  backward  | optimizer ........... |      s the slice of the forward
     boundary ... | forward  ..............|  backward  | optimizer sss........ |      s the slice of the optimizer
 
-What begins inside a phase ends inside it, so no record that a slice sees outlives the step.  The step is marked as
-disturbed, and the cost is charged.  Left out: what follows from the count (`window_price`).
+A record that begins inside a phase ends inside it, so none in a slice outlives the step.  The step is marked as
+disturbed, and the cost is charged.  `window_price` uses the count.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _ENGINE_CALLS = frozenset({"run_backward"})
 
 
 class RowDensityProbe:
-    """Takes one slice at a time, armed at a boundary; every call comes from the training thread and none raises."""
+    """Takes one slice at a time, armed at a boundary; all calls come from the training thread and none raises."""
 
-    def __init__(self, meter: WindowReader, charge: Callable[[int], None]) -> None:
-        self._meter = meter
+    def __init__(self, reader: WindowReader, charge: Callable[[int], None]) -> None:
+        self._reader = reader
         self._charge = charge
         self._graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
         self._part: Part | None = None
@@ -53,8 +53,8 @@ class RowDensityProbe:
 
     @property
     def is_possible(self) -> bool:
-        """Whether this torch can report backward and leave annotations out, and no profile function is set."""
-        return self._graph_task is not None and sys.getprofile() is None and self._meter.can_be_sliced
+        """Whether this torch can report backward and omit annotations, and no profile function is set."""
+        return self._graph_task is not None and sys.getprofile() is None and self._reader.can_be_sliced
 
     @property
     def is_in_backward(self) -> bool:
@@ -63,23 +63,23 @@ class RowDensityProbe:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a slice is to be taken, or was, of the step under way."""
+        """Whether a slice of the current step will be or was taken."""
         return self._part is not None
 
     def arm(self, part: Part) -> None:
-        """Take a slice of `part` in the step that begins."""
+        """Take a slice of `part` in the beginning step."""
         self._part, self._found, self._cost_ns = part, None, 0
         self._thread = threading.get_ident()
 
     def entered(self, phase: str) -> None:
-        """Note that the training thread enters `phase`."""
+        """Handle that the training thread enters `phase`."""
         if self._is_running:
             self._end()
         elif phase == self._part and self._found is None:
             self._begin()
 
     def next_part(self) -> tuple[Part, Slice, int] | None:
-        """End the slice at the boundary; return its part, what it counted and what it cost; None: there was none."""
+        """End the slice at the boundary; return its part, its counts and its cost, or None if there was no slice."""
         part, self._part = self._part, None
         if self._is_running:
             self._end()
@@ -87,7 +87,7 @@ class RowDensityProbe:
         return None if part is None or found is None else (part, found, self._cost_ns)
 
     def abandon(self) -> None:
-        """End a running slice and restore torch's and python's state."""
+        """End a running slice and restore torch's and Python's state."""
         self._part = None
         if self._is_running:
             self._end()
@@ -99,15 +99,15 @@ class RowDensityProbe:
                 threading.get_ident() == self._thread
                 and not self.is_in_backward
                 and sys.getprofile() is None
-                and self._meter.may_open()
+                and self._reader.may_open()
             ):
                 return
-            self._meter.open_slice()
+            self._reader.open_slice()
             self._is_running = True
             self._begun_ns = time.thread_time_ns()
             sys.setprofile(self._called)
         except Exception:  # noqa: BLE001  inside the job's forward
-            _log.debug("a slice could not be begun", exc_info=True)
+            _log.debug("a slice could not begin", exc_info=True)
         finally:
             self._pay(time.monotonic_ns() - begun)
 
@@ -125,13 +125,13 @@ class RowDensityProbe:
             self._is_running = False
             if sys.getprofile() == self._called:
                 sys.setprofile(None)
-            rows = self._meter.close_slice()
+            rows = self._reader.close_slice()
             if rows is not None:
                 self._found = Slice(rows, spent_ns, time.thread_time_ns() - ended_ns)
                 self._pay(self._found.slowed_ns)
             self._pay(time.monotonic_ns() - begun)
         except Exception:  # noqa: BLE001  as above
-            _log.debug("a slice could not be ended", exc_info=True)
+            _log.debug("a slice could not end", exc_info=True)
 
     def _pay(self, cost_ns: int) -> None:
         self._cost_ns += cost_ns

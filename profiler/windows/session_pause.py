@@ -1,22 +1,22 @@
 """Pauses a profiler session until no thread of a process group can write to it any more, so that it may end.
 
-Gloo works on a collective on a thread of its group.  That thread writes into the session's memory when the collective
-ends: after it has told the caller so, and a busy machine may take the processor from it in between for longer than a
-step.  A collective that the job does not wait for ends when the last rank comes.  A session that has ended by then has
-freed that memory (torch 2.13 dies of signal 11).
+Gloo runs each collective on a thread of its process group.  That thread writes into the session's memory after the
+collective has ended and its caller been told, and on a busy machine it may lose the processor in between for longer
+than a step.  A collective that the job does not wait for ends when the last rank arrives.  If the session has ended by
+then, the memory is freed (torch 2.13 dies of signal 11).
 
-A thread that has no work waits for it in `futex`, without a limit.  One that works on a collective runs, or waits in
-another call, or in `futex` until the group's timeout.  Linux tells which (`/proc/<pid>/task/<tid>/syscall`, see
-proc(5)).  A group's works are begun in their order, and none of them is recorded after the pause began.  So a thread
-that was seen without work once since then has done with the session, whatever it does later.  Threads of pacecar's own
-groups are left out (`without_sessions`): their collectives are never recorded, and a gather may be out for hours.
+An idle thread waits for work in `futex` without a timeout.  A thread working on a collective runs, waits in another
+system call, or waits in `futex` with the group's timeout.  Linux shows which (`/proc/<pid>/task/<tid>/syscall`, see
+proc(5)).  A group starts its works in order, and none of those started after the pause is recorded.  So a thread seen
+idle once since then is done with the session, whatever it does later.  Threads of pacecar's own groups are ignored
+(`without_sessions`): their collectives are never recorded, and a gather may be pending for hours.
 
-Gloo's threads have names since torch 2.11.  Where none has, each thread that is not python's may be one; such a thread
-rests, too, while it sleeps or waits for others to send, as the threads that move gloo's bytes do.  Threads of other
-libraries may never rest (OpenMP's turn in a loop), so the session ends after BLIND_SECONDS at the latest.  Where Linux
-does not tell what threads do, only time can be let pass.
+Gloo's threads have names since torch 2.11.  If there are none, every thread that is not Python's may be gloo's; such a
+thread also counts as idle while it sleeps or waits for others to send, as gloo's I/O threads do.  Threads of other
+libraries may never be idle (OpenMP threads spin), so the session ends after BLIND_SECONDS at the latest.  If Linux does
+not show what threads do, all that is left is to let time pass.
 
-Left out: what the job does meanwhile (`window_schedule`, `trace_request`).
+`window_schedule` and `trace_request` decide what the job does meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from . import recording_switch
 __all__ = ["SessionPause", "may_collectives_be_out", "without_sessions"]
 
 GLOO_THREAD = "pt_gloo_runloop"
-"""The name of gloo's working threads, of which the kernel keeps 15 characters."""
+"""The name of gloo's worker threads, of which the kernel keeps 15 characters."""
 
 FUTEX_NUMBERS = {"x86_64": "202", "aarch64": "98"}
 """The number of the system call futex, by machine."""
@@ -44,41 +44,40 @@ OTHER_WAITS = {
     "x86_64": frozenset({"7", "23", "232", "270", "271", "281", "441", "0", "43", "45", "47", "288", "35", "230"}),
     "aarch64": frozenset({"73", "72", "22", "441", "63", "202", "207", "212", "242", "101", "115"}),
 }
-"""The numbers of poll, select, epoll_wait and their like, of read, accept and recv, and of sleeping, by machine.  A
-thread of a group that works on a collective is in none of them; other libraries' threads often are."""
+"""The numbers of the system calls that poll, read, accept, receive or sleep, by machine.  A thread working on a
+collective is in none of them; threads of other libraries often are."""
 
 TIME_LIMIT_AT = 4
-"""Where the fourth argument stands in a line of `syscall`: for futex the address of its limit in time."""
+"""The position of the fourth argument in a line of `syscall`, futex's pointer to its timeout."""
 
 BLIND_SECONDS = 1.0
-"""How long a session is paused at most where nothing tells for certain what the threads do: a scheduler keeps none
-waiting for so long."""
+"""The longest pause of a session if it is uncertain what the threads do; no scheduler makes a thread wait this long."""
 
 BLIND_WAIT_SECONDS = 0.1
-"""The same where the job waits for it: threads of CUDA or NCCL may never rest."""
+"""The longest pause while the job waits: threads of CUDA or NCCL may never be idle."""
 
 WAIT_SECONDS_MAX = 1.0
-"""The longest that the job waits for collectives to end, where a session must end at once."""
+"""The longest that the job waits for collectives to end if a session must end at once."""
 
 POLL_SECONDS = 0.001
 
 TASKS = "/proc/self/task"
 
 _own_tasks = set[str]()
-"""Threads of pacecar's own groups, whose collectives no session records, and of kineto."""
+"""Threads of pacecar's own groups, whose collectives are never recorded, and of Kineto."""
 
 
 def may_collectives_be_out() -> bool:
-    """Return whether this process may have threads that work on collectives of tensors in the host's memory.
+    """Return whether this process may have threads that run collectives on tensors in host memory.
 
-    Any group may be gloo's: the default group's backend is "undefined" where the job named none.
+    Any group may be gloo's: the default group's backend is "undefined" if the job named none.
     """
     return dist.is_available() and dist.is_initialized()
 
 
 @contextlib.contextmanager
 def without_sessions() -> Iterator[None]:
-    """Note the threads that begin meanwhile as pacecar's own: no session records what they do."""
+    """Register threads that start inside as pacecar's own, whose work no session records."""
     before = _tasks()
     try:
         yield
@@ -89,9 +88,9 @@ def without_sessions() -> Iterator[None]:
 
 
 def _forget_ended(listed: Collection[str]) -> None:
-    """Forget threads that have ended, of those that are not `listed`: a new thread may get the number of one."""
+    """Forget ended threads that are not `listed`, because a new thread may get an old number."""
     for task in _own_tasks.difference(listed):
-        if not os.path.exists(f"{TASKS}/{task}"):  # another thread may have begun it since
+        if not os.path.exists(f"{TASKS}/{task}"):  # another thread may have started it since
             _own_tasks.discard(task)
 
 
@@ -103,7 +102,7 @@ def _tasks() -> set[str]:
 
 
 class SessionPause:
-    """The pause before a session ends: nothing more of this thread is recorded, and collectives come to an end."""
+    """The pause before a session ends: this thread is no longer recorded, and running collectives end."""
 
     def __init__(self, tasks: str = TASKS) -> None:
         self._tasks = tasks
@@ -118,7 +117,7 @@ class SessionPause:
         return self._thread is not None
 
     def begin(self) -> None:
-        """Record nothing more of this thread: from now on no collective begins that writes to the session."""
+        """Stop recording this thread, so that no collective started from now on writes to the session."""
         if self._thread is None:
             recording_switch.pause()
             self._thread = threading.get_ident()
@@ -129,13 +128,13 @@ class SessionPause:
                 self._working = self._unnamed()
 
     def end(self) -> None:
-        """Record again what this thread calls; without effect on another thread than that of `begin`."""
+        """Record this thread again; has no effect on any other thread than that of `begin`."""
         if self._thread == threading.get_ident():
             self._thread = None
             recording_switch.resume()
 
     def is_over(self) -> bool:
-        """Return whether the paused session may end.  This looks at each thread that had work at the last look."""
+        """Return whether the paused session may end; checks each thread that was working at the last check."""
         if self._is_guess and time.monotonic() - self._begun_at >= BLIND_SECONDS:
             return True
         if self._working:
@@ -144,7 +143,7 @@ class SessionPause:
         return self._working is not None and not self._working
 
     def wait(self) -> None:
-        """Hold the job up until a session may end that must end now, for at most WAIT_SECONDS_MAX."""
+        """Block until a session that must end now may do so, for at most WAIT_SECONDS_MAX."""
         if not may_collectives_be_out():
             return
         self.begin()
@@ -156,7 +155,7 @@ class SessionPause:
             time.sleep(POLL_SECONDS)
 
     def working(self) -> set[str] | None:
-        """Return those of gloo's threads that work on a collective; None: that cannot be told here."""
+        """Return the gloo threads that are working on a collective; None if that is unknown on this system."""
         try:
             listed = os.listdir(self._tasks)
             _forget_ended(listed)
@@ -170,7 +169,7 @@ class SessionPause:
         return {task for task in tasks if task not in _own_tasks and not self._is_idle(task)}
 
     def _unnamed(self) -> set[str] | None:
-        """Return the threads that may be a group's, where none has a name, and are not known to rest; None: unknown."""
+        """Return the threads that may be a group's and are not known to be idle, if none has a name; None: unknown."""
         others = {str(thread.native_id) for thread in threading.enumerate()} | _own_tasks
         try:
             tasks = os.listdir(self._tasks)
@@ -181,7 +180,7 @@ class SessionPause:
         return {task for task in tasks if task not in others and not self._may_rest(task)}
 
     def _may_rest(self, task: str) -> bool:
-        """Return whether a thread that may be a group's has no work: it waits for some, or is not a group's."""
+        """Return whether a thread that may be a group's is idle: it waits for work, or is not a group's."""
         return self._is_idle(task) or not OTHER_WAITS[platform.machine()].isdisjoint(self._call(task)[:1])
 
     def _is_gloos(self, task: str) -> bool:
@@ -200,7 +199,7 @@ class SessionPause:
         return len(call) > TIME_LIMIT_AT and int(call[TIME_LIMIT_AT], 16) == 0
 
     def _call(self, task: str) -> list[str]:
-        """Return the number and arguments of the system call that a thread is in; [] where that cannot be read."""
+        """Return the number and arguments of the system call that a thread is in; [] if that cannot be read."""
         try:
             return self._read(task, "syscall").split()
         except OSError:

@@ -1,17 +1,16 @@
 """Turns the rows of a profiled window into spans by kind of work: rows in, unions of intervals out.
 
-The same code serves a CUDA job and a CPU job with gloo; they differ in what "the device" is:
+The same code serves CUDA jobs and CPU jobs with gloo; they differ in what "the device" is:
 
-- on a device job the rows of kernels and copies are the work, and nothing on the host is;
-- on a CPU job the training threads are the device: compute is the union of the operators on the thread that runs the
-  loop and on autograd's threads (known by their `autograd::engine` rows), without the calls that only launch a
-  collective and without operators inside data loading.  Copies (`aten::copy_`) are operators like others.
+- on a device job, work is the rows of kernels and copies, and nothing on the host;
+- on a CPU job, the training threads are the device: compute is the union of the operators on the thread that runs the
+  loop and on autograd's threads (recognized by their `autograd::engine` rows), without calls that only launch a
+  collective and without operators inside data loading.  Copies (`aten::copy_`) are ordinary operators.
 
-Communication of host process groups (gloo) is a row on the group's own threads, so on both kinds of job it is found by
-name.  A collective's row lasts until the last rank has come: waiting for a late rank is inside it.
+Communication of host process groups (gloo) has rows on the group's own threads, so on both kinds of job it is found by
+name.  A collective's row lasts until the last rank has arrived and so includes waiting for a late rank.
 
-Left out: what a row means (`classification`), what the spans mean (`attribution`), where rows come from
-(`kineto_window`).
+`classification` says what a row means, `attribution` what the spans mean; rows come from `kineto_window`.
 """
 
 from __future__ import annotations
@@ -20,28 +19,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..ledger.attribution import Work
-from ..ledger.classification import COLLECTIVE_CALLS, METADATA_ROW, HostRow, classify_device, classify_host, is_closed
-from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
+from pacecar.ledger.attribution import Work, compute_on_host
+from pacecar.ledger.classification import (
+    COLLECTIVE_CALLS,
+    METADATA_ROW,
+    HostRow,
+    classify_device,
+    classify_host,
+    is_closed,
+)
+from pacecar.ledger.intervals import EMPTY, Intervals, intervals, union
+
 from .collective_stats import SeenCollective
 from .device_phases import Launch
 
-__all__ = ["SKEW_NS_MAX", "Activity", "TraceSpans", "compute_on_host", "read_rows"]
-
-SKEW_NS_MAX = 100_000
-"""A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
-
-
-def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:
-    """Return when a CPU job computes: its operators without the calls that start collectives and without data waits.
-
-    `operators` are those of the training threads.  Shared by profiled windows and by traces from files.
-    """
-    return subtract(subtract(union(operators), union(launches)), union(waits))
+__all__ = ["Activity", "TraceSpans", "read_rows"]
 
 
 class Activity(Protocol):
-    """One row as kineto gives it; times are nanoseconds since the epoch."""
+    """One row as Kineto provides it; times are nanoseconds since the epoch."""
 
     def name(self) -> str: ...  # noqa: D102
     def type(self) -> str: ...  # noqa: D102
@@ -54,11 +50,11 @@ class Activity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceSpans:
-    """What the rows contain: work by kind, the time in data loading, and how many rows there were on a device.
+    """The contents of the rows: work by kind, the time in data loading, and the number of device rows.
 
-    `annotations` are the rows of records that were opened and had to be closed; `launches` are those of kernels whose
-    launch is known.  `first_device_ns` is when the first row on a device began.  `skew_ns` is by how much any row began
-    before the operator that launched it, which is impossible: the device's clock is off by at least that.
+    `annotations` are the rows of records that were opened and must be closed; `launches` are those of kernels whose
+    launch is known.  `first_device_ns` is when the first device row began.  `skew_ns` is the most that any row began
+    before the operator that launched it, which is impossible, so the device's clock is off by at least that.
     """
 
     work: dict[Work, Intervals]
@@ -72,7 +68,7 @@ class TraceSpans:
     operators: Intervals = field(default_factory=lambda: EMPTY)
     """The operators on the training threads of a CPU job."""
     launch_calls: list[int] = field(default_factory=list)
-    """When the host began each call that launches one row on a device, whether or not that row is there."""
+    """When the host began each call that launches one device row, whether or not that row was recorded."""
 
 
 def read_rows(
@@ -86,12 +82,12 @@ def read_rows(
 ) -> TraceSpans:
     """Return the spans in `rows`.
 
-    `training_thread` is the thread that runs the loop as rows name it; None takes every thread that ran an operator.
-    `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.  A collective's row may
-    still be open when the trace ends although the job has long gone on: the group's thread wakes the training thread
-    first and closes the row afterwards.  Such a row ends at `backward_end_ns`, when DDP has waited for all of them.
-    `may_communicate_inside`: ATen's operators may hold functional collectives, as a DTensor's do, whose class answers
-    for the operator in python: `wait_tensor` may take nearly all of an `aten::mm`.
+    `training_thread` is the thread that runs the loop, as named in rows; None takes every thread that ran an operator.
+    `data_wait` was timed by the hook; on a CPU job operators inside it are not compute.  A collective's row may still
+    be open when the trace ends although the job has long moved on, because the group's thread wakes the training thread
+    before it closes the row.  Such a row ends at `backward_end_ns`, when DDP has waited for all of them.
+    `may_communicate_inside`: ATen operators may contain functional collectives, as with DTensor, whose class handles
+    the operator in Python: `wait_tensor` may take nearly all of an `aten::mm`.
     """
     device: dict[Work, list[tuple[int, int]]] = {kind: [] for kind in Work}
     operators: dict[int, list[tuple[int, int]]] = {}
@@ -108,7 +104,7 @@ def read_rows(
         start = row.timestamp()
         is_inside = start < closed_until and row.resource_id() == closed_thread
         if is_inside and not (may_communicate_inside and row.name().startswith(COLLECTIVE_CALLS)):
-            continue  # inside an operator that counts as a whole: seven rows in ten, and every call here costs 0.2 us
+            continue  # inside an operator that counts as a whole: 7 rows in 10, and every call here costs 0.2 us
         row_type, name = row.type(), row.name()
         span = (start, start + row.duration())
         if row_type == "user_annotation":
@@ -171,6 +167,6 @@ def read_rows(
 _CALL_TYPES = frozenset({"cuda_runtime", "cuda_driver"})
 
 LAUNCH_CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
-"""Calls each of which makes one row on the device; the launch of a graph makes any number."""
+"""Calls that each make one device row; a graph launch makes any number."""
 
 _MAY_BE_LINKED = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "xpu_kernel", "mtia_kernel"})

@@ -1,27 +1,26 @@
-"""Predicts what an exact window will cost, before the first one of a job was taken.
+"""Predicts the cost of a job's first exact window.
 
-A window costs by the row that the profiler writes: recording, ending and reading it take ROW_NS together, whether the
-row's operator took a microsecond or ten.  So a step of few large operators is profiled for a hundredth of its time,
-and one of tens of thousands of small ones for several times its length.  How many operators a step has nobody counts
-cheaply, but two things are known:
+A window's cost is proportional to its rows: recording, ending and reading take ROW_NS per row, whether the row's
+operator took a microsecond or ten.  So profiling costs a hundredth of a step with few large operators, and several
+times the length of a step with tens of thousands of small ones.  Counting a step's operators is expensive, but three
+things are known:
 
-- a *ceiling*: nothing writes rows faster than one in DENSEST_NS of the training thread's processor time.  A window
-  whose ceiling can be paid needs no other prediction;
-- *slices*: a session that is open for a few milliseconds of the forward, or of the optimizer (`probe`), says how many
-  rows that part of the step writes a microsecond.  The phases' lengths, no longer in sum than the processor time,
-  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be;
-- a *floor*: a slice is the head of a phase, and that may be python alone (sharded parameters are gathered there, an
-  optimizer collects its gradients).  But autograd numbers its nodes, and each has some rows in forward and backward; so
-  has each parameter in the optimizer.
+- A *ceiling*: no step writes rows faster than one per DENSEST_NS of the training thread's processor time.  A window
+  whose ceiling is affordable needs no other prediction.
+- *Slices*: a session over a few milliseconds of the forward or the optimizer (`row_density_probe`) shows how densely
+  that part of the step writes rows.  The phase lengths, in sum at most the processor time, extend this to a whole step;
+  time outside phases, and phases without a slice, are assumed to be as dense as possible.
+- A *floor*: a slice covers the beginning of a phase, which may be pure Python (gathering sharded parameters, collecting
+  an optimizer's gradients).  But autograd numbers its nodes, each of which has a few rows in forward and backward, and
+  so has each parameter in the optimizer.
 
-How much a row costs depends on how fast the machine is just now: beside other programs all of it takes two to three
-times as long.  To the ceiling, a ratio, that makes no difference; of a slice, what ending it took says by how much.
+The cost of a row depends on the current speed of the machine: beside other programs it is two to three times higher.
+The ceiling is a ratio and unaffected; for a slice, the time it took to end shows the factor.
 
-On a device the slices say little: a session's first launches take it a millisecond or two, of the three that a slice
-lasts, and it sees a twentieth of the rows that it should.  So there the floor is the prediction, unless a slice says
-more.
+On a device slices show little: a session's first launches take a millisecond or two of a slice's three, and it sees a
+twentieth of the expected rows.  So the floor is the prediction there, unless a slice predicts more.
 
-After the first window its own price is the better prediction (`budget`).  Pure: numbers in, nanoseconds out.
+After the first window its own price is the better prediction (`overhead_budget`).  Pure: numbers in, nanoseconds out.
 """
 
 from __future__ import annotations
@@ -44,71 +43,71 @@ __all__ = [
 ]
 
 OPEN_NS = 1_000_000
-"""Beginning and ending a session with hardly a row: 0.5 to 0.8 ms."""
+"""Beginning and ending a session with hardly any rows: 0.5 to 0.8 ms."""
 
 ROW_NS = 4_000
-"""A row in all.  Measured on torch 2.13 (2 cores, `bench/bench_budget.py`): 3.2 to 4.1 us where a step has more
-than a thousand rows, of which half is the session's end, a quarter the reading, and SLOWED_NS the operator."""
+"""The total cost of a row.  Measured on torch 2.13 (2 cores, `bench/bench_budget.py`): 3.2 to 4.1 us in steps with more
+than a thousand rows, half for the session's end, a quarter for reading, and SLOWED_NS for the operator."""
 
 SLOWED_NS = 400
-"""By how much the operator of a row is slower while it is recorded."""
+"""How much slower the operator of a row is while it is recorded."""
 
 END_NS = 300_000
 END_ROW_NS = 2_000
-"""Ending a session: in any case, and of ROW_NS for each of its rows."""
+"""Ending a session: the fixed part, and the part of ROW_NS for each row."""
 
 ROWS_MIN = 200
-"""What ending a session of fewer rows took says little of a row."""
+"""With fewer rows, the time to end a session shows little about the cost of a row."""
 
 DENSEST_NS = 500
-"""A row, at the least, takes this of the processor unprofiled: `x.mul_(1.0)` on four numbers, 2.5 us, 5 rows."""
+"""The least unprofiled processor time per row: `x.mul_(1.0)` on four numbers takes 2.5 us and has 5 rows."""
 
 CEILING_RATIO = ROW_NS / DENSEST_NS
-"""A window costs at most so many times the processor time of its step."""
+"""A window costs at most this many times the processor time of its step."""
 
 CEILING_MARGIN = 1.25
-"""The step that is profiled may be longer than the mean of those before it."""
+"""The profiled step may be longer than the mean of earlier ones."""
 
 MARGIN = 1.5
 """A slice is a small part of a step, and the rest of it may be denser."""
 
 NODE_ROWS = 15
 PARAMETER_ROWS = 50
-"""Of each autograd node, and of each parameter in the optimizer's step.  Measured (`bench/bench_budget.py`): 12 to 16
-for plain, sharded and tensor-parallel layers; 35 to 50 with AdamW on a CPU.  A fused optimizer has hardly any: then the
-first window comes some seconds late."""
+"""Rows per autograd node, and per parameter in the optimizer's step.  Measured (`bench/bench_budget.py`): 12 to 16 for
+plain, sharded and tensor-parallel layers; 35 to 50 with AdamW on a CPU.  A fused optimizer has hardly any: its first
+window then comes a few seconds late."""
 
 DEVICE_FACTOR = 3
-"""A launch writes rows on both sides, and a device's window is open for two steps."""
+"""A launch writes rows on host and device, and a device job's window is open for two steps."""
 
 DEVICE_ROW_NS = 13_000
 DEVICE_STEPS = 2
-"""A row of a device's window, which is open for so many steps.  Measured on an H200 (docs/measurements/gpu.md): in
-windows of 8261 and 23 648 rows (NODE_ROWS and PARAMETER_ROWS say 45 and 32 % more) one took 11.6 and 16.3 us; of that
-the session's end 4.7, the reading 3.3, and recording it the rest."""
+"""The cost of a row in a device job's window.  Measured on an H200 (docs/measurements/gpu.md): in windows of 8261 and
+23 648 rows (NODE_ROWS and PARAMETER_ROWS predict 45 and 32 % more) a row took 11.6 and 16.3 us, 4.7 of it for the
+session's end, 3.3 for reading, and the rest for recording."""
 
 COUNT_ROW_NS = 8_000
-"""What counting FLOPs costs per row that the operator would write: 20 us for one that writes two or three."""
+"""The cost of counting FLOPs per row that an operator would write: 20 us for one that writes two or three."""
 
 SLICE_NS = 3_000_000
-"""Processor time of the thread after which a slice is ended."""
+"""A slice ends after this much processor time of the thread."""
 
 SLICE_NS_MIN = 1_000_000
-"""A shorter slice is not used: the slower first operators of a session are most of it."""
+"""A shorter slice is not used, because it consists mostly of a session's slow first operators."""
 
 SLICE_PRICE_NS = OPEN_NS + ROW_NS * SLICE_NS // DENSEST_NS
-"""What a slice costs at most, except for one long call below python in which it cannot be ended."""
+"""The most that a slice costs, unless it cannot end during a long call below Python."""
 
 OTHER_NODES_RATIO = 2.0
-"""This many times the autograd nodes mean that the step has changed: the slices of the old one are dropped."""
+"""If the number of autograd nodes changes by this factor, the step has changed and its old slices are dropped."""
 
 Part = Literal["forward", "optimizer"]
-"""A phase that a slice can be taken of."""
+"""A phase of which a slice can be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`rows` in `cpu_ns` of the training thread with the profiler on, whose end took `end_ns` of it; 0: unknown."""
+    """`rows` in `cpu_ns` of the training thread with the profiler on; ending it took `end_ns` of that (0: unknown)."""
 
     rows: int
     cpu_ns: int
@@ -116,19 +115,19 @@ class Slice:
 
     @property
     def slowness(self) -> float:
-        """How many times ROW_NS a row costs here and now, as far as that can be told; never less than once."""
+        """The current cost of a row as a multiple of ROW_NS, as far as it is known; at least 1."""
         if self.rows < ROWS_MIN:
             return 1.0
         return max(1.0, self.end_ns / (END_NS + END_ROW_NS * self.rows))
 
     @property
     def slowed_ns(self) -> int:
-        """By how much the operators were slower while they were recorded."""
+        """How much slower the operators were while they were recorded."""
         return int(SLOWED_NS * self.slowness * self.rows)
 
     @property
     def rows_per_ns(self) -> float:
-        """How densely rows are written without the profiler's own part in that time; where it was short, as densest."""
+        """The density of rows without the profiler's own part of the time; the highest density for short slices."""
         if self.cpu_ns < SLICE_NS_MIN:
             return 1.0 / DENSEST_NS
         undisturbed_ns = max(self.cpu_ns - self.slowed_ns, DENSEST_NS * self.rows)
@@ -136,17 +135,17 @@ class Slice:
 
     @property
     def price_ratio(self) -> float:
-        """What profiling costs over the time of what is profiled."""
+        """The cost of profiling relative to the profiled time."""
         return min(CEILING_RATIO, ROW_NS * self.slowness * self.rows_per_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What is known of a step that nobody profiled.
+    """What is known about a step that was not profiled.
 
-    `cpu_ns` is what the training thread takes of the processor, where that is unknown the wall time.  `phases` are host
-    timers, None where none was ever measured.  `nodes` is how many autograd nodes a step makes, None: unknown;
-    `forwards` how often it calls the model; `parameters` how many tensors the optimizer has.
+    `cpu_ns`: the training thread's processor time, or the wall time if unknown.  `phases`: host timers, None if none
+    was ever measured.  `nodes`: the number of autograd nodes of a step, None if unknown.  `forwards`: the number of
+    calls of the model.  `parameters`: the number of tensors in the optimizer.
     """
 
     cpu_ns: int
@@ -157,7 +156,7 @@ class StepShape:
 
 
 class WindowPrice:
-    """Predicts an upper bound of a window's cost for a step shape, and says which slice would lower it."""
+    """Predicts an upper bound of a window's cost for a step shape, and which slice would lower it."""
 
     def __init__(self, *, on_device: bool = False) -> None:
         self._on_device = on_device
@@ -169,11 +168,11 @@ class WindowPrice:
         self._slices[part], self._nodes = found, nodes
 
     def ceiling_ns(self, shape: StepShape) -> int:
-        """Return an upper bound of the window's cost, however dense its step."""
+        """Return an upper bound of the window's cost for the densest possible step."""
         return OPEN_NS + int(CEILING_MARGIN * self._factor * CEILING_RATIO * shape.cpu_ns)
 
     def predict_ns(self, shape: StepShape) -> int:
-        """Return what the window will cost, with a margin; the ceiling where no slice is known."""
+        """Return the predicted cost of the window, with a margin; the ceiling if there is no slice."""
         self._forget_another_step(shape)
         ceiling_ns = self.ceiling_ns(shape)
         forward = self._slices.get("forward")
@@ -186,19 +185,19 @@ class WindowPrice:
             (MARGIN * forward.price_ratio, seen_ns),
             (CEILING_RATIO if optimizer is None else MARGIN * optimizer.price_ratio, optimizer_ns),
         ]
-        if self._on_device:  # the host waits for the device in what is left, and writes no rows then
+        if self._on_device:  # in the rest of the step the host waits for the device and writes no rows
             seen_price_ns = int(self._factor * sum(ratio * length_ns for ratio, length_ns in parts))
             return min(ceiling_ns, OPEN_NS + max(seen_price_ns, self._floor_ns(shape)))
-        # A phase is longer than what it takes of the processor: it waits for other ranks, and for other programs.
+        # A phase is longer than its processor time: it also waits for other ranks and other programs.
         price_ns, left_ns = 0.0, shape.cpu_ns
         for ratio, length_ns in sorted(parts, reverse=True):
             taken_ns = min(length_ns, left_ns)
             price_ns, left_ns = price_ns + ratio * taken_ns, left_ns - taken_ns
-        price_ns += CEILING_RATIO * left_ns  # nothing is denser: it needs no margin
+        price_ns += CEILING_RATIO * left_ns  # the densest possible, so without a margin
         return min(ceiling_ns, OPEN_NS + max(int(price_ns), self._floor_ns(shape)))
 
     def _floor_ns(self, shape: StepShape) -> int:
-        """Return what a step of so many nodes and parameters costs, with a margin."""
+        """Return the cost of a step with this many nodes and parameters, with a margin."""
         rows = NODE_ROWS * (shape.nodes or 0) + PARAMETER_ROWS * shape.parameters
         if self._on_device:
             return DEVICE_ROW_NS * DEVICE_STEPS * rows
@@ -206,7 +205,7 @@ class WindowPrice:
         return int(MARGIN * ROW_NS * slowness * rows)
 
     def wanted_slice(self, shape: StepShape) -> Part | None:
-        """Return of which part a slice would lower the prediction most; None: none would."""
+        """Return the part whose slice would lower the prediction most; None: no slice would."""
         self._forget_another_step(shape)
         if shape.phases is None:
             return None
@@ -218,7 +217,7 @@ class WindowPrice:
         return missing[0] if missing else None
 
     def count_ns(self, shape: StepShape) -> int:
-        """Return what counting the operators of one forward will cost, with a margin."""
+        """Return the cost of counting the operators of one forward, with a margin."""
         self._forget_another_step(shape)
         forward_ns = shape.cpu_ns if shape.phases is None else shape.phases.get("forward", shape.cpu_ns)
         found = self._slices.get("forward")

@@ -1,9 +1,8 @@
 """Turns a profiled step into an exact ledger: opens a window, closes it, reads its rows and attributes them.
 
-This is the one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The
-offset between them is taken when the window opens and again when it closes.  When the two differ by more than
-CLOCK_STEP_NS_MAX, the wall clock was set in between, and the window is discarded rather than attributed to the wrong
-instants.
+This is the only place where host time (monotonic) and trace time (Kineto's nanoseconds since the epoch) meet.  Their
+offset is measured when the window opens and when it closes.  If the two differ by more than CLOCK_STEP_NS_MAX, the wall
+clock was set in between, and the window is discarded rather than attributed to the wrong times.
 """
 
 from __future__ import annotations
@@ -18,57 +17,57 @@ import numpy as np
 from msgspec import structs
 
 from pacecar.clock import Clock
+from pacecar.ledger.attribution import REST, SKEW_NS_MAX, LossCause, attribute_phases
+from pacecar.ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from pacecar.records import BackwardWindow, CollectiveSum, Ledger
 
-from ..ledger.attribution import REST, LossCause, attribute_phases
-from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from ..timing.step_timer import PHASES, Stretch, TimedStep
 from .collective_stats import backward_window, sum_collectives
 from .device_phases import passed_stretches
 from .kineto_window import WindowProfiler, WindowUnavailable
 from .session_pause import without_sessions
-from .trace_spans import SKEW_NS_MAX, Activity, TraceSpans, read_rows
+from .trace_spans import Activity, TraceSpans, read_rows
 
 __all__ = ["Measurement", "WindowReader"]
 
 CLOCK_STEP_NS_MAX = 1_000_000
-"""Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
+"""Slewing moves the clock by at most 0.5 ms per second; setting it moves it at once."""
 
 READING_NS_MAX = 20_000
-"""A reading of both clocks takes less, unless another program has the processor meanwhile: an error of a millisecond
-would leave nothing of a step as short."""
+"""Reading both clocks takes less than this unless another program takes the processor; an error of a millisecond would
+leave nothing of a step that short."""
 
 READINGS_MAX = 5
-"""Whoever has the processor taken from him so often in a row has no better clock."""
+"""The most readings: a thread that loses the processor this often in a row cannot read its clocks any better."""
 
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
-"""Whoever communicates inside an operator has loaded this module: a DTensor, or an asynchronous tensor that is waited
-for when it is used.  `torch.distributed` and DDP alone do not load it."""
+"""Communication inside an operator (a DTensor, or an asynchronous tensor that is awaited on use) needs this module;
+`torch.distributed` and DDP alone do not load it."""
 
 BLIND_WINDOWS_MAX = 3
-"""So many windows in a row that told nothing are enough: they cost as much as others."""
+"""Windows stop after this many useless ones in a row, which cost as much as useful ones."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The exact ledger of one step and of each of its phases, `overhead` left out of the latter."""
+    """The exact ledger of one step and of each of its phases; the latter exclude `overhead`."""
 
     ledger: Ledger
     phases: Mapping[str, Ledger]
     row_count: int
     collectives: tuple[CollectiveSum, ...] = ()
     on_device: Mapping[str, Ledger] | None = None
-    """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
+    """The ledger of each phase as the device ran it; None for a CPU job or if the rows do not show it."""
     backward: BackwardWindow | None = None
-    """The last backward and its all-reduces, on the device where there is one; None where the rows do not tell."""
+    """The last backward and its all-reduces, on the device if there is one; None if the rows do not show it."""
 
 
 class WindowReader:
-    """Takes exact windows; every call comes from the training thread.
+    """Takes exact windows; all calls come from the training thread.
 
-    `is_held` says whether somebody else is about to profile the job, so that no window may open.
+    `is_held` returns whether no window may open because something else is about to profile the job.
     """
 
     def __init__(
@@ -87,14 +86,16 @@ class WindowReader:
         self._offset_ns = 0
         self._warm_steps_left = 0
         self._warm_step: TimedStep | None = None
+        self._is_behind = False
+        """Whether the device was still running work from before the window when the window was warm."""
         self._observed_from_ns: int | None = None
         self.row_count: int | None = None
-        """Rows of the window that was closed last; None where it was cut off."""
+        """The number of rows of the last closed window; None if it was cut off."""
         self._is_held = is_held
 
     @property
     def is_open(self) -> bool:
-        """Whether a window is under way."""
+        """Whether a window is open."""
         return self._profiler.is_open
 
     @property
@@ -103,17 +104,17 @@ class WindowReader:
         return self._profiler.is_settled
 
     def let_pass(self) -> None:
-        """Note that a boundary passed while something waits for `is_settled`."""
+        """Record that a boundary passed while something waits for `is_settled`."""
         self._profiler.step_passed()
 
     def session_ended(self, profile: object) -> None:
-        """Note that a `torch.autograd.profiler.profile` has ended; an installed profiler notices that by itself."""
+        """Record that a `torch.autograd.profiler.profile` has ended; an installed profiler notices by itself."""
         if not self._is_installed:
             self._profiler.session_ended(profile)
 
     @property
     def is_installed(self) -> bool:
-        """Whether windows are possible: with this torch, and until too many were useless."""
+        """Whether windows are possible: this torch supports them and not too many were useless."""
         return self._is_installed
 
     @property
@@ -127,15 +128,15 @@ class WindowReader:
         return self._profiler.outlived_by
 
     def install(self) -> None:
-        """Make windows possible, and take an empty one first, because the first costs much more than the others."""
+        """Make windows possible and take an empty one now, because the first costs much more than the others."""
         try:
             self._profiler.install()
         except WindowUnavailable as reason:
-            _log.warning("pacecar estimates only: %s", reason)
+            _log.warning("pacecar takes no exact windows, only estimates: %s", reason)
             return
         self._is_installed = True
         if self._profiler.may_open():
-            with without_sessions():  # kineto starts a thread of its own, which looks for a configuration for ever
+            with without_sessions():  # Kineto starts a thread that polls for a configuration forever
                 self._profiler.open()
             self._profiler.close()
 
@@ -145,13 +146,13 @@ class WindowReader:
         self._profiler.uninstall()
 
     def stop(self) -> bool:
-        """Take no more windows, and undo what they do to the steps after them; False: that cannot be undone here."""
+        """Take no more windows and undo their effect on later steps; False: it cannot be undone here."""
         self._is_installed = False
         with without_sessions():
             return self._profiler.detach()
 
     def may_open(self) -> bool:
-        """Return whether a window can open: this torch has them, and no other profiler is on."""
+        """Return whether a window can open: this torch supports windows, and no other profiler is on."""
         return self._is_installed and not self._is_held() and self._profiler.may_open()
 
     @property
@@ -160,20 +161,21 @@ class WindowReader:
         return self._is_installed and self._profiler.is_taken
 
     def open(self) -> None:
-        """Open a window over the step that begins."""
+        """Open a window over the beginning step."""
         self._warm_steps_left = 1 if self._on_device else 0
         self._warm_step = None
+        self._is_behind = False
         self._observed_from_ns = None
         self._offset_ns = self._clock_offset_ns()
         self._profiler.open()
 
     def open_slice(self) -> None:
-        """Open a session within a step, to count its rows only; `may_open()` holds."""
+        """Open a session within a step, only to count its rows; requires `may_open()`."""
         self._observed_from_ns = None
         self._profiler.open(is_plain=True)
 
     def close_slice(self) -> int | None:
-        """Return how many rows the session saw; None: another profiler has ended it."""
+        """Return the number of rows in the session; None: another profiler has ended it."""
         if not self._profiler.is_open:
             return None
         return len(self._profiler.close()[0])
@@ -184,37 +186,42 @@ class WindowReader:
         self._profiler.discard()
 
     def observed_from(self, now_ns: int) -> None:
-        """Note the end of a boundary: from here on an open window sees everything."""
+        """Record the end of a boundary: from now on an open window sees everything."""
         self._profiler.step_passed()
         if self._profiler.is_open and self._observed_from_ns is None:
             self._observed_from_ns = now_ns
 
     def pause(self) -> bool:
-        """Stop recording without ending the session, which is closed when `may_end`; False: close it now."""
+        """Stop recording without ending the session, which closes when `may_end`; False: close it now."""
         return self._profiler.pause()
 
     def may_end(self) -> bool:
-        """Return whether a paused window may be closed or cut: no thread of a process group can write to it."""
+        """Return whether a paused window may be closed or cut because no process group's thread can write to it."""
         return self._profiler.may_end()
 
     def must_be_cut(self) -> bool:
-        """Return whether closing a device's window now could crash the job; what it saw a step later is not its step's.
+        """Return whether closing a device job's window now could crash the job; a step later its rows are too late.
 
-        A device job's own collectives are the device's, but a script may use gloo beside them.
+        A device job's collectives run on the device, but a script may also use gloo.
         """
         return self._on_device and not self._warm_steps_left and self._profiler.are_collectives_under_way()
 
-    def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
-        """Close the window at the end of `step`, or of one after it, and return what it saw of `step`.
+    def close(
+        self, step: TimedStep, stops: Sequence[Stretch] = (), *, has_begun: bool | None = None
+    ) -> Measurement | None:
+        """Close the window at the end of `step`, or of a later one, and return what it saw of `step`.
 
-        In `stops` the process did not run.
+        The process did not run during `stops`.  `has_begun` says whether the device has reached the beginning of
+        `step`.  If it has not when the window is warm, the device spends the next step on kernels that were launched
+        before the session and have no rows, whatever rows copies on another stream have.
 
-        None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
-        `why_blind` and `why_blind_on_host`) and not the device or the process idle.
+        Return None if the step only warmed the window, which stays open; if the clock was set; or if the window was
+        blind (see `why_blind` and `why_blind_on_host`), rather than the device or the process idle.
         """
         if self._warm_steps_left:
             self._warm_steps_left -= 1
             self._warm_step = None if stops else step
+            self._is_behind = has_begun is False
             return None
         found, names_threads = self._profiler.close()
         self.row_count = len(found)
@@ -229,7 +236,7 @@ class WindowReader:
     ) -> Measurement | None:
         offset = self._offset_ns
         if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
-            _log.info("a window is thrown away: the wall clock was set while it was open")
+            _log.info("an exact window is discarded: the wall clock was set while it was open")
             self._profiler.bar_if_outlived(found)
             return None
         stretches = _stretches(step, offset)
@@ -250,11 +257,11 @@ class WindowReader:
             if self._on_device
             else why_blind_on_host(reading, stretches["backward"], len(found))
         )
-        if self._is_blind(why):
+        if self._is_blind("the device is more than a step behind" if self._is_behind else why):
             return None
         observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
         stopped = union(intervals(stops) + offset)
-        # An operator that was under way has a row over all of the stop; what a device does meanwhile is work.
+        # A running operator has a row over all of the stop; what a device does in the meantime is work.
         work = reading.work if self._on_device else {k: subtract(union(v), stopped) for k, v in reading.work.items()}
         causes = {LossCause.STOPPED: stopped, **self._causes(stretches, reading)}
         phases = attribute_phases(
@@ -273,7 +280,7 @@ class WindowReader:
         ran = stretches if not self._on_device else {} if passed is None else passed[0]
         backwards = ran.get("backward", EMPTY)
         backward = None
-        if len(backwards) and not len(stopped):  # with a stop the collectives' times say nothing of a link
+        if len(backwards) and not len(stopped):  # with a stop the collectives' times do not reflect the link
             first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
             rows, until = (
                 reading.collectives,
@@ -300,7 +307,7 @@ class WindowReader:
     def _on_device_of(
         self, step: TimedStep, reading: TraceSpans
     ) -> tuple[tuple[dict[str, Intervals], tuple[int, int]] | None, dict[str, Ledger] | None]:
-        """Return when the device passed the phases of `step`, and what filled them; None where the rows do not tell."""
+        """Return when the device passed the phases of `step` and what filled them; None if the rows do not show it."""
         stretches, offset = _stretches(step, self._offset_ns), self._offset_ns
         window = (step.start_ns + offset, step.end_ns + offset)
         passed = passed_stretches(stretches, window, reading.launches, reading.device_rows, reading.launch_calls)
@@ -313,14 +320,14 @@ class WindowReader:
     def _is_blind(self, why: str | None) -> bool:
         self._blind_windows = 0 if why is None else self._blind_windows + 1
         if why is not None:
-            _log.info("a window is thrown away: %s", why)
+            _log.info("an exact window is discarded: %s", why)
         if self._blind_windows == BLIND_WINDOWS_MAX:
             self._is_installed = False
-            _log.warning("pacecar takes no more windows, the last %d told nothing: %s", BLIND_WINDOWS_MAX, why)
+            _log.warning("pacecar takes no more windows because the last %d were useless: %s", BLIND_WINDOWS_MAX, why)
         return why is not None
 
     def _clock_offset_ns(self) -> int:
-        """Return wall minus monotonic time, by the closest of some readings: the processor may be taken amid one."""
+        """Return wall minus monotonic time from the closest of several readings, as one may be interrupted."""
         closest: tuple[int, int] | None = None
         for _ in range(READINGS_MAX):
             before = self._clock.monotonic_ns()
@@ -341,24 +348,24 @@ def _stretches(step: TimedStep, offset_ns: int) -> dict[str, Intervals]:
 def why_blind(reading: TraceSpans, start_ns: int) -> str | None:
     """Return why `reading` of a device job is useless for the step that began at `start_ns`; None: it is not.
 
-    Kineto drops rows at the head of a session, the more the longer the process lives, as it compares the device's
-    clock with the host's (pytorch issue 192021).  It does so silently, but the rows show it: a device that was busy
-    through the step before has rows before this one began, and nothing begins before its launch.
+    Kineto silently drops rows at the head of a session, more of them the longer the process lives, because of how it
+    compares the device's clock with the host's (pytorch issue 192021).  The rows show it: a device that was busy
+    through the previous step has rows from before this one, and nothing begins before its launch.
     """
     if reading.first_device_ns is None:
         return "the profiler saw nothing on the device"
     if reading.skew_ns > SKEW_NS_MAX:
-        return f"kernels begin {reading.skew_ns / 1e6:.1f} ms before they are launched: the device's clock is off"
+        return f"kernels begin {reading.skew_ns / 1e6:.1f} ms before their launch: the device's clock is off"
     if reading.first_device_ns > start_ns:
-        return "the kernels of its head are lost"
+        return "the kernels at its beginning are missing"
     return None
 
 
 def why_blind_on_host(reading: TraceSpans, backwards: Intervals, row_count: int) -> str | None:
-    """Return why `reading`, of `row_count` rows, tells nothing of a step of a CPU job; None: it does.
+    """Return why `reading`, of `row_count` rows, is useless for a step of a CPU job; None: it is not.
 
-    Such a window would call the step idle.  A step may run no operator in truth, as that of a stand-in for a model.
-    But then there is the record of its `Optimizer.step`, and the hooks saw no backward: in each of `backwards` (on the
+    Such a window would call the step idle.  A step may really run no operators, as with a stand-in for a model.  But
+    then there is the record of its `Optimizer.step`, and the hooks saw no backward: in each of `backwards` (on the
     trace's clock) autograd has a row for each node.
     """
     if not row_count:

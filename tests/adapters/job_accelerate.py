@@ -43,7 +43,7 @@ def train(
     resume_at: int | None = None,
 ) -> dict[str, Any]:
     """Train with or without pacecar; `uses`: by `train_batch`.  `remainder`: batches beyond whole updates."""
-    import pacecar.adapters.versions as versions
+    from pacecar.adapters import shared_attach
 
     torch.manual_seed(0)
     accelerate.utils.set_seed(0)
@@ -56,11 +56,11 @@ def train(
     loader = torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(net, optimizer, loader, scheduler)
     ear = Ear()
-    before = versions.TESTED["accelerate"]
+    before = shared_attach.TESTED["accelerate"]
     if untested:
-        versions.TESTED["accelerate"] = ((0, 1), (0, 2))
+        shared_attach.TESTED["accelerate"] = ((0, 1), (0, 2))
     pacer = None if tune is None else attach(accelerator, model, optimizer, tune=tune, **OPTIONS)
-    versions.TESTED["accelerate"] = before
+    shared_attach.TESTED["accelerate"] = before
     if pacer is not None:
         ear.follow(pacer.pacer)
 
@@ -105,7 +105,7 @@ def train(
 
 
 def mistakes() -> dict[str, Any]:
-    """Call `attach` with what it cannot mean."""
+    """Call `attach` with invalid arguments."""
     accelerator = Accelerator(cpu=True)
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -125,4 +125,4 @@ def mistakes() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main({"train": train, "mistakes": mistakes}, sys.argv[1])
+    main({"train": train, "mistakes": mistakes})

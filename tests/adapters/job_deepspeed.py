@@ -17,7 +17,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from torch import Tensor, nn
 from turning import OPTIONS, RANK, Ear, main
 
-import pacecar.adapters.versions
+import pacecar.adapters.shared_attach
 from pacecar.adapters.deepspeed import attach
 
 
@@ -37,7 +37,7 @@ class Net(nn.Sequential):
 
 
 class OwnStep(DeepSpeedEngine):  # type: ignore[misc]
-    """An engine that somebody changed."""
+    """An engine with a step of its own."""
 
     def step(self, lr_kwargs: Any = None) -> None:
         super().step(lr_kwargs)
@@ -114,13 +114,13 @@ def train(
     engine = made(stage, overlap=overlap, accumulation=accumulation, own=own)
     ear = Ear()
     pacer = None
-    tested = dict(pacecar.adapters.versions.TESTED)
+    tested = dict(pacecar.adapters.shared_attach.TESTED)
     if version is not None:
-        pacecar.adapters.versions.TESTED["deepspeed"] = ((0, 1), (0, 1))
+        pacecar.adapters.shared_attach.TESTED["deepspeed"] = ((0, 1), (0, 1))
     if tune is not None:
         pacer = attach(engine, tune=tune, **OPTIONS)
         ear.follow(pacer.pacer)
-    pacecar.adapters.versions.TESTED.update(tested)
+    pacecar.adapters.shared_attach.TESTED.update(tested)
     generator = torch.Generator().manual_seed(RANK)
     data = [torch.randn(4, 16, generator=generator) for _ in range(steps * accumulation)]
     losses, sizes = [], []
@@ -156,4 +156,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main({"train": train}, sys.argv[1])
+    main({"train": train})

@@ -128,7 +128,7 @@ def train(
     breaks: bool = False,
 ) -> dict[str, Any]:
     from pacecar.adapters import lightning as ours_module
-    from pacecar.adapters import versions
+    from pacecar.adapters import shared_attach
 
     seed_everything(0, verbose=False)
     data = Numbers(2 * batch * (accumulation * steps // 3 + remainder))
@@ -150,9 +150,9 @@ def train(
         trainer.fit(net, torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True), ckpt_path=path)
         return net, listener, trainer
 
-    before = versions.TESTED["lightning"]
+    before = shared_attach.TESTED["lightning"]
     if untested:
-        versions.TESTED["lightning"] = ((1, 1), (1, 2))
+        shared_attach.TESTED["lightning"] = ((1, 1), (1, 2))
     attach_for = ours_module.attach_for
     if breaks:
         ours_module.attach_for = broken
@@ -160,7 +160,7 @@ def train(
         folders = [folder]
         torch.distributed.broadcast_object_list(folders)
         net, listener, trainer = fit(None, folders[0])
-        versions.TESTED["lightning"], ours_module.attach_for = before, attach_for
+        shared_attach.TESTED["lightning"], ours_module.attach_for = before, attach_for
         loop = trainer.fit_loop.epoch_loop
         owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
         answer = ear.answer(net) | {
@@ -180,4 +180,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main({"train": train}, sys.argv[1])
+    main({"train": train})

@@ -28,7 +28,7 @@ from pacecar.records import Decision, Verdict
 
 
 class Broken:
-    """A writer whose disk is full of something else."""
+    """A writer whose disk is full."""
 
     def add_scalar(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("planted: this writer is broken")

@@ -1,4 +1,4 @@
-"""One rank of loops that nobody wraps: FSDP2 as torchtitan uses it, FSDP1, DDP; run by test_plain_loops.py."""
+"""One rank of plain loops: FSDP2 as torchtitan uses it, FSDP1, DDP; run by test_plain_loops.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from turning import OPTIONS, RANK, WORLD, Ear, main
+from turning import OPTIONS, Ear, main
 
 import pacecar
+from tests.kit.rank_jobs import RANK, WORLD
 
 
 class Block(nn.Module):
@@ -86,4 +87,4 @@ def train(*, kind: str, tune: str | None, steps: int = 60, accumulation: int = 2
 
 
 if __name__ == "__main__":
-    main({"train": train}, sys.argv[1])
+    main({"train": train})

@@ -1,4 +1,4 @@
-"""A Ray Train run of two workers, and the example; run by test_ray.py.  Argument: a folder for what they say."""
+"""A Ray Train run of two workers, and the example; run by test_ray.py.  Argument: a folder for their answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run the example as it stands, but that its workers train our jobs first: starting them takes longest."""
+    """Run the example unchanged, but have its workers train our jobs first, since starting them takes longest."""
 
     def trainer(example: Callable[..., None], *, train_loop_config: dict[str, Any], **options: Any) -> TorchTrainer:
         def both(config: dict[str, Any]) -> None:

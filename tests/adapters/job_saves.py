@@ -41,14 +41,14 @@ SAID: dict[str, dict[str, Any]] = {}
 
 
 def look(moment: str, operations: exports.Operations) -> None:
-    """Do all of it; training goes on as if nothing had been done."""
+    """Run all operations; training goes on as if nothing had been done."""
     where = torch.get_rng_state()
     SAID[moment] = exports.outcomes(operations)
     torch.set_rng_state(where)
 
 
 class Average:
-    """Weights averaged as people write it: a deep copy of the model, taken while it trains."""
+    """Weights averaged in the usual way: a deep copy of the model, taken while it trains."""
 
     def __init__(self) -> None:
         self.copy: Any = None

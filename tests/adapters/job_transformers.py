@@ -69,7 +69,7 @@ class Regression(nn.Module):
 
 
 class Ignorant(Regression):
-    """Takes any keyword, so that Trainer believes it to divide by num_items_in_batch, and returns a mean."""
+    """Accepts any keyword, so Trainer assumes that it divides by num_items_in_batch, but returns a mean."""
 
     def forward(self, x: Tensor, labels: Tensor, **kwargs: Any) -> dict[str, Tensor]:
         return super().forward(x, labels)
@@ -109,7 +109,7 @@ REPLACED = ("training_step", "get_batch_samples", "_save_checkpoint")
 
 
 class Late(TrainerCallback):
-    """Follows the pacer from the moment at which it is there; ends the training early where asked."""
+    """Follows the pacer as soon as it exists; ends the training early on request."""
 
     def __init__(self, ear: Ear, ours: PacecarCallback | None) -> None:
         self.ear, self.ours = ear, ours
@@ -139,8 +139,8 @@ def train(
     epochs: bool = False,
     breaks: bool = False,
 ) -> dict[str, Any]:
+    from pacecar.adapters import shared_attach
     from pacecar.adapters import transformers as ours_module
-    from pacecar.adapters import versions
 
     net, ear = model_of(model), Ear()
     ours = None if tune is None else PacecarCallback(tune=tune, micro_batch=micro_batch, **OPTIONS)
@@ -169,15 +169,15 @@ def train(
             lates.append(late)
             return late.trainer
 
-        before = versions.TESTED["transformers"]
+        before = shared_attach.TESTED["transformers"]
         if untested:
-            versions.TESTED["transformers"] = ((4, 1), (4, 2))
+            shared_attach.TESTED["transformers"] = ((4, 1), (4, 2))
         attach_for = ours_module.attach_for
         if breaks:
             ours_module.attach_for = broken
         made = make(net, ours)
         result = made.train()
-        versions.TESTED["transformers"], ours_module.attach_for = before, attach_for
+        shared_attach.TESTED["transformers"], ours_module.attach_for = before, attach_for
         answer = ear.answer(net)
         if save_at is not None:
             net = model_of(model)
@@ -197,4 +197,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main({"train": train}, sys.argv[1])
+    main({"train": train})

@@ -1,4 +1,4 @@
-"""The committed table is the one that the committed rows make; that the rows are true the adapters' tests say."""
+"""The committed table matches the committed rows; the adapters' tests check the rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
 
-from pacecar.adapters.versions import TESTED, untested
+from pacecar.adapters.shared_attach import TESTED, untested
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -1,6 +1,6 @@
-"""Every example runs as it stands, by torchrun on two ranks: with the libraries, and with what stands in for them.
+"""Every example runs unchanged, by torchrun on two ranks: with the libraries, and with their stand-ins.
 
-Each runs twice in one folder, as people do: what the first run left there must not end the second.
+Each runs twice in one folder, as users do: what the first run left there must not end the second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pace, ledger and decisions arrive in three libraries' own logs, and nothing of it disturbs the script's."""
+"""Pace, ledger and decisions arrive in three libraries' own logs, and the script's own entries are undisturbed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from pacecar.adapters.metric_log import MetricEntry, MetricLog, event_of
 from pacecar.profiler.transport.record_queue import RecordQueue
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler, Verdict
 from pacecar.records.measurements.ledger import LEDGER_HEADINGS, Ledger
+from tests.kit.hook_inspection import hook_of
 from tests.kit.waiting import until
 
 
@@ -49,9 +50,9 @@ def record(step: int, *, seconds: float, step_ns: int = 10_000_000) -> StepRecor
 
 def test_a_stretch_has_the_mean_of_all_its_steps_also_of_those_whose_records_were_dropped() -> None:
     journal = MetricLog(5.0)
-    assert journal.take(record(0, seconds=100.0)) is None, "nothing to compare with yet"
-    assert journal.take(record(3, seconds=104.9)) is None
-    entry = journal.take(record(500, seconds=105.0))
+    assert journal.entry_for(record(0, seconds=100.0)) is None, "nothing to compare with yet"
+    assert journal.entry_for(record(3, seconds=104.9)) is None
+    entry = journal.entry_for(record(500, seconds=105.0))
     assert entry is not None
     assert entry.step == 500
     assert entry.scalars["pacecar/step_seconds"] == pytest.approx(0.01)
@@ -63,8 +64,8 @@ def test_a_stretch_has_the_mean_of_all_its_steps_also_of_those_whose_records_wer
 
 def test_samples_that_were_not_counted_are_missing_and_a_share_of_zero_is_a_measurement() -> None:
     journal = MetricLog(1.0)
-    journal.take(msgspec.structs.replace(record(0, seconds=0.0), total_samples=None))
-    entry = journal.take(msgspec.structs.replace(record(9, seconds=2.0), total_samples=None))
+    journal.entry_for(msgspec.structs.replace(record(0, seconds=0.0), total_samples=None))
+    entry = journal.entry_for(msgspec.structs.replace(record(9, seconds=2.0), total_samples=None))
     assert entry is not None
     assert "pacecar/samples_per_second" not in entry.scalars
     assert entry.scalars["pacecar/share/exposed_communication"] == 0.0
@@ -72,9 +73,9 @@ def test_samples_that_were_not_counted_are_missing_and_a_share_of_zero_is_a_meas
 
 def test_a_clock_that_was_set_back_delays_an_entry_and_breaks_none() -> None:
     journal = MetricLog(1.0)
-    journal.take(record(0, seconds=100.0))
-    assert journal.take(record(1, seconds=50.0)) is None
-    assert journal.take(record(2, seconds=102.0)) is not None
+    journal.entry_for(record(0, seconds=100.0))
+    assert journal.entry_for(record(1, seconds=50.0)) is None
+    assert journal.entry_for(record(2, seconds=102.0)) is not None
 
 
 def test_events_say_what_people_look_for_and_other_records_say_nothing() -> None:
@@ -94,7 +95,7 @@ def test_events_say_what_people_look_for_and_other_records_say_nothing() -> None
 
 
 class Kept:
-    """A writer that keeps what it is told, and fails while `fails` says so."""
+    """A writer that keeps what it gets, and fails while `fails` is positive."""
 
     def __init__(self, fails: int = 0) -> None:
         self.fails, self.scalars, self.texts = fails, list[tuple[str, int]](), list[str]()
@@ -148,7 +149,7 @@ def test_a_library_may_fail_for_a_while_and_not_for_ever(
 
 
 class Rows:
-    """A wandb run as it treats rows: what is logged with `commit=False` waits for the next row; later values win."""
+    """A wandb run: what is logged with `commit=False` waits for the next row; later values win."""
 
     def __init__(self) -> None:
         self.rows, self.waiting = list[dict[str, Any]](), dict[str, Any]()
@@ -204,9 +205,9 @@ def test_what_a_logger_takes_of_the_processor_is_charged_to_the_overhead_budget(
         model, optimizer, tune="off", loggers=[logger], socket="/nonexistent/s", windows=False, crew=False
     ) as pacer:
         assert pacer.is_active
-        hook: Any = pacer._hook
-        charge, charged = hook.charge_records, list[int]()
-        hook.charge_records = lambda cost_ns: (charged.append(cost_ns), charge(cost_ns))[1]
+        records: Any = hook_of(pacer).records
+        charge, charged = records.charge, list[int]()
+        records.charge = lambda cost_ns: (charged.append(cost_ns), charge(cost_ns))[1]
 
         def is_charged() -> bool:
             model(torch.randn(2, 4)).sum().backward()
@@ -263,7 +264,7 @@ class Hanging(Kept):
 
 
 class Broken(Kept):
-    """A writer whose disk is full of something else."""
+    """A writer whose disk is full."""
 
     def add_scalar(self, *_: Any, **__: Any) -> None:
         raise OSError("planted")
@@ -331,7 +332,8 @@ def job() -> Iterator[Job]:
                     for logger in given:
                         logger.put(decision)
                         logger.put(verdict)
-                enough = len(board.values.get("pacecar/step_seconds", ())) >= 3 and len(client.metrics) > 0
+                has_row = any("pacecar/step_seconds" in row for row in rows.rows)
+                enough = has_row and len(board.values.get("pacecar/step_seconds", ())) >= 3 and len(client.metrics) > 0
                 events = min(len(board.texts), len(client.tags)) >= 2
                 is_over = any("stops writing" in line for line in lines)
                 return enough and events and is_over and hanging.is_called.is_set()
@@ -376,7 +378,7 @@ def test_the_rows_of_the_script_are_its_own_and_no_more(job: Job) -> None:
 
 
 def test_one_that_raises_costs_two_lines_and_one_that_hangs_is_not_waited_for(job: Job) -> None:
-    """That the fixture came back from `close` says it: nobody lets the hanging writer go on before."""
+    """`close` returned in the fixture although the writer still hangs."""
     assert not job.hanging.goes_on.is_set()
     assert sum("pacecar could not write to TensorBoard (OSError" in line for line in job.lines) == 1
     assert sum("pacecar stops writing to TensorBoard" in line for line in job.lines) == 1

@@ -1,4 +1,4 @@
-"""Loops that nobody wraps, under each of torch's data parallel wrappers: `pacecar.attach` and nothing else."""
+"""Plain loops under each of torch's data parallel wrappers, with `pacecar.attach` and nothing else."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ LOOP = """
 import json, sys
 import torch
 from torch import nn
-from pacecar.adapters import shared_attach, versions
+from pacecar.adapters import shared_attach
 from pacecar.adapters.ray import attach
 
 options = json.loads(sys.argv[1])
 if options.pop("untested", False):
-    versions.TESTED["ray"] = ((1, 1), (1, 2))
+    shared_attach.TESTED["ray"] = ((1, 1), (1, 2))
 said, given = {}, {}
 theirs = shared_attach.attach
 def seen(model, optimizer, *, tune, **more):

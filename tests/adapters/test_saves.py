@@ -34,7 +34,7 @@ SAYS = {"deepspeed 1": "does not attach: no module that the loop calls holds the
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every job saves: the libraries write its name into some of their files."""
+    """The folder of every job: the libraries write its name into some of their files."""
     return tmp_path_factory.mktemp("saves") / "here"
 
 

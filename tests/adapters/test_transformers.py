@@ -100,7 +100,7 @@ def test_steps_are_optimizer_updates_with_their_samples_and_the_save_is_a_checkp
 
 
 def test_a_resumed_run_ends_where_the_one_that_was_not_interrupted_does(jobs: dict[str, list[Rank]]) -> None:
-    """Resumed after 28 updates of 60: the knobs are learnt again, the samples are those that were left."""
+    """Resumed after 28 updates of 60: the knobs are learnt again, and the remaining samples are the same."""
     for rank, plain in zip(jobs["other resumed"], jobs["untuned language model"], strict=True):
         assert rank["resumed"]["weights"] == pytest.approx(plain["weights"], rel=1e-3, abs=1e-5)
         assert rank["resumed"]["steps"] == 60 - 28
@@ -140,7 +140,7 @@ def test_who_says_that_his_own_loss_is_a_mean_has_the_micro_batch_tuned(jobs: di
 def test_a_loss_that_does_not_add_up_is_found_out_before_anything_is_turned(
     jobs: dict[str, list[Rank]], name: str
 ) -> None:
-    """One that ignores num_items_in_batch although it takes it; one that compares samples."""
+    """One that ignores num_items_in_batch although it accepts it; one that compares samples."""
     refused = jobs[f"other {name}"][0]["refused"]
     assert "depends on how a batch is cut" in refused["micro_batch"]
     assert set(jobs[f"other {name}"][0]["micro_batches"]) == {4}

@@ -1,4 +1,4 @@
-"""An adapter of which a part cannot be imported trains on, as without it, and says so in one line."""
+"""An adapter whose shared part cannot be imported trains on as without it, and logs one line."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ pytestmark = pytest.mark.slow
 JOB = Path(__file__).with_name("job_unloaded.py")
 
 NAMED = {
-    f"pacecar.adapters.{name}" for name in ("transformers", "lightning", "accelerate", "deepspeed", "ray", "loggers")
-}
-"""What the script itself imports."""
+    f"pacecar.adapters.{name}"
+    for name in ("transformers", "lightning", "accelerate", "deepspeed", "ray", "loggers", "shared_imports")
+} | {"pacecar.job.handle"}
+"""What the script's own imports need: without it they fail, as where pacecar is not installed."""
 
 
 def check(missing: list[str]) -> dict[str, dict[str, str]]:
-    """Train with each adapter without each of `missing`; return what each said."""
+    """Train with each adapter without each of `missing`; return each one's output."""
     done = subprocess.run(
         [forking_python(modules=WITHOUT_PACECAR), str(JOB), json.dumps(["", "-", *missing])],
         capture_output=True, text=True, timeout=1500, check=False,

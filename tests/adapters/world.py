@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from pacecar.adapters.versions import TESTED
+from pacecar.adapters.shared_attach import TESTED
 from tests.kit.forking_python import TORCH, forking_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -89,5 +89,5 @@ def test_tpe_is_optunas_begins_with_the_present_setting_and_takes_twenty_trials(
 
 
 def test_a_name_that_is_no_baseline_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="'pacecar' is no baseline; there are gaussian-process, tpe"):
+    with pytest.raises(ValueError, match="'pacecar' is not a baseline; choose from gaussian-process, tpe"):
         make_baseline("pacecar", CONFIG)

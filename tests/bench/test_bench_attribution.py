@@ -16,7 +16,7 @@ from bench import attribution_figures as figures
 from bench import bench_attribution as bench
 from bench.attribution_figures import DECODING, HTA, INSIDE, OURS, SMALL, Contestant, Figure, Verdict
 from bench.attribution_runs import artificial, trace_events
-from tests.profiler.trace.plain_reader import plain_read
+from tests.analysis.trace.plain_reader import plain_read
 
 seconds = st.floats(0.01, 100.0)
 
@@ -112,7 +112,7 @@ def test_results_that_differ_are_named_with_the_reason_and_unknown_ones_are_not_
     theirs = {"idle_us": 2.0, "span_us": 5004.0, "exposed_us": 7.0, "communication_us": 1.0}
     lines = figures.compared("peer", ours, theirs, "of the moon")
     assert lines == ["peer: differs in idle 2.000 us (ours 0.000)", "  because of the moon"]
-    assert "nobody has looked" in figures.compared("peer", ours, theirs)[1]
+    assert "not investigated" in figures.compared("peer", ours, theirs)[1]
 
 
 def test_a_document_of_analyze_is_read_under_the_names_of_the_bench():

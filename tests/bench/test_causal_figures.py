@@ -31,7 +31,7 @@ def test_a_fault_is_right_if_ranks_and_cause_are() -> None:
 def test_what_cannot_be_told_is_not_missed_and_of_healthy_jobs_counted() -> None:
     untold = replace(case(STAGE), is_told=False)
     assert [one.word for one in outcomes(untold)] == ["untold"]
-    assert "healthy, quiet: somebody named in 0 of 1 jobs, not told in 1" in lines([replace(case(), is_told=False)])
+    assert "healthy, quiet: a rank named in 0 of 1 jobs, not told in 1" in lines([replace(case(), is_told=False)])
 
 
 def test_of_uneven_work_only_the_cause_counts() -> None:
@@ -39,7 +39,7 @@ def test_of_uneven_work_only_the_cause_counts() -> None:
     assert word(Named("rank", (3,), "compute", 0.2, 0.01), fault=UNEVEN) == "missed"
 
 
-def test_who_is_named_for_no_fault_is_named_falsely() -> None:
+def test_a_rank_named_without_a_fault_is_a_false_finding() -> None:
     wrong = Named("rank", (1,), "compute", 0.05, 0.01)
     assert falsely_named(case(STAGE, named=(wrong, Named("rank", (4,), "compute", 0.1, 0.01)))) == [wrong]
 
@@ -49,8 +49,8 @@ def test_the_lines_say_the_figures() -> None:
     accused = Named("rank", (2,), "data_wait", 0.03, 0.01)
     text = "\n".join(lines([case(STAGE, named=(found,)), case(named=(accused,), is_loud=True), case()]))
     assert "planted, quiet: rank and cause right in 1 of 1 faults (100.0%); others named too in 0 of 1 jobs" in text
-    assert "healthy, quiet: somebody named in 0 of 1 jobs" in text
-    assert "healthy, loud: somebody named in 1 of 1 jobs" in text
+    assert "healthy, quiet: a rank named in 0 of 1 jobs" in text
+    assert "healthy, loud: a rank named in 1 of 1 jobs" in text
     assert "median 3.00, p95 3.00, most 3.00; over the truth by more than the stated error: 1" in text
     assert "clocks: 95 % intervals hold 3 of 6 (50.0%)" in text
     assert "cannot be told: 3" in text

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bench.bench_counterfactual import HEALTHY, QUESTIONS, SLOW, Answer, Question, Run, Seen, answered, lines
-from pacecar.profiler.analysis.report import LateTraceRank, Scenario, TraceJob
+from pacecar.analysis.document.report import LateTraceRank, Scenario, TraceJob
 
 SLOWED = Run("compute")
 VERDICT = Question("a slow rank", SLOWED, HEALTHY, causes=("compute",))
@@ -36,12 +36,12 @@ def test_a_saving_is_compared_with_the_difference_of_the_two_runs_of_a_round() -
     assert answered(VERDICT, found) == Answer(30.0, 130.0, 28.0, 5.0, ((SLOW,), "compute"))
 
 
-def test_where_nobody_is_named_nothing_is_said() -> None:
+def test_without_a_named_rank_there_is_no_saving() -> None:
     found = {SLOWED: Seen(130.0, job()), HEALTHY: Seen(100.0, job())}
     assert answered(VERDICT, found) == Answer(30.0, 130.0, None, None, None)
     text = "\n".join(lines(VERDICT, [answered(VERDICT, found)]))
     assert "said" not in text
-    assert "right in 0 of 1 rounds; named: nobody" in text
+    assert "right in 0 of 1 rounds; named: no rank" in text
 
 
 def test_a_what_if_answer_is_the_one_of_its_name() -> None:

@@ -52,7 +52,7 @@ def test_a_file_is_kept_under_its_name_and_all_that_is_made_of_it_is_made(
     keep_tuning.main([str(file)])
     assert json.loads((folder / file.name).read_text())
     page = (tmp_path / "tuning.md").read_text()
-    assert "| wide, 2 ranks, 1 Gbit/s | 50 |" in page
-    assert "| deep, 2 ranks, 1 Gbit/s | 80 |" not in page
+    assert "| wide, 1 Gbit/s | 50 |" in page
+    assert "| deep, 1 Gbit/s | 80 |" not in page
     assert (tmp_path / "curves.json").exists()
     assert "| deep, 2 ranks, 1 Gbit/s | 0.13 |" not in (tmp_path / "policies.md").read_text()

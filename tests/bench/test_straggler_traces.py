@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bench.straggler_traces import Operation, Rows, documents
-from pacecar.profiler.analysis.all_ranks.rank_comparison import analyze_job
-from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-from pacecar.profiler.analysis.report import TraceJob
-from pacecar.profiler.trace.reader import read_trace
+from pacecar.analysis.all_ranks.rank_comparison import analyze_job
+from pacecar.analysis.document.report import TraceJob
+from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.trace.reader import read_trace
 
 MS = 1_000_000
 REPLICAS, STEPS, SPREAD = 4, 12, 0.25
@@ -127,7 +127,7 @@ def test_sequences_of_different_lengths_are_named_beside_a_last_stage_that_has_m
 
 
 @pytest.mark.parametrize("rows", Rows)
-def test_nobody_is_named_in_a_healthy_job(rows: Rows, tmp_path: Path) -> None:
+def test_no_rank_is_named_in_a_healthy_job(rows: Rows, tmp_path: Path) -> None:
     job = analyzed(operations(1.0), tmp_path, rows)
     assert job.stragglers == []
     # Without launches the wait that no row shows could be anything.

@@ -54,6 +54,14 @@ def test_each_table_says_what_its_head_says(case: dict[str, Any]) -> None:
     assert "10%" in table("", ["never", "exact"], [Run(**run) for run in case["runs"]])
 
 
+def test_a_short_summary_leaves_out_the_trials_and_where_others_arrived(case: dict[str, Any]) -> None:
+    case["runs"].append(asdict(Run("tpe", [0.8] * 10)))
+    rows = _rows(summary([case], is_short=True))
+    assert list(rows) == ["total against never", "end against oracle"]
+    assert rows["end against oracle"] == ["+37.5% (+25.0% .. +50.0%)", "+0.0% (+0.0% .. +0.0%)"]
+    assert len(rows["total against never"]) == len(_rows(summary([case]))["total against never"])
+
+
 def test_where_nothing_ran_side_by_side_the_end_is_the_typical_step_of_the_last_fifth(case: dict[str, Any]) -> None:
     assert _rows(summary([{**case, "finals": {}}]))["end against oracle"] == ["~ +42.9%", "~ +7.1%"]
 

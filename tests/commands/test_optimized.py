@@ -64,6 +64,7 @@ def test_a_command_without_its_source_has_no_help_and_works(tmp_path: Path) -> N
 
 TRAINING = """
 import sys, torch, pacecar
+from tests.kit.hook_inspection import hook_of, inspect
 assert False, "not under -OO"
 net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
 opt = torch.optim.AdamW(net.parameters())
@@ -73,7 +74,7 @@ with pacecar.attach(net, opt, run_dir=sys.argv[1], overhead_budget=1.0) as pacer
         for part in pacer.microbatches(torch.ones(4, 8)):
             pacer.backward(net(part).mean())
         opt.step(); opt.zero_grad()
-    print(pacer.is_active, pacer._hook.step, pacer._hook._guard.failures)
+    print(pacer.is_active, hook_of(pacer).step, inspect(pacer).failures)
 """
 
 

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import pacecar
-from pacecar.controller.observation import Policy, TuningTurn
+from pacecar.controller.observation import Policy, Proposal
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -56,7 +56,7 @@ class Turning(Policy):
         self.offered: list[str] = []
         self.spaces: list[Any] = []
 
-    def begin(self, facts: Any, spaces: Sequence[Any], *, mode: Any) -> None:
+    def begin(self, facts: Any, spaces: Sequence[Any], *, turns_knobs: bool) -> None:
         self.offered = sorted(space.knob for space in spaces)
         self.spaces = [space for space in spaces if space.knob in self.knobs]
 
@@ -65,7 +65,7 @@ class Turning(Policy):
         if self.spaces and (self.turn is None or all(present[k] == v for k, v in self.turn.values.items())):
             self.turns += 1
             values = {s.knob: s.domain[self.turns % len(s.domain)] for s in self.spaces}
-            self.turn = TuningTurn(self.turns, {**present, **values}, is_trial=False)
+            self.turn = Proposal(self.turns, {**present, **values}, is_trial=False)
         return self.turn, []
 
     def finish(self, reason: str = "") -> list[Any]:
@@ -359,6 +359,7 @@ TORCH_NEEDS = frozenset({
     "torch.nn.Module._modules",
     "torch.nn.Module._parameters",
     "torch.distributed.algorithms.join.Joinable._join_config",
+    "torch.distributed.distributed_c10d._world",  # by `is_initialized`, which a loader calls
     "torch.nn.parallel.DistributedDataParallel.reducer",
     "torch.nn.parallel.DistributedDataParallel.logger",
     "torch.nn.parallel.DistributedDataParallel.process_group",
@@ -397,7 +398,7 @@ def unwatched(*, steps: int, missing: Sequence[str] = (), several: bool = False)
     from pacecar.job.autoattach import optimizer_hook, stderr_line
 
     stderr_line.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
-    optimizer_hook.listen(None)
+    optimizer_hook.register(None)
     model = DistributedDataParallel(net()) if several else net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []

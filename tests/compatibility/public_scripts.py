@@ -28,7 +28,7 @@ forked from one that had torch loaded, or *started anew* (by torchrun where ther
 used. *Losses* are the values that every `backward` of every rank began with, but for those by which pacecar prices its
 own hooks; *equal*: to the bit those of the bare run. *Steps* are those that pacecar measured on rank 0. *Turned* are
 the knobs that turned while the script trained, *live* those in force then (-: none turned, in so few steps or for the
-reason that the line has).
+reason that the line has). What pacecar said is of the tuned run, where there is one.
 
 | Script | What it is | Beside it | Ranks | Exit codes | Losses | Steps | Live | Turned | What pacecar said | Run on |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -64,7 +64,7 @@ def _line(row: dict[str, Any]) -> str:
     ran = row["ran"]
     watched = [mode for mode in WATCHED if mode in ran]
     steps = ", ".join(f"{mode} {'-' if ran[mode]['steps'] is None else ran[mode]['steps']}" for mode in watched)
-    said = "<br>".join(f"{mode}: {line}" for mode in watched for line in ran[mode]["said"])
+    said = "<br>".join(ran[watched[-1]]["said"])
     cells = [
         f"{row['script']} ({row['source']})",
         row["kind"],

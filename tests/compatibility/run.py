@@ -1,12 +1,14 @@
-"""Runs pacecar on other torch versions, one at a time, and keeps what was seen in `ran/`.
+"""Runs pacecar on other versions of torch and Python, one pair at a time, and keeps what was seen in `ran/`.
 
     python tests/compatibility/run.py                      the versions of MINORS, and the newest on the index
     python tests/compatibility/run.py --torch "2.15.0"     these
+    python tests/compatibility/run.py --python "3.12"      on python3.12 of PATH; a path names one too
 
-A version gets an environment of its own in the folder for temporary files: torch, and pacecar installed from a copy of
-the working tree as a user installs it.  Builds for CUDA take 5 GB and more, so the environment is deleted before the
-next one is made, and none is made where less than DISK_BYTES_MIN are free.  pip's own configuration is left out: it may
-cap the version of torch.  Another index is given by PIP_FLAGS.  Never part of `make test`.
+A pair gets an environment of its own in the folder for temporary files: pacecar, installed from a copy of the working
+tree as a user installs it, and torch when the daemon was seen to run without.  Builds for CUDA take 5 GB and more, so
+the environment is deleted before the next one is made, and none is made where less than DISK_BYTES_MIN are free.  pip's
+own configuration is left out: it may cap the version of torch.  Another index is given by PIP_FLAGS.  Never part of
+`make test`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ MINORS = ("2.4", "2.6", "2.9", "2.11", "2.13", "2.14", "2.15")
 DISK_BYTES_MIN = 15 * 10**9
 """A build for CUDA, unpacked beside its wheels."""
 
-INSTALL_SECONDS, JOB_SECONDS = 3600.0, 300.0
+INSTALL_SECONDS, JOB_SECONDS, DAEMON_SECONDS = 3600.0, 300.0, 60.0
 
 STEPS = 60
 
@@ -48,13 +52,30 @@ def pip_environment() -> dict[str, str]:
     return {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def on_the_index(seconds: float = 60.0) -> list[str]:
-    """Return the released versions of torch that the index has for this python, oldest first.
+def interpreter(name: str) -> tuple[str, str]:
+    """Return path and version of the python that `name` means: a version, a program on PATH, or a path.
+
+    Raises:
+        SystemExit: it does not run.
+    """
+    program = f"python{name}" if name[0].isdigit() else name
+    asked = "import sys; print(sys.executable); print('%d.%d.%d' % sys.version_info[:3])"
+    try:
+        ran = subprocess.run([program, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+        path, version = ran.stdout.split("\n")[:2]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
+        raise SystemExit(f"{program} does not run: {said}; name a python on PATH (3.12), or give its path") from None
+    return path, version
+
+
+def on_the_index(python: str = "", seconds: float = 60.0) -> list[str]:
+    """Return the released versions of torch that the index has for a python, this one or a version, oldest first.
 
     Raises:
         RuntimeError: the index cannot be asked.
     """
-    flags = os.environ.get("PIP_FLAGS", "").split()
+    flags = os.environ.get("PIP_FLAGS", "").split() + (["--python-version", python] if python else [])
     try:
         asked = subprocess.run(
             [sys.executable, "-m", "pip", "index", "versions", "torch", *flags],
@@ -80,13 +101,14 @@ def chosen(available: Sequence[str]) -> list[str]:
 # --- one version ---------------------------------------------------------------------------------------------------
 
 
-def install(folder: Path, version: str) -> Path:
-    """Make the environment; return its python.
+def environment(folder: Path, path: str) -> Path:
+    """Make an environment of the python at `path` with pacecar, and without torch; return its python.
 
     Raises:
-        RuntimeError: it cannot be made; the message is pip's last line.
+        RuntimeError: pacecar cannot be installed; the message is pip's last line.
+        subprocess.SubprocessError: this python makes no environments.
     """
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True)
+    subprocess.run([path, "-m", "venv", str(folder / "venv")], check=True, capture_output=True)
     python = folder / "venv" / "bin" / "python"
     copy = folder / "pacecar"
     listed = subprocess.run(
@@ -96,23 +118,75 @@ def install(folder: Path, version: str) -> Path:
         if (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
-    numpy = "numpy<2" if table.minor(version) <= (2, 4) else "numpy"
-    flags = os.environ.get("PIP_FLAGS", "").split()
-    for what in ([f"torch=={version}", numpy], [str(copy)]):
-        ran = subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", *flags, *what],
-            env=pip_environment(), cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False,
-        )  # fmt: skip
-        if ran.returncode:
-            lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
-            raise RuntimeError(f"cannot be installed: {lines[-1].removeprefix('ERROR: ')}")
+    install(python, str(copy))
     return python
 
 
+def install(python: Path, *what: str) -> None:
+    """Install into the environment of `python`.
+
+    Raises:
+        RuntimeError: it cannot be installed; the message is pip's last line.
+    """
+    flags = os.environ.get("PIP_FLAGS", "").split()
+    ran = subprocess.run(
+        [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", *flags, *what],
+        env=pip_environment(), cwd=python.parent, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False,
+    )  # fmt: skip
+    if ran.returncode:
+        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
+        raise RuntimeError(f"cannot be installed: {lines[-1].removeprefix('ERROR: ')}")
+
+
 def bare() -> dict[str, str]:
-    """Return the environment of a job: none of pacecar's variables, and one thread a rank."""
+    """Return the environment of a job: none of pacecar's variables, one thread a rank, and deprecations are told."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACECAR_", "PYTHON"))}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default::DeprecationWarning"}
+
+
+def deprecated(said: str) -> str | None:
+    """Return the first warning that python gave of pacecar's own code, or None."""
+    found = re.search(r"site-packages/(pacecar/\S+:\d+: (?:\w*Deprecation|Syntax)Warning: .*)", said)
+    return None if found is None else found[1].replace("/", ".")
+
+
+def without_torch(python: Path, folder: Path) -> str:
+    """Return the cell of an environment without torch: the daemon is scraped, and `sample` and `doctor` answer."""
+    command, log = str(python.with_name("pacecar")), folder / "daemon.log"
+    with (
+        log.open("w") as err,
+        subprocess.Popen(
+            [command, "daemon", "--port", "0", "--socket", f"{folder}/socket"], cwd=folder, env=bare(), stderr=err
+        ) as daemon,
+    ):
+        try:
+            scraped = scrape(daemon, log)
+        finally:
+            daemon.terminate()
+    said = log.read_text()
+    if "pacecar_host_cpus_online" not in scraped or daemon.returncode:
+        return f"failed: exit code {daemon.returncode}: {tidy((said.splitlines() or ['nothing was said'])[-1])}"
+    for words in (["sample", "--json"], ["doctor", "--json", "--fail-on", "never"]):
+        ran = subprocess.run(
+            [command, *words], cwd=folder, env=bare(), capture_output=True, text=True, timeout=JOB_SECONDS, check=False
+        )
+        said += ran.stderr
+        if ran.returncode or not json.loads(ran.stdout):
+            return f"failed: {words[0]}: {tidy((ran.stderr.splitlines() or ['nothing was said'])[-1])}"
+    warned = deprecated(said)
+    return "ok" if warned is None else f"failed: {tidy(warned)}"
+
+
+def scrape(daemon: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the metrics once the daemon has read its machine, or the last that were had within DAEMON_SECONDS."""
+    text, end = "", time.monotonic() + DAEMON_SECONDS
+    while "pacecar_host_cpus_online" not in text and daemon.poll() is None and time.monotonic() < end:
+        time.sleep(0.2)
+        serving = re.search(r"serving (http://\S+/metrics)", log.read_text())
+        if serving is not None:
+            with urllib.request.urlopen(serving[1], timeout=DAEMON_SECONDS) as answer:
+                text = answer.read().decode()
+    return text
 
 
 def ranks(python: Path, folder: Path, jobs: Sequence[tuple[str, dict[str, Any]]], *, world: int) -> dict[str, Any]:
@@ -142,6 +216,9 @@ def ranks(python: Path, folder: Path, jobs: Sequence[tuple[str, dict[str, Any]]]
     answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if len(answers) < len(jobs):
         return {"raised": f"exit code {code}: {(err.strip().splitlines() or ['nothing was said'])[-1]}"}
+    warned = deprecated("\n".join(err for _, err, _ in outs))
+    if warned is not None:
+        return {"raised": warned}
     last: dict[str, Any] = answers[-1]
     if len(answers) > 1:
         last["others"] = answers[:-1]
@@ -276,6 +353,9 @@ def launch(folder: Path, text: str, command: Sequence[str]) -> str:
         if ran.returncode:
             said = [line for line in ran.stderr.splitlines() if "Error" in line or line.startswith("pacecar")]
             return f"failed: exit code {ran.returncode}: {tidy((said or ['nothing was said'])[0])}"
+        warned = deprecated(ran.stderr)
+        if warned is not None:
+            return f"failed: {tidy(warned)}"
         for rank in range(2):
             log = Path(place) / "run" / f"rank{rank}.jsonl"
             kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()] if log.exists() else []
@@ -287,10 +367,10 @@ def launch(folder: Path, text: str, command: Sequence[str]) -> str:
     return "ok"
 
 
-def run_version(version: str) -> dict[str, Any]:
-    """Return the row of one version."""
+def run_version(version: str, path: str, python_version: str) -> dict[str, Any]:
+    """Return the row of one version of torch on the python at `path`."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    row: dict[str, Any] = {"version": version, "date": date, "cells": {}, "missing": []}
+    row: dict[str, Any] = {"version": version, "python": python_version, "date": date, "cells": {}, "missing": []}
     with tempfile.TemporaryDirectory(prefix="pacecar-torch-") as place:
         folder = Path(place)
         free = shutil.disk_usage(folder).free
@@ -300,13 +380,15 @@ def run_version(version: str) -> dict[str, Any]:
                 f" {DISK_BYTES_MIN / 1e9:.0f} GB are needed; free some, or name another folder by TMPDIR"
             )
         try:
-            python = install(folder, version)
+            python = environment(folder, path)
+            row["cells"]["daemon without torch"] = without_torch(python, folder)
+            install(python, f"torch=={version}", "numpy<2" if table.minor(version) <= (2, 4) else "numpy")
         except (RuntimeError, subprocess.SubprocessError) as error:
-            row["cells"] = dict.fromkeys(table.FEATURES, f"not run: {tidy(str(error))}")
+            row["cells"] = dict.fromkeys(table.FEATURES, f"not run: {tidy(str(error))}") | row["cells"]
             return row
         for part in (measured, turned, launched):
             for feature, cell in part(python, folder):
-                print(f"torch {version}: {feature}: {cell}", flush=True)  # noqa: T201  it takes minutes
+                print(f"torch {version}, Python {python_version}: {feature}: {cell}", flush=True)  # noqa: T201  for minutes
                 row["cells"][feature] = cell
         told = ranks(python, folder, [("internals", {})], world=2)
         row["missing"] = told.get("missing", [])
@@ -324,13 +406,16 @@ def main() -> None:
     parser.add_argument(
         "--torch", default="", help="versions, separated by blanks; default: those of MINORS and the newest"
     )
+    parser.add_argument(
+        "--python", default="", help="pythons, separated by blanks: versions, names on PATH or paths; default: this one"
+    )
     options = parser.parse_args()
     check_oldest()
-    versions = options.torch.split() or chosen(on_the_index())
     table.FOLDER.mkdir(exist_ok=True)
-    for version in versions:
-        row = run_version(version)
-        (table.FOLDER / f"{version}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n")
+    for path, python in [interpreter(name) for name in options.python.split() or [sys.executable]]:
+        for version in options.torch.split() or chosen(on_the_index(python)):
+            row = run_version(version, path, python)
+            table.file_of(row).write_text(json.dumps(row, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

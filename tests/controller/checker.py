@@ -31,7 +31,7 @@ from typing import Any
 
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
 from pacecar.controller.consensus.channels import LateError, LeftError, VoteSubject
-from pacecar.controller.consensus.protocol import PERIOD, Proposal, ProtocolMember
+from pacecar.controller.consensus.protocol import PERIOD, ProtocolMember, SwitchProposal
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 __all__ = ["Bounds", "Census", "ViolationError", "check"]
@@ -136,7 +136,7 @@ class Main:
             self.gives_up = False
             raise LateError("planted")
         if None in rows and seconds == 0:
-            raise LateError("nobody waits")
+            raise LateError("not waited for")
         if None in rows:
             raise BlockedError
         subjects = {row[0] for row in rows}
@@ -177,7 +177,7 @@ class Rank:
         self.value, self.at, self.next, self.phase = 0, 0, 1, "step"
         self.skipped, self.steps = 0, 0
         self.is_lost = self.is_off = self.is_closed = self.is_closing = self.was_frozen = self.was_late = False
-        self.proposal: Proposal | None = None
+        self.proposal: SwitchProposal | None = None
         self.is_done = True
 
     def clone(self, world: World) -> Rank:
@@ -245,7 +245,7 @@ class World:
         self.gathers: dict[int, list[Any]] = {}
         self.frames: dict[int, list[Any]] = {}
         self.verdicts: dict[int, bool] = {}
-        self.outcomes: dict[int, Proposal | None] = {}
+        self.outcomes: dict[int, SwitchProposal | None] = {}
         self.in_force: dict[int, tuple[int, int]] = {}
         self.wishes, self.withdrawals, self.faults = bounds.wishes, bounds.withdrawals, bounds.faults
         self.wished_at: int | None = None
@@ -423,7 +423,7 @@ def _close(world: World, i: int) -> None:
     """Rank `i` closes and trains on with what is in force on it."""
     rank = world.ranks[i]
     rank.is_closed, rank.is_closing, rank.phase, rank.proposal = True, False, "step", None
-    rank.agreement._gone("closed", is_known=rank.agreement.has_left)
+    rank.agreement._stop("closed", is_known=rank.agreement.has_left)
     for step, known in world.in_force.items():
         if step > rank.steps and known[1] != rank.value:
             raise world.violate(f"in step {step} one rank has {known[1]}, rank {i}, which closed, {rank.value}")
@@ -442,12 +442,12 @@ def _finish(world: World, i: int, bounds: Bounds) -> Iterator[World]:
         rank = done.ranks[i]
         while rank.at < at:
             rank.at += 1
-            rank.agreement.note(rank.at, None if rank.is_off else 1, profiled=False)
+            rank.agreement.record_step(rank.at, None if rank.is_off else 1, profiled=False)
         _make_steps(done, i)
         if rank.value == 0:
             _close(done, i)
         else:
-            rank.is_closing, rank.phase, rank.proposal = True, "gather", Proposal(0, 0, (0,))
+            rank.is_closing, rank.phase, rank.proposal = True, "gather", SwitchProposal(0, 0, (0,))
         yield done
 
 
@@ -493,10 +493,10 @@ def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
     pace = None if rank.is_off else 1
     while rank.at < target - 1:
         rank.at += 1
-        agreement.note(rank.at, pace, profiled=False)
+        agreement.record_step(rank.at, pace, profiled=False)
     rank.at += 1
     _make_steps(world, i)
-    agreement.note(rank.at, pace, profiled=False)
+    agreement.record_step(rank.at, pace, profiled=False)
     if rank.at == PERIOD:
         agreement.offer(OFFER)
     if fault == "freeze":
@@ -505,10 +505,9 @@ def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
         agreement._side_failed(RuntimeError("planted"))
     side: Side = agreement._side  # type: ignore[assignment]
     side.is_seen = sees and not agreement._member._side_is_done
-    agreement.listen()
+    agreement.receive_updates()
     rank.phase = "decide"
-    if hasattr(agreement, "rest"):
-        agreement.rest(is_calm=bool(agreement.spaces), step_ns=world.step_ns)
+    agreement.report_calm(is_calm=bool(agreement.spaces), step_ns=world.step_ns)
 
 
 def _make_steps(world: World, i: int) -> None:
@@ -575,7 +574,7 @@ def _decide(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[Wo
         yield decided
 
 
-def _compare(world: World, i: int, number: int, proposal: Proposal | None) -> None:
+def _compare(world: World, i: int, number: int, proposal: SwitchProposal | None) -> None:
     rank = world.ranks[i]
     if world.outcomes.setdefault(number, proposal) != proposal:
         raise world.violate(f"vote {number} says {world.outcomes[number]} to one rank and {proposal} to rank {i}")

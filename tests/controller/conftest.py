@@ -1,4 +1,4 @@
-"""Real ranks for the controller's tests: processes that join one gloo group and say on stdout what they saw."""
+"""Real ranks for the controller's tests: processes that join one gloo group and print what they saw."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ranks = Callable[[str, int, list[str], Mapping[str, str]], list[str]]
 
 @pytest.fixture(scope="session")
 def fork_ranks() -> Ranks:
-    """Return run(script, world_size, arguments, environment): each rank's stdout; fails where one does not exit 0."""
+    """Return run(script, world_size, arguments, environment): each rank's stdout; fails if one does not exit 0."""
 
     def run(script: str, world_size: int, arguments: list[str], environment: Mapping[str, str]) -> list[str]:
         return ranks.run_ranks([HERE / script, *arguments], world_size, environ={**SETTINGS, **environment})
@@ -31,7 +31,7 @@ def fork_ranks() -> Ranks:
 
 @pytest.fixture(scope="session")
 def run_ranks(fork_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[dict[str, Any]]]]:
-    """Return run(script, world_size, jobs): for each of `jobs` (options for the script) what each rank said.
+    """Return run(script, world_size, jobs): for each of `jobs` (options for the script) each rank's answer.
 
     The jobs run one after the other in the same processes, which meet at the file STORE.
     """

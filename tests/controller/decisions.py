@@ -3,9 +3,10 @@
     python -m tests.controller.decisions FILE [SEEDS] [STEPS]
 
 Every case runs with every seed without a memory, with one that remembers the middle of each knob's domain, and with one
-that remembers its lower end.  A line has the case, the seed, the memory, how much was said, its SHA-256 and the totals.
-The text of a status is left out: it is for people, and may be put better.  So are fields that one of the commits has
-alone.  Commits of before November 25, 2026 call OrderedPolicy Overseer.
+that remembers its lower end.  A line has the case, the seed, the memory, the number of records, their SHA-256 and
+totals.  After that each case is played by whole tuners with all guards and orders (`whole_tuner`).  The text of a
+status is left out: it is for people, and may be put better.  So are fields that one of the commits has alone.  To
+compare with another commit, run its own copy of this module.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from typing import Any
 import msgspec
 
 from pacecar.config import TuneConfig
+from pacecar.controller.policy.hand_orders import HandOrders
 from tests.controller import replay
-
-try:
-    from pacecar.controller.policy.ordered_policy import OrderedPolicy
-except ImportError:
-    from pacecar.controller.overseer import Overseer as OrderedPolicy  # type: ignore[import-not-found,no-redef]
+from tests.controller.ordered_run import OrderedRun
+from tests.controller.whole_tuner import WholeTuner
 
 SEEDS, STEPS, NOISE = 30, 1500, 0.05
 
@@ -37,7 +36,7 @@ FIELDS = frozenset({
 
 
 class Memory:
-    """A memory that knows `knobs`, and keeps what the policy asks of it."""
+    """A memory that knows `knobs`, and keeps what it is asked."""
 
     def __init__(self, knobs: dict[str, int], said: list[Any]) -> None:
         self._knobs, self._said = knobs, said
@@ -59,7 +58,7 @@ class Memory:
 
 
 class Told:
-    """A policy of which is kept what it requests and records."""
+    """Keeps what a policy proposes and records."""
 
     def __init__(self, policy: Any, said: list[Any]) -> None:
         self._policy, self._said = policy, said
@@ -78,7 +77,7 @@ class Told:
 
 
 def decided(case: replay.Case, seed: int, memory: str, factors: Sequence[float]) -> list[Any]:
-    """Run one case; return what is written of it."""
+    """Run one case; return its line."""
     said: list[Any] = []
     make, first = replay.make, case.curves[0]
 
@@ -86,8 +85,8 @@ def decided(case: replay.Case, seed: int, memory: str, factors: Sequence[float])
         if memory == "none":
             return Told(make(name, config, seed), said)
         knobs = {k: first.domains[k][len(first.domains[k]) // 2 if memory == "good" else 0] for k in first.start}
-        policy = OrderedPolicy(config, lambda: make(name, config, seed), memory=Memory(knobs, said))
-        return Told(policy, said)
+        policy = make(name, config, seed)
+        return Told(OrderedRun(policy, HandOrders(config, memory=Memory(knobs, said))), said)
 
     replay.make = told
     try:
@@ -98,6 +97,14 @@ def decided(case: replay.Case, seed: int, memory: str, factors: Sequence[float])
     return [case.name, seed, memory, len(said), digest, run.total_ns, run.detail, run.kept, run.judged]
 
 
+def played(case: replay.Case, seed: int, factors: Sequence[float]) -> list[Any]:
+    """Run a whole tuner; return its line."""
+    job = WholeTuner(case, seed).run(factors, has_orders=True)
+    said = [{k: v for k, v in msgspec.to_builtins(record).items() if k in FIELDS} for record in job.records]
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return [case.name, seed, "whole", len(said), digest, job.values]
+
+
 def main(file: str, seeds: int = SEEDS, steps: int = STEPS) -> None:
     with Path(file).open("w") as stream:
         for case in replay.all_cases():
@@ -105,6 +112,7 @@ def main(file: str, seeds: int = SEEDS, steps: int = STEPS) -> None:
                 factors = replay.noise(NOISE, steps, seed)
                 for memory in ("none", "good", "bad"):
                     stream.write(json.dumps(decided(case, seed, memory, factors)) + "\n")
+                stream.write(json.dumps(played(case, seed, factors)) + "\n")
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ class Fault:
         if deed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif deed == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)  # whoever watches the session wakes it
+            os.kill(os.getpid(), signal.SIGSTOP)  # the session's watcher wakes it
         elif deed == "slow":
             time.sleep(SLOW_SECONDS)
         elif deed == "delay":
@@ -221,7 +221,7 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
         for step in range(1, STEPS + 1):
             epoch, values = 0, []
             if tuner is not None and buckets is not None:
-                epoch, values = tuner._agreement._member.epoch, [buckets.value(), batcher.micro_batch]
+                epoch, values = tuner.agreement._member.epoch, [buckets.value(), batcher.micro_batch]
             out.write(json.dumps([step, epoch, values]).encode() + b"\n")
             batch = torch.randn(8, 32, generator=draw)
             optimizer.zero_grad()
@@ -241,7 +241,7 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
         timer.join()
     frozen = None
     if tuner is not None:
-        frozen = tuner._agreement.frozen
+        frozen = tuner.agreement.frozen
         tuner.close()
     weights = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
     return {"losses": losses, "frozen": frozen, "fell": fault.fell, "weights": weights.sum().item().hex()}
@@ -257,12 +257,12 @@ def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
             if place == "store":
                 (folder / "store").unlink(missing_ok=True)
             elif tuner is not None:
-                tuner._agreement._side._group = None
+                tuner.agreement._side._group = None
 
 
 def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher: Any) -> tuple[Any, Any]:
     """Return a started tuner with faults built in, and the actuator of the bucket size."""
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
     from job_tuner import Finished, Script, SmallJob, job_hello, step_record
 
     from pacecar.clock import SystemClock
@@ -271,6 +271,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
+    from pacecar.controller.knobs.ddp.reducer import DdpReducer
     from pacecar.controller.status_reporter import StatusReporter
     from pacecar.controller.tuner import Tuner
     from pacecar.profiler.transport.side_group import SideGroup
@@ -310,7 +311,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     config = TuneConfig(bucket_bytes_min=4096)
     agreement = RankAgreement(rank, world, votes=True)
     agreement._side, agreement._main = Side(rank, world), Votes(rank, world)
-    buckets = Buckets(ddp, config)
+    buckets = Buckets(config, DdpReducer(ddp))
     in_force = [Knobs()]
     tuner: Any = Tuner(
         SmallJob(world, buckets, batcher, in_force), config,

@@ -6,14 +6,10 @@ the argument; the jobs run one after the other.
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 import time
 import weakref
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
+from tests.kit.rank_jobs import run_jobs
 
 KIB = 1024
 
@@ -127,7 +125,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
     ddp, optimizer = make(None, options)
     model = torch.compile(ddp, backend="eager") if options.get("compiled") else ddp
-    actuator = BucketActuator(model, TuneConfig(bucket_bytes_min=16 * KIB))
+    actuator = BucketActuator(TuneConfig(bucket_bytes_min=16 * KIB), DdpReducer(model))
     early = actuator.refusal()
     for _ in range(3):
         train_step(ddp, optimizer, [torch.randn(8, 64)] * micro)
@@ -142,7 +140,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):
             train_step(ddp, optimizer, [torch.randn(8, 64)] * micro)
             model(torch.randn(8, 64)).sum().backward()
-    result["gradient_bytes"] = actuator.gradient_bytes()
+    result["gradient_bytes"] = actuator._reducer.gradient_bytes()
     result["recipe"] = actuator._reducer.recipe
     if refusal is not None:
         return result
@@ -168,16 +166,4 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method="file://" + os.environ["STORE"],
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=60),
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    # Not by the interpreter's end: gloo's worker may still be letting go of DDP's last all-reduce, for which it needs
-    # the GIL, and python aborts a thread that asks for it then (pytorch issue 190489).
-    os._exit(0)
+    run_jobs(main)

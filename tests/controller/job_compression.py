@@ -7,10 +7,7 @@ the argument; the jobs run one after the other.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,12 +21,13 @@ from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
 from pacecar.controller.consensus.knob_switch import KnobSwitcher
-from pacecar.controller.consensus.protocol import Proposal, ProposalKind
+from pacecar.controller.consensus.protocol import ProposalKind, SwitchProposal
 from pacecar.controller.knobs.ddp import torch_internals
 from pacecar.controller.knobs.ddp.buckets import BucketActuator, FirstBucketActuator
 from pacecar.controller.knobs.ddp.comm_hook import Compressor
 from pacecar.controller.knobs.ddp.compression import CHOICES, CompressionActuator
 from pacecar.controller.knobs.ddp.reducer import DdpReducer
+from tests.kit.rank_jobs import run_jobs
 
 KIB = 1024
 NONE, BF16, FP16, TOPK = (CHOICES.index(name) for name in ("none", "bf16", "fp16", "topk"))
@@ -95,7 +93,7 @@ class Live:
         self.ddp = make(options)
         self.model = torch.compile(self.ddp, backend="eager") if options.get("compiled") == "outside" else self.ddp
         self.reducer = DdpReducer(self.model)
-        self.buckets = BucketActuator(self.model, CONFIG, self.reducer)
+        self.buckets = BucketActuator(CONFIG, self.reducer)
         self.first = FirstBucketActuator(CONFIG, self.reducer)
         self.compression = CompressionActuator(CONFIG, self.reducer)
         self.rebuilds = 0
@@ -111,7 +109,7 @@ class Live:
 
     def switch(self, bucket: int, compression: int, first: int) -> bool:
         before = self.ddp.reducer
-        proposal = Proposal(1, 1, (bucket, compression, first), ProposalKind.TRIAL)
+        proposal = SwitchProposal(1, 1, (bucket, compression, first), ProposalKind.TRIAL)
         assert [s.knob for s in self.agreement.spaces] == ["bucket_bytes", "compression", "first_bucket_bytes"]
         del before
         return self.board.carry_out(proposal).is_done
@@ -247,20 +245,8 @@ def feedback(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    answer = feedback(options) if options.get("feedback") else alternate(options)
-    dist.barrier()
-    return answer
+    return feedback(options) if options.get("feedback") else alternate(options)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method="file://" + os.environ["STORE"],
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=60),
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # torch aborts at exit now and then otherwise (pytorch issue 190489)
+    run_jobs(main)

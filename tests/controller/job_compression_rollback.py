@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,13 +22,12 @@ import pacecar
 from pacecar.controller import command_handler
 from pacecar.controller.knobs.ddp import comm_hook
 from pacecar.controller.knobs.ddp.compression import CHOICES
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, Proposal
 from pacecar.job import wiring
 from tests.kit.patient_gathers import wait_for_gathers
+from tests.kit.rank_jobs import RANK, WORLD, run_jobs
 
 wiring.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class Eager(Policy):
@@ -42,20 +38,20 @@ class Eager(Policy):
         self.lost_at: int | None = None
         self.decisions = 0
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
         self.spaces = {s.knob: s for s in spaces}
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         pass
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[Proposal | None, list[Any]]:
         values = dict(observations[-1].values)
         if "compression" not in values:
             self.lost_at = self.lost_at or observations[-1].step
             return None, []
         if observations[-1].step < self.after or values["compression"] == self.choice:
             return None, []
-        return TuningTurn(1, {**values, "compression": self.choice}, is_trial=self.is_trial), []
+        return Proposal(1, {**values, "compression": self.choice}, is_trial=self.is_trial), []
 
     def finish(self, reason: str = "") -> list[Any]:
         return []
@@ -67,7 +63,7 @@ def uphill(state: Any, bucket: Any) -> Any:
     return comm_hook._all_reduce(state, flat).then(lambda future: future.value()[0])
 
 
-def main(options: dict[str, Any], folder: str) -> dict[str, Any]:
+def train(options: dict[str, Any], folder: str) -> dict[str, Any]:
     arithmetic = dict(comm_hook._ARITHMETIC)
     if options.get("diverges"):
         comm_hook._ARITHMETIC["bf16"] = uphill
@@ -104,12 +100,12 @@ def main(options: dict[str, Any], folder: str) -> dict[str, Any]:
             net[0][0].weight.grad.mul_(1.5)
             off_by = step + 1
         if options.get("freeze_at") == step and RANK == 0:
-            pacer._tuner._agreement.freeze("planted")
+            pacer._tuner.agreement.freeze("planted")
         optimizer.step()
         losses.append(float(loss.detach()))
         compression.append(before)
     tuner: Any = pacer._tuner
-    state, frozen, values = tuner.state, tuner._agreement.frozen, dict(pacer.knobs.values)
+    state, frozen, values = tuner.state, tuner.agreement.frozen, dict(pacer.knobs.values)
     pacer.close()
     dist.barrier()
     comm_hook._ARITHMETIC.update(arithmetic)
@@ -132,15 +128,11 @@ def main(options: dict[str, Any], folder: str) -> dict[str, Any]:
     }
 
 
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        return train(options, folder)
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     wait_for_gathers()
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    answer = []
-    for options in json.loads(sys.argv[1]):
-        with TemporaryDirectory() as folder:
-            answer.append(main(options, folder))
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # torch aborts at exit now and then otherwise (pytorch issue 190489)
+    run_jobs(main)

@@ -6,14 +6,10 @@ Run by test_fsdp.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,8 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import pacecar
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.fsdp2 import fsdp_knobs
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+from tests.kit.rank_jobs import RANK, WORLD, run_jobs
 
 TRIED_STEPS = 8
 """How long something else is in force before a tuned job ends."""
@@ -144,11 +139,4 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    answers = [main(options) for options in json.loads(sys.argv[1])]
-    dist.barrier()
-    print(json.dumps(answers), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # as in the other jobs: gloo's threads may still need the GIL
+    run_jobs(main)

@@ -10,25 +10,18 @@ Run by test_global_batch.py:  RANK, WORLD_SIZE and STORE in the environment, a J
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.records import KnobSwitch, Verdict
+from tests.controller.run_on import counted_clock
 from tests.kit.patient_gathers import wait_for_gathers
+from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
-sys.path.insert(0, os.path.dirname(__file__))
-from run_on import counted_clock  # type: ignore[import-not-found]
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SIZE, BATCH = 4096, 16
 
 UPDATE_NS, SAMPLE_NS = 20_000_000, 50_000
@@ -74,10 +67,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         model, optimizer, tune="adaptive", knobs=("batch_samples",), learning_rate_rule="sqrt", remember=False,
         socket="/nonexistent/pacecar.sock", exploration_budget=0.5, batch_samples_max=256, windows=False, crew=False,
     )  # fmt: skip
-    records: list[Any] = []
-    for sink in pacer._run.sinks:
-        put = sink.put
-        sink.put = lambda record, put=put: (records.append(record), put(record))[1]
+    records = records_of(pacer)
     generator = torch.Generator().manual_seed(RANK)
     drawn: list[float] = []
     seen: list[float] = []
@@ -101,8 +91,6 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     value, state = pacer.knobs.values["batch_samples"], pacer._tuner.state
     pacer.close()
     weights = model.module.w.detach()
-    gathered = [torch.empty_like(weights) for _ in range(WORLD)]
-    dist.all_gather(gathered, weights)
     return {
         "noise_scales": scales[::10],
         "true_noise_scale": options["noise"] ** 2 * SIZE / float(weights.square().sum()),
@@ -113,17 +101,10 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "seen": seen,
         "switches": [[r.step, r.epoch, r.knobs.values] for r in records if isinstance(r, KnobSwitch)],
         "verdicts": [[r.outcome, r.reason] for r in records if isinstance(r, Verdict)],
-        "models_agree": all(torch.equal(gathered[0], other) for other in gathered),
+        "models_agree": do_models_agree(weights),
     }
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     wait_for_gathers()
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    dist.barrier()
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # not by the interpreter's end: see job_tuner.py
+    run_jobs(main)

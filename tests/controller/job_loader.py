@@ -10,27 +10,21 @@ is where the loop waits.  What pacecar sees of the job's pace is then the same o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pacecar
 from pacecar.records import Verdict
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
-from loaders import Numbers  # type: ignore[import-not-found]
-from run_on import Ear, RunOn, counted_clock  # type: ignore[import-not-found]
+from tests.controller.loaders import Numbers
+from tests.controller.run_on import RunOn, counted_clock
+from tests.kit.rank_jobs import records_of, run_jobs
 
 COMPUTE_SECONDS = 0.005
 
@@ -67,7 +61,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         clock.advance(round(options["seconds"] * 1e9 / max(1, workers)))  # type: ignore[union-attr]
 
     with pacecar.attach(model, optimizer, tune=options["tune"], remember=False, crew=False, **settings) as pacer:
-        ear = Ear(pacer)
+        records = records_of(pacer)
         if clock is not None:
             sampler.pay = wait
         epoch = 0
@@ -87,7 +81,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                 optimizer.zero_grad()
                 walls.append((now() - begin) / 1e9)
                 begin = now()
-                is_over = _run_on.is_over(options, len(walls), ear)
+                is_over = _run_on.is_over(options, len(walls), records)
                 if is_over:
                     break
         tuner = pacer._tuner
@@ -100,18 +94,10 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "knobs": knobs,
         "detail": detail,
         "refused": refused,
-        "verdicts": [[r.knob, r.outcome, r.reason] for r in ear.records if isinstance(r, Verdict)],
+        "verdicts": [[r.knob, r.outcome, r.reason] for r in records if isinstance(r, Verdict)],
         "weights": [p.item() for p in model.parameters()],
     }
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    dist.barrier()
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # as in the other jobs: gloo's threads may still need the GIL
+    run_jobs(main)

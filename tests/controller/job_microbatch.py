@@ -1,6 +1,6 @@
 """One rank of a job whose micro-batch is far too small, under `pacecar.attach`; prints what it saw as JSON.
 
-Run by test_microbatch_ranks.py and bench_microbatch.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of
+Run by test_microbatch_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of
 jobs' options as the argument.  `cap` is the largest micro-batch that "fits into memory" on the last rank, `where` what
 runs out of it there: forward or backward.
 
@@ -16,29 +16,21 @@ forwards slept.  What others take of the machine is in `step_ns` only.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
-from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.clock import FakeClock
 from pacecar.records import KnobSwitch, TunerStatus, Verdict
+from tests.controller.run_on import RunOn, counted_clock
+from tests.kit.rank_jobs import RANK, WORLD, do_models_agree, records_of, run_jobs
 
-sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
-from run_on import Ear, RunOn, counted_clock  # type: ignore[import-not-found]
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VOCABULARY, WIDTH, POSITIONS = 64, 64, 32
 
 SAMPLE_NS = 100_000
@@ -138,7 +130,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         remember=False, socket="/nonexistent/pacecar.sock", exploration_budget=options.get("budget", 0.01),
         **({"crew": False, "windows": False} if options.get("counted") else {}),  # these see what things really take
     )  # fmt: skip
-    ear = Ear(pacer)
+    records = records_of(pacer)
     generator = torch.Generator().manual_seed(RANK)
     loss_of = make_loss(model)
     losses: list[float] = []
@@ -146,7 +138,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     ends = [time.perf_counter_ns()]
     works = [0]
     begun = time.process_time_ns()
-    while not _run_on.is_over(options, len(losses), ear):
+    while not _run_on.is_over(options, len(losses), records):
         text = torch.randint(0, VOCABULARY, (batch, POSITIONS + 1), generator=generator)
         text[:, 1::2] = text[:, :-1:2]  # something to learn
         pair = (text[:, :-1], text[:, 1:])
@@ -168,11 +160,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         if options.get("as_long") and len(losses) in _run_on.lengths:
             weights_after[len(losses)] = some_of(model)[1]
     knobs, tuner = pacer.knobs.values, pacer._tuner
-    frozen = None if tuner is None else tuner._agreement.frozen
+    frozen = None if tuner is None else tuner.agreement.frozen
     pacer.close()
     weights, some = some_of(model)
-    gathered = [torch.empty_like(weights) for _ in range(WORLD)]
-    dist.all_gather(gathered, weights)
     return {
         "losses": losses,
         "step_ns": [b - a for a, b in pairwise(ends)],
@@ -180,21 +170,14 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "knobs": knobs,
         "frozen": frozen,
         "tries": net.tries,
-        "switches": [[r.step, r.epoch, r.knobs.values] for r in ear.records if isinstance(r, KnobSwitch)],
-        "status": [[r.step, r.state, r.detail] for r in ear.records if isinstance(r, TunerStatus)],
-        "verdicts": [[r.knob, r.outcome, r.reason] for r in ear.records if isinstance(r, Verdict)],
-        "models_agree": all(torch.equal(gathered[0], other) for other in gathered),
+        "switches": [[r.step, r.epoch, r.knobs.values] for r in records if isinstance(r, KnobSwitch)],
+        "status": [[r.step, r.state, r.detail] for r in records if isinstance(r, TunerStatus)],
+        "verdicts": [[r.knob, r.outcome, r.reason] for r in records if isinstance(r, Verdict)],
+        "models_agree": do_models_agree(weights),
         "weights": some,
         "weights_after": weights_after,
     }
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    dist.barrier()
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    os._exit(0)  # not by the interpreter's end: see job_tuner.py
+    run_jobs(main)

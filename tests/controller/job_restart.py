@@ -2,8 +2,8 @@
 
     torchrun --max-restarts 1 job_restart.py FOLDER WHAT TUNE [SECONDS]
 
-    kill    rank 1 dies by SIGKILL in step 30 of its first life; the agent starts all ranks anew
-    stop    rank 1 stops in step 30 for SECONDS; somebody else wakes it
+    kill    rank 1 dies by SIGKILL in step 30 of its first life; the agent restarts all ranks
+    stop    rank 1 stops in step 30 for SECONDS; a shell wakes it
     slow    rank 1 takes 50 ms longer a step from step 30 on
 
 Each life writes FOLDER/life<n>-rank<r>.json.
@@ -80,7 +80,7 @@ def main() -> None:
     if pacer is not None:
         tuner = pacer._tuner
         assert tuner is not None
-        told |= {"frozen": tuner._agreement.frozen, "spaces": len(tuner._agreement.spaces), "state": tuner.state}
+        told |= {"frozen": tuner.agreement.frozen, "spaces": len(tuner.agreement.spaces), "state": tuner.state}
         told["said"] = said
         pacer.close()
     (folder / f"life{life}-rank{rank}.json").write_text(json.dumps(told))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import sys
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from bench.baselines import BASELINES, tune_by
 from pacecar.records import Decision
-from tests.controller.run_on import Ear
+from tests.kit.rank_jobs import records_of, run_jobs
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +29,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         bucket_bytes_min=options["bytes_min"], windows=False, crew=False,
     ) as pacer:  # fmt: skip
         assert pacer._tuner is not None
-        ear = Ear(pacer)
+        records = records_of(pacer)
         for step in range(options["steps"]):
             torch.manual_seed(step)
             model(torch.randn(4, 256)).square().mean().backward()
@@ -43,20 +38,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             values.append(int(pacer._tuner.knobs.values.get("bucket_bytes", 0)))
         state = pacer._tuner.state
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    reasons = [record.reason for record in ear.records if isinstance(record, Decision)]
+    reasons = [record.reason for record in records if isinstance(record, Decision)]
     return {"values": values, "reasons": reasons, "state": state, "weights": hashlib.sha256(weights).hexdigest()}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method="file://" + os.environ["STORE"],
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=60),
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    dist.barrier()
-    os._exit(0)  # torch aborts at exit now and then (pytorch#190489)
+    run_jobs(main)

@@ -1,10 +1,10 @@
 """One rank of a small DDP job with pacecar attached, that does one of the things after which no rank may vote any more.
 
     join     each epoch under Join: rank r has 12 + 6 r batches, in the second epoch rank 0 has none
-    anew     the process group is destroyed, the job goes on alone, meets anew, attaches anew
+    anew     the process group is destroyed, the job goes on alone, meets again, attaches again
     again    the same, but the pacer of before stays
 
-Run by test_step_boundaries.py:  RANK, WORLD_SIZE and STORE in the environment, a list of jobs' options as the argument;
+Run by test_step_boundaries.py: RANK, WORLD_SIZE and STORE in the environment, a list of jobs' options as the argument;
 the jobs run one after the other, each with process groups of its own.
 """
 

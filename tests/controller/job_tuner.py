@@ -7,17 +7,11 @@ the argument; the jobs run one after the other.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,15 +22,14 @@ from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.controller.knobs.batch.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
+from pacecar.controller.observation import JobFacts, Observation, Proposal
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import TunedJob, Tuner, choose_agreement
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from tests.kit.next_values import NextValues
+from tests.kit.rank_jobs import RANK, WORLD, run_jobs
 from tests.kit.records import job_hello, step_record
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class SmallJob(TunedJob):
@@ -46,7 +39,7 @@ class SmallJob(TunedJob):
         self.world, self.buckets, self.batcher, self.in_force = world, buckets, batcher, in_force
 
     def facts(self) -> JobFacts:
-        return JobFacts("job", self.world, self.buckets.gradient_bytes(), self.batcher.batch_samples)
+        return JobFacts("job", self.world, self.buckets._reducer.gradient_bytes(), self.batcher.batch_samples)
 
     def set_knobs(self, knobs: Knobs) -> None:
         self.in_force.append(knobs)
@@ -55,33 +48,22 @@ class SmallJob(TunedJob):
         """Do nothing: nothing is profiled."""
 
 
-class Script(Policy):
-    """Wishes for the next values whenever the last ones are seen in force."""
+class Script(NextValues):
+    """Raises at the `fail_at`-th proposal, and counts how often it was finished."""
 
     def __init__(self, fail_at: int | None = None, *, is_trial: bool = False) -> None:
-        self.is_trial = is_trial
-        self.turn: TuningTurn | None = None
-        self.turns = 0
+        super().__init__(is_trial=is_trial)
         self.fail_at = fail_at
-        self.seen: list[Observation] = []
         self.finished = 0
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        self.facts, self.spaces, self.mode = facts, spaces, mode
-
-    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
-        self.seen.extend(observations)
+    def advance(self, observations: Sequence[Observation]) -> tuple[Proposal | None, list[Any]]:
         if self.fail_at is not None and self.turns >= self.fail_at:
             raise RuntimeError("the policy broke")
-        if self.turn is None or observations[-1].values == self.turn.values:
-            self.turns += 1
-            values = {s.knob: s.domain[(self.turns * (1 + i)) % len(s.domain)] for i, s in enumerate(self.spaces)}
-            self.turn = TuningTurn(self.turns, values, is_trial=self.is_trial)
-        return self.turn, []
+        return super().advance(observations)
 
     def finish(self, reason: str = "") -> list[Any]:
         self.finished += 1
-        return []
+        return super().finish(reason)
 
 
 class Brittle(BucketActuator):
@@ -118,7 +100,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     config = TuneConfig(bucket_bytes_min=16 * 1024, mode=options.get("mode", "exact"))
     batcher = MicroBatcher(ddp, 4)
-    buckets = Brittle(ddp, config)
+    buckets = Brittle(config, DdpReducer(ddp))
     if RANK == WORLD - 1:
         buckets.bad, buckets.bad_calls = options.get("bad"), tuple(options.get("bad_calls", ()))
     actuators: list[Any] = [buckets, MicroBatchActuator(ddp, batcher, config)]
@@ -152,7 +134,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         walls.append(now - last)
         last = now
         if options.get("break_side") == step and RANK == WORLD - 1:
-            tuner._agreement._side._group = None
+            tuner.agreement._side._group = None
         if options.get("absent") == RANK:
             continue
         begin = time.perf_counter_ns()
@@ -163,7 +145,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter_ns()
     state, agreement = "off", None
     if options.get("absent") != RANK:
-        state, agreement = tuner.state, tuner._agreement
+        state, agreement = tuner.state, tuner.agreement
         tuner.close()
     close_ms = (time.perf_counter_ns() - begin) / 1e6
     digest = hashlib.blake2b()
@@ -175,9 +157,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "state": state,
         "frozen": None if agreement is None else agreement.frozen,
         "observed": None if policy is None else [[o.step, o.values, o.pace_ns] for o in policy.seen],
-        "spaces": None
-        if policy is None or not hasattr(policy, "spaces")
-        else [[s.knob, s.value, s.domain] for s in policy.spaces],
+        "spaces": None if policy is None else [[s.knob, s.value, s.domain] for s in policy.spaces],
         "finished": None if policy is None else policy.finished,
         "weights": digest.hexdigest(),
         "close_ms": close_ms,
@@ -188,12 +168,4 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    answer = [main(options) for options in json.loads(sys.argv[1])]
-    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
-    # Not by the interpreter's end: gloo's worker may still be letting go of DDP's last all-reduce, for which it needs
-    # the GIL, and python aborts a thread that asks for it then (pytorch issue 190489).
-    os._exit(0)
+    run_jobs(main)

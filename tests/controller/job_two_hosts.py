@@ -57,7 +57,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                 ask.touch()
                 while ask.exists():
                     time.sleep(0.01)
-        dist.barrier()  # what rank 0 waited for is nobody's slow step
+        dist.barrier()  # rank 0's wait counts in no step
         begun = time.monotonic()
         values.append(None if tuner is None or not tuner._switcher.live() else list(tuner._switcher.values()))
         optimizer.zero_grad()
@@ -68,7 +68,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         losses.append(float(loss.detach()).hex())
         walls.append(time.monotonic() - begun)
     begun = time.monotonic()
-    frozen = None if tuner is None else tuner._agreement.frozen
+    frozen = None if tuner is None else tuner.agreement.frozen
     state, detail = (None, None) if tuner is None else (tuner.state, tuner.status.detail)
     epoch = None if tuner is None else tuner.knobs.epoch
     if pacer is not None:

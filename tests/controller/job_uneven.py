@@ -37,7 +37,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar.controller.observation import TuningTurn
+from pacecar.controller.observation import Proposal
+from tests.kit.hook_inspection import turn_off
 from tests.kit.patient_gathers import wait_for_gathers
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -71,22 +72,22 @@ class Restless:
     def __init__(self) -> None:
         self.turns = 0
 
-    def begin(self, facts: Any, spaces: Any, *, mode: str) -> None:
+    def begin(self, facts: Any, spaces: Any, *, turns_knobs: bool) -> None:
         self.spaces = spaces
 
-    def advance(self, observations: Any) -> tuple[TuningTurn | None, list[Any]]:
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        pass
+
+    def advance(self, observations: Any) -> tuple[Proposal | None, list[Any]]:
         self.turns += 1
         turned = [space.knob for space in self.spaces if space.knob in VALUES]
         values = {knob: VALUES[knob][self.turns // 2 % len(VALUES[knob])] for knob in turned}
-        return TuningTurn(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
+        return Proposal(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
 
     def finish(self, reason: str) -> list[Any]:
         return []
 
     def wants_window(self) -> bool:
-        return False
-
-    def is_urgent(self) -> bool:
         return False
 
     def is_calm(self) -> bool:
@@ -167,7 +168,7 @@ class Job:
             return False
         if isinstance(when, int) or tuner is None:
             return step == (when if isinstance(when, int) else 20)
-        agreement = tuner._agreement
+        agreement = tuner.agreement
         return {
             "trial": tuner._proven is not None and tuner._proven != tuner._switcher.agreed(),
             "voted": agreement._vote is not None and agreement._member._voted is not None,
@@ -195,7 +196,7 @@ class Job:
         if raises in ("close", "off") and self.pacer is not None:
             self.did_at = number
             self.proven = None if self.pacer._tuner is None else self.pacer._tuner._proven
-            self.pacer.close() if raises == "close" else self._break_hook()
+            self.pacer.close() if raises == "close" else turn_off(self.pacer)
 
     def batch(self) -> torch.Tensor:
         return torch.randn(BATCH, 48, generator=self.draw)
@@ -214,13 +215,6 @@ class Job:
         loss = loss_of(batch)
         loss.backward()
         return loss
-
-    def _break_hook(self) -> None:
-        def fail() -> None:
-            raise RuntimeError("planted")
-
-        for _ in range(3):
-            self.pacer._hook._guard.wrap(fail)()
 
     def train(self) -> None:
         number = 0
@@ -249,7 +243,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     layout = None
     if tuner is not None and all(knob in tuner._actuators for knob in job.knobs):
         layout = [tuner._actuators[knob].value() for knob in job.knobs]
-    spaces = () if tuner is None else tuner._agreement.spaces
+    spaces = () if tuner is None else tuner.agreement.spaces
     proven = [value for space, value in zip(spaces, job.proven or (), strict=False) if space.knob in job.knobs]
     if job.pacer is not None:
         job.pacer.close()
@@ -264,7 +258,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "proven": proven,
         "knobs": [space.knob for space in spaces if space.knob in job.knobs],
         "said": job.said.lines,
-        "frozen": None if tuner is None else tuner._agreement.frozen,
+        "frozen": None if tuner is None else tuner.agreement.frozen,
         "state": None if tuner is None else tuner.state,
         "slowest": job.slowest,
         "epoch": None if tuner is None else tuner.knobs.epoch,

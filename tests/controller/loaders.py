@@ -1,4 +1,4 @@
-"""Data sets and samplers for the loader's tests; importable, so that spawned workers find them."""
+"""Datasets and samplers for the loader's tests; importable, so that spawned workers find them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Augmented(Numbers):
 
 
 class OnlyAtHome(Numbers):
-    """Loads in the process that made it and in no other: as a dataset on a GPU would."""
+    """Loads only in the process that created it, as a dataset on a GPU would."""
 
     def __init__(self, length: int = 64, *, dies: bool = False) -> None:
         super().__init__(length)
@@ -64,7 +64,7 @@ class OnFile(Numbers):
 
 
 class PositionedSampler(DistributedSampler):  # type: ignore[type-arg]
-    """Saves how far it is, as samplers for resumable training do."""
+    """Saves its position, as samplers for resumable training do."""
 
     yielded = 0
 
@@ -78,7 +78,7 @@ class PositionedSampler(DistributedSampler):  # type: ignore[type-arg]
 
 
 class EagerBatches(Sampler[list[int]]):
-    """A batch sampler that counts how often it is asked, and shuffles from the global generator when it is."""
+    """A batch sampler that counts its iterations, and shuffles from the global generator each time."""
 
     def __init__(self, length: int = 64, size: int = 4) -> None:
         self.length, self.size, self.asked = length, size, 0

@@ -1,11 +1,11 @@
 """Real jobs to replay policies on: the sweeps that `make bench-tuning` measured, as curves.
 
-The step times are the measured ones (medians over the steps of a sweep, of all files of a case).  What a window would
-show of a setting was not kept with them, so it comes from a fit: DDP's timeline (`bucket_timeline`) with the five
-constants that come nearest to all settings of the sweep.  How near is said beside each: the mean distance in
-percent of the step.  Policies are judged by the measured steps; the fit only feeds their forecasts.
+The step times are measured (medians over the steps of a sweep, of all files of a case).  The sweeps did not keep what a
+window would show of a setting, so that comes from a fit: DDP's timeline (`bucket_timeline`) with the five constants
+nearest to all settings of the sweep, given with their mean distance in percent of the step.  Policies are judged by the
+measured steps; the fit only feeds their forecasts.
 
-Left out: compression, of which no sweep was made; a link that changes (its first half is a sweep as any other).
+Left out: compression, which has no sweep; a link that changes (its first half is a sweep like any other).
 
 `python -m tests.controller.measured_curves` writes docs/measurements/tuning-curves.json anew and prints the fits as
 Markdown; a test compares.

@@ -1,4 +1,4 @@
-"""A job that does at once what a policy requests, and whose pace depends on its settings alone."""
+"""A job that does at once what a policy proposes, and whose pace depends only on its settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drive(
 ) -> tuple[list[Any], list[dict[str, int]]]:
     """Obey a policy for so many steps; return its records and the values in force at each step."""
     spaces = spaces or (BUCKET,)
-    policy.begin(JobFacts(job="job", world_size=2), spaces, mode="exact")
+    policy.begin(JobFacts(job="job", world_size=2), spaces, turns_knobs=True)
     values = {space.knob: space.value for space in spaces}
     records: list[Any] = []
     history = []

@@ -1,7 +1,7 @@
 """A simulated job whose step time is a known function of its knobs: what the policy is tested on.
 
-It carries out a Turn some steps later, reports steps in batches and one control period late, makes the first steps
-after a switch slow, and adds noise; so it shows what the real edges show, with an optimum that is known.
+It carries out a proposal some steps later, reports steps in batches and one control period late, makes the first steps
+after a switch slow, and adds noise, as a real job does, but its optimum is known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def gaussian(deviation: float) -> Noise:
 
 
 def spiky(deviation: float) -> Noise:
-    """Gaussian, and one step in twenty takes about two and a half times as long."""
+    """Gaussian, but one step in twenty takes about two and a half times as long."""
     return lambda draw: draw.gauss(0.0, deviation) + (abs(draw.gauss(0.9, 0.4)) if draw.random() < 0.05 else 0.0)
 
 
@@ -43,7 +43,7 @@ class Plant:
     spaces: list[KnobSpace]
     seed: int
     config: TuneConfig = field(default_factory=lambda: TuneConfig(exploration_budget=0.05))
-    mode: str = "exact"
+    turns_knobs: bool = True
     facts: JobFacts = field(default_factory=lambda: JobFacts(job="plant", world_size=2, batch_samples=32))
     latency_steps: tuple[int, int] = (4, 12)
     transient: tuple[float, ...] = (1.3, 1.1)
@@ -63,7 +63,7 @@ class Plant:
     def run(self, steps: int) -> Plant:
         draw = random.Random(self.seed)
         self.policy = policy = self.make(self.config)
-        policy.begin(self.facts, self.spaces, mode=self.mode)  # type: ignore[arg-type]
+        policy.begin(self.facts, self.spaces, turns_knobs=self.turns_knobs)
         self.values = {space.knob: space.value for space in self.spaces}
         wish: tuple[int, dict[str, int]] | None = None
         batch: list[Observation] = []
@@ -130,7 +130,7 @@ def link_curve(milliseconds: dict[int, float]) -> Curve:
 
 
 def both_curve(values: dict[str, int], step: int) -> float:
-    """0.1 s of work, 10 ms a micro-batch of 32 samples' worth, and a bucket optimum at 4 MiB worth 10 % against 32."""
+    """0.1 s of work, 10 ms a micro-batch of 32 samples, and an optimum at buckets of 4 MiB, 10 % better than 32."""
     passes = 32 / values["micro_batch"]
     octaves = abs(log2(values["bucket_bytes"] / (4 * MIB)))
     return 0.1 + 0.010 * passes + 0.0035 * octaves**1.5

@@ -1,8 +1,8 @@
-"""A job made of recorded curves: what would each policy have done with the very same steps?
+"""Replays recorded curves as a job, to compare policies on the very same steps.
 
-The step time of the setting in force is read from a curve; noise, the delay from a wish to its effect and the slow
-first steps after a switch are laid over it.  The noise of step i is the same for every policy and for the job left
-alone, so totals compare step by step.  Other than a real job: a switch never fails, ranks are one, memory has no end.
+The step time of the setting in force comes from a curve, with noise, the delay from a proposal to its effect, and slow
+first steps after a switch.  The noise of step i is the same for every policy and for the untuned job, so totals compare
+step by step.  Unlike in a real job no switch fails, there is one rank, and memory is unlimited.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tests.controller.curves import Curve, load
 
 PERIOD_STEPS = 4
 LATENCY_STEPS = (4, 12)
-"""From a wish to its effect, as the agreement takes."""
+"""From a proposal to its effect, as in the agreement."""
 
 TRANSIENT = (1.10, 1.05)
-"""The first steps after a switch (TUNING: V3 costs 4 to 5 % on each of two; one of those is doubled here)."""
+"""Slowdown of the first steps after a switch (TUNING: V3 costs 4 to 5 % on each of two; one is doubled here)."""
 
 WINDOW_STEPS = 50
 SLOW_RATIO = 1.2
 REDUCE_NOISE = 0.10
 LATE_RATIO = 0.01
-"""Of what a window shows: each all-reduce is off by so much, and the first waits for a late rank, that share of
-backward in the mean (measured over gloo at 1 Gbit/s: 1 and 7 %)."""
+"""In a window each all-reduce is off by REDUCE_NOISE, and the first waits for a late rank, for LATE_RATIO of backward
+on average (measured over gloo at 1 Gbit/s: 1 and 7 %)."""
 
 POLICIES = ("throughput-doubling", *BASELINES, "pacecar")
 
@@ -85,7 +85,7 @@ def noise(level: float, steps: int, seed: int) -> list[float]:
 
 
 def cases(curves: Sequence[Curve]) -> list[Case]:
-    """Every curve in exact mode and, where there is compression, with it; and links that change half way."""
+    """Every curve in exact mode, also with compression if it has any, and links that change half way."""
     exact, lossy = [], []
     for curve in curves:
         if "compression" in curve.start:
@@ -132,7 +132,7 @@ def _backward(curve: Curve, values: dict[str, int], draw: random.Random) -> Back
 def _observe(
     step: int, values: dict[str, int], pace_ns: int, curve: Curve, since_switch: int, draw: random.Random
 ) -> Observation:
-    """Return what the policy sees of a step; every fiftieth and one after each switch is a profiled window."""
+    """Return what the policy sees of a step; every fiftieth, and one after each switch, is a profiled window."""
     seen = Observation(step=step, wall_ns=step, values=values, pace_ns=pace_ns)
     if step % WINDOW_STEPS and since_switch != 5:
         return seen
@@ -175,7 +175,7 @@ def run(
             first_bucket_bytes=first.first_bucket_bytes,
         ),
         spaces,
-        mode="exact",
+        turns_knobs=True,
     )
     draw, seen = random.Random(f"latency {seed}"), random.Random(f"windows {seed}")
     values, kept = dict(first.start), dict(first.start)

@@ -1,10 +1,10 @@
-"""How long a job runs that waits for what the tuner says, and whose clock it is judged by.
+"""How long a job runs that waits for the tuner's verdicts, and the counted clock that it is judged by.
 
-On a disturbed machine proof takes its time.  A job with a counted clock says itself what each thing that it does costs,
-so it is the same on every machine: pacecar is given this clock in place of the system's.
+On a disturbed machine proof takes longer.  A job with a counted clock declares what everything costs, so it is the same
+on every machine: pacecar gets this clock instead of the system's.
 
-A job runs `steps` steps, and on until rank 0 has heard a verdict of each kind in `until` and RESTED more were made, but
-no more than STEPS_MAX.  One with `as_long` runs as many as the longest before it in this process.
+A job runs `steps` steps, and goes on until rank 0 has received a verdict of each kind in `until` and RESTED more steps
+were made, but at most STEPS_MAX.  One with `as_long` runs as many steps as the longest before it in this process.
 """
 
 from __future__ import annotations
@@ -18,43 +18,33 @@ from pacecar.clock import FakeClock, SystemClock
 from pacecar.job import tuner_wiring, wiring
 from pacecar.records import Verdict
 
-__all__ = ["Ear", "RunOn", "counted_clock"]
+__all__ = ["RunOn", "counted_clock"]
 
 RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
 
 
 def counted_clock(*, is_counted: bool = True) -> FakeClock | None:
-    """Let what is attached from now on tell the time by the returned clock, which stands still unless it is moved."""
+    """Make what is attached from now on use the returned clock, which stands still unless it is advanced."""
     clock = FakeClock() if is_counted else None
     for module in (wiring, tuner_wiring):
         module.SystemClock = SystemClock if clock is None else lambda: clock  # type: ignore[attr-defined, assignment]
     return clock
 
 
-class Ear:
-    """What the tuner says: every sink gets all of it, so one is listened to."""
-
-    def __init__(self, pacer: Any) -> None:
-        self.records: list[Any] = []
-        sink = pacer._run.sinks[0]
-        put = sink.put
-        sink.put = lambda record: (self.records.append(record), put(record))[1]
-
-
 class RunOn:
-    """The lengths of the jobs of this process; all ranks make one, and ask it after every step."""
+    """The lengths of this process's jobs; all ranks make one, and ask it after every step."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    def is_over(self, options: dict[str, Any], steps: int, ear: Ear) -> bool:
-        """Return whether all ranks have seen enough; a collective every ASK_STEPS where something is waited for."""
-        is_over = self._is_over(options, steps, ear)
+    def is_over(self, options: dict[str, Any], steps: int, records: list[Any]) -> bool:
+        """Return whether all ranks have seen enough; a collective every ASK_STEPS while something is awaited."""
+        is_over = self._is_over(options, steps, records)
         if is_over:
             self.lengths.append(steps)
         return is_over
 
-    def _is_over(self, options: dict[str, Any], steps: int, ear: Ear) -> bool:
+    def _is_over(self, options: dict[str, Any], steps: int, records: list[Any]) -> bool:
         if options.get("as_long"):
             return steps == max(self.lengths)
         if steps < options["steps"]:
@@ -63,7 +53,7 @@ class RunOn:
             return True
         if steps % ASK_STEPS:
             return False
-        heard = {r.outcome for r in ear.records if isinstance(r, Verdict) and r.step <= steps - RESTED}
+        heard = {r.outcome for r in records if isinstance(r, Verdict) and r.step <= steps - RESTED}
         is_enough = torch.tensor([float(heard >= set(options["until"]))])
         dist.all_reduce(is_enough, dist.ReduceOp.MAX)
         return bool(is_enough)

@@ -1,4 +1,4 @@
-"""The course of a trial: what is judged, what it asks for, and how it ends."""
+"""Tests one A/B trial: which steps are judged, when it requests switches, and how it ends."""
 
 from __future__ import annotations
 

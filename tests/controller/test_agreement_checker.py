@@ -1,4 +1,4 @@
-"""Every order of events within bounds: ranks never part, never hang; rules broken on purpose are found out."""
+"""Every order of events within bounds: ranks stay equal and never hang; deliberately broken rules are detected."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pacecar.controller.consensus.protocol import (
     LEISURE_PERIOD,
     LONG_STEP_NS,
     PERIOD,
-    Proposal,
     ProtocolMember,
+    SwitchProposal,
 )
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
@@ -152,7 +152,7 @@ def test_wider_bounds(bounds: Bounds) -> None:
 
 
 class VotesWithoutADigest(ProtocolMember):
-    """Says that it holds something, not what."""
+    """Votes that it holds something, not what."""
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
         digest, _, *rest = super().ballot(can_apply=can_apply, place=place)
@@ -168,7 +168,7 @@ class LeavesWithoutAWord(ProtocolMember):
 
 
 class VotesThoughFrozen(ProtocolMember):
-    """Votes for what it holds after it froze, and says that it is alive."""
+    """Votes for what it holds after it froze, as if alive."""
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
         frozen, self.frozen = self.frozen, None
@@ -179,40 +179,42 @@ class VotesThoughFrozen(ProtocolMember):
 
 
 class AppliesWhatItVotedFor(ProtocolMember):
-    """Does not look at what the others voted."""
+    """Ignores what the others voted."""
 
-    def tally(self, lowest: Sequence[int]) -> Proposal | None:
+    def tally(self, lowest: Sequence[int]) -> SwitchProposal | None:
         voted = self._voted
         super().tally(lowest)
         return voted
 
 
 class DoesNotCount(ProtocolMember):
-    """Does not count the switches: the others do."""
+    """Does not count the switches, unlike the others."""
 
-    def applied(self, proposal: Proposal) -> None:
+    def applied(self, proposal: SwitchProposal) -> None:
         super().applied(proposal)
         if self.rank == 0:
             self.epoch -= 1
 
 
-def keeps_what_it_has(agreement: RankAgreement, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
-    """Where another rank failed, go on as if it had not."""
+def keeps_what_it_has(
+    agreement: RankAgreement, proposal: SwitchProposal, *, is_done: bool, undo: Callable[[], bool]
+) -> bool:
+    """Ignore that another rank failed."""
     (agreement._member.applied if is_done else agreement._member.failed)(proposal)
     return is_done
 
 
 class SwitchesAfterTheVote(RankAgreement):
-    """Takes the vote for the switch: whoever voted will be there."""
+    """Takes the vote for the switch: assumes that every voter will be there."""
 
-    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+    def gather_for(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
         return not self.has_left
 
 
 class KeepsItsOwnVerdict(RankAgreement):
-    """Goes on by what it saw itself, where others may have given up."""
+    """Relies on what it saw itself, although others may have given up."""
 
-    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+    def gather_for(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
         main: Any = self._main
         verdict, main.verdict = main.verdict, lambda frame, *, is_complete: is_complete
         try:
@@ -222,16 +224,16 @@ class KeepsItsOwnVerdict(RankAgreement):
 
 
 class SwitchesThoughLate(RankAgreement):
-    """Carries out what a vote decided though it reads that later than the others."""
+    """Carries out what a vote decided although it reads the vote later than the others."""
 
-    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+    def gather_for(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
         return self._is_late or super().gather_for(proposal, closes=closes)
 
 
 class ClosesAnywhere(RankAgreement):
-    """Takes any two closes for closes after the same step."""
+    """Treats any two closes as closes after the same step."""
 
-    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+    def gather_for(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
         counted, self._collectives = self._collectives, int
         boundary, self._boundary = self._boundary, 0
         try:
@@ -241,9 +243,9 @@ class ClosesAnywhere(RankAgreement):
 
 
 class CountsNoCollectives(RankAgreement):
-    """Takes the n-th boundary of two ranks for the same place in the training."""
+    """Treats the n-th boundary of two ranks as the same place in the training."""
 
-    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+    def gather_for(self, proposal: SwitchProposal, *, closes: bool = False) -> bool:
         counted, self._collectives = self._collectives, int
         try:
             return super().gather_for(proposal, closes=closes)

@@ -1,4 +1,4 @@
-"""The protocol under random orders of events: ranks never part, nothing is applied twice, freezing is for all."""
+"""The protocol under random orders of events: ranks stay equal, nothing is applied twice, freezing is for all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pacecar.controller.consensus.protocol import (
     PERIOD,
     QUEUE_MAX,
     REPORT_WORDS,
-    Proposal,
     ProtocolMember,
+    SwitchProposal,
 )
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
@@ -34,7 +34,7 @@ def offer(value: int = 0, domain: tuple[int, ...] = DOMAIN, refusal: str | None 
 
 
 class Job:
-    """Ranks that step together; gathers arrive on each rank whenever the dice say, votes are a rendezvous."""
+    """Ranks that step together; gathers arrive on each rank at random times, votes are a rendezvous."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ def test_rank_0_takes_a_wish_back_although_the_others_still_hold_it() -> None:
 
 
 def test_the_same_proposal_under_another_epoch_or_layout_has_another_name() -> None:
-    proposal = Proposal(1, 2, (3, 4))
+    proposal = SwitchProposal(1, 2, (3, 4))
     assert len({proposal.digest(0, 9), proposal.digest(1, 9), proposal.digest(0, 8)}) == 3
     assert 0 < proposal.digest(0, 9) < 2**62
 

@@ -1,4 +1,4 @@
-"""Alpha and beta come out of the windows as they went in, of real ones too, and what is not known is said."""
+"""Alpha and beta are recovered from simulated and real windows, and unknown values are reported as unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy sees of the steps: each once, in order, whenever the first exact window was."""
+"""A policy sees each step once, in order, whenever the first exact window was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOBS = Knobs(0, {"micro_batch": 1})
 
 @dataclass
 class Written:
-    """A finished step whose record is there."""
+    """A finished step whose record exists."""
 
     record: StepRecord
     backward: None = None
@@ -45,7 +45,7 @@ class Written:
 
 @pytest.mark.parametrize("exact", range(12))
 def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact: int) -> None:
-    """Paces come in blocks of four steps, and a block may have begun before the exact step that opens the view."""
+    """Paces come in blocks of four steps, and a block may have begun before the exact step that a policy sees first."""
     backlog = ObservationBacklog()
     for step in range(12):
         source = "exact" if step == exact else "estimate"
@@ -60,7 +60,7 @@ def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact
 
 
 def test_a_window_that_is_read_while_the_next_step_runs_is_an_early_exact_step_too() -> None:
-    """In gloo jobs the hook reads it there: the step it tells of was an estimate when the tuner first heard of it."""
+    """In gloo jobs the hook reads it there: the step was still an estimate when the tuner first received it."""
     for following in (0, 1, 5):
         backlog = ObservationBacklog()
         profiled = Written(step_record(step=3, knobs=KNOBS))

@@ -147,7 +147,7 @@ def test_ragged_batches_cut_by_tokens_give_the_gradient_of_the_whole_batch(
 
 
 def test_without_count_a_mean_over_tokens_is_another_gradient() -> None:
-    """What the weights are for: the test above would not notice if this one passed."""
+    """Proves that the weights matter: the test above would pass without them if this one failed."""
     whole, _ = gradients(mean_over_tokens)
     parts, _ = gradients(mean_over_tokens, micro_batch=3)
     assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(parts, whole, strict=True))

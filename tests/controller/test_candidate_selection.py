@@ -1,4 +1,4 @@
-"""The first trial is the best predicted setting where the model is sure, and there is none where nothing can be won."""
+"""The first trial is the best forecast setting if the model is sure, and there is none if nothing can be gained."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_all_reduce_that_is_no_bucket_makes_the_window_say_no_more_than_its_l
     more = replace(step, backward=BackwardWindow(work_ns=BACKWARD_NS, reduces=(*step.backward.reduces, (1, 2))))
     model = GainModel(FACTS)
     model.learn(more)
-    model.note_pace(more.values, more.pace_ns)
+    model.history.note_pace(more.values, more.pace_ns)
     forecast = model.expect("bucket_bytes", more.values, MIB)
     assert forecast is not None
     assert "assumed" in forecast.basis
@@ -114,7 +114,7 @@ def test_the_gain_that_was_measured_on_a_real_link_is_forecast() -> None:
     values = {"bucket_bytes": DEFAULT}
     model = GainModel(FACTS)
     model.learn(Observation(1, 1, values, 626 * MS, True, ledger, True, micro_batches=1, backward=backward))
-    model.note_pace(values, 612 * MS)
+    model.history.note_pace(values, 612 * MS)
     forecast = model.expect("bucket_bytes", values, MIB)
     assert forecast is not None
     assert forecast.gain_ratio == pytest.approx(1 - 470 / 612, abs=0.05)
@@ -126,7 +126,7 @@ def test_a_first_bucket_that_changes_nothing_is_not_tried() -> None:
     step = replace(_step(2 * MIB, 0.1 * MS, 8.3), values=values)
     model = GainModel(FACTS)
     model.learn(step)
-    model.note_pace(values, step.pace_ns)
+    model.history.note_pace(values, step.pace_ns)
     forecast = model.expect("first_bucket_bytes", values, 2 * MIB)
     assert forecast is not None
     assert abs(forecast.gain_ratio) < 0.02

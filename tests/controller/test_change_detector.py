@@ -1,4 +1,4 @@
-"""A changed world begins a new search, with what was seen of it since, also where the pace does not show it."""
+"""A change of conditions starts a new search with the windows since then, even if the pace does not show it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A closed road keeps its last gather: a thread of gloo may still hold it, and the group waits for that thread.
+"""A closed channel keeps its last gather: a thread of gloo may still hold it, and the group waits for that thread.
 
-And a farewell is heard by whoever waits, in whatever frame it came.
+A waiting rank also notices a farewell in any earlier frame.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group:
 
 
 def kept(road: Any, *, is_taken: bool) -> list[bool]:
-    """Return which of three gathers are still there after the road was closed."""
+    """Return which of three gathers still exist after the channel was closed."""
     road._group = group = Group()
     for number in range(3):
         road.post([1, 2, 3])
@@ -90,7 +90,7 @@ class Late(Gather):
 
 
 class TwoRanks:
-    """A group of two, of which the other rank sends what it is told to, frame by frame."""
+    """A group of two whose other rank sends what the test gives it, frame by frame."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -105,14 +105,14 @@ class TwoRanks:
 
 
 def agreement(*answers: Answer) -> Any:
-    """Return a rank that has met another one, with a road of votes on which that answers so."""
+    """Return a rank that has met another one, with a vote channel on which that one answers so."""
     rank: Any = RankAgreement(0, 2, votes=True, collectives=lambda: 7)
     rank._main._group = TwoRanks(*answers)
     return rank
 
 
-def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody_has_read() -> None:
-    """Else it waited for 10 s for a rank that sends nothing any more, and the job with it."""
+def test_a_rank_that_waits_for_a_frame_notices_a_farewell_in_an_unread_earlier_one() -> None:
+    """Otherwise it would wait 10 s for a rank that sends nothing any more, and the job with it."""
     road: Any = VoteChannel(0, 2)
     road._group = TwoRanks("the same", "a farewell", "nothing")
     frames = [road.post(VoteSubject.VOTE, [1]) for _ in range(3)]
@@ -124,15 +124,15 @@ def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody
 
 
 @pytest.mark.parametrize("who", ["the other", "this one"])
-def test_what_all_told_before_a_rank_left_is_heard_by_all_also_afterwards(who: str) -> None:
-    """A learning rate follows from it: one rank alone would go on at another than the rest."""
+def test_what_all_sent_before_a_rank_left_is_received_by_all_also_afterwards(who: str) -> None:
+    """A learning rate follows from it: one rank alone would use another than the rest."""
     answers: Sequence[Answer] = ("the same", "a farewell", "nothing") if who == "the other" else ("the same", "nothing")
     rank = agreement(*answers)
-    heard = rank.tell(VoteSubject.NOISE, [3.0, 4.0])
+    heard = rank.start_gather(VoteSubject.NOISE, [3.0, 4.0])
     if who == "the other":
-        assert rank.ask(VoteSubject.GRADIENTS, [1.0]) is None
+        assert rank.start_gather(VoteSubject.GRADIENTS, [1.0])() is None
     else:
         rank.leave()
     assert rank.has_left
     assert heard() == [[3.0, 4.0], [3.0, 4.0]]
-    assert rank.ask(VoteSubject.GRADIENTS, [1.0]) is None
+    assert rank.start_gather(VoteSubject.GRADIENTS, [1.0])() is None

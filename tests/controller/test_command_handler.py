@@ -1,4 +1,4 @@
-"""The desk: every command is answered, every order is a record, and a report tells the story in 80 columns."""
+"""Every command is answered, every order is recorded, and a report fits into 80 columns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, CommandHandler, tune_is_off
 from pacecar.controller.knobs.ddp.buckets import DdpKnobs
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
-from pacecar.controller.policy.ordered_policy import OrderedPolicy
+from pacecar.controller.policy.hand_orders import HandOrders
 from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.restart_advice import advise
-from pacecar.controller.tuner_history import TunerHistory
+from pacecar.controller.status_reporter import StatusReporter
 from pacecar.profiler.hook.commands.daemon_messages import MessageRefusal
 from pacecar.records import (
     Answer,
@@ -32,6 +32,7 @@ from pacecar.records import (
 )
 from pacecar.records.commands import REPORTED_CHANGES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
+from tests.controller.ordered_run import OrderedRun
 from tests.kit.records import job_hello
 
 MIB = 2**20
@@ -46,23 +47,25 @@ class Office:
         self.sent: list[Answer] = []
         self.records: list[JobRecord] = []
         self.said: list[tuple[str, str]] = []
-        self.overseer = OrderedPolicy(self.config, lambda: TuningPolicy(self.config))
+        self.orders_by_hand = HandOrders(self.config)
+        self.run = OrderedRun(TuningPolicy(self.config), self.orders_by_hand)
         self.knobs = Knobs(0, {"bucket_bytes": 4 * MIB})
         self.refused: dict[str, str] = {}
-        self.history = TunerHistory(self.records.append)
+        self.reporter = StatusReporter(HELLO, self.records.append, FakeClock())
+        tuner: Any = self  # its knobs and what it refused
         self.desk = CommandHandler(
-            HELLO, self.config, self.overseer, self, self.history, reply=self.sent.append, clock=FakeClock()
+            HELLO, self.config, self.orders_by_hand, tuner, self.reporter, reply=self.sent.append, clock=FakeClock()
         )
 
     def begin(self) -> Office:
         space = KnobSpace("bucket_bytes", 4 * MIB, (MIB, 2 * MIB, 4 * MIB))
-        self.overseer.begin(JobFacts("job", 2), [space], mode="advise" if self.config.mode == "advise" else "exact")
+        self.run.begin(JobFacts("job", 2), [space], turns_knobs=self.config.mode != "advise")
         self.refused = {"micro_batch": "the batch size is not known"}
         self.step(1, 4 * MIB)
         return self
 
     def step(self, number: int, value: int) -> None:
-        self.overseer.advance([Observation(number, number, {"bucket_bytes": value}, 100_000_000)])
+        self.run.advance([Observation(number, number, {"bucket_bytes": value}, 100_000_000)])
 
     def act(self, order: str, **arguments: Any) -> None:
         command = Command(number=5, action="tune", at_step=0, arguments={"order": order, **arguments}, uid=1000)
@@ -121,7 +124,7 @@ def test_a_tuner_that_never_began_says_why() -> None:
         exploration_ns=0,
         trials=0,
     )
-    office.history.emit(off)
+    office.reporter.emit(off)
     office.act("freeze")
     assert office.said[-1] == ("refused", "off: nothing to tune: no knobs")
 
@@ -162,9 +165,9 @@ def asked(office: Office) -> TunerReport:
 def test_a_report_has_what_is_in_force_what_was_tried_and_the_bill_and_fits_its_frame() -> None:
     office = Office().begin()
     for number in range(1, 40):
-        office.history.emit(decision(number))
-        office.history.emit(verdict(number))
-    office.history.emit(decision(40))
+        office.reporter.emit(decision(number))
+        office.reporter.emit(verdict(number))
+    office.reporter.emit(decision(40))
     office.act("set", knob="bucket_bytes", value="3MiB")
     report = asked(office)
     assert (report.knobs, report.began) == ({"bucket_bytes": 4 * MIB}, {"bucket_bytes": 4 * MIB})
@@ -180,9 +183,9 @@ def test_a_report_has_what_is_in_force_what_was_tried_and_the_bill_and_fits_its_
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_a_report_is_read_in_a_terminal_of_any_width(width: int) -> None:
     office = Office().begin()
-    office.history.emit(decision(1))
-    office.history.emit(verdict(1))
-    office.history.emit(decision(2, kind="advise"))
+    office.reporter.emit(decision(1))
+    office.reporter.emit(verdict(1))
+    office.reporter.emit(decision(2, kind="advise"))
     text = list(lines("job", asked(office), width=width))
     assert max(map(len, text)) <= max(WIDTH_MIN, min(width, 100))
     assert any("+2.0 %" in line and "-5.0 %" in line and line.endswith("rolled back") for line in text)
@@ -191,8 +194,8 @@ def test_a_report_is_read_in_a_terminal_of_any_width(width: int) -> None:
 
 def test_zero_is_told_and_what_is_not_known_is_a_dash() -> None:
     office = Office().begin()
-    office.history.emit(decision(1, expected_gain_ratio=None))
-    office.history.emit(verdict(1, measured_gain_ratio=0.0))
+    office.reporter.emit(decision(1, expected_gain_ratio=None))
+    office.reporter.emit(verdict(1, measured_gain_ratio=0.0))
     (line,) = [line for line in lines("job", asked(office)) if "rolled back" in line]
     assert line.split()[-4:] == ["+0.0", "%", "rolled", "back"] or "-0.0 %" in line
     assert " - " in line
@@ -250,10 +253,10 @@ def test_advice_comes_first_and_the_last_one_of_a_knob_counts() -> None:
 
 def test_the_end_of_an_advised_run_is_a_status_that_lists_the_advice_once() -> None:
     office = Office(mode="advise").begin()
-    office.history.emit(
+    office.reporter.emit(
         TunerStatus(job="job", rank=0, state="advising", detail="x", step=9, wall_ns=0, exploration_ns=0, trials=0)
     )
-    office.history.emit(decision(1, kind="advise", reason="bucket_bytes 4 MiB -> 2 MiB"))
+    office.reporter.emit(decision(1, kind="advise", reason="bucket_bytes 4 MiB -> 2 MiB"))
     office.desk.close()
     office.desk.close()
     statuses = [record for record in office.records if isinstance(record, TunerStatus)]

@@ -1,4 +1,4 @@
-"""Compression and bucket sizes turned together in real jobs: what is exact stays so, and nothing is lost unsaid."""
+"""Compression and bucket sizes turned together in real jobs: what is exact stays exact, and every loss is known."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_buckets_and_compression_alternate_in_every_flavour_of_ddp(run_ranks: Ru
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_no_compression_is_plain_ddp_to_the_last_bit_at_three_ranks_too(run_ranks: Run) -> None:
-    """Where dividing by the ranks rounds: a hook that does nothing would differ here."""
+    """Division by three rounds: a hook that does nothing would differ here."""
     jobs: list[dict[str, Any]] = [{"rounds": 8}, {"view": True, "keeps_grads": True, "rounds": 8}]
     *plain, feedback = run_ranks("job_compression.py", 3, [*jobs, {"feedback": True}])
     for options, ranks in zip(jobs, plain, strict=True):
@@ -103,7 +103,7 @@ def test_bf16_of_bf16_saves_nothing_and_of_float64_three_quarters() -> None:
 
 @pytest.fixture
 def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A single process that believes that it has a peer: what is offered never communicates."""
+    """Make a single process believe that it has a peer: what is offered never communicates."""
     with lone_rank(tmp_path):
         monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
         yield
@@ -174,7 +174,7 @@ def test_what_belongs_to_the_reducer_refuses_all_three_knobs(
     setattr(ddp, attribute, value)
     config = TuneConfig(bucket_bytes_min=1024, first_bucket_bytes_min=1024)
     reducer = DdpReducer(ddp)
-    knobs = (BucketActuator(ddp, config, reducer), FirstBucketActuator(config, reducer), actuator(ddp))
+    knobs = (BucketActuator(config, reducer), FirstBucketActuator(config, reducer), actuator(ddp))
     assert all(reason in str(knob.refusal()) for knob in knobs)
 
 
@@ -195,7 +195,7 @@ def shared(two_ranks: None) -> tuple[Any, DdpReducer, BucketActuator, FirstBucke
         ddp(torch.ones(2, 64)).sum().backward()
     config = TuneConfig(bucket_bytes_min=4096, first_bucket_bytes_min=1024)
     reducer = DdpReducer(ddp)
-    buckets, first = BucketActuator(ddp, config, reducer), FirstBucketActuator(config, reducer)
+    buckets, first = BucketActuator(config, reducer), FirstBucketActuator(config, reducer)
     assert (buckets.refusal(), first.refusal()) == (None, None)
     return ddp, reducer, buckets, first
 

@@ -1,4 +1,4 @@
-"""DDP's bucket size changes live: same gradients to the last bit, nothing grows, and what cannot be done is refused."""
+"""DDP's bucket size changes live: gradients equal to the last bit, no growth, and impossible changes are refused."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pacecar import torch_internals
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from pacecar.profiler.ranks.data_parallel import wrapper_of_others
 from tests.kit.lone_rank import lone_rank
 
@@ -38,7 +39,7 @@ FLAVOURS: list[tuple[dict[str, Any], str]] = [
 def test_live_switches_give_the_gradients_of_a_fresh_ddp_to_the_last_bit_and_grow_nothing(
     run_ranks: Run, switches: int, growth: int
 ) -> None:
-    """Switches in a row compared gradient by gradient, more watched for growth, then every flavour of DDP."""
+    """Consecutive switches compared gradient by gradient, more watched for growth, then every flavour of DDP."""
     alone = {"switches": switches, "growth": growth, "held": True}
     jobs = [alone, *({"switches": 8, **options} for options, _ in FLAVOURS)]
     first, *flavours = run_ranks("job_buckets.py", 2, jobs)
@@ -75,7 +76,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def two_ranks(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a single process believe that it has a peer: refusals never communicate."""
+    """Make a single process believe that it has a peer: refusals never communicate."""
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
 
 
@@ -84,7 +85,7 @@ def net() -> nn.Module:
 
 
 def actuator(model: nn.Module) -> BucketActuator:
-    return BucketActuator(model, TuneConfig(bucket_bytes_min=1024))
+    return BucketActuator(TuneConfig(bucket_bytes_min=1024), DdpReducer(model))
 
 
 def test_a_model_that_is_not_ddp_is_refused_by_name() -> None:
@@ -93,7 +94,7 @@ def test_a_model_that_is_not_ddp_is_refused_by_name() -> None:
         "model is Linear, not DistributedDataParallel: bucket size is not tuned; wrap it in"
         " torch.nn.parallel.DistributedDataParallel and pass that to attach()"
     )
-    assert knob.gradient_bytes() == ()
+    assert knob._reducer.gradient_bytes() == ()
     with pytest.raises(ActuatorError, match="not DistributedDataParallel"):
         knob.value()
 
@@ -106,13 +107,13 @@ def test_another_library_s_wrapper_of_the_same_name_is_refused_by_the_library_s_
 
 
 def named(name: str, *, of: str = "") -> nn.Module:
-    """Return a module of a class of that name, which inherits from one named `of`."""
+    """Return a module of a class with that name, which inherits from one named `of`."""
     bases = (type(of, (), {}), nn.Linear) if of else (nn.Linear,)
     return type(name, bases, {"__module__": "torch.nn"})(2, 2)
 
 
 def divided() -> nn.Module:
-    """Return a module whose weight says of itself what a DTensor on a mesh of four ranks says."""
+    """Return a module whose weight claims what a DTensor on a mesh of four ranks claims."""
     model = nn.Linear(2, 2)
     model.weight.device_mesh = SimpleNamespace(size=lambda _at: 4)
     model.weight.placements = (SimpleNamespace(is_shard=lambda: True),)
@@ -211,14 +212,16 @@ def test_a_reducer_with_unknown_arguments_leaves_the_helper(two_ranks: None, mon
 
 def test_small_models_have_nothing_to_choose(two_ranks: None) -> None:
     ddp = DistributedDataParallel(nn.Linear(2, 2))
-    knob = BucketActuator(ddp, TuneConfig())
+    knob = BucketActuator(TuneConfig(), DdpReducer(ddp))
     assert "fit in the smallest bucket" in str(knob.refusal())
     assert knob.domain() == (25 * 2**20,)
 
 
 def test_the_domain_is_geometric_and_includes_the_present_value(two_ranks: None) -> None:
-    knob = BucketActuator(DistributedDataParallel(net()), TuneConfig(bucket_bytes_min=10_000, bucket_bytes_max=2**18))
-    assert sum(knob.gradient_bytes()) == 2 * (256 * 256 + 256) * 4
+    knob = BucketActuator(
+        TuneConfig(bucket_bytes_min=10_000, bucket_bytes_max=2**18), DdpReducer(DistributedDataParallel(net()))
+    )
+    assert sum(knob._reducer.gradient_bytes()) == 2 * (256 * 256 + 256) * 4
     assert knob.domain() == (2**14, 2**15, 2**16, 2**17, 2**18, 25 * 2**20)
 
 

@@ -1,4 +1,4 @@
-"""The guard against divergence: it does not cry wolf, sees a rise within the stated steps, takes back for good."""
+"""The divergence guard raises no false alarms, sees a rise in time, and takes compression back for good."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pacecar.controller.guards.divergence_detector import (
     DivergenceSignals,
 )
 from pacecar.controller.guards.loss_monitor import PENDING_MAX, LossMonitor
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Proposal
 from pacecar.records import Decision, Verdict
 
 Noise = Callable[[random.Random], float]
@@ -119,100 +119,82 @@ def test_top_k_may_change_the_norm_and_bf16_may_not() -> None:
     assert not alarm("topk")
 
 
-# --- the policy around the policy ------------------------------------------------------------------
+# --- the guard ------------------------------------------------------------------------------------
+
+DECIDED = Decision(
+    job="j", decision=7, kind="trial", knob="compression", from_value=0, to_value=1, step=1, wall_ns=1,
+    reason="", expected_gain_ratio=None,
+)  # fmt: skip
+
+BARRED = Verdict(
+    job="j", decision=7, knob="compression", outcome="barred", step=2, wall_ns=2, measured_gain_ratio=0.4,
+    gain_low=0.3, gain_high=0.5, evidence=3.0, trial_steps=19, exploration_ns=-5,
+    reason="the ranks could not apply it",
+)  # fmt: skip
 
 
-class Inner(Policy):
-    """Wishes for what it is told to; remembers what it saw."""
+class Guarded:
+    """The guard, asked as the tuner asks it; its policy decided to try compression in the first step."""
 
-    def __init__(self) -> None:
-        self.turn: TuningTurn | None = None
-        self.seen: list[dict[str, int]] = []
-        self.said: list[Any] = []
-        self.ending: list[Any] = []
+    def __init__(self, *, turns_knobs: bool = True) -> None:
+        self.pending: list[DivergenceSignals] = []
+        self.guard = CompressionRollback(self._take)
+        spaces = [KnobSpace("compression", 0, (0, 1)), KnobSpace("bucket_bytes", 4, (4, 8))]
+        self.guard.begin(JobFacts("j", 2), spaces, turns_knobs=turns_knobs)
+        self.step(1, 0, records=[DECIDED])
 
-    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
-        self.spaces = spaces
-
-    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        self.held = reason
-
-    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
-        assert observations, "a policy is asked about steps"
-        self.seen += [o.values for o in observations]
-        decision = Decision(
-            job="j", decision=7, kind="trial", knob="compression", from_value=0, to_value=1, step=1, wall_ns=1,
-            reason="", expected_gain_ratio=None,
-        )  # fmt: skip
-        said, self.said = self.said, []
-        return self.turn, [decision] if len(self.seen) == 1 else said
-
-    def finish(self, reason: str = "") -> list[Any]:
-        return self.ending
-
-
-@pytest.fixture
-def guarded() -> tuple[CompressionRollback, Inner, list[DivergenceSignals]]:
-    inner, pending = Inner(), list[DivergenceSignals]()
-
-    def take() -> list[DivergenceSignals]:
-        taken = pending[:]
-        pending.clear()
+    def _take(self) -> list[DivergenceSignals]:
+        taken, self.pending = self.pending, []
         return taken
 
-    guard = CompressionRollback(inner, take)  # type: ignore[arg-type]
-    guard.begin(
-        JobFacts("j", 2), [KnobSpace("compression", 0, (0, 1)), KnobSpace("bucket_bytes", 4, (4, 8))], mode="exact"
-    )
-    return guard, inner, pending
+    def signal(self, *signal: Any) -> bool:
+        """Return whether the guard must act on a signal."""
+        self.pending.append(DivergenceSignals(*signal))
+        return self.guard.must_act()
+
+    def step(
+        self, step: int, compression: int, turn: Proposal | None = None, records: Sequence[Any] = ()
+    ) -> tuple[Proposal | None, list[Any]]:
+        """Return what becomes of what the policy requests and records after a step."""
+        self.seen = self.guard.judgeable(
+            Observation(step, step, {"compression": compression, "bucket_bytes": 4}, 100)
+        ).values
+        return self.guard.take_back(turn, list(records))
 
 
-def seen(step: int, compression: int) -> Observation:
-    return Observation(step, step, {"compression": compression, "bucket_bytes": 4}, 100)
+def test_without_an_alarm_requests_and_records_stay_as_they_are() -> None:
+    guarded = Guarded()
+    wanted = Proposal(7, {"compression": 1, "bucket_bytes": 4}, is_trial=True)
+    assert not guarded.signal(1, 1.0, 1.0)
+    turn, records = guarded.step(1, 0, wanted, [DECIDED])
+    assert turn is wanted
+    assert records == [DECIDED]
+    assert guarded.seen == {"compression": 0, "bucket_bytes": 4}
 
 
-def test_without_an_alarm_wishes_and_records_pass_through_as_they_are(guarded: Any) -> None:
-    guard, inner, pending = guarded
-    inner.turn = TuningTurn(7, {"compression": 1, "bucket_bytes": 4}, is_trial=True)
-    pending.append(DivergenceSignals(1, 1.0, 1.0))
-    turn, records = guard.advance([seen(1, 0)])
-    assert turn is inner.turn
-    assert [type(r) for r in records] == [Decision]
-    assert not guard.is_urgent()
-
-
-def test_an_alarm_takes_compression_back_for_good_and_the_policy_goes_on_without_it(guarded: Any) -> None:
-    guard, inner, pending = guarded
-    guard.advance([seen(1, 0)])
-    inner.turn = TuningTurn(8, {"bucket_bytes": 8}, is_trial=True)
-    pending.append(DivergenceSignals(2, math.inf, None, "fp16"))
-    turn, records = guard.advance([seen(2, 1)])
-    assert turn == TuningTurn(7, {"compression": 0}, is_trial=False), (
+def test_an_alarm_takes_compression_back_for_good_and_the_policy_goes_on_without_it() -> None:
+    guarded = Guarded()
+    other = Proposal(8, {"bucket_bytes": 8}, is_trial=True)
+    assert guarded.signal(2, math.inf, None, "fp16")
+    turn, records = guarded.step(2, 1, other)
+    assert turn == Proposal(7, {"compression": 0}, is_trial=False), (
         "kept, so that a freeze does not undo it; the trial waits"
     )
-    (verdict,) = [r for r in records if isinstance(r, Verdict)]
+    (verdict,) = records
     assert (verdict.decision, verdict.knob, verdict.outcome) == (7, "compression", "rolled_back")
     assert verdict.reason == "taken back: the loss is inf under fp16"
-    assert inner.seen[-1] == {"bucket_bytes": 4}
-    pending.append(DivergenceSignals(3, 1.0, None, "none"))
-    turn, records = guard.advance([seen(3, 0)])
-    assert turn == TuningTurn(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
+    assert guarded.seen == {"bucket_bytes": 4}
+    assert not guarded.signal(3, 1.0, None, "none")
+    turn, records = guarded.step(3, 0, other)
+    assert turn == Proposal(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
     assert records == [], "it is said once"
 
 
-def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured(guarded: Any) -> None:
+def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured() -> None:
     """The policy only sees that the knob is gone, and would say that the ranks could not apply it."""
-    guard, inner, pending = guarded
-    barred = Verdict(
-        job="j", decision=7, knob="compression", outcome="barred", step=2, wall_ns=2, measured_gain_ratio=0.4,
-        gain_low=0.3, gain_high=0.5, evidence=3.0, trial_steps=19, exploration_ns=-5,
-        reason="the ranks could not apply it",
-    )  # fmt: skip
-    guard.advance([seen(1, 0)])
-    inner.said = [barred]
-    pending.append(DivergenceSignals(3, math.inf, None, "fp16"))
-    _, records = guard.advance([seen(2, 1)])
-    (verdict,) = [r for r in records if isinstance(r, Verdict)]
+    guarded = Guarded()
+    assert guarded.signal(3, math.inf, None, "fp16")
+    _, (verdict,) = guarded.step(2, 1, records=[BARRED])
     assert (verdict.outcome, verdict.step, verdict.reason) == (
         "rolled_back",
         3,
@@ -221,37 +203,28 @@ def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured(
     assert (verdict.trial_steps, verdict.measured_gain_ratio, verdict.exploration_ns) == (19, 0.4, -5)
 
 
-def test_what_the_policy_says_of_the_knob_later_is_not_said_again(guarded: Any) -> None:
-    guard, inner, pending = guarded
-    guard.advance([seen(1, 0)])
-    pending.append(DivergenceSignals(5, math.nan, None, "bf16"))
-    (verdict,) = guard.advance([])[1]
+def test_what_the_policy_says_of_the_knob_later_is_not_said_again() -> None:
+    guarded = Guarded()
+    assert guarded.signal(5, math.nan, None, "bf16")
+    _, (verdict,) = guarded.guard.take_back(None, [])
     assert verdict.trial_steps == 4
-    inner.said = [structs.replace(verdict, outcome="barred"), structs.replace(verdict, knob="bucket_bytes")]
-    _, records = guard.advance([seen(6, 0)])
-    assert [r.knob for r in records] == ["bucket_bytes"]
-    inner.ending = [structs.replace(verdict, outcome="abandoned")]
-    assert guard.finish() == []
+    _, records = guarded.step(6, 0, records=[BARRED, structs.replace(BARRED, knob="bucket_bytes")])
+    assert [record.knob for record in records] == ["bucket_bytes"]
+    assert guarded.guard.take_back(None, [structs.replace(BARRED, outcome="abandoned")])[1] == []
 
 
-def test_an_alarm_acts_where_no_step_is_observed_any_more(guarded: Any) -> None:
+def test_an_alarm_acts_where_no_step_is_observed_any_more() -> None:
     """The hook may have turned itself off; loss and gradients are seen all the same."""
-    guard, _, pending = guarded
-    guard.advance([seen(1, 0)])
-    pending.append(DivergenceSignals(2, math.nan, None, "bf16"))
-    assert guard.is_urgent()
-    turn, records = guard.advance([])
-    assert turn == TuningTurn(7, {"compression": 0})
+    guarded = Guarded()
+    assert guarded.signal(2, math.nan, None, "bf16")
+    turn, records = guarded.guard.take_back(None, [])
+    assert turn == Proposal(7, {"compression": 0})
     assert len(records) == 1
-    pending.append(DivergenceSignals(3, 1.0, None, "none"))
-    assert not guard.is_urgent()
+    assert not guarded.signal(3, 1.0, None, "none")
 
 
-def test_in_advice_nothing_is_watched(guarded: Any) -> None:
-    guard, _, pending = guarded
-    guard.begin(JobFacts("j", 2), [KnobSpace("compression", 0, (0, 1))], mode="advise")
-    pending.append(DivergenceSignals(2, math.nan, None, "bf16"))
-    assert not guard.is_urgent()
+def test_in_advice_nothing_is_watched() -> None:
+    assert not Guarded(turns_knobs=False).signal(2, math.nan, None, "bf16")
 
 
 # --- what the guard sees with -----------------------------------------------------------------------

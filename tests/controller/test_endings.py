@@ -1,4 +1,4 @@
-"""However a job ends, pacecar says one calm line about it at most, and no rank shows a traceback of its own."""
+"""However a job ends, pacecar prints at most one calm line about it, and no rank shows a traceback of pacecar's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults at random points of real jobs: no ranks that disagree, no losses that differ, no hang."""
+"""Faults at random points of real jobs: ranks never disagree, losses never differ, nothing hangs."""
 
 from __future__ import annotations
 

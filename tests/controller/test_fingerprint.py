@@ -1,4 +1,4 @@
-"""The fingerprint: what the best knobs depend on changes it, and nothing else does."""
+"""The fingerprint changes with what the best knobs depend on, and with nothing else."""
 
 from __future__ import annotations
 

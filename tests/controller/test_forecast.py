@@ -1,4 +1,4 @@
-"""Expected gains and losses are the integrals that they claim to be, and trials are refused that cannot pay."""
+"""Expected gains and losses equal their integrals, and trials that cannot pay are refused."""
 
 from __future__ import annotations
 

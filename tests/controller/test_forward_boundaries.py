@@ -1,4 +1,4 @@
-"""Where boundaries are at a forward (`pacecar run`), pacecar is charged what it took, not what other programs had."""
+"""At boundaries in a forward (`pacecar run`), pacecar is charged for its own time, not for other programs'."""
 
 from __future__ import annotations
 

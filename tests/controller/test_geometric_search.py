@@ -1,4 +1,4 @@
-"""The screen stays near what is known to work, climbs where that won, and crosses plateaus without running away."""
+"""The search stays near what works, climbs where that won, and crosses plateaus without running away."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_a_second_look_takes_what_was_undecided_back_in_and_what_was_level_not()
     tell(one, "level", 16)
     tell(one, "undecided", 8)
     assert near(one) == [64, 4]
-    assert one.look_again()
+    assert one.retry_undecided()
     assert near(one) == [64, 8]
-    assert not one.look_again()
+    assert not one.retry_undecided()
 
 
 def test_on_hope_alone_two_octaves_and_when_sure_as_far_as_it_pays() -> None:

@@ -119,8 +119,8 @@ def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
         yield DistributedDataParallel(nn.Linear(2, 1))
 
 
-def nobody(numbers: Sequence[float]) -> Callable[[], None]:
-    """Tell no rank, and hear of none."""
+def unanswered(numbers: Sequence[float]) -> Callable[[], None]:
+    """Send nothing, and receive no answers."""
     return lambda: None
 
 
@@ -129,7 +129,9 @@ def knob(ddp: Any, **options: Any) -> tuple[GlobalBatchActuator, MicroBatcher, A
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     config = TuneConfig(mode="adaptive", **options)
     grouper = BatchGrouper(batcher)
-    actuator = GlobalBatchActuator(optimizer, grouper, batcher, config, 2, tell=nobody, noise_scale=lambda: 64.0)
+    actuator = GlobalBatchActuator(
+        optimizer, grouper, batcher, config, 2, start_gather=unanswered, noise_scale=lambda: 64.0
+    )
     return actuator, batcher, optimizer
 
 
@@ -162,7 +164,7 @@ def test_what_it_cannot_work_with_is_refused_with_the_reason(ddp: DistributedDat
 def test_off_unless_asked_for(ddp: DistributedDataParallel) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for config in (TuneConfig(), TuneConfig(mode="lossy"), TuneConfig(mode="adaptive", knobs=("micro_batch",))):
-        assert open_global_batch(optimizer, MicroBatcher(ddp), config, 2, nobody) is None
+        assert open_global_batch(optimizer, MicroBatcher(ddp), config, 2, unanswered) is None
     with pacecar.attach(ddp, optimizer, tune="off") as pacer:
         assert [len(b) for b in pacer.batches([torch.ones(2), torch.ones(3)])] == [2, 3]
 
@@ -172,7 +174,7 @@ def test_values_are_multiples_of_the_loader_s_batch_within_the_bounds(ddp: Distr
     used(actuator, batcher)
     assert (actuator.value(), actuator.domain()) == (16, (16, 32, 64))
     for value in (8, 40):
-        with pytest.raises(ActuatorError, match="no multiple"):
+        with pytest.raises(ActuatorError, match="not a multiple"):
             actuator.apply(value)
     actuator.apply(64)
     assert actuator.value() == 64
@@ -199,7 +201,7 @@ def test_closing_leaves_the_rate_to_the_script_only_where_the_updates_are_its_ow
     if is_back:
         actuator.apply(16)
     actuator.close()
-    assert (batcher.meter is None) == is_back, "nobody measures for nothing"
+    assert (batcher.meter is None) == is_back, "no measurement without use"
     rates: list[float] = []
     before_step(optimizer, lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
     script = optimizer.param_groups[0]["lr"]

@@ -1,4 +1,4 @@
-"""Gradients are compared a boundary after they were sent, or later: no rank waits, and all ranks send the same."""
+"""Gradients are compared one or more boundaries after they were sent: no rank waits, and all ranks send the same."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DIFFERENCE = "the gradient of weight has norm 0 on one rank and 1.73205 on anoth
 
 
 class Line:
-    """What two ranks send, in order; the answer to a message exists once both have sent it, and none is late."""
+    """What two ranks send, in order; the answer to a message exists once both have sent it."""
 
     def __init__(self) -> None:
         self.sent: list[list[list[float]]] = [[], []]
-        self.heard = 0
+        self.answered = 0
         self.is_late = [False, False]
 
-    def tell(self, rank: int) -> Callable[[Sequence[float]], Answer]:
+    def sender(self, rank: int) -> Callable[[Sequence[float]], Answer]:
         def send(norms: Sequence[float]) -> Answer:
             number = len(self.sent[rank])
             self.sent[rank].append(list(norms))
@@ -32,7 +32,7 @@ class Line:
                 if self.is_late[rank]:
                     raise TimeoutError
                 assert all(len(sent) > number for sent in self.sent), "this rank would wait here"
-                self.heard += 1
+                self.answered += 1
                 return [sent[number] for sent in self.sent]
 
             return answer
@@ -54,11 +54,11 @@ def prepared(line: Line, checks: list[GradientCheck]) -> list[GradientCheck]:
     """Send what is compared before the first switch, and arm all ranks at that switch."""
     for rank, check in enumerate(checks):
         line.is_late[rank] = rank == 0  # which sends first, so that there is no answer yet
-        check.prepare(line.tell(rank))
+        check.prepare(line.sender(rank))
     line.is_late = [False, False]
     for check in checks:
         check.arm()
-    line.heard = 0
+    line.answered = 0
     return checks
 
 
@@ -80,9 +80,9 @@ def test_no_rank_waits_however_far_apart_they_come_to_a_boundary(line: Line, ran
     for _ in range(CHECKS + 1):
         for rank, check in enumerate(ranks):
             assert check.is_armed
-            assert check.look(line.tell(rank)) is None
+            assert check.check(line.sender(rank)) is None
     assert not any(check.is_armed for check in ranks)
-    assert line.heard == CHECKS * len(ranks), "every one was compared on every rank"
+    assert line.answered == CHECKS * len(ranks), "every one was compared on every rank"
 
 
 @pytest.mark.parametrize("bad_step", range(CHECKS))
@@ -93,7 +93,7 @@ def test_all_ranks_find_a_difference_at_the_same_boundary(
     for step in range(CHECKS + 1):
         if step == bad_step:
             lose_gradient(ranks[1])
-        found.append([check.look(line.tell(rank)) for rank, check in enumerate(ranks) if check.is_armed])
+        found.append([check.check(line.sender(rank)) for rank, check in enumerate(ranks) if check.is_armed])
         if any(found[-1]):
             break
     assert len(found) == bad_step + 2
@@ -115,7 +115,7 @@ def test_a_rank_whose_answers_are_late_sends_as_often_and_finds_the_same_later(
         if step == bad_step:
             lose_gradient(ranks[1])
         for rank, check in enumerate(ranks):
-            difference = check.look(line.tell(rank)) if check.is_armed else None
+            difference = check.check(line.sender(rank)) if check.is_armed else None
             if difference is not None:
                 found[rank].append((step, difference))
         assert len(line.sent[0]) == len(line.sent[1]), "the next message of a rank is matched with the other's next"
@@ -123,7 +123,7 @@ def test_a_rank_whose_answers_are_late_sends_as_often_and_finds_the_same_later(
     assert not any(check.is_armed for check in ranks)
     if bad_step is None:
         assert found == [[], []]
-        assert line.heard == CHECKS * len(ranks), "what was late was compared as well"
+        assert line.answered == CHECKS * len(ranks), "what was late was compared as well"
     else:
         assert found[0] == [(bad_step + 1, DIFFERENCE)]
         assert found[1] == [(max(bad_step, late_steps) + 1, DIFFERENCE)]
@@ -133,6 +133,6 @@ def test_a_job_whose_gradients_differ_before_the_first_switch_is_not_judged_on_a
     ranks = prepared(line, make_checks(torch.ones(1, 3), torch.zeros(1, 3)))
     assert not any(check.is_armed for check in ranks)
     for rank, check in enumerate(ranks):
-        check.prepare(line.tell(rank))
-        assert check.look(line.tell(rank)) is None
+        check.prepare(line.sender(rank))
+        assert check.check(line.sender(rank)) is None
     assert [len(sent) for sent in line.sent] == [1, 1], "it was looked at once"

@@ -1,4 +1,4 @@
-"""The memory of knobs: nothing is lost, whoever writes at the same time and whatever is in the file's place."""
+"""The knob store loses nothing with concurrent writers, and leaves other files in its place alone."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_trouble_is_said_once_and_never_raised(tmp_path: Path, caplog: pytest.Lo
             keeper.put(lambda entries, number=number: remembered(entries, entry(number)))  # type: ignore[misc]
         keeper.close()
     assert len(caplog.messages) == 1
-    assert "remembers no knobs of this run" in caplog.messages[0]
+    assert "this run's best knobs are not saved" in caplog.messages[0]
 
 
 def test_a_damaged_file_is_moved_aside_when_the_job_begins_and_the_log_says_where(

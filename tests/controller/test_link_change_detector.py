@@ -1,4 +1,4 @@
-"""A link that changed is told from one that is loud, and by windows, where the pace does not show it."""
+"""A changed link is told from a noisy one by its windows, even if the pace does not show it."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ def no_workers_are_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def knobs_of(loader: Any, **options: Any) -> LoaderKnobs:
     knobs = LoaderKnobs(TuneConfig(**options), room=lambda pids: AMPLE)
-    knobs.take(loader, None)
+    knobs.wrap(loader, None)
     return knobs
 
 
 def epochs(loader: Any, count: int, turns: Turns, *, before: Callable[[int], None] = lambda epoch: None) -> list[Any]:
-    """Return the batches of `count` epochs, and what the job's own generators say after each."""
+    """Return the batches of `count` epochs, and the next numbers of the job's own generators after each."""
     seen: list[Any] = []
     step = 0
     for epoch in range(count):
@@ -145,7 +145,7 @@ def test_a_batch_sampler_is_asked_as_often_as_torch_would(workers: int) -> None:
 def test_two_loaders_side_by_side_shuffle_as_with_torch_whichever_has_other_workers(
     workers: int, sampled: bool
 ) -> None:
-    """Workers shuffle when the epoch begins, a training process when it wants a batch: here others draw in between."""
+    """Workers shuffle when the epoch begins, a training process when it wants a batch; here others draw in between."""
 
     def make() -> DataLoader[Any]:
         if sampled:
@@ -300,7 +300,7 @@ class Own(DataLoader[Any]):
 def test_what_cannot_be_switched_is_refused_and_iterated_as_it_is(loader: Any, reason: str) -> None:
     assert reason in str(unfit(loader))
     knobs = LoaderKnobs(TuneConfig())
-    assert knobs.take(loader, None) is loader
+    assert knobs.wrap(loader, None) is loader
     assert reason in str(knobs.refusal())
 
 
@@ -332,17 +332,30 @@ def test_a_dataset_with_an_open_file_is_refused_unless_the_user_has_shared_it_be
     assert refusal_after_steps(DataLoader(OnFile(), 4, num_workers=2)) is None
 
 
+def test_a_loader_without_workers_gets_none_where_each_would_run_the_script_again() -> None:
+    """A script without `if __name__ == "__main__"` would train in its worker, under the rank of its job."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    try:
+        multiprocessing.set_start_method("forkserver", force=True)
+        assert "start method forkserver" in str(refusal_after_steps(DataLoader(Numbers(), 4)))
+        assert refusal_after_steps(DataLoader(Numbers(), 4, num_workers=1)) is None, "the user has tried it"
+        multiprocessing.set_start_method("fork", force=True)
+        assert refusal_after_steps(DataLoader(Numbers(), 4)) is None
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
 def test_the_first_loader_is_tuned_and_another_only_when_it_is_named() -> None:
     train, evaluation = DataLoader(Numbers(), 4), DataLoader(Numbers(), 4)
     knobs = LoaderKnobs(TuneConfig())
-    first = knobs.take(train, None)
+    first = knobs.wrap(train, None)
     assert isinstance(first, SwitchableLoader)
-    assert knobs.take(evaluation, None) is evaluation
-    assert knobs.take(train, None) is first, "each epoch may wrap it anew"
+    assert knobs.wrap(evaluation, None) is evaluation
+    assert knobs.wrap(train, None) is first, "each epoch may wrap it again"
     named = LoaderKnobs(TuneConfig())
-    assert named.take(evaluation, False) is evaluation
-    named.take(evaluation, None)
-    assert isinstance(named.take(train, True), SwitchableLoader)
+    assert named.wrap(evaluation, False) is evaluation
+    named.wrap(evaluation, None)
+    assert isinstance(named.wrap(train, True), SwitchableLoader)
     assert named.loader is not None
     assert named.loader.user_loader is train
 
@@ -350,7 +363,7 @@ def test_the_first_loader_is_tuned_and_another_only_when_it_is_named() -> None:
 def test_the_values_offered_fit_into_the_machine() -> None:
     def domains(room: WorkerRoom) -> list[tuple[int, ...]]:
         knobs = LoaderKnobs(TuneConfig(), room=lambda pids: room)
-        knobs.take(DataLoader(Numbers(), 4, num_workers=2), None)
+        knobs.wrap(DataLoader(Numbers(), 4, num_workers=2), None)
         assert knobs.loader is not None
         knobs.loader.batch_bytes = 2**20
         return [actuator.domain() for actuator in knobs.actuators]

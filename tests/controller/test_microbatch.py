@@ -1,4 +1,4 @@
-"""Micro-batches: the gradient of the whole batch from any split, synchronization with the last one only."""
+"""Micro-batches: the gradient of the whole batch from any split, synchronized with the last one only."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_poor_default_costs_at_least_1_3_times_as_much_as_what_tuning_found(jo
 def test_a_poor_default_costs_at_least_1_3_times_as_much_where_forwards_really_take_their_time(run_ranks: Any) -> None:
     """Of what the job itself costs: the runs follow one another, and others take of the machine what they take.
 
-    How much sooner a step ends is measured by `make bench-microbatch`.
+    How much sooner a step ends is what the demo shows (`make run`).
     """
     real = SLOW | {"counted": False, "steps": 230}
     *tuned, untuned = run_ranks("job_microbatch.py", 2, [real | JOBS[job] for job in ("forward", "plain", "off")])

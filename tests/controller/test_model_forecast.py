@@ -1,4 +1,4 @@
-"""The model's timeline is DDP's, its fits recover what made the data, and it is silent where it knows nothing."""
+"""The model's timeline is DDP's, its fits recover what made the data, and it forecasts nothing without data."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_one_bucket_overlaps_nothing_and_many_leave_their_tail() -> None:
 
 def test_nothing_is_expected_before_a_ledger_was_read() -> None:
     model, values = GainModel(FACTS), {"bucket_bytes": 32 * MIB, "micro_batch": 4}
-    model.note_pace(values, 3e8)
+    model.history.note_pace(values, 3e8)
     assert model.expect("bucket_bytes", values, 16 * MIB) is None
     assert model.expect("micro_batch", values, 8) is None
     assert model.exposed_ratio is None
@@ -81,7 +81,7 @@ def test_nothing_is_expected_of_buckets_without_gradients() -> None:
     model, values = GainModel(JobFacts(job="job", world_size=2)), {"bucket_bytes": 32 * MIB}
     step, pace = _exact(values, 3e5, 4.0)
     model.learn(step)
-    model.note_pace(values, pace)
+    model.history.note_pace(values, pace)
     assert model.expect("bucket_bytes", values, 16 * MIB) is None
 
 
@@ -91,7 +91,7 @@ def test_with_two_sizes_seen_the_gain_of_a_third_is_forecast_within_one_percent(
     for size in (32 * MIB, 16 * MIB):
         step, pace = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
         model.learn(step)
-        model.note_pace({"bucket_bytes": size}, pace)
+        model.history.note_pace({"bucket_bytes": size}, pace)
     for size in (8 * MIB, 4 * MIB, MIB):
         _, here = _exact({"bucket_bytes": 16 * MIB}, alpha, ns_per_byte)
         _, there = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
@@ -104,7 +104,7 @@ def test_one_size_seen_gives_the_right_sign_with_the_prior() -> None:
     model, values = GainModel(FACTS), {"bucket_bytes": 32 * MIB}
     step, pace = _exact(values, 3e5, 3.0)
     model.learn(step)
-    model.note_pace(values, pace)
+    model.history.note_pace(values, pace)
     smaller, larger = (model.expect("bucket_bytes", values, size) for size in (8 * MIB, 64 * MIB))
     assert smaller is not None
     assert larger is not None
@@ -116,7 +116,7 @@ def test_no_more_is_expected_of_buckets_than_is_exposed() -> None:
     model, values = GainModel(FACTS), {"bucket_bytes": 64 * MIB}
     step, pace = _exact(values, 3e5, 0.5)
     model.learn(step)
-    model.note_pace(values, pace)
+    model.history.note_pace(values, pace)
     forecast = model.expect("bucket_bytes", values, MIB)
     assert forecast is not None
     assert model.exposed_ratio is not None
@@ -129,7 +129,7 @@ def _compressed(stretch: float = 1.0) -> tuple[float, float]:
     step, pace = _exact(values, alpha, ns_per_byte, stretch)
     model = GainModel(FACTS)
     model.learn(step)
-    model.note_pace(values, pace)
+    model.history.note_pace(values, pace)
     forecast = model.expect("compression", values, 1)
     assert forecast is not None
     _, there = _exact(values, alpha, ns_per_byte / 2)
@@ -153,7 +153,7 @@ def test_twice_the_bytes_cost_little_where_they_pass_under_backward() -> None:
     model, values = GainModel(FACTS), {"bucket_bytes": 8 * MIB, "compression": 1}
     step, pace = _exact(values, 0.0, 1.0)
     model.learn(step)
-    model.note_pace(values, pace)
+    model.history.note_pace(values, pace)
     forecast = model.expect("compression", values, 0)
     assert forecast is not None
     _, there = _exact(values, 0.0, 2.0)
@@ -165,7 +165,7 @@ def test_two_micro_batch_sizes_forecast_a_third() -> None:
     """The step takes 100 ms, and 10 ms for each of 32 / size micro-batches."""
     model = GainModel(FACTS)
     for size in (4, 8):
-        model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
+        model.history.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
     forecast = model.expect("micro_batch", {"micro_batch": 8}, 16)
     assert forecast is not None
     assert forecast.gain_ratio == pytest.approx(1 - 120 / 140)
@@ -176,7 +176,7 @@ def test_one_micro_batch_size_gives_a_floor_from_host_bound_time() -> None:
     model, values = GainModel(FACTS), {"micro_batch": 4}
     ledger = Ledger(wall_ns=200 * MS, compute_ns=120 * MS, host_bound_ns=80 * MS)
     model.learn(Observation(step=1, wall_ns=1, values=values, pace_ns=200 * MS, ledger=ledger, exact=True))
-    model.note_pace(values, 200 * MS)
+    model.history.note_pace(values, 200 * MS)
     forecast = model.expect("micro_batch", values, 8)
     assert forecast is not None
     assert forecast.is_floor
@@ -194,20 +194,20 @@ def test_estimated_ledgers_teach_nothing() -> None:
 def test_forecasts_that_were_wrong_widen_the_next() -> None:
     model = GainModel(FACTS)
     for size in (4, 8):
-        model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
+        model.history.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
     before = model.expect("micro_batch", {"micro_batch": 8}, 16)
-    model.remember("micro_batch", 0.15, -0.25)
+    model.history.remember("micro_batch", 0.15, -0.25)
     after = model.expect("micro_batch", {"micro_batch": 8}, 16)
     assert before is not None
     assert after is not None
     assert before.spread_ratio < 0.4 <= after.spread_ratio + 1e-9
-    assert model.forecasts == [("micro_batch", 0.15, -0.25)]
+    assert model.history.forecasts == [("micro_batch", 0.15, -0.25)]
 
 
 def test_the_settings_that_are_remembered_are_bounded() -> None:
     model = GainModel(JobFacts(job="job", world_size=2, batch_samples=10**6))
     for size in range(1, 3 * SETTINGS_MAX):
-        model.note_pace({"micro_batch": size}, 1e8)
+        model.history.note_pace({"micro_batch": size}, 1e8)
     assert model.expect("micro_batch", {"micro_batch": 1}, 2) is None
     assert model.expect("micro_batch", {"micro_batch": 3 * SETTINGS_MAX - 1}, 1) is not None
 

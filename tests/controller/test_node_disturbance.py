@@ -1,4 +1,4 @@
-"""Trials wait while the node is disturbed, never on what somebody said long ago, and not for ever."""
+"""Trials wait while the node is disturbed, but not on old signals, and not forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank knows its own node, says the kind of what disturbs it, and hears it of others; what is old is not known."""
+"""A rank reports its own node's disturbance and learns others'; old signals do not count."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bench:
         self.clock.advance(3 * S)
         told: dict[str, Any] = {"period_ns": 3 * S, "taken_ns": self.clock.monotonic_ns()}
         self.node.record(HostSignals(**(told | changes)))
-        return self.node.look()
+        return self.node.update()
 
 
 def traffic(ratio: float) -> dict[str, Any]:
@@ -54,9 +54,9 @@ def traffic(ratio: float) -> dict[str, Any]:
 
 def test_without_a_daemon_nothing_is_known_and_nothing_held() -> None:
     node = Bench().node
-    assert node.look() is None
+    assert node.update() is None
     assert (node.reason(), node.room_bytes(), node.view) == (None, None, NodeView())
-    assert node.describe() == ("nothing is known of it: no daemon says anything",)
+    assert node.describe() == ("its state is unknown: no daemon reports it",)
 
 
 def test_what_disturbs_the_own_node_is_said_and_ends() -> None:
@@ -99,7 +99,7 @@ def test_a_node_is_crowded_by_the_doctor_s_rule_and_what_cannot_be_read_proves_n
 
 def test_what_disturbs_another_rank_s_node_is_named_with_the_rank() -> None:
     node = Bench().node
-    node.look()
+    node.update()
     node.others = {0: 2, 3: int(Disturbance.THROTTLED)}
     assert node.reason() == "rank 3: its device is throttled", "what it told itself is what it knows better"
     node.others = {2: DISTURBANCE_MAX}
@@ -110,15 +110,15 @@ def test_a_daemon_that_falls_silent_is_not_believed_and_one_that_hangs_up_at_onc
     bench = Bench()
     assert bench.say(throttled_by=("hw_slowdown",), host_available_bytes=7, host_total_bytes=9) is not None
     bench.clock.advance(AGE_PERIODS * 3 * S)
-    assert bench.node.look() is Disturbance.THROTTLED
+    assert bench.node.update() is Disturbance.THROTTLED
     assert bench.node.room_bytes() == 7
     bench.clock.advance(1)
-    assert bench.node.look() is None
+    assert bench.node.update() is None
     assert (bench.node.room_bytes(), bench.node.view) == (None, NodeView())
-    assert bench.node.describe() == ("nothing is known of it: the daemon's last word is 9.0 s old",)
+    assert bench.node.describe() == ("its state is unknown: the daemon's last report is 9.0 s old",)
     assert bench.say(throttled_by=("hw_slowdown",)) is not None
     bench.node.record(None)
-    assert bench.node.look() is None
+    assert bench.node.update() is None
 
 
 def test_signals_that_wait_are_bounded_and_the_newest_counts() -> None:
@@ -126,8 +126,8 @@ def test_signals_that_wait_are_bounded_and_the_newest_counts() -> None:
     for number in range(3 * SIGNALS_MAX):
         told = HostSignals(period_ns=3 * S, taken_ns=bench.clock.monotonic_ns(), host_available_bytes=number)
         bench.node.record(told)
-    assert len(bench.node._waiting) == SIGNALS_MAX
-    bench.node.look()
+    assert len(bench.node._queued) == SIGNALS_MAX
+    bench.node.update()
     assert bench.node.room_bytes() == 3 * SIGNALS_MAX - 1
 
 
@@ -218,16 +218,16 @@ def test_every_disturbance_crosses_and_has_words() -> None:
 # --- the policy ---------------------------------------------------------------------------------------
 
 
-def test_a_policy_is_held_for_the_node_and_goes_on_and_sees_it_with_each_step() -> None:
+def test_a_policy_is_held_for_the_node_and_goes_on() -> None:
     bench = Bench()
     run = HeldRun(TuningPause(bench.node))
-    run.steps(1, 30)
+    run.run(30)
     bench.say(memory_stalled_ratio=0.5)
-    run.steps(30, 60)
+    run.run(30)
     assert run.said[-1].state == "frozen"
     assert run.said[-1].detail.startswith("this node is short of memory")
     bench.say(memory_stalled_ratio=0.0)
-    run.steps(60, 70)
+    run.run(10)
     assert run.said[-1].state != "frozen"
 
 

@@ -1,4 +1,4 @@
-"""The noise scale: the known one is found in synthetic gradients, and what follows from it is what the papers say."""
+"""The noise scale: the known one is found in synthetic gradients, and what follows from it matches the papers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pacecar.controller.knobs.batch.gradient_noise_scale import (
     progress,
 )
 from pacecar.controller.knobs.batch.statistical_pace import StatisticalPace
-from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 
 SIZE = 4000
 
@@ -97,29 +97,11 @@ def test_each_rule_is_its_name() -> None:
     }  # fmt: skip
 
 
-class Listening(Policy):
-    def __init__(self) -> None:
-        self.paces: list[int] = []
-
-    def begin(self, facts: JobFacts, spaces: object, *, mode: str) -> None:
-        pass
-
-    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
-        pass
-
-    def advance(self, observations: list[Observation]) -> tuple[TuningTurn | None, list[object]]:
-        self.paces += [step.pace_ns for step in observations]
-        return None, []
-
-    def finish(self, reason: str = "") -> list[object]:
-        return []
-
-
 def test_a_policy_sees_the_time_for_the_same_way() -> None:
     """A step of twice the batch that takes 1.5 times as long is faster with much noise, and slower with little."""
     for phi, seen in ((1e9, 750), (0.0, 1500), (None, 1500), (32.0, 1125)):
-        inner = Listening()
-        policy = StatisticalPace(inner, lambda phi=phi: phi)  # type: ignore[misc]
-        policy.begin(JobFacts("job", 2), [KnobSpace("batch_samples", 32, (32, 64))], mode="exact")
-        policy.advance([Observation(1, 0, {"batch_samples": 32}, 1000), Observation(2, 0, {"batch_samples": 64}, 1500)])
-        assert inner.paces == [1000, pytest.approx(seen, abs=1)]
+        pace = StatisticalPace(lambda phi=phi: phi)  # type: ignore[misc]
+        pace.begin(JobFacts("job", 2), [KnobSpace("batch_samples", 32, (32, 64))], turns_knobs=True)
+        assert pace.judgeable(Observation(1, 0, {"batch_samples": 32}, 1000)).pace_ns == 1000
+        judged = pace.judgeable(Observation(2, 0, {"batch_samples": 64}, 1500))
+        assert judged.pace_ns == pytest.approx(seen, abs=1)

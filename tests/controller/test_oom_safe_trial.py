@@ -69,10 +69,10 @@ class Job:
     def __init__(self, micro_batch: int | None = 2, *, where: str = "forward", cap: int | None = None, **how: Any):
         self.net: Any = how.get("net") or Counting()
         self.batcher = MicroBatcher(how.get("ddp"), micro_batch, scaler=how.get("scaler"))
-        self.rescue = OomSafeTrial(self.net, self.batcher)
+        self.trials = OomSafeTrial(self.net, self.batcher)
         self.reasons: list[str] = []
-        self.rescue.join(Reasons(self.reasons))
-        self.knob = MicroBatchActuator(self.net, self.batcher, TuneConfig(), self.rescue)
+        self.trials.join(Reasons(self.reasons))
+        self.knob = MicroBatchActuator(self.net, self.batcher, TuneConfig(), self.trials)
         self.cap, self.where = cap, where
         self.sizes: list[int] = []
         self.sync: list[bool] = []
@@ -92,7 +92,7 @@ class Job:
         return out.square().mean()
 
     def step(self) -> float:
-        return self.rescue.train_batch(self.x, self.loss).item()
+        return self.trials.train_batch(self.x, self.loss).item()
 
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.net.parameters() if p.grad is not None]
@@ -154,7 +154,7 @@ def test_trying_leaves_no_trace(where: str) -> None:
             job.knob.apply(6)
             kept = [id(p.grad) for p in job.net.parameters()]
             with torch.random.fork_rng():
-                job.rescue._scratch(lambda: job.x[:6], job.loss)
+                job.trials._scratch(lambda: job.x[:6], job.loss)
             assert [id(p.grad) for p in job.net.parameters()] == kept
             job.batcher.samples.value = 2
         torch.manual_seed(7)
@@ -289,15 +289,15 @@ def test_the_budget_of_tokens_is_offered_from_the_longest_sample_to_the_whole_ba
 def test_the_longest_piece_is_tried_not_the_first() -> None:
     batcher = MicroBatcher(None, micro_tokens=4)
     net = nn.Linear(1, 1).double()
-    rescue = OomSafeTrial(net, batcher)
-    MicroTokensActuator(net, batcher, TuneConfig(), rescue).apply(8)
+    trials = OomSafeTrial(net, batcher)
+    MicroTokensActuator(net, batcher, TuneConfig(), trials).apply(8)
     shapes: list[tuple[int, ...]] = []
 
     def loss(x: Tensor) -> Tensor:
         shapes.append(tuple(x.shape))
         return net(x[:, :, None]).mean()
 
-    rescue.train_batch(torch.ones(6, 8, dtype=torch.double), loss, tokens=[1, 1, 1, 7, 2, 2], trim=True)
+    trials.train_batch(torch.ones(6, 8, dtype=torch.double), loss, tokens=[1, 1, 1, 7, 2, 2], trim=True)
     assert shapes == [(1, 7), (3, 1), (1, 7), (2, 2)]
 
 
@@ -339,19 +339,19 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(64, 16_384), nn.GELU(), nn.Linear(16_384, 1))
 batcher = MicroBatcher(None, 16)
-rescue = OomSafeTrial(net, batcher)
-knob = MicroBatchActuator(net, batcher, TuneConfig(), rescue)
+trials = OomSafeTrial(net, batcher)
+knob = MicroBatchActuator(net, batcher, TuneConfig(), trials)
 reasons, losses = [], []
 class Reasons(TrialPeers):
     def reverted(self, reason):
         reasons.append(reason)
-rescue.join(Reasons())
+trials.join(Reasons())
 batch = torch.randn(4096, 64)
 
 def step(size):
     knob.apply(size)
     net.zero_grad()
-    losses.append(rescue.train_batch(batch, lambda x: net(x).square().mean()).item())
+    losses.append(trials.train_batch(batch, lambda x: net(x).square().mean()).item())
     return knob.value()
 
 step(16)

@@ -1,4 +1,4 @@
-"""A policy that is held judges nothing, leaves nothing half tried, and goes on when it is let go."""
+"""A held policy judges nothing, leaves nothing half tried, and goes on when it is released."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self, **settings: object) -> None:
         self.policy = TuningPolicy(TuneConfig(exploration_budget=0.05, **settings))  # type: ignore[arg-type]
-        self.policy.begin(JobFacts(job="job", world_size=2), [BUCKET], mode="exact")
+        self.policy.begin(JobFacts(job="job", world_size=2), [BUCKET], turns_knobs=True)
         self.values = {"bucket_bytes": 32 * MIB}
         self.step = 0
         self.records: list[Decision | Verdict | TunerStatus] = []

@@ -1,4 +1,4 @@
-"""The policy on simulated jobs whose best setting is known: it gets there, costs little, and follows a change."""
+"""On simulated jobs with a known optimum the policy finds it, costs little, and follows a change."""
 
 from __future__ import annotations
 

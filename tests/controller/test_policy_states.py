@@ -1,4 +1,4 @@
-"""What the policy says and asks for: its states, its records, its wishes, and when it stops."""
+"""Tests the policy's states, records and proposals, and when it stops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _step(step: int, pace_ns: float = NS, values: dict[str, int] | None = None) 
 
 def _begun(*spaces: KnobSpace, **settings: object) -> TuningPolicy:
     policy = TuningPolicy(TuneConfig(**settings))  # type: ignore[arg-type]
-    policy.begin(JobFacts(job="job", world_size=2, batch_samples=32), spaces or (MICRO, BUCKET), mode="exact")
+    policy.begin(JobFacts(job="job", world_size=2, batch_samples=32), spaces or (MICRO, BUCKET), turns_knobs=True)
     return policy
 
 
@@ -204,7 +204,7 @@ def test_no_bucket_is_tried_where_nothing_is_exposed() -> None:
 
 
 def test_advice_turns_nothing_and_says_what_it_expects() -> None:
-    plant = _plant(mode="advise", ledger=_ledger(0.3), facts=GRADIENTS)
+    plant = _plant(turns_knobs=False, ledger=_ledger(0.3), facts=GRADIENTS)
     assert plant.switches == []
     assert plant.values == VALUES
     assert {d.kind for d in plant.decisions} == {"advise"}
@@ -219,7 +219,7 @@ def test_advice_turns_nothing_and_says_what_it_expects() -> None:
 
 
 def test_advice_is_given_once() -> None:
-    plant = _plant(mode="advise", steps=1500, facts=GRADIENTS)
+    plant = _plant(turns_knobs=False, steps=1500, facts=GRADIENTS)
     assert len(plant.decisions) == 2
 
 

@@ -1,4 +1,4 @@
-"""When the other rank's words come late or never the training thread waits a moment, and no answer parts the ranks."""
+"""When the other rank's words are late or never come, the training thread waits briefly, and the ranks stay equal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer, encode_offer
 from pacecar.controller.consensus.channels import VoteSubject
-from pacecar.controller.consensus.protocol import PERIOD, Proposal, ProposalKind
+from pacecar.controller.consensus.protocol import PERIOD, ProposalKind, SwitchProposal
 from pacecar.controller.consensus.rank_agreement import (
     DONE_SECONDS,
     MISSED_MAX,
@@ -22,20 +22,20 @@ from pacecar.controller.consensus.rank_agreement import (
 )
 
 OFFER = Offer((KnobOffer("bucket_bytes", 0, tuple(range(8)), None, ""),))
-PROPOSAL = Proposal(1, 1, (3,), ProposalKind.TRIAL)
+PROPOSAL = SwitchProposal(1, 1, (3,), ProposalKind.TRIAL)
 
 BUSY_SECONDS = 2.0
 """What a busy machine may add to a wait of milliseconds."""
 
 
 class Gather:
-    """One frame: complete when the test says so."""
+    """One frame: complete when the test completes it."""
 
     def __init__(self, gathered: torch.Tensor, mine: torch.Tensor) -> None:
         self.gathered, self.mine, self.is_there = gathered, mine, False
 
     def answer(self, theirs: torch.Tensor | None = None) -> None:
-        """Let the other rank's frame come: the same words, unless said."""
+        """Let the other rank's frame come: the same words by default."""
         self.gathered.copy_(torch.cat([self.mine, self.mine if theirs is None else theirs]))
         self.is_there = True
 
@@ -87,7 +87,7 @@ class Side:
 
 
 def started(*, step_ns: int = 0) -> tuple[RankAgreement, Group]:
-    """Return rank 1 of two at the boundary at which the first vote is launched, for PROPOSAL."""
+    """Return rank 1 of two at the boundary at which it launches the first vote, for PROPOSAL."""
     agreement: Any = RankAgreement(1, 2, votes=True, collectives=lambda: 7)
     group = Group()
     agreement._main._group, agreement._main._store, agreement._main._name = group, Store(), "test"
@@ -97,16 +97,16 @@ def started(*, step_ns: int = 0) -> tuple[RankAgreement, Group]:
     agreement._has_offered = True
     agreement._member._offer = None
     agreement._member._held = PROPOSAL
-    agreement.rest(is_calm=False, step_ns=step_ns)
+    agreement.report_calm(is_calm=False, step_ns=step_ns)
     for step in range(PERIOD - 1):
-        agreement.note(step, 10, profiled=False)
+        agreement.record_step(step, 10, profiled=False)
     return agreement, group
 
 
-def boundary(agreement: RankAgreement, step: int) -> tuple[Proposal | None, float]:
+def boundary(agreement: RankAgreement, step: int) -> tuple[SwitchProposal | None, float]:
     """Pass one boundary; return what is to be carried out, and the seconds that it took."""
     begun = time.monotonic()
-    agreement.note(step, 10, profiled=False)
+    agreement.record_step(step, 10, profiled=False)
     proposal = agreement.decide(lambda held: True)
     return proposal, time.monotonic() - begun
 
@@ -217,7 +217,7 @@ def test_who_hears_that_all_have_switched_undoes_all_the_same_if_another_did_not
 
 def test_norms_of_gradients_that_are_late_are_looked_for_again_without_waiting() -> None:
     agreement, group = started()
-    hear = agreement.tell(VoteSubject.GRADIENTS, [1.0])
+    hear = agreement.start_gather(VoteSubject.GRADIENTS, [1.0])
     with pytest.raises(TimeoutError):
         hear()
     begun = time.monotonic()
@@ -232,12 +232,12 @@ def test_norms_of_gradients_that_are_late_are_looked_for_again_without_waiting()
 @pytest.mark.parametrize("subject", [VoteSubject.NOISE, VoteSubject.MEMORY])
 def test_an_answer_that_is_late_for_one_rank_is_used_by_none(subject: VoteSubject) -> None:
     agreement, group = started()
-    hear = agreement.tell(subject, [1.0])
+    hear = agreement.start_gather(subject, [1.0])
     group.frames[0].answer()
     store: Any = agreement._main._store
     store.compare_set = lambda key, expected, desired: b"no"  # the other one gave up
     assert hear() is None
-    late = agreement.tell(subject, [1.0])
+    late = agreement.start_gather(subject, [1.0])
     begun = time.monotonic()
     assert late() is None
     assert time.monotonic() - begun < 1.0 + BUSY_SECONDS

@@ -22,7 +22,7 @@ JOB = Path(__file__).with_name("job_restart.py")
 def run(
     folder: Path, what: str, tune: str, *more: str, restarts: int = 1, python: str = sys.executable
 ) -> dict[str, Any]:
-    """Return what each life of each rank told, how torchrun ended, and seconds from the fault to the end."""
+    """Return each life's report by rank, how torchrun ended, and the seconds from the fault to the end."""
     folder.mkdir()
     ended = subprocess.run(
         [

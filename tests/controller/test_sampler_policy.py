@@ -1,4 +1,4 @@
-"""A policy that measures one setting after another leaves a job alone when it must stop, whoever names the settings."""
+"""A sampler policy leaves a job alone when it must stop, with any sampler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from bench.baselines import BASELINES, make_baseline
 from pacecar.config import TuneConfig
-from pacecar.controller.observation import JobFacts, Observation, TuningTurn
+from pacecar.controller.observation import JobFacts, Observation, Proposal
 from pacecar.records import Decision, TunerStatus, Verdict
 from tests.controller.obedient_job import BUCKET, COMPRESSION, MIB, curve, drive
 from tests.controller.replay import make
@@ -50,17 +50,17 @@ def test_absurd_steps_end_the_search_with_a_reason(name: str) -> None:
 
 def test_a_knob_that_the_ranks_lose_ends_the_search() -> None:
     policy = make_baseline("tpe", TuneConfig())
-    policy.begin(JobFacts(job="job", world_size=2), [BUCKET, COMPRESSION], mode="exact")
+    policy.begin(JobFacts(job="job", world_size=2), [BUCKET, COMPRESSION], turns_knobs=True)
     policy.advance([Observation(1, 1, {"bucket_bytes": 25 * MIB, "compression": 0}, 100)])
     turn, records = policy.advance([Observation(2, 2, {"bucket_bytes": 25 * MIB}, 100)])
-    assert "compression cannot be turned any more" in records[-1].detail
-    assert turn is None or turn == TuningTurn(0, {"bucket_bytes": 25 * MIB})
+    assert "compression can no longer be turned" in records[-1].detail
+    assert turn is None or turn == Proposal(0, {"bucket_bytes": 25 * MIB})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_advice_turns_nothing(name: str) -> None:
     policy = make(name, TuneConfig(mode="advise"))
-    policy.begin(JobFacts(job="job", world_size=2), [BUCKET], mode="advise")
+    policy.begin(JobFacts(job="job", world_size=2), [BUCKET], turns_knobs=False)
     turn, records = policy.advance([Observation(i, i, {"bucket_bytes": 25 * MIB}, 100) for i in range(1, 60)])
     assert turn is None
     assert records[-1].state == "advising"

@@ -1,4 +1,4 @@
-"""Every policy that measures one setting after another turns a real job's knob, on both ranks at the same step."""
+"""Every sampler policy turns a real job's knob on both ranks at the same step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The evidence keeps its promise: false accepts at most at the stated rate, however often one looks."""
+"""The test accepts false gains at most at the stated rate, however often one looks."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -17,7 +18,15 @@ from pacecar.controller.experiment.ab_trial import (
     SETTLE_STEPS,
     WINDOW_STEPS,
 )
-from pacecar.controller.experiment.sequential_test import e_value, gain_ratio, location, promise, student_t_cdf, weigh
+from pacecar.controller.experiment.sequential_test import (
+    e_value,
+    gain_ratio,
+    is_broken,
+    location,
+    promise,
+    student_t_cdf,
+    weigh,
+)
 from pacecar.controller.policy.detectors.pace_tracker import QUIET_SPREAD
 
 RATE = 0.05
@@ -211,3 +220,44 @@ def test_a_clear_loser_has_nothing_to_hope_for_and_a_clear_winner_has() -> None:
 def test_the_t_distribution_agrees_with_the_printed_table(t: float, degrees: int, expected: float) -> None:
     assert student_t_cdf(t, degrees) == pytest.approx(expected, abs=2e-4)
     assert student_t_cdf(-t, degrees) == pytest.approx(1 - expected, abs=2e-4)
+
+
+# --- conditions that change during a trial ---
+
+
+def test_a_change_that_becomes_worth_much_more_is_seen_wherever_it_happens() -> None:
+    for cut in range(2, 8):
+        draw = random.Random(cut)
+        savings = [(0.0 if i < cut else 0.16) + draw.gauss(0, 0.01) for i in range(9)]
+        assert is_broken(savings, dead_band=DEAD_BAND) is (cut <= 7), cut
+
+
+def test_what_is_worth_the_same_all_along_is_not_broken() -> None:
+    broken = 0
+    for seed in range(1000):
+        draw = random.Random(f"one world {seed}")
+        savings = [0.03 + draw.gauss(0, 0.03) for _ in range(draw.randint(4, 20))]
+        broken += is_broken(savings, dead_band=DEAD_BAND)
+    assert broken <= 10, "one in a hundred at most, and all that it costs is to search again"
+
+
+def test_what_is_correlated_from_pair_to_pair_is_rarely_taken_for_a_break() -> None:
+    broken = 0
+    for seed in range(500):
+        draw, level, savings = random.Random(f"slow {seed}"), 0.0, []
+        for _ in range(12):
+            level = 0.3 * level + math.sqrt(0.91) * draw.gauss(0, 0.03)
+            savings.append(0.05 + level)
+        broken += is_broken(savings, dead_band=DEAD_BAND)
+    assert broken <= 10
+
+
+def test_a_clear_difference_of_less_than_twice_the_dead_band_is_of_no_interest() -> None:
+    assert not is_broken([0.0] * 5 + [0.019] * 5, dead_band=DEAD_BAND)
+    assert is_broken([0.0] * 5 + [0.021] * 5, dead_band=DEAD_BAND)
+
+
+def test_a_single_pair_on_a_side_tells_nothing() -> None:
+    assert not is_broken([], dead_band=DEAD_BAND)
+    assert not is_broken([0.0, 0.0, 0.5], dead_band=DEAD_BAND)
+    assert not is_broken([0.5, 0.0, 0.0, 0.0], dead_band=DEAD_BAND)

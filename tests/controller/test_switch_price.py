@@ -75,7 +75,7 @@ class Job:
                 price.switched(rehearsal_ns)
         self.policy = policy or TuningPolicy(TuneConfig(exploration_budget=1.0))
         space = KnobSpace("micro_batch", 8, (1, 2, 4, 8, 16, 32))
-        self.policy.begin(JobFacts("j", 2, batch_samples=64), [space], mode="exact")
+        self.policy.begin(JobFacts("j", 2, batch_samples=64), [space], turns_knobs=True)
         self.value, self.wanted, self.due = 8, 8, 0
         self.switches: list[int] = []
         self.worst = 0.0
@@ -99,7 +99,7 @@ class Job:
                     price.voted(self.vote_ns)
             for budget, cost_ns in zip(self.budgets, spent, strict=True):
                 budget.step(pace_ns + cost_ns, cost_ns + self.hook_ns, profiled=False)
-                allowed_ns = self.ratio * budget._wall_ns + budget._start_ns + CREDIT_NS
+                allowed_ns = self.ratio * budget.wall_ns + budget.start_ns + CREDIT_NS
                 self.worst = max(self.worst, budget.cost_ns / allowed_ns)
             told = [
                 price.affordable(budget.headroom_ns(wall_ns=0, cost_ns=0), int(self.ratio * self.step_ns))

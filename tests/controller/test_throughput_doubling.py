@@ -1,4 +1,4 @@
-"""The rule that doubles and halves by throughput does what articles say of it."""
+"""The doubling and halving rule does what articles say of it."""
 
 from __future__ import annotations
 

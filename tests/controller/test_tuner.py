@@ -1,10 +1,11 @@
-"""The Tuner on one rank, and the ranks' meeting: nothing reaches the job, and nothing is turned unasked."""
+"""One rank's Tuner and the ranks' rendezvous: no error reaches the job, and nothing is turned unasked."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.experiment.switch_price import RESERVED_SWITCHES
-from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.guards.node_monitor import NodeMonitor
+from pacecar.controller.knobs.actuator import Actuator, ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
-from pacecar.controller.observation import JobFacts, Observation, Policy, TuningTurn
+from pacecar.controller.observation import Guard, JobFacts, Observation, Policy, Proposal, Record
 from pacecar.controller.status_reporter import StatusReporter
 from pacecar.controller.tuner import FIRST_WINDOW_BOUNDARIES_MAX, OFFER_BOUNDARY, TunedJob, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
@@ -26,7 +28,7 @@ from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatu
 from tests.kit.records import job_hello, step_record
 
 
-class Dial:
+class Dial(Actuator):
     """A knob that remembers how it was turned, and fails when told to."""
 
     knob = "micro_batch"
@@ -51,9 +53,6 @@ class Dial:
         self._maybe("refusal")
         return self.refuses
 
-    def layout(self) -> str:
-        return ""
-
     def apply(self, value: int) -> None:
         self._maybe(f"apply {value}")
         self.turned.append(value)
@@ -63,15 +62,20 @@ class Wisher(Policy):
     """A policy that wishes for what it is told to."""
 
     def __init__(self) -> None:
-        self.turn: TuningTurn | None = None
+        self.turn: Proposal | None = None
         self.seen: list[Observation] = []
         self.fails: BaseException | None = None
         self.began = self.finished = 0
+        self.holds: list[str | None] = []
 
-    def begin(self, facts: JobFacts, spaces: Sequence[Any], *, mode: str) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[Any], *, turns_knobs: bool) -> None:
         self.began += 1
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        self.holds.append(reason)
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Proposal | None, list[Any]]:
+        assert observations, "a policy is asked about steps"
         if self.fails is not None:
             raise self.fails
         self.seen.extend(observations)
@@ -98,7 +102,16 @@ class Finished:
 class Bench(TunedJob):
     """A tuner and everything around it."""
 
-    def __init__(self, mode: str = "exact", *, knob: str = "micro_batch", gradients: object = None) -> None:
+    def __init__(
+        self,
+        mode: str = "exact",
+        *,
+        knob: str = "micro_batch",
+        gradients: object = None,
+        policy: Policy | None = None,
+        guards: Sequence[Guard] = (),
+        node: NodeMonitor | None = None,
+    ) -> None:
         self.leaves_because: str | None = None
         self.dial, self.policy = Dial(), Wisher()
         self.dial.knob = knob
@@ -112,10 +125,12 @@ class Bench(TunedJob):
             self,
             TuneConfig(mode=mode),  # type: ignore[arg-type]
             StatusReporter(job_hello(world_size=1), self.emitted.append, FakeClock()),
-            policy=self.policy,
+            policy=policy or self.policy,
+            guards=guards,
             actuators=[self.dial],
             agreement=LocalAgreement(),
             gradients=gradients,  # type: ignore[arg-type]
+            node=node,
         )
 
     def facts(self) -> JobFacts:
@@ -165,7 +180,7 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     bench.run(OFFER_BOUNDARY + 2)
     assert bench.dial.turned == [4], "the rehearsal applied what was in force"
     assert bench.policy.began == 1
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})
     bench.run(4)
     assert bench.switches() == [(7, 1, {"micro_batch": 8})]
     assert bench.tuner.knobs == bench.in_force == Knobs(1, {"micro_batch": 8})
@@ -195,7 +210,7 @@ def test_what_closing_leaves_in_force(mode: str, knob: str, *, is_trial: bool, i
     bench = Bench(mode, knob=knob)
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = TuningTurn(1, {knob: 8}, is_trial=is_trial)
+    bench.policy.turn = Proposal(1, {knob: 8}, is_trial=is_trial)
     bench.run(4)
     assert bench.dial.value() == 8
     bench.tuner.close(is_exit=is_exit)
@@ -206,7 +221,7 @@ def test_what_closing_leaves_in_force(mode: str, knob: str, *, is_trial: bool, i
 def test_who_must_leave_in_a_trial_says_what_stays_and_what_it_was_before(bench: Bench) -> None:
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = Proposal(1, {"micro_batch": 8}, is_trial=True)
     bench.run(4)
     bench.leaves_because = "planted"
     bench.run(1)
@@ -223,14 +238,14 @@ def test_a_trial_takes_one_window_and_what_is_kept_another(bench: Bench) -> None
     bench.run(OFFER_BOUNDARY + 2)
     windows = []
     for value in (8, 4, 8):
-        bench.policy.turn = TuningTurn(1, {"micro_batch": value}, is_trial=True)
+        bench.policy.turn = Proposal(1, {"micro_batch": value}, is_trial=True)
         bench.run(4)
         windows.append(bench.windows)
     assert windows == [1, 1, 1]
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})
     bench.run(4)
     assert bench.windows == 2
-    bench.policy.turn = TuningTurn(2, {"micro_batch": 4}, is_trial=True)
+    bench.policy.turn = Proposal(2, {"micro_batch": 4}, is_trial=True)
     bench.run(4)
     assert bench.windows == 3
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 4, 8, 4]
@@ -240,18 +255,18 @@ def test_what_is_proven_is_kept_before_the_next_trial_begins(bench: Bench) -> No
     """Else a freeze in that trial would go back to what was in force before the proven change."""
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = Proposal(1, {"micro_batch": 8}, is_trial=True)
     bench.run(2)
-    agreement: Any = bench.tuner._agreement
+    agreement: Any = bench.tuner.agreement
     decide, agreement.decide = agreement.decide, lambda can_apply: None  # the ranks take their time
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})
     bench.run(2)
-    bench.policy.turn = TuningTurn(2, {"micro_batch": 2}, is_trial=True)
+    bench.policy.turn = Proposal(2, {"micro_batch": 2}, is_trial=True)
     bench.run(2)
     agreement.decide = decide
     bench.run(3)
     assert bench.dial.value() == 2
-    bench.tuner._agreement.freeze("planted")
+    bench.tuner.agreement.freeze("planted")
     bench.run(2)
     assert bench.dial.value() == 8
 
@@ -282,7 +297,7 @@ class Gradients:
     def arm(self, *, is_on: bool = True) -> None:
         self.armed.append(is_on)
 
-    def look(self, tell: object) -> str | None:
+    def check(self, tell: object) -> str | None:
         return self.found.pop() if self.found else None
 
     def compare(self) -> str | None:
@@ -297,7 +312,7 @@ def test_gradients_are_looked_at_after_a_switch_that_can_mix_buckets_up(knob: st
     b.run(OFFER_BOUNDARY + 2)
     assert gradients.armed == [False], "while nothing was changed yet"
     for value in (8, 4):
-        b.policy.turn = TuningTurn(1, {knob: value}, is_trial=True)
+        b.policy.turn = Proposal(1, {knob: value}, is_trial=True)
         b.run(4)
     assert b.dial.turned == [4, 8, 4]
     assert gradients.armed == [False, *[True] * looks]
@@ -313,11 +328,11 @@ def test_where_gradients_differ_after_a_switch_all_go_back_with_the_vote_that_fr
     b = Bench(knob="bucket_bytes", gradients=gradients)
     b.tuner.start()
     b.run(OFFER_BOUNDARY + 2)
-    b.policy.turn = TuningTurn(1, {"bucket_bytes": 8}, is_trial=True)
+    b.policy.turn = Proposal(1, {"bucket_bytes": 8}, is_trial=True)
     b.run(2)
     assert b.dial.value() == 8
     if is_kept:
-        b.policy.turn = TuningTurn(1, {"bucket_bytes": 8})
+        b.policy.turn = Proposal(1, {"bucket_bytes": 8})
         b.run(2)
     gradients.is_armed = True
     if is_late:
@@ -346,7 +361,7 @@ def test_who_measures_hears_of_a_boundary_that_takes_longer(bench: Bench) -> Non
 def test_off_and_advise_turn_nothing() -> None:
     off, advise = Bench("off"), Bench("advise")
     for b in (off, advise):
-        b.policy.turn = TuningTurn(1, {"micro_batch": 8})
+        b.policy.turn = Proposal(1, {"micro_batch": 8})
         b.tuner.start()
         b.run(20)
         b.tuner.close()
@@ -366,7 +381,7 @@ def break_actuator(b: Bench) -> None:
 
 def break_emit(b: Bench) -> None:
     b.tuner._status._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
-    b.policy.turn = TuningTurn(1, {"micro_batch": 8})
+    b.policy.turn = Proposal(1, {"micro_batch": 8})
 
 
 @pytest.mark.parametrize("sabotage", [break_policy, break_actuator, break_emit])
@@ -377,7 +392,7 @@ def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
     bench.run(OFFER_BOUNDARY + 2)
     sabotage(bench)
     with caplog.at_level(logging.ERROR):
-        bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
+        bench.policy.turn = Proposal(1, {"micro_batch": 8})
         bench.run(6)
     assert bench.tuner.state == "frozen"
     assert bench.policy.finished == 1
@@ -391,11 +406,11 @@ def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
 def test_a_freeze_takes_a_trial_back_and_leaves_what_was_kept(bench: Bench) -> None:
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = Proposal(1, {"micro_batch": 8}, is_trial=True)
     bench.run(2)
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})  # proven: nothing to turn, but nothing to go back to either
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})  # proven: nothing to turn, but nothing to go back to either
     bench.run(2)
-    bench.policy.turn = TuningTurn(2, {"micro_batch": 2}, is_trial=True)
+    bench.policy.turn = Proposal(2, {"micro_batch": 2}, is_trial=True)
     bench.run(2)
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 2]
     break_policy(bench)
@@ -428,7 +443,7 @@ def test_a_value_that_fails_leaves_the_old_one_and_bars_the_knob(bench: Bench) -
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
     bench.dial.fails["apply 8"] = ActuatorError("planted")
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})
     bench.run(10)
     assert bench.switches() == []
     assert bench.dial.turned == [4, 4], "rehearsed once, put back once, not tried again"
@@ -437,7 +452,7 @@ def test_a_value_that_fails_leaves_the_old_one_and_bars_the_knob(bench: Bench) -
 
 def test_a_value_outside_the_domain_is_not_applied(bench: Bench) -> None:
     bench.tuner.start()
-    bench.policy.turn = TuningTurn(1, {"micro_batch": 5})
+    bench.policy.turn = Proposal(1, {"micro_batch": 5})
     bench.run(20)
     assert bench.switches() == []
 
@@ -461,6 +476,68 @@ def test_a_boundary_without_a_record_is_a_step_without_an_observation(bench: Ben
     assert [o.step for o in bench.policy.seen][-3:] == [6, 8, 9]
 
 
+# --- guards ------------------------------------------------------------------------------------------
+
+
+class Objector(Guard):
+    """Pauses for `reason`, doubles the pace that the policy sees, and takes back what it turned where `acts`."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+        self.acts = False
+        self.asked = 0
+
+    def pause_reason(self, step: int) -> str | None:
+        return self.reason
+
+    def must_act(self) -> bool:
+        self.asked += 1
+        return self.acts
+
+    def is_calm(self) -> bool:
+        return not self.acts
+
+    def judgeable(self, step: Observation) -> Observation:
+        return replace(step, pace_ns=2 * step.pace_ns)
+
+    def take_back(self, turn: Proposal | None, records: list[Record]) -> tuple[Proposal | None, list[Record]]:
+        return (Proposal(1, {"micro_batch": 4}) if self.acts else turn), records
+
+
+def test_the_policy_is_held_once_for_the_first_guard_that_has_a_reason_and_let_go() -> None:
+    first, second = Objector(), Objector("late")
+    bench = Bench(guards=[first, second])
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 4)
+    first.reason = "hangs"
+    bench.run(2)
+    first.reason = second.reason = None
+    bench.run(2)
+    assert bench.policy.holds == ["late", "hangs", None]
+
+
+def test_every_guard_changes_what_the_policy_sees() -> None:
+    bench = Bench(guards=[Objector(), Objector()])
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 4)
+    assert [step.pace_ns for step in bench.policy.seen] == [4 * step.step for step in bench.policy.seen] != []
+
+
+def test_a_guard_takes_back_what_the_policy_requests_even_where_no_step_is_observed() -> None:
+    guard = Objector()
+    bench = Bench(guards=[guard])
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.turn = Proposal(1, {"micro_batch": 8})
+    bench.run(4)
+    assert bench.in_force.values == {"micro_batch": 8}
+    guard.acts, seen = True, len(bench.policy.seen)
+    for _ in range(4):
+        bench.tuner.on_boundary(None)
+    assert bench.in_force.values == {"micro_batch": 4}
+    assert len(bench.policy.seen) <= seen + 1, "the step before"
+
+
 # --- steps that the hook only counts -------------------------------------------------------------------
 
 
@@ -474,10 +551,10 @@ def count(bench: Bench, *walls_ns: int, disturbed: bool = False) -> None:
 @pytest.fixture
 def hearing(bench: Bench) -> Bench:
     """A tuner in something to do, that hears counted steps from 50 ns on; the last measured one took 6."""
-    bench.tuner._hearing.counted_ns_min = 50
+    bench.tuner._listener.counted_ns_min = 50
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.tuner._hearing._last_ns = 60
+    bench.tuner._listener._last_ns = 60
     return bench
 
 
@@ -505,7 +582,7 @@ def test_one_much_longer_than_the_one_before_is_not_heard_as_it_held_something_e
 
 def test_after_a_switch_a_step_is_as_long_as_it_is(hearing: Bench) -> None:
     """Under 1 sample at a time a step may take six times what it takes under 32."""
-    hearing.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    hearing.policy.turn = Proposal(1, {"micro_batch": 8}, is_trial=True)
     count(hearing, 60, 360, 360)
     assert hearing.switches()
     assert [o.pace_ns for o in hearing.policy.seen[-2:]] == [360, 360]
@@ -514,11 +591,11 @@ def test_after_a_switch_a_step_is_as_long_as_it_is(hearing: Bench) -> None:
 
 
 def test_while_all_are_calm_only_long_counted_steps_are_heard(hearing: Bench) -> None:
-    hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
-    hearing.tuner._hearing.switched()
+    hearing.tuner.agreement.are_all_calm = True  # type: ignore[misc]
+    hearing.tuner._listener.switched()
     count(hearing, LONG_STEP_NS - 1)
     assert hearing.policy.seen[-1].step == 6
-    hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
+    hearing.tuner.agreement.are_all_calm = True  # type: ignore[misc]
     count(hearing, LONG_STEP_NS)
     assert hearing.policy.seen[-1].step == 8
 
@@ -621,10 +698,10 @@ def test_windows_leave_what_a_trial_needs_to_end_while_it_is_open() -> None:
     b.tuner.start()
     b.run(OFFER_BOUNDARY + 2)
     assert set(b.reserved) == {0}
-    b.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
+    b.policy.turn = Proposal(1, {"micro_batch": 8}, is_trial=True)
     b.run(4)
     assert b.reserved[-1] == RESERVED_SWITCHES * b.tuner._price.price_ns(0) > 0
-    b.policy.turn = TuningTurn(1, {"micro_batch": 4})
+    b.policy.turn = Proposal(1, {"micro_batch": 4})
     b.run(4)
     assert b.reserved[-1] == 0
 

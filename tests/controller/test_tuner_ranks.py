@@ -1,4 +1,4 @@
-"""The Tuner in real jobs of two and three ranks: knobs turn at the same step on all or on none; training goes on."""
+"""In real jobs of two and three ranks knobs turn at the same step on all or on none, and training goes on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Jobs on several hosts are tuned whatever their names resolve to; a wire that fails costs no step more than a second.
+"""Jobs on several hosts are tuned whatever their names resolve to; a failing wire delays no step by over a second.
 
-Real ranks in network namespaces.  Where a wire fails it is pacecar's alone, so that the job itself goes on: as where
-NCCL trains on InfiniBand, and pacecar's votes are on Ethernet.
+Real ranks in network namespaces.  The wire that fails is pacecar's alone, so the job itself goes on: as when NCCL
+trains on InfiniBand and pacecar's votes use Ethernet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _possible() -> None:
 def trained(
     there: Hosts, options: dict[str, Any], *, change: Link | None = None, folder: Path, **environ: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what each rank said and wrote to stderr; gives the second wire another link when rank 0 asks for it."""
+    """Return each rank's answer and stderr; change the second wire's link when rank 0 asks for it."""
     ask = folder / "ask"
     settings = {
         "MASTER_ADDR": there.address, "GLOO_SOCKET_IFNAME": WIRE, "ASK": str(ask),

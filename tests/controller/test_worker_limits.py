@@ -1,4 +1,4 @@
-"""What processes must not share is found in a dataset, and room is what this machine says."""
+"""Objects that processes must not share are found in a dataset, and room is computed from this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Holds:
 
 
 class Hides(Holds):
-    """Leaves its handle out when it is pickled, as datasets made for `spawn` do; fork shares it all the same."""
+    """Omits its handle when pickled, as datasets made for `spawn` do; fork shares it all the same."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""What stands in for DeepSpeed's engine here has the attributes of 0.19; the real one is in tests/adapters."""
+"""ZeRO's knobs on a stand-in engine with the attributes of DeepSpeed 0.19; the real one is in tests/adapters."""
 
 from types import SimpleNamespace
 

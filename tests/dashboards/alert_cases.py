@@ -1,4 +1,4 @@
-"""When does each alert fire, what does it say then, and when must it be quiet?
+"""Cases in which each alert fires, with its texts, and in which it must not.
 
 Times and values are as promtool writes them: a value a minute, `0x10 1x5` is eleven zeros and six ones.
 """
@@ -14,7 +14,7 @@ GPU = f'{NODE}, gpu="3"'
 LAUNCH, OTHER_LAUNCH = "3f2a9c01d4e5b678", "3f2a9c01d4e5b679"
 JOB = f'training_job="llama", launch="{LAUNCH}"'
 NAMESAKE = f'training_job="llama", launch="{OTHER_LAUNCH}"'
-"""Another job of that name: what tells the two apart is the launch alone."""
+"""Another job of the same name, which only the launch distinguishes."""
 
 RANK0, RANK1 = f'{NODE}, {JOB}, rank="0"', f'{NODE}, {JOB}, rank="1"'
 PORT = f'{NODE}, device="mlx5_0", port="1"'
@@ -29,7 +29,7 @@ HOLDS = {
     f'pacecar_process_info{{{NODE}, pid="77", {JOB}, rank="1", pod_name="train-0", pod_namespace="ml"}}': "1x60",
     f"pacecar_gpu_processes{{{GPU}}}": "1x60",
 }
-"""A rank in a pod has memory of the GPU."""
+"""A rank in a pod holds memory of the GPU."""
 
 HUNG = {
     f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x4 60+60x10",
@@ -37,7 +37,7 @@ HUNG = {
     f"pacecar_job_last_record_age_seconds{{{RANK2}}}": "1x4 62+60x10",
     f"pacecar_job_hang_suspected{{{RANK0}}}": "_x4 1x10",
 }
-"""Three ranks end no step, and rank 0 says so."""
+"""Three ranks end no step, and rank 0 reports it."""
 
 
 def _disk(available: str, *, files_free: str = "900x200", read_only: str = "0x200") -> dict[str, str]:
@@ -73,7 +73,7 @@ ON_NODE = {"instance": "n1:9850"}
 
 @dataclass(frozen=True)
 class Case:
-    """Series (name and labels -> values) and what is so at a time; a silent case has no labels and no words."""
+    """Series (name and labels -> values) and the alert at a time; a silent case has neither labels nor texts."""
 
     alert: str
     title: str
@@ -94,8 +94,9 @@ def _missing(values: str) -> dict[str, str]:
 
 
 FABRIC_WORDS = (
-    "fabric_failed: joining ended with an error; fabric_not_joined: it has not ended for 5 minutes; "
-    "fabric_misconfigured: the configuration is wrong. CUDA does not start on it, or goes without NVLink."
+    "fabric_failed: joining ended with an error; fabric_not_joined: it has not ended for 5 "
+    "minutes; fabric_misconfigured: the configuration is wrong. CUDA does not start on it, or "
+    "runs without NVLink."
 )
 
 
@@ -107,29 +108,29 @@ FIRING = [
     Case("PacecarGpuXid", "a code that is counted from zero on", "15m",
         {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="79", cluster="east"}}': "0x10 1x10"},
         ON_GPU | {"xid": "79", "cluster": "east"}, "critical", "GPU 3 of n1:9850 reported Xid 79",
-        "1 errors with the code 79 in the last ten minutes. The work on this GPU is mostly lost."),
+        "1 errors with code 79 in the last ten minutes. The work on this GPU is mostly lost."),
     Case("PacecarGpuXid", "a code that was never seen before", "16m",
         {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="120"}}': "_x15 2x15", f"pacecar_build_info{{{NODE}}}": "1x40"},
         ON_GPU | {"xid": "120"}, "critical", "GPU 3 of n1:9850 reported Xid 120",
-        "2 errors with the code 120 in the last ten minutes. The work on this GPU is mostly lost."),
+        "2 errors with code 120 in the last ten minutes. The work on this GPU is mostly lost."),
     Case("PacecarGpuXidOfProgram", "an illegal address", "15m",
         {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="31"}}': "0x10 3x10"},
         ON_GPU | {"xid": "31"}, "warning", "GPU 3 of n1:9850 reported Xid 31, mostly the program's own fault",
-        "3 errors with the code 31 in the last ten minutes: an illegal instruction or address of a kernel, or what "
-        "follows when a process ends."),
+        "3 errors with code 31 in the last ten minutes: an illegal instruction or address of a "
+        "kernel, or the aftermath of a process that ended."),
     Case("PacecarGpuXidOfRepair", "a row that will be remapped", "15m",
         {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="63"}}': "0x10 1x10"},
         ON_GPU | {"xid": "63"}, "warning", "GPU 3 of n1:9850 marks memory for repair (Xid 63)",
-        "1 notes with the code 63 in the last ten minutes: bad memory was found and its repair noted, which takes "
-        "place at the next reset. By itself it costs no work."),
+        "1 notes with code 63 in the last ten minutes: bad memory was found and will be repaired at"
+        " the next reset. By itself this costs no work."),
     Case("PacecarGpuDown", "hung", "8m", _down("hung", "0x5 1x10"), ON_GPU | {"reason": "hung"}, "critical",
         "GPU 3 of n1:9850 is hung",
-        "The daemon has read nothing of this GPU for a minute, because it is hung. hung: a call of the driver does not "
-        "return; lost, vanished: the driver does not know it any more."),
+        "The daemon could not read this GPU for a minute, because it is hung. hung: a call of the "
+        "driver does not return; lost, vanished: the driver no longer knows it."),
     Case("PacecarGpuDown", "lost", "8m", _down("lost", "0x5 1x10"), ON_GPU | {"reason": "lost"}, "critical",
         "GPU 3 of n1:9850 is lost",
-        "The daemon has read nothing of this GPU for a minute, because it is lost. hung: a call of the driver does not "
-        "return; lost, vanished: the driver does not know it any more."),
+        "The daemon could not read this GPU for a minute, because it is lost. hung: a call of the "
+        "driver does not return; lost, vanished: the driver no longer knows it."),
     Case("PacecarGpuThrottled", "heat for half of the time", "20m",
         {f'pacecar_gpu_clock_event_seconds_total{{{GPU}, reason="hw_thermal_slowdown", source="driver"}}': "0+30x30"},
         ON_GPU | {"reason": "hw_thermal_slowdown"}, "warning",
@@ -139,51 +140,52 @@ FIRING = [
     Case("PacecarGpuEccUncorrected", "one error", "15m",
         {f'pacecar_gpu_ecc_errors_total{{{GPU}, severity="uncorrected", lifetime="volatile"}}': "0x12 1x10"},
         ON_GPU, "critical", "GPU 3 of n1:9850 has memory errors that could not be corrected",
-        "1 uncorrected ECC errors in the last 15 minutes. The process that met one is killed by the driver, and "
-        "results since then are not to be trusted."),
+        "1 uncorrected ECC errors in the last 15 minutes. The driver kills the process that hits "
+        "one, and results since then cannot be trusted."),
     Case("PacecarGpuMemoryRepairPending", "a row", "12m", {f"pacecar_gpu_row_remap_pending{{{GPU}}}": "0x5 1x10"},
         ON_GPU, "warning", "GPU 3 of n1:9850 waits for a reset to take bad memory out of use",
-        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+        "Rows or pages of device memory are marked bad and stay in use until the GPU is reset."),
     Case("PacecarGpuMemoryRepairPending", "a page of an older GPU", "12m",
         {f"pacecar_gpu_retired_pages_pending{{{GPU}}}": "0x5 1x10"},
         ON_GPU, "warning", "GPU 3 of n1:9850 waits for a reset to take bad memory out of use",
-        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+        "Rows or pages of device memory are marked bad and stay in use until the GPU is reset."),
     Case("PacecarGpuMemoryRepairFailed", "no spare rows", "6m", {f"pacecar_gpu_row_remap_failed{{{GPU}}}": "0x5 1x10"},
-        ON_GPU, "critical", "GPU 3 of n1:9850 could not remap bad memory: it wants replacing",
+        ON_GPU, "critical", "GPU 3 of n1:9850 could not remap bad memory: replace it",
         "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
     Case("PacecarGpuIdle", "a rank that hangs has its memory", "40m",
         {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0.9x5 0x60", **HOLDS},
         ON_GPU | OF_JOB | {"pod_name": "train-0", "pod_namespace": "ml"}, "warning",
         "GPU 3 of n1:9850 idles, and llama holds it",
-        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
-        "that was left open, or a process that did not end."),
+        "No kernel ran on it for half an hour, though a process holds its memory: a job that hangs "
+        "or waits, a notebook left open, or a process that did not end."),
     Case("PacecarGpuIdle", "a process of which nobody knows whose it is", "40m",
         {f"pacecar_gpu_utilization_ratio{{{GPU}}}": "0x60", f"pacecar_gpu_processes{{{GPU}}}": "1x60"}, ON_GPU,
         "warning",
         "GPU 3 of n1:9850 idles, and a process holds it",
-        "No kernel ran on it for half an hour, though a process has its memory: a job that hangs or waits, a notebook "
-        "that was left open, or a process that did not end."),
+        "No kernel ran on it for half an hour, though a process holds its memory: a job that hangs "
+        "or waits, a notebook left open, or a process that did not end."),
     Case("PacecarGpuMissing", "after a boot", "8m", _missing("_x1 1x10"),
         ON_NODE | {"uuid": "GPU-8", "name": "NVIDIA H100", "pci_bus_id": "0000:5d:00.0"}, "critical",
         "A GPU of n1:9850 is missing: NVIDIA H100 at 0000:5d:00.0",
-        "GPU-8 was on this node before, and the driver has not listed it since the daemon started, or no driver "
-        "answers. Where it was taken out on purpose the node has to be told so."),
+        "GPU-8 was on this node before, and the driver has not listed it since the daemon started, "
+        "or no driver answers. If it was removed on purpose, see the runbook for how to tell the "
+        "daemon."),
     Case("PacecarGpuPcieWidth", "four lanes of sixteen", "20m",
         {**_reason("pcie_width", "0x5 1x30"), f"pacecar_gpu_pcie_width{{{GPU}}}": "16x5 4x30"}, ON_GPU, "warning",
         "The PCIe link of GPU 3 of n1:9850 is too narrow",
-        "It runs on 4 lanes, fewer than GPU and slot have. Copies from the host, and all traffic that is not on "
-        "NVLink, share this link."),
+        "It runs on 4 lanes, fewer than GPU and slot have. Copies from the host and all traffic "
+        "outside NVLink share this link."),
     Case("PacecarNvlinkDown", "a link that was up", "8m", {
             f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x10", **_reason("nvlink_down", "0x5 1x10"),
         }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
-        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
-        "left, or over PCIe."),
+        "The link was up before, or is up on the neighbouring GPUs. Collectives run over the "
+        "remaining links, or over PCIe."),
     Case("PacecarNvlinkDown", "a daemon was started anew and does not know that the link was up", "25m", {
             f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x4 _x3 0x20",
             **_reason("nvlink_down", "0x5 1x4 _x3 0x20"),
         }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
-        "The link was up before, or it is up on the GPUs beside this one. Collectives run over the links that are "
-        "left, or over PCIe."),
+        "The link was up before, or is up on the neighbouring GPUs. Collectives run over the "
+        "remaining links, or over PCIe."),
     *(
         Case("PacecarGpuFabric", reason, "8m", _reason(reason, "0x5 1x10"), ON_GPU | {"reason": reason}, "critical",
             f"GPU 3 of n1:9850 is not in its NVLink fabric: {reason}", FABRIC_WORDS)
@@ -191,8 +193,8 @@ FIRING = [
     ),
     Case("PacecarGpuFabricDegraded", "half of the bandwidth", "12m", _reason("fabric_degraded", "0x5 1x10"),
         ON_GPU | {"reason": "fabric_degraded"}, "warning", "The NVLink fabric of GPU 3 of n1:9850 is degraded",
-        "The GPU has less bandwidth than it should have, or its routes are unhealthy or being recovered. Collectives "
-        "go at the pace of the slowest route."),
+        "The GPU has less bandwidth than it should have, or its routes are unhealthy or being "
+        "recovered. Collectives run at the speed of the slowest route."),
     Case("PacecarNvlinkErrors", "replays at a rate", "25m",
         {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="replay"}}': "0+2x30"},
         ON_GPU | {"link": "7", "kind": "replay"}, "warning", "NVLink 7 of GPU 3 of n1:9850 has errors: replay",
@@ -204,13 +206,13 @@ FIRING = [
     Case("PacecarRdmaPortDown", "a port that was active this morning", "100m",
         {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x120"}, ON_NODE | {"device": "mlx5_0", "port": "1"}, "critical",
         "RDMA port mlx5_0/1 of n1:9850 is down",
-        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
-        "over TCP."),
+        "It was active before. Jobs that use it fail or hang; new jobs run without it, over fewer "
+        "ports or over TCP."),
     Case("PacecarRdmaPortDown", "and the daemon was away for a while", "40m",
         {f"pacecar_rdma_port_active{{{PORT}}}": "1x5 0x3 stale _x10 0x40"}, ON_NODE | {"device": "mlx5_0", "port": "1"},
         "critical", "RDMA port mlx5_0/1 of n1:9850 is down",
-        "It was active before. Jobs that use it fail or hang, and what starts now goes without it, over fewer ports or "
-        "over TCP."),
+        "It was active before. Jobs that use it fail or hang; new jobs run without it, over fewer "
+        "ports or over TCP."),
     Case("PacecarNetworkErrors", "what is received", "25m",
         {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "0+4x30",
          f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"},
@@ -228,46 +230,47 @@ FIRING = [
     Case("PacecarTcpRetransmissions", "one in fifty", "20m",
         {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60000x30",
          f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+1200x30"},
-        ON_NODE, "warning", "n1:9850 sends much again",
-        "2% of the TCP segments of the last five minutes were sent again. Every rank of a ring waits for the worst "
-        "link."),
+        ON_NODE, "warning", "n1:9850 retransmits many TCP segments",
+        "2% of the TCP segments of the last five minutes were retransmitted. Every rank of a ring "
+        "waits for the worst link."),
     Case("PacecarDiskFull", "no space", "15m", _disk("500x5 10x200"), ON_NODE | {"mountpoint": "/data"}, "critical",
         "/data of n1:9850 is full",
-        "1% of its space, or of the files that it has room for, is left. Checkpoints, logs and recordings fail there; "
-        "on /dev/shm data loaders die."),
+        "1% of its space or of its files (inodes) is left. Checkpoints, logs and recordings fail "
+        "there; on /dev/shm data loaders die."),
     Case("PacecarDiskFull", "no more files", "15m", _disk("500x200", files_free="5x200"),
         ON_NODE | {"mountpoint": "/data"}, "critical", "/data of n1:9850 is full",
-        "0.5% of its space, or of the files that it has room for, is left. Checkpoints, logs and recordings fail "
+        "0.5% of its space or of its files (inodes) is left. Checkpoints, logs and recordings fail "
         "there; on /dev/shm data loaders die."),
     Case("PacecarDiskFilling", "checkpoints that nobody deletes", "90m", _disk("330-2x200"),
         ON_NODE | {"mountpoint": "/data"}, "warning", "/data of n1:9850 will be full within four hours",
-        "15% is left, and at the rate of the last hour it lasts less than four hours."),
+        "15% is left; at the rate of the last hour it lasts less than four hours."),
     Case("PacecarDiskReadOnly", "after an error, and for hours", "150m", _disk("500x200", read_only="0x5 1x200"),
         ON_NODE | {"mountpoint": "/data"}, "critical", "/data of n1:9850 has become read-only",
-        "It could be written before. The kernel does that after an error of the disk; nothing can be saved there."),
+        "It was writable before. The kernel does this after a disk error; nothing can be saved "
+        "there."),
     Case("PacecarOomKill", "a process of the node", "15m", {f"pacecar_host_oom_kills_total{{{NODE}}}": "0x10 1x10"},
-        ON_NODE, "warning", "n1:9850 killed for want of memory",
-        "The kernel killed 1 processes in the last ten minutes. A data loader's worker that is gone ends or hangs its "
-        "job later, with another error."),
+        ON_NODE, "warning", "n1:9850 killed for lack of memory",
+        "The kernel killed 1 processes in the last ten minutes. If one was a data loader's worker, "
+        "the job later fails or hangs with another error."),
     Case("PacecarOomKill", "a loader's worker in a job's container", "15m",
         {f"pacecar_host_oom_kills_total{{{NODE}}}": "0x10 2x10",
          f'pacecar_cgroup_oom_kills_total{{{NODE}, cgroup="/pod7"}}': "0x10 2x10",
          f'pacecar_cgroup_member_info{{{RANK0}, cgroup="/pod7", member="rank"}}': "1x30",
          f'pacecar_cgroup_member_info{{{RANK1}, cgroup="/pod7", member="rank"}}': "1x30"},
-        ON_NODE | OF_JOB, "warning", "n1:9850 killed a process of llama for want of memory",
-        "The kernel killed 2 processes in the last ten minutes. A data loader's worker that is gone ends or hangs its "
-        "job later, with another error."),
+        ON_NODE | OF_JOB, "warning", "n1:9850 killed a process of llama for lack of memory",
+        "The kernel killed 2 processes in the last ten minutes. If one was a data loader's worker, "
+        "the job later fails or hangs with another error."),
     Case("PacecarStraggler", "a quarter of the pace", "5m",
         {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
          f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.1x10"},
         OF_JOB | {"rank": "1", "cause": "throttled"}, "warning",
         "Rank 1 of llama holds the job up: throttled",
-        "Its step is longer than the others' median by 25% of the job's pace. Without a rank: all wait for a link that "
-        "cannot be told."),
+        "Its step is longer than the others' median by 25% of the job's pace. Without a rank: all "
+        "wait for an unidentified link."),
     Case("PacecarJobSlower", "half as long again, and fewer samples", "120m",
         _paced("1x60 1.5x100", "0+60x60 3640+40x100"), OF_JOB, "warning", "llama is slower than it was",
-        "A step takes 50% longer than in this job's own fast times of the last six hours, and it trains on less a "
-        "second."),
+        "A step takes 50% longer than in this job's own fast times of the last six hours, and its "
+        "throughput has fallen."),
     Case("PacecarJobHangs", "all ranks wait, and none is behind", "8m",
         {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x5 1x10", f"pacecar_job_hang_suspected{{{RANK1}}}": "0x5 1x10",
          f"pacecar_job_hang_collectives{{{RANK0}}}": "_x5 9x10",
@@ -277,23 +280,23 @@ FIRING = [
     Case("PacecarJobHangs", "a rank that was stopped says nothing", "8m",
         {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10"}, OF_JOB | {"rank": "2"}, "critical",
         "llama may hang: look at rank 2",
-        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 2: it says nothing, or has "
-        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 2: it is silent, or has "
+        "started fewer collectives than they. The daemon has written a recording of the minutes before."),
     Case("PacecarJobHangs", "the rank that was stopped is alone on its node", "8m",
         {f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 60+60x10",
          f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
          f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "1x4 60+60x10"},
         OF_JOB | {"rank": "0"}, "critical", "llama may hang: look at rank 0",
-        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 0: it says nothing, or has "
-        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 0: it is silent, or has "
+        "started fewer collectives than they. The daemon has written a recording of the minutes before."),
     Case("PacecarJobHangs", "one of three is two collectives behind", "8m",
         {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
          f"pacecar_job_hang_suspected{{{RANK2}}}": "_x4 1x10",
          **{f"pacecar_job_hang_collectives{{{rank}}}": f"_x4 {begun}x10"
             for rank, begun in ((RANK0, 41), (RANK1, 39), (RANK2, 41))}},
         OF_JOB | {"rank": "1"}, "critical", "llama may hang: look at rank 1",
-        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 1: it says nothing, or has "
-        "begun fewer collectives than they. The daemon has written a recording of the minutes before."),
+        "Ranks have ended no step for suspiciously long. Most likely they wait for rank 1: it is silent, or has "
+        "started fewer collectives than they. The daemon has written a recording of the minutes before."),
     Case("PacecarJobHangs", "one is ahead of two, so none is named", "8m",
         {**HUNG, f"pacecar_job_hang_suspected{{{RANK1}}}": "_x4 1x10",
          f"pacecar_job_hang_suspected{{{RANK2}}}": "_x4 1x10",
@@ -306,8 +309,8 @@ FIRING = [
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 62+60x10",
          f"pacecar_job_step_duration_seconds{{{RANK0}}}": "2x20",
          f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x20", f'pacecar_process_info{{{RANK1}, pid="8"}}': "1x20"},
-        OF_JOB, "critical", "llama stands still",
-        "No rank has ended a step for 6m 0s, though its processes are there."),
+        OF_JOB, "critical", "llama is stalled",
+        "No rank has ended a step for 6m 0s, though its processes exist."),
     Case("PacecarJobOutOfMemory", "caught and gone on", "15m",
         {f"pacecar_job_memory_out_of_memory_total{{{RANK0}}}": "0x10 1x10"}, OF_JOB, "warning",
         "llama runs out of device memory",
@@ -315,34 +318,34 @@ FIRING = [
     Case("PacecarTuningFrozen", "for a quarter of an hour", "20m",
         {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x5 1x20", **SPEAKS}, OF_JOB, "warning",
         "Tuning of llama is frozen",
-        "The tuner turns nothing any more. The job goes on with the settings in force."),
+        "The tuner has stopped. The job continues with the current settings."),
     Case("PacecarKnobsApart", "one rank behind", "12m",
         {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x15", **SPEAKS,
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x40"}, OF_JOB, "critical",
         "Ranks of llama run different knobs",
-        "The newest and the oldest knob epoch have been 1 apart for five minutes, among ranks that go on reporting "
-        "steps."),
+        "The newest and the oldest knob epoch have differed by 1 for five minutes, among ranks that"
+        " still report steps."),
     Case("PacecarKnobsApart", "one job on two nodes", "12m",
         {f"pacecar_knob_epoch{{{RANK0}}}": "3x15", f"pacecar_knob_epoch{{{ELSEWHERE}}}": "1x15", **SPEAKS,
          f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "1x40"}, OF_JOB, "critical",
         "Ranks of llama run different knobs",
-        "The newest and the oldest knob epoch have been 2 apart for five minutes, among ranks that go on reporting "
-        "steps."),
+        "The newest and the oldest knob epoch have differed by 2 for five minutes, among ranks that"
+        " still report steps."),
     Case("PacecarOverheadOverBudget", "twice the budget", "25m",
         {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+1.2x30",
          f"pacecar_job_step_wall_seconds_total{{{RANK0}}}": "0+60x30"},
         OF_JOB, "warning", "pacecar takes 2% of the steps of llama",
-        "That is more than the default budget of 1%. Where the job set `overhead_budget` higher, raise the bound of "
-        "this alert."),
+        "That is more than the default budget of 1%. If the job sets a higher `overhead_budget`, "
+        "raise the bound of this alert."),
     Case("PacecarHookOff", "one rank", "12m",
         {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x5 0x10", **SPEAKS}, OF_JOB, "warning",
         "The hook of llama turned itself off",
-        "1 ranks measure no steps any more, because measuring alone was over the budget."),
+        "1 ranks no longer measure steps, because measuring alone exceeded the budget."),
     Case("PacecarRecordsDropped", "a daemon that is slow", "25m",
         {f"pacecar_job_records_dropped_total{{{RANK0}}}": "0+5x30"}, OF_JOB, "warning",
         "Hooks of llama drop records",
-        "50 records were dropped in the last ten minutes, because the daemon was full, gone or slow. Totals are right, "
-        "detail is missing."),
+        "50 records were dropped in the last ten minutes, because the daemon was full, gone or "
+        "slow. Totals are correct, but detail is missing."),
     Case("PacecarFramesRefused", "a hook of another version", "25m",
         {f'pacecar_inbox_frames_refused_total{{{NODE}, refusal="version"}}': "0+1x30"},
         ON_NODE | {"refusal": "version"}, "warning", "The daemon of n1:9850 refuses frames: version",
@@ -350,36 +353,36 @@ FIRING = [
     Case("PacecarRanksLeftOut", "more ranks than there is room for", "15m",
         {f'pacecar_inbox_left_out_total{{{NODE}, kind="rank"}}': "0x12 8x10"},
         ON_NODE | {"kind": "rank"}, "warning", "The daemon of n1:9850 has no room for more (rank)",
-        "8 ranks were turned away in the last 15 minutes; they are on no dashboard."),
+        "8 ranks were refused in the last 15 minutes and are on no dashboard."),
     Case("PacecarCollectorFailed", "a disk that cannot be asked", "25m", {
             f'pacecar_collector_outcome{{{NODE}, collector="disk", outcome="failed"}}': "0x5 1x30",
             f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "1x40",
         }, ON_NODE | {"collector": "disk", "outcome": "failed"}, "warning",
         "Collector disk of n1:9850 stays failed",
-        "Each tick of the last 15 minutes failed. What it could not read has no series; page "
-        "and log say why."),
+        "It failed in each tick of the last 15 minutes. What it could not read has no series; page "
+        "and log tell why."),
     Case("PacecarCollectorFailed", "GPUs, though none is down", "25m", {
             f'pacecar_collector_outcome{{{NODE}, collector="gpu", outcome="failed"}}': "0x5 1x30",
             f'pacecar_gpu_down{{{GPU}, reason="lost"}}': "0x40",
         }, ON_NODE | {"collector": "gpu", "outcome": "failed"}, "warning",
         "Collector gpu of n1:9850 stays failed",
-        "Each tick of the last 15 minutes failed. What it could not read has no series; page "
-        "and log say why."),
+        "It failed in each tick of the last 15 minutes. What it could not read has no series; page "
+        "and log tell why."),
     Case("PacecarDaemonOverBudget", "one and a half times", "30m",
         {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+4.5x40",
          f"pacecar_daemon_cpu_budget_ratio{{{NODE}}}": "0.05x40"},
-        ON_NODE, "warning", "The daemon of n1:9850 takes more than it allows itself",
+        ON_NODE, "warning", "The daemon of n1:9850 exceeds its CPU budget",
         "Its CPU time is 150% of its budget (`cpu_budget`, 5% of one processor by default)."),
     Case("PacecarDaemonGone", "scraped a while ago and not now", "22m",
         {f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10"},
-        ON_NODE | {"version": "1", "python": "3"}, "warning", "The daemon of n1:9850 is not scraped any more",
-        "It was there 15 minutes ago, and Prometheus has no such target now. Nothing is known of this node, and none "
-        "of its other alerts can fire."),
+        ON_NODE | {"version": "1", "python": "3"}, "warning", "The daemon of n1:9850 is no longer scraped",
+        "It was scraped 15 minutes ago, and now Prometheus has no such target. Nothing is known "
+        "about this node, and none of its other alerts can fire."),
     *(
         Case("PacecarDaemonNotAnswering", title, at, series, ON_NODE | {"job": job}, "warning",
             "The daemon of n1:9850 serves no numbers",
-            "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known of this node, "
-            "and none of its other alerts can fire.")
+            "It has ended, hangs, or answers 503 because its newest numbers are old. Nothing is known "
+            "about this node, and none of its other alerts can fire.")
         for title, at, job, series in (
             ("its tick has stopped and it answers 503", "12m", "gpus", {
                 f'up{{{NODE}, job="gpus"}}': "1x10 0x10",
@@ -393,27 +396,27 @@ FIRING = [
     ),
     Case("PacecarDaemonRestarting", "a tick that stalls each few minutes", "20m",
         {f"pacecar_daemon_start_time_seconds{{{NODE}}}": "100x5 500x5 900x5 1300x10"},
-        ON_NODE, "warning", "The daemon of n1:9850 starts again and again",
-        "It was started anew 3 times in the last half hour."),
+        ON_NODE, "warning", "The daemon of n1:9850 keeps restarting",
+        "It has restarted 3 times in the last half hour."),
     Case("PacecarDaemonFault", "a job whose samples cannot be made", "15m",
         {f'pacecar_daemon_faults_total{{{NODE}, part="job"}}': "0x10 3x10"},
         ON_NODE | {"part": "job"}, "warning", "The daemon of n1:9850 has a bug: job",
-        "It was contained and cost one job, collector, hook, page or step of a tick its numbers; or a thread failed. "
-        "The daemon's log has the traceback."),
+        "It was contained and cost one job, collector, hook, page or step of a tick its numbers, or"
+        " a thread failed. The daemon's log has the traceback."),
     Case("PacecarDaemonFault", "a thread that was started anew", "15m",
         {f'pacecar_daemon_thread_restarts_total{{{NODE}, thread="inbox"}}': "0x10 1x10"},
         ON_NODE | {"thread": "inbox"}, "warning", "The daemon of n1:9850 has a bug: inbox",
-        "It was contained and cost one job, collector, hook, page or step of a tick its numbers; or a thread failed. "
-        "The daemon's log has the traceback."),
+        "It was contained and cost one job, collector, hook, page or step of a tick its numbers, or"
+        " a thread failed. The daemon's log has the traceback."),
     Case("PacecarDaemonFault", "a thread that ended", "12m",
         {f'pacecar_daemon_thread_up{{{NODE}, thread="recorder"}}': "1x10 0x10"},
         ON_NODE | {"thread": "recorder"}, "warning", "The daemon of n1:9850 has a bug: recorder",
-        "It was contained and cost one job, collector, hook, page or step of a tick its numbers; or a thread failed. "
-        "The daemon's log has the traceback."),
+        "It was contained and cost one job, collector, hook, page or step of a tick its numbers, or"
+        " a thread failed. The daemon's log has the traceback."),
     Case("PacecarSettingsNotLoaded", "a typing error", "12m",
         {f"pacecar_daemon_config_last_reload_successful{{{NODE}}}": "1x5 0x10"}, ON_NODE, "warning",
-        "The daemon of n1:9850 could not use its newest settings",
-        "It goes on with older ones. Its log names the line."),
+        "The daemon of n1:9850 could not load its newest settings",
+        "It uses older ones. Its log names the line."),
     Case("PacecarRecordingLost", "a full disk", "20m", {f"pacecar_recorder_lost_total{{{NODE}}}": "0x12 1x10"}, ON_NODE,
         "warning", "The daemon of n1:9850 could not write a recording",
         "1 recordings of the minutes before a fault were given up in the last half hour."),
@@ -510,7 +513,7 @@ SILENT = [
          f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.02x10"}),
     Case("PacecarStraggler", "late for a minute", "8m",
         {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
-         f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="host"}}': "_x3 0.1x1 stale"}),
+         f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="host_bound"}}': "_x3 0.1x1 stale"}),
     Case("PacecarJobSlower", "twice the step with twice the samples", "120m", _paced("1x60 2x100", "0+60x200")),
     Case("PacecarJobSlower", "a tenth", "120m", _paced("1x60 1.1x100", "0+60x60 3654+54x100")),
     Case("PacecarJobSlower", "slow at its start, while it compiles", "50m", _paced("9x20 1x100", "0+6x20 120+60x100")),
@@ -605,4 +608,4 @@ SILENT = [
         {f"pacecar_daemon_config_last_reload_successful{{{NODE}}}": "1x20"}),
     Case("PacecarRecordingLost", "none", "20m", {f"pacecar_recorder_lost_total{{{NODE}}}": "0x30"}),
 ]  # fmt: skip
-"""At least one for each alert: what looks like it and is not."""
+"""At least one per alert: similar situations in which it must not fire."""

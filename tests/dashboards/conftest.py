@@ -1,4 +1,4 @@
-"""What the tests of dashboards share: the drawn dashboards, their panels and their expressions."""
+"""The generated dashboards, their panels and their expressions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dashboard(request: pytest.FixtureRequest, drawn: dict[str, dict[str, Any]]) 
 
 
 def all_panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every panel and row, those inside collapsed rows too."""
+    """Every panel and row, including those in collapsed rows."""
     for panel in dashboard["panels"]:
         yield panel
         yield from panel.get("panels", ())
@@ -48,7 +48,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def expressions_of(name: str, dashboard: dict[str, Any]) -> dict[str, str]:
-    """Where an expression stands -> the expression, annotations included."""
+    """Place of an expression -> the expression, annotations included."""
     panels = drawing_panels(dashboard)
     found = {f"{name}: {p['title']} {t['refId']}": t["expr"] for p in panels for t in p["targets"]}
     found.update({f"{name}: annotation {a['name']}": a["expr"] for a in dashboard["annotations"]["list"]})

@@ -1,4 +1,4 @@
-"""A job that lives through what dashboards are for: it is tuned, becomes faster, and then one of its ranks falls back.
+"""A job with events for dashboards: it is tuned, becomes faster, and then one of its ranks becomes slow.
 
     0 s     steps are slow: communication is exposed for a fifth of them
     40 s    the tuner tries larger buckets, and keeps them: a tenth of the step is won
@@ -73,7 +73,7 @@ class LivelyJob:
             self._say(rank, self._hello(rank, rank % ranks, rank // ranks))
 
     def step(self) -> None:
-        """Report one step of every rank, and what the tuner does about it."""
+        """Report one step of every rank, and the tuner's reaction."""
         self._number += 1
         t = time.monotonic() - self._began
         ledgers = [self._ledger(rank, t) for rank in range(len(self._totals))]
@@ -158,7 +158,7 @@ class LivelyJob:
         )  # fmt: skip
 
     def _window(self, rank: int, ledger: Ledger) -> Iterable[JobRecord]:
-        """What an exact window says: collectives, and how far off the estimate was."""
+        """The records of an exact window: collectives, and the estimate's error."""
         off = ledger.wall_ns // 100
         yield CollectiveWindow(
             job=self.name, rank=rank, step=self._number, ended_wall_ns=time.time_ns(),
@@ -183,7 +183,7 @@ class LivelyJob:
         )  # fmt: skip
 
     def _crew(self, t: float) -> Iterable[JobRecord]:
-        """What rank 0 says of all ranks: pace, ladder and stragglers."""
+        """Rank 0's records about all ranks: pace, ladder and stragglers."""
         paces = sorted(self._paces)
         pace, median, n = paces[-1], paces[len(paces) // 2], self._number
         if self._late is not None and t >= TROUBLE:
@@ -195,8 +195,11 @@ class LivelyJob:
             total_wall_ns=walls, total_phases_ns={phase: walls * share // 100 for phase, share in phases.items()},
         )  # fmt: skip
         exposed = self._totals[0].exposed_communication_ns / self._totals[0].wall_ns
-        scenarios = {"communication_hidden": 0.8 * exposed, "data_free": 0.06, "launch_gaps_gone": 0.05,
-                     "straggler_median": 1 - median / pace, "all": 0.1 + exposed}  # fmt: skip
+        scenarios = {
+            "at_most_communication_hidden": 0.8 * exposed, "at_most_data_free": 0.06,
+            "at_most_launch_gaps_gone": 0.05, "at_most_straggler_median": 1 - median / pace,
+            "at_most_all": 0.1 + exposed,
+        }  # fmt: skip
         yield WhatIf(
             job=self.name, of_rank=None, step=n, wall_ns=time.time_ns(), steps=200, pace_ns=pace, source="estimate",
             calibration_age_steps=n % 50,
@@ -210,7 +213,7 @@ class LivelyJob:
             )  # fmt: skip
 
     def _tuner(self, t: float) -> Iterable[JobRecord]:
-        """What the tuner says at its moments, each once, and where it stands."""
+        """The tuner's events, each once, and its state."""
         n = self._number
         common = {"job": self.name, "step": n, "wall_ns": time.time_ns()}
         moments: list[tuple[float, list[JobRecord]]] = [

@@ -1,4 +1,4 @@
-"""What does a node of eight H200 look like to Prometheus while it trains?  Figures that move, all of them made up.
+"""A training node of eight H200, as Prometheus sees it: changing values, all invented.
 
 For the pictures in docs/images: the stand-in driver of tests/monitor says a different number in every field, which is
 right for a test and wrong for a picture.  Sizes and speeds are those of NVIDIA's data sheet of the H200 SXM (141 GB,

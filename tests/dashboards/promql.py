@@ -1,4 +1,4 @@
-"""How does a test ask Prometheus' own engine?  promtool evaluates expressions over series that the test invents."""
+"""Evaluates expressions in Prometheus' own engine, promtool, over series that a test invents."""
 
 from __future__ import annotations
 

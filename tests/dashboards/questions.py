@@ -1,4 +1,4 @@
-"""What does Grafana ask when somebody opens a dashboard?  Its variables first, then every target with them filled in.
+"""The queries that Grafana sends for a dashboard: its variables first, then every target with their values.
 
 Pure but for the answers about variables: a dashboard's JSON and a `labels` function in, expressions out.  It follows
 Grafana's own rules: a variable with several values becomes an alternation `(a|b)`, "All" becomes `allValue` where there
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["Question", "built_in", "choices", "filled_in", "panels_of", "questions", "resolve"]
 
 Labels = Callable[[str, str | None], list[str]]
-"""(label, selector) -> the values there are."""
+"""(label, selector) -> the existing values."""
 
 RANGE_SECONDS = 60
 
@@ -123,7 +123,7 @@ def _escaped(value: str) -> str:
 
 
 def panels_of(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every panel that draws something, those inside collapsed rows too."""
+    """Yield every panel that draws something, including those in collapsed rows."""
     for panel in dashboard["panels"]:
         if panel["type"] != "row":
             yield panel

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from pacecar.dashboards.omitted import NOT_DRAWN
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, NEUTRAL, WARN
 from pacecar.dashboards.queries import CLUSTER, JOB, NODE, metrics_in
 from pacecar.metrics.catalog import CATALOG
@@ -108,6 +107,20 @@ def test_every_grouping_and_legend_label_exists(panels):
             named = {label.strip() for group in groups for label in group.split(",") if label.strip()}
             named |= set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
             assert named <= known, f"{panel['title']}: {named - known}"
+
+
+NOT_DRAWN = {
+    "pacecar_daemon_config_last_reload_success_timestamp_seconds": "for alerts; success is drawn",
+    "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
+    **{
+        f"pacecar_daemon_otlp_{name}": "for daemons that push; a store that does not scrape has its own dashboards"
+        for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
+    },
+    "pacecar_job_hang_collectives": "for the alert about hangs, which names the rank with the fewest",
+    "pacecar_job_samples_guessed": "the help of the panels of samples says it",
+    "pacecar_job_start_time_seconds": "orders the launches to choose from",
+}
+"""Metric -> why it is on no panel."""
 
 
 def test_every_metric_of_the_catalog_is_drawn_or_left_out_with_a_reason(expressions):

@@ -1,4 +1,4 @@
-"""The alerts fire in a real Prometheus that scrapes a real daemon, when what they are about happens, and name the rank.
+"""The alerts fire in a real Prometheus that scrapes a real daemon in trouble, and name the rank.
 
 promtool evaluates series that tests invent; here the daemon makes them.  The rules are the committed ones but for how
 long a condition must last, which would take half an hour.  A file system that fills, and a job that becomes slower than
@@ -31,7 +31,7 @@ ON_DISKS = {"PacecarDiskFull", "PacecarDiskReadOnly"}
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path | None]:
-    """A small file system that the test may fill and mount anew; None where it may not mount."""
+    """A small file system that the test may fill and remount, or None without the right to mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
@@ -44,7 +44,7 @@ def disk(tmp_path: Path) -> Iterator[Path | None]:
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> list[Path]:
-    """The rules, without the time that a condition must last."""
+    """The rules without `for`."""
     made = []
     for path in RULES:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""No panel without data: a real Prometheus answers every question that Grafana would ask it for every dashboard.
+"""No panel is empty: a real Prometheus answers every query of every dashboard.
 
 On the planted node every question must find something, with no exception.  On this machine, with a real job, every one
 but for those about what a machine like this may lack (`MAY_BE_MISSING`) or nobody wants to see (`GOOD_NEWS`): a minute
@@ -82,7 +82,7 @@ GOOD_NEWS: dict[str, str] = {
 
 
 class Stage(NamedTuple):
-    """What is scraped, by whom."""
+    """The daemons and their Prometheus."""
 
     store: Prometheus
     planted: Planted
@@ -189,7 +189,7 @@ def test_a_question_without_data_would_be_noticed(stage: Stage) -> None:
 
 
 def test_what_is_excused_exists() -> None:
-    """A panel that was renamed takes its excuse with it; one that is no longer needed goes."""
+    """Every exception still names a panel that needs it."""
     names = {
         f"{dashboard['title']}: {title}"
         for dashboard in DASHBOARDS.values()

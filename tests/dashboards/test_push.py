@@ -158,10 +158,10 @@ def test_half_success_names_what_is_missing_and_pushes_the_rest(grafana):
 @pytest.mark.parametrize(
     ("code", "said", "expected"),
     [
-        (401, {"message": f"Invalid API key {TOKEN}"}, "does not know these credentials (401): Invalid API key ***"),
+        (401, {"message": f"Invalid API key {TOKEN}"}, "rejects these credentials (401): Invalid API key ***"),
         (403, {"message": "Access denied"}, "forbids it (403): Access denied; the account needs the role Editor"),
-        (404, b"<html>nginx</html>", "is not there (404): <html>nginx</html>; is the path of the address right?"),
-        (200, b"<html>some page</html>", "answers, but not with JSON: is it a Grafana?"),
+        (404, b"<html>nginx</html>", "does not exist (404): <html>nginx</html>; is the path of the address right?"),
+        (200, b"<html>some page</html>", "does not answer with JSON: is it a Grafana?"),
     ],
 )
 def test_what_would_fail_for_all_is_asked_once_and_said(grafana, code, said, expected):
@@ -302,17 +302,17 @@ def test_a_secret_at_the_edge_of_what_is_repeated_is_not_cut_in_half(grafana):
 
 def test_an_answer_of_a_hundred_thousand_brackets_is_no_json(grafana):
     ran = push(grafana(lambda *_: (200, b"[" * 100_000)).url)
-    assert "answers, but not with JSON" in ran.stderr
+    assert "does not answer with JSON" in ran.stderr
 
 
 @pytest.mark.parametrize(
     ("url", "options", "variables", "expected"),
     [
-        ("grafana.example.com", (), {"GRAFANA_TOKEN": TOKEN}, "write http(s)://host[:port][/path]"),
-        ("ftp://grafana", (), {"GRAFANA_TOKEN": TOKEN}, "write http(s)://host[:port][/path]"),
-        (f"http://admin:{PASSWORD.replace(' ', '')}@g", (), {"GRAFANA_TOKEN": TOKEN}, "holds more than host"),
-        ("http://127.0.0.1:9", (), {"HOME": "/"}, "say who you are"),
-        ("http://127.0.0.1:9", (), {"GRAFANA_TOKEN": TOKEN + "\n"}, "the token has blanks or line ends in it"),
+        ("grafana.example.com", (), {"GRAFANA_TOKEN": TOKEN}, "use http(s)://host[:port][/path]"),
+        ("ftp://grafana", (), {"GRAFANA_TOKEN": TOKEN}, "use http(s)://host[:port][/path]"),
+        (f"http://admin:{PASSWORD.replace(' ', '')}@g", (), {"GRAFANA_TOKEN": TOKEN}, "has more than host"),
+        ("http://127.0.0.1:9", (), {"HOME": "/"}, "pass either a token"),
+        ("http://127.0.0.1:9", (), {"GRAFANA_TOKEN": TOKEN + "\n"}, "the token contains blanks or line ends"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_sent(url, options, variables, expected):
@@ -329,5 +329,5 @@ def test_a_secret_is_in_no_repr():
 
 def test_a_password_that_everybody_on_the_way_can_read_is_warned_of():
     ran = push("http://0.0.0.0:9", "--timeout-seconds", "2")
-    assert "over http everybody on the way can read the credentials" in ran.stderr
+    assert "http sends the credentials in clear text" in ran.stderr
     assert "over http" not in push("http://127.0.0.1:9", "--timeout-seconds", "2").stderr

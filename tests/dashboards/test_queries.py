@@ -1,4 +1,4 @@
-"""A query can only be written about what exists."""
+"""Queries only accept existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_label_that_the_metric_lacks_cannot_be_asked_for():
 
 @pytest.mark.parametrize("ask", [rate, increase])
 def test_a_gauge_has_no_rate(ask):
-    with pytest.raises(QueryError, match="is no counter"):
+    with pytest.raises(QueryError, match="is not a counter"):
         ask("pacecar_job_step_duration_seconds")
 
 

@@ -1,4 +1,4 @@
-"""What is asked in Grafana's place is what Grafana would ask."""
+"""The tests' queries equal Grafana's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every alert fires when it should, says what it should, and is quiet otherwise: asked of Prometheus' own engine."""
+"""Every alert fires only when it should, with the right texts, in Prometheus' own engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rules(tmp_path: Path) -> list[str]:
 
 
 def asked(case: Case) -> dict[str, Any]:
-    """The case as promtool's test file has it."""
+    """The case in the format of promtool's test files."""
     expected = []
     if case.labels is not None:
         expected = [
@@ -80,7 +80,7 @@ def rests_on(expression: str) -> set[str]:
 
 
 def run_each(promtool: Path, folder: Path, cases: Sequence[Case]) -> subprocess.CompletedProcess[str]:
-    """Ask each case of its alert and of what that rests on: to evaluate all rules for each takes thrice as long."""
+    """Evaluate only the case's alert and the rules that it reads, since all rules take three times as long."""
     rules = [
         rule for text in render_rules().values() for group in yaml.safe_load(text)["groups"] for rule in group["rules"]
     ]
@@ -114,7 +114,7 @@ def test_alerts_are_quiet_about_what_only_looks_like_it(promtool, tmp_path):
 
 
 def test_an_alert_that_does_not_fire_would_be_noticed(promtool, rules, tmp_path):
-    """Each case alone, asked for the opposite, must fail: promtool is heard."""
+    """Each inverted case must fail, which shows that promtool evaluates them."""
     one = FIRING[0]
     wrong = Case(one.alert, one.title, "5m", one.series, one.labels, one.severity, one.summary, one.description)
     assert run(promtool, tmp_path, rules, asked(wrong)).returncode != 0
@@ -154,13 +154,13 @@ def test_a_job_that_spans_clusters_of_one_name_is_two_jobs(promtool, rules, tmp_
     for cluster in ('cluster="east", ', ""):
         series = {
             f'pacecar_job_pace_seconds{{{cluster}instance="n1", training_job="t"}}': "1x10",
-            f'pacecar_job_straggler_excess_seconds{{{cluster}training_job="t", rank="0", cause="host"}}': "0.5x10",
+            f'pacecar_job_straggler_excess_seconds{{{cluster}training_job="t", rank="0", cause="link"}}': "0.5x10",
         }
-        labels = {"training_job": "t", "rank": "0", "cause": "host"} | ({"cluster": "east"} if cluster else {})
+        labels = {"training_job": "t", "rank": "0", "cause": "link"} | ({"cluster": "east"} if cluster else {})
         case = Case(
-            "PacecarStraggler", "", "5m", series, labels, "warning", "Rank 0 of t holds the job up: host",
-            "Its step is longer than the others' median by 50% of the job's pace. Without a rank: all wait for a link "
-            "that cannot be told.",
+            "PacecarStraggler", "", "5m", series, labels, "warning", "Rank 0 of t holds the job up: link",
+            "Its step is longer than the others' median by 50% of the job's pace. Without a rank: all wait for an "
+            "unidentified link.",
         )  # fmt: skip
         ran = run(promtool, tmp_path, rules, asked(case))
         assert ran.returncode == 0, ran.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""The dashboard finds the series of a real daemon: not only the names but the labels and their values meet."""
+"""Dashboards find a real daemon's series: names, labels and their values match."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ GOOD_NEWS = {"Collectors that do not read A"}
 
 
 def test_a_rank_that_hung_up_keeps_its_age_and_loses_its_process(tmp_path):
-    """What the alert about stalled jobs rests on: a job that ended is on the board for a while, and says nothing."""
+    """For the alert about stalled jobs: an ended job stays for a while without new records."""
     path = str(tmp_path / "d.sock")
     daemon = Daemon(DaemonConfig(port=0, socket=path, period_seconds=0.1))
     daemon.start()

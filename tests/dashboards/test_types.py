@@ -70,7 +70,7 @@ no threshold is ever reached, since what is not said is below nothing."""
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What the compiler says, by the name of the file; dashboards and mistakes in one run, which takes seconds."""
+    """The compiler's errors by file, from one run for dashboards and mistakes, since each run takes seconds."""
     compiler = find_tool("grafana-tsc")
     folder = tmp_path_factory.mktemp("types")
     for name in ("shape.ts", "tsconfig.json"):

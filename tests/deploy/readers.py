@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: how its files are read and rendered, and judged by the tools of who reads them."""
+"""Reads, renders and validates the files of deploy/ with the tools that use them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 OPERATOR = json.loads((Path(__file__).parent / "operator_schemas.json").read_text(encoding="utf-8"))["schemas"]
-"""Kind -> schema, of the objects of the Prometheus operator; the file says of which version."""
+"""Kind -> schema of the Prometheus operator's objects, whose version is in the file."""
 
 
 def ran(*command: str | Path, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; what it said is text."""
+    """Run a program to its end, with its output as text."""
     return subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=timeout, check=False, **options
     )
@@ -42,7 +42,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def built(folder: Path) -> list[dict[str, Any]]:
-    """Return what kustomize makes of a folder, by kubectl; skips where there is none."""
+    """Return the objects that `kubectl kustomize` renders from a folder; skips without kubectl."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not here: it brings kustomize")
@@ -52,9 +52,9 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 
 def valid(objects: list[dict[str, Any]], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Let Kubernetes' own schemas judge the objects, strictly; those of the Prometheus operator are left out."""
+    """Validate the objects, except the Prometheus operator's, strictly by Kubernetes' own schemas."""
     file = tmp_path / "objects.yaml"
-    # Of dashboards only that there is text: what is in it is read elsewhere, and takes seconds here.
+    # Without the texts of dashboards, which other tests validate and which take seconds here.
     judged = [
         one | {"data": dict.fromkeys(one["data"], "text")} if one["kind"] == "ConfigMap" else one
         for one in objects
@@ -65,7 +65,7 @@ def valid(objects: list[dict[str, Any]], tmp_path: Path) -> subprocess.Completed
 
 
 def operator_errors(objects: list[dict[str, Any]]) -> list[str]:
-    """Return what the Prometheus operator's own schemas refuse in its objects, unknown fields too."""
+    """Return the errors of the Prometheus operator's schemas in its objects, including unknown fields."""
     return [
         f"{one['kind']}/{one['metadata']['name']}: {error.json_path}: {error.message}"
         for one in objects
@@ -75,7 +75,7 @@ def operator_errors(objects: list[dict[str, Any]]) -> list[str]:
 
 
 def _strict(schema: Any) -> Any:
-    """Return a schema in which an object has no other fields than those that are named."""
+    """Return the schema without additional properties."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):

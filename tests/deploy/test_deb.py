@@ -1,4 +1,4 @@
-"""The Debian package: what is in it, and what dpkg does with it in a root of its own.
+"""The Debian package: its contents, and its installation by dpkg in a scratch root.
 
 With modules that are here already, by `dpkg --root` below a scratch folder, whose maintainer scripts are told
 by DPKG_ROOT where they are.  The package database of this machine is never touched.  test_in_debian.py installs the
@@ -31,7 +31,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
     "DPKG_DEB_COMPRESSOR_TYPE": "gzip", "DPKG_DEB_COMPRESSOR_LEVEL": "1", "DEBIAN_FRONTEND": "noninteractive",
     "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "LC_ALL": "C",
 }  # fmt: skip
-"""Without what would lead back to the checkout; packed quickly."""
+"""Without variables that refer to the checkout, and with fast compression."""
 
 SECRET = '[daemon]\nlog_level = "debug"\n'
 """What an administrator wrote."""
@@ -50,7 +50,7 @@ def main():
     os.environ.pop("PYTHONPATH", None)
     os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "pacecar", *sys.argv[1:]])
 """
-"""A pacecar that hands everything to the one of this checkout: small, so packed and compiled in no time."""
+"""A pacecar that calls this checkout's: small, so it is quickly packed and compiled."""
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_what_cannot_be_built_is_named(tmp_path):
 
 
 class Root:
-    """A root folder with a package database of its own."""
+    """A root folder with its own package database."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -147,7 +147,7 @@ class Root:
         (folder / "var/lib/dpkg/status").touch()
 
     def dpkg(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        # Its dependencies are this machine's: the scripts run outside, and are told where they are by DPKG_ROOT.
+        # Its dependencies are on this machine: the scripts run outside the root, which DPKG_ROOT names.
         return ran(
             "dpkg", f"--root={self.folder}", "--force-script-chrootless", "--force-depends", *words,
             env=ENVIRONMENT, stdin=subprocess.DEVNULL,
@@ -178,7 +178,7 @@ def test_it_is_installed_upgraded_removed_and_purged(root, package, lib, tmp_pat
 
     config = root.folder / CONFIG
     config.write_text(SECRET)
-    # The same file in the next version: the administrator's stays, and nobody is asked.
+    # The same file in the next version: the administrator's stays, without a question.
     done = root.dpkg("--install", package)
     assert done.returncode == 0, done.stdout + done.stderr
     assert config.read_text() == SECRET
@@ -208,7 +208,7 @@ def test_a_version_with_another_configuration_keeps_the_administrators_beside_it
     control = unpacked / "DEBIAN/control"
     control.write_text(re.sub(r"(Version: .*)-1", r"\1-2", control.read_text()))
     ran("dpkg-deb", "--root-owner-group", "--build", unpacked, tmp_path / "next.deb", env=ENVIRONMENT)
-    # Asked without anybody there dpkg gives up, and says so; it never decides by itself.
+    # Without a terminal for its question dpkg fails instead of deciding.
     done = root.dpkg("--install", tmp_path / "next.deb")
     assert done.returncode != 0
     assert config.read_text() == SECRET

@@ -1,4 +1,4 @@
-"""What is handed to operators is accepted by the tools that will read it."""
+"""The unit and the configuration work with the tools that read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unit_lines() -> list[tuple[str, str]]:
 
 
 def test_systemd_accepts_the_unit(analyze, tmp_path):
-    # The program is where an operator installs it, which is not here; everything else is checked as it is.
+    # The program is not installed here; everything else is checked unchanged.
     text = UNIT.read_text(encoding="utf-8").replace("/opt/pacecar/bin/pacecar", f"{sys.executable} -m pacecar")
     copy = tmp_path / "pacecar.service"
     copy.write_text(text, encoding="utf-8")
@@ -58,7 +58,7 @@ def test_the_sandbox_is_tight(analyze):
 
 
 def test_the_sandbox_lets_the_daemon_ask_for_the_clocks_state_and_not_set_it(analyze):
-    """Without that the series of the clock would be missing wherever the unit is used."""
+    """Otherwise the clock's series would be missing under this unit."""
 
     def calls(words):
         for word in words:
@@ -113,7 +113,7 @@ def test_prometheus_accepts_the_scrape_configuration():
 
 
 def test_no_series_has_a_label_that_prometheus_gives_to_targets_itself():
-    """A label called `job` or `instance` would come out as `exported_job`, and no panel would find it."""
+    """Prometheus would rename a label `job` or `instance` to `exported_...`, which no panel selects."""
     assert not {label for metric in CATALOG for label in metric.labels} & {"job", "instance"}
 
 

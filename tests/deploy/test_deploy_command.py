@@ -1,4 +1,4 @@
-"""`pacecar deploy`: prints and writes what came with this version, and overwrites nothing by itself."""
+"""`pacecar deploy` prints and exports this version's files, and overwrites only with --force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers, compose, Kubernetes, Slurm and the rest of deploy/: each read by the tool that will read it."""
+"""Containers, compose, Kubernetes, Slurm and the rest of deploy/, read by the tools that use them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pacecar.commands.main import cli
 from pacecar.config import DaemonConfig, load_config
 from pacecar.deploy import export
 from tests.deploy.readers import DEPLOY, ROOT, beside_python, built, documents, operator_errors, ran, valid
+from tests.kit.ours import ROOMS
 from tests.kit.tools import find_tool
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -62,7 +63,7 @@ def test_the_socket_unit_opens_what_the_service_is_told_to_listen_on():
 
 
 def test_systemds_own_tools_make_account_and_folders(tmp_path):
-    """In an empty root, as an image is made; nothing of this machine is touched."""
+    """In an empty root, as for an image; this machine is unchanged."""
     sysusers, tmpfiles = systemd("systemd-sysusers"), systemd("systemd-tmpfiles")
     if os.geteuid() != 0:
         pytest.skip("folders are given to an account: that needs root")
@@ -105,7 +106,7 @@ def test_the_image_is_not_root_and_installs_nothing_that_is_not_pinned():
 def test_the_image_is_given_all_that_the_wheel_is_made_of():
     ignore = (DEPLOY / "container/Containerfile.dockerignore").read_text().splitlines()
     sent = {line[1:] for line in ignore if line.startswith("!")}
-    rooms = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
+    rooms = set(ROOMS)
     assert sent == {"pyproject.toml", "README.md", "LICENSE", "pacecar"} | rooms
 
 
@@ -179,7 +180,7 @@ def test_every_service_of_the_compose_file_is_sealed_pinned_and_local():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert re.search(r":v?\d+\.\d+\.\d+\}$", service["image"]), f"{name}: {service['image']}"
-        # Bound to the loopback by their own settings, or to nothing.
+        # They listen on the loopback, or not at all.
         text = json.dumps(service)
         assert name in ("folder", "daemon") or "127.0.0.1" in text, name
 
@@ -198,7 +199,7 @@ def test_every_file_that_the_compose_file_mounts_is_there():
 
 
 def test_the_sockets_folder_is_the_daemons_again_after_a_reboot():
-    """/run is empty then, docker makes the folder as root's, and nobody runs `compose up`."""
+    """/run is empty then, docker creates the folder as root, and no one runs `compose up`."""
     services = documents(COMPOSE)[0]["services"]
     assert services["folder"]["restart"] == "unless-stopped", "or it ran once, before the reboot"
     assert "exec sleep infinity" in services["folder"]["entrypoint"][-1], "what ends at once is started over and over"
@@ -232,7 +233,7 @@ def test_promtool_accepts_every_scrape_configuration(path, tmp_path):
         "kubernetes_sd_configs" in text
         and "kubernetes_sd_configs not found" in ran(promtool, "check", "config", path).stderr
     ):
-        # Debian builds Prometheus without its clouds: what is left of the job is checked all the same.
+        # Debian builds Prometheus without clouds; check the rest of the job.
         config = yaml.safe_load(text)
         for job in config["scrape_configs"]:
             job["static_configs"] = [{"targets": ["127.0.0.1:9850"]}] if job.pop("kubernetes_sd_configs") else []
@@ -246,7 +247,7 @@ def test_promtool_accepts_every_scrape_configuration(path, tmp_path):
 
 
 def relabelled(rules: list[dict], labels: dict[str, str]) -> dict[str, str] | None:
-    """Return the labels of a target as Prometheus' relabelling leaves them; None where it is dropped."""
+    """Return a target's labels after Prometheus' relabelling, or None if it is dropped."""
     labels = dict(labels)
     for rule in rules:
         rule = {re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key): value for key, value in rule.items()}
@@ -287,7 +288,7 @@ def test_a_service_names_its_daemons_by_their_nodes():
     assert endpoint["port"] == service["spec"]["ports"][0]["name"]
     (daemons,) = [one for one in plain_objects() if one["kind"] == "DaemonSet"]
     assert service["spec"]["selector"].items() <= daemons["spec"]["template"]["metadata"]["labels"].items()
-    # One of the operator's ways is like the other.
+    # Both of the operator's monitors are alike.
     (pods,) = documents(KUBERNETES / "components/podmonitor/podmonitor.yaml")
     for key in ("interval", "scrapeTimeout", "port"):
         assert endpoint[key] == pods["spec"]["podMetricsEndpoints"][0][key]
@@ -323,7 +324,7 @@ def test_alertmanager_would_read_its_configuration():
     config = documents(DEPLOY / "prometheus/alertmanager.yml")[0]
     assert config["route"]["receiver"] in [receiver["name"] for receiver in config["receivers"]]
     assert set(config) == {"route", "receivers"}
-    # What alerts say it of: a node or a job.
+    # Alerts are about a node or a job.
     assert set(config["route"]["group_by"]) == {"cluster", "instance", "training_job", "launch"}
     done = ran(find_tool("amtool"), "check-config", DEPLOY / "prometheus/alertmanager.yml")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -331,7 +332,7 @@ def test_alertmanager_would_read_its_configuration():
 
 @pytest.mark.parametrize("name", ["victoriametrics.yml", "prometheus.yml", "kubernetes.yml", "slurm.yml", "lean.yml"])
 def test_victoriametrics_accepts_the_same_jobs(name, tmp_path):
-    """Strictly, which is its default; and it knows Kubernetes, which Debian's Prometheus does not."""
+    """Strictly, as by default, and with Kubernetes, which Debian's Prometheus lacks."""
     copy = tmp_path / name
     text = (DEPLOY / "prometheus" / name).read_text()
     copy.write_text(re.sub(r"(?m)^rule_files:\n(?:  .*\n)+", "", text))  # vmalert's
@@ -353,7 +354,7 @@ components: [{components}]
 
 
 def plain_objects() -> list[dict]:
-    """Return the objects as they are written, without kustomize."""
+    """Return the objects in the files, without kustomize."""
     return [one for path in sorted(KUBERNETES.rglob("*.yaml")) if path.name != "kustomization.yaml"
             for one in documents(path)]  # fmt: skip
 
@@ -387,7 +388,7 @@ def test_a_slip_in_an_object_would_be_found(tmp_path):
     ["", "podmonitor", "scrape-annotations,nvidia,web-config", "servicemonitor,prometheusrule,grafana-dashboards"],
 )
 def test_kustomize_builds_the_base_with_its_components(components, tmp_path):
-    """Exported, as who has no checkout uses them: components reach the dashboards beside deploy/."""
+    """Exported, as used without a checkout: components find the dashboards beside deploy/."""
     export(tmp_path)
     named = ", ".join(f"deploy/kubernetes/components/{name}" for name in components.split(",") if name)
     (tmp_path / "kustomization.yaml").write_text(OVERLAY.format(components=named))
@@ -419,7 +420,7 @@ def test_the_sidecar_builds(tmp_path):
 
 
 def containers() -> list[tuple[str, dict, dict]]:
-    """Return (name, container, pod) of every container of pacecar's."""
+    """Return (name, container, pod) of all containers of pacecar."""
     pods = [(one["kind"], one.get("spec", {}).get("template", {}).get("spec")) for one in plain_objects()]
     return [
         (f"{kind}/{container['name']}", container, pod)
@@ -448,7 +449,7 @@ def test_no_job_gives_way_to_its_monitor_or_waits_for_it():
     (daemons,) = [one for one in plain_objects() if one["kind"] == "DaemonSet"]
     spec = daemons["spec"]["template"]["spec"]
     assert "priorityClassName" not in spec, "on a full node the scheduler would evict a training pod for it"
-    # The mount for training pods: a hostPath that must be there keeps the job from starting.
+    # The mount for training pods: a hostPath that must exist would keep the job from starting.
     text = (DEPLOY / "README.md").read_text()
     (path_type,) = re.findall(r"hostPath: \{path: /run/pacecar, type: (\w+)\}", text)
     assert path_type == "DirectoryOrCreate"
@@ -492,7 +493,7 @@ def test_the_podmonitor_finds_the_pods_and_their_port():
         assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items(), kind
     names = {port["name"] for _, container, _ in containers() for port in container.get("ports", ())}
     assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} == names == {"metrics"}
-    # What dashboards and rules select by is what prometheus.yml calls it.
+    # The job's name as in prometheus.yml, which dashboards and rules select.
     (end,) = monitor["spec"]["podMetricsEndpoints"]
     assert {"targetLabel": "job", "replacement": "pacecar"} in end["relabelings"]
 
@@ -511,7 +512,7 @@ def test_shellcheck_finds_nothing_in_the_scripts():
 @pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh"])
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "77"}, {"SLURM_JOB_ID": "../../etc"}])
 def test_a_prolog_never_drains_a_node(name, environ, tmp_path):
-    """On a PATH where every program fails: the exit code is 0 all the same."""
+    """Even if every program on the PATH fails, the exit code is 0."""
     for program in ("systemctl", "timeout", "logger", "rm"):
         (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / program).chmod(0o755)
@@ -548,13 +549,13 @@ def test_nodes_of_slurm_become_targets_of_prometheus_in_one_move(tmp_path):
     before = file.read_text()
     done = ran("/bin/sh", DEPLOY / "slurm/targets.sh", file, env=environ)
     assert done.returncode == 1
-    assert "names no node" in done.stderr
+    assert "lists no node" in done.stderr
     assert file.read_text() == before, "an empty answer takes no node away"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pacecar.json", "sinfo"]
 
 
 def test_the_job_gets_its_processors_and_the_daemon_sees_its_gpus(tmp_path):
-    """On stand-ins of Slurm's commands that write down how they were called."""
+    """With stand-ins of Slurm's commands that record their arguments."""
     calls = tmp_path / "calls"
     for program, text in {
         "srun": f'#!/bin/sh\necho "$*" >>{calls}\ncase "$*" in *daemon) exec sleep 60 ;; *train.py)'

@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders is what deploy/kubernetes has, and values that contradict each other are named."""
+"""The Helm chart renders the objects of deploy/kubernetes, and refuses contradicting values."""
 
 from __future__ import annotations
 

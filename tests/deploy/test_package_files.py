@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests.kit.ours import ROOMS
+
 ROOT = Path(__file__).resolve().parents[2]
-TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROJECT = TOML["project"]
-ROOMS = tuple(TOML["tool"]["setuptools"]["package-dir"].values())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
 
 ASK = """
 import json, warnings

@@ -1,4 +1,4 @@
-"""Which commands and examples do the pages show, and where do they stand?"""
+"""Finds the commands and examples in the pages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Example(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return what stands in the block."""
+        """Return the block's text."""
         return "\n".join(self.lines) + "\n"
 
 
 class Command(NamedTuple):
-    """What a reader types: continued lines are one, comments are gone, `before` sets variables in the same block."""
+    """A command with continued lines joined and without comments; `before` sets variables in the same block."""
 
     page: str
     line: int
@@ -46,7 +46,7 @@ class Command(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return where to look, as editors and terminals understand it."""
+        """Return path and line, as editors and terminals understand them."""
         return f"{self.page}:{self.line}"
 
 
@@ -70,7 +70,7 @@ def examples(page: str, text: str) -> list[Example]:
 
 
 def commands(example: Example) -> list[Command]:
-    """Return the commands of a block in one of SHELLS; of `console`, what stands behind a prompt."""
+    """Return the commands of a block in one of SHELLS; in `console`, the lines with a prompt."""
     found: list[Command] = []
     before: list[str] = []
     held, held_at = "", 0
@@ -97,7 +97,7 @@ def commands(example: Example) -> list[Command]:
 
 
 def _without_comment(line: str) -> str:
-    """Cut off what the shell would: a `#` that begins a word outside of quotes."""
+    """Return the line without a comment: from a `#` that begins a word outside of quotes."""
     quote = ""
     for at, letter in enumerate(line):
         if quote:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from pacecar.commands.analyze import AnalyzeOptions, run_analyze
-from tests.profiler.analysis.tracefiles import write_trace
+from tests.analysis.tracefiles import write_trace
 
 __all__ = ["DRAWINGS", "draw"]
 

@@ -1,4 +1,4 @@
-"""How is each command of the pages run here, and why are some not?
+"""How the tests run each command of the pages, and why they do not run some.
 
 The first recipe whose pattern is the whole command holds.  `Run` runs it as it stands, but for what SCRATCH and the
 recipe itself exchange.  `Cannot` says why it is not run, and checks what can be: every path, unit, tag,
@@ -32,7 +32,7 @@ UNITS = ROOT / "deploy/systemd"
 
 @dataclass(frozen=True)
 class Run:
-    """Run it.  `needs` names what of the World must be there, `exits` the codes that are right.
+    """Run it.  `needs` names the required parts of the World, `exits` the allowed codes.
 
     What `is_long` is run by `make test-all` only, and read by the command's own parser in each test run, as all are.
     """
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cannot:
-    """Do not run it, because `reason`; `check` raises AssertionError where it names what there is not."""
+    """Do not run it, because of `reason`; `check` raises AssertionError if it names something that does not exist."""
 
     pattern: str
     reason: str
@@ -70,7 +70,7 @@ SCRATCH = (
 
 
 def written(recipe: Run, command: str, before: tuple[str, ...], world: World) -> str:
-    """Return what bash is given: variables set before it in the block, the command, with its exchanges."""
+    """Return the script for bash: variables from the block, then the command, with replacements."""
     for need in recipe.needs:
         getattr(world, need)()
     line = command + (f" {recipe.append}" if recipe.append else "")
@@ -86,7 +86,7 @@ def written(recipe: Run, command: str, before: tuple[str, ...], world: World) ->
 
 
 def click_accepts(words: list[str]) -> None:
-    """Let pacecar's own parser read the command; raises AssertionError with its words where it refuses."""
+    """Parse the command with pacecar's own parser; raises AssertionError with its message."""
     command: click.Command = cli
     name = "pacecar"
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -102,12 +102,12 @@ def click_accepts(words: list[str]) -> None:
 
 
 def there(path: str) -> None:
-    """Say that the checkout has it."""
+    """Check that the checkout has it."""
     assert (ROOT / path.split("#")[0]).exists(), f"{path} is not in the checkout"
 
 
 def nothing_more(_: str) -> None:
-    """A command of others, without a name of ours in it."""
+    """A third-party command without our names."""
 
 
 def tag_is_ours(command: str) -> None:
@@ -167,7 +167,7 @@ def copy(command: str) -> None:
 
 
 def remove(command: str) -> None:
-    """What is removed is what the pages, the units and the manifests make; the lines that remove it do not count."""
+    """Pages, units or manifests create what the command removes, apart from the lines that remove it."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*") if path.suffix in MAKERS]
     texts.append((ROOT / "docs/configuration.md").read_text(encoding="utf-8"))
     made = "\n".join(line for text in texts for line in text.splitlines() if not line.startswith("sudo rm "))
@@ -180,12 +180,12 @@ def remove(command: str) -> None:
 
 
 def sysuser(command: str) -> None:
-    """The user that is removed is the one that sysusers.conf makes."""
+    """sysusers.conf creates the user that the command removes."""
     assert f"u {command.split()[-1]} " in (UNITS / "sysusers.conf").read_text(encoding="utf-8")
 
 
 def deb(command: str) -> None:
-    """The file is the one that `make deb` writes, and its version ours."""
+    """`make deb` writes this file, in our version."""
     found = re.search(r"dist/pacecar_(\S+)-1_(amd64|arm64)\.deb$", command)
     assert found is not None, "no such file is built"
     assert found[1] == PROJECT["project"]["version"]
@@ -198,7 +198,7 @@ def man(command: str) -> None:
 
 
 def helm(command: str) -> None:
-    """The chart is there, and has the values that are set."""
+    """The chart exists and has the values that the command sets."""
     chart = shlex.split(command)[3]
     there(f"{chart}/Chart.yaml")
     values = yaml.safe_load((ROOT / chart / "values.yaml").read_text(encoding="utf-8"))
@@ -224,7 +224,7 @@ def sbatch(command: str) -> None:
 
 
 def inside(command: str) -> None:
-    """A launcher of others around a command of ours, which must parse."""
+    """A third-party launcher with a command of ours, which must parse."""
     _, found, rest = command.partition("pacecar ")
     while found and not re.match(r"[a-z-]+", rest):
         _, found, rest = rest.partition("pacecar ")
@@ -283,7 +283,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
         (r"(test|qwen)\.json\.gz", "trace.json.gz"), (r"param_dlrm\w+/", "traces/"))),
     Run(r"pacecar analyze .*--engine dask.*", exchange=(
         (r"/shared/traces", "traces/"), (r"--engine dask --dask-address \S+", "--engine local"))),
-    # Traces that others recorded, which are not in the checkout; tests/profiler/analysis reads them where they are.
+    # Traces that others recorded, which are not in the checkout; tests/analysis reads them where they are.
     Run(r"pacecar analyze (--compare )?(test\.json\.gz|param_dlrm\w+/|kineto_tb_\w+ .*)", exchange=(
         (r"test\.json\.gz|param_dlrm\w+/", "traces/"),
         (r"kineto_tb_nw0_\w+", "before"), (r"kineto_tb_nw4_\w+", "after"))),
@@ -306,7 +306,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"pacecar run .*--print-(env|pth).*", exchange=((r"\$site", "tmp"),)),
     Run(r"pacecar run -- COMMAND\.\.\.", exchange=((r"COMMAND\.\.\.", "python -c 'print(42)'"),), says="42"),
     Run(r"pacecar run .*--tune .*-- torchrun .*train\.py.*", ("daemon",), says=r"pacecar: measures job .* mode exact"),
-    # One rank does where nothing is agreed on, and is quicker.
+    # One rank suffices where ranks agree on nothing, and is faster.
     Run(r"pacecar run .*-- torchrun .*train\.py.*", ("daemon",), ((r"--nproc-per-node \d", "--nproc-per-node 1"),),
         says=r"pacecar: measures job"),
     # Tools that are here.
@@ -348,5 +348,5 @@ RECIPES: tuple[Run | Cannot, ...] = (
 
 
 def recipe_for(command: str) -> Run | Cannot | None:
-    """Return the first recipe that the whole command fits, or None."""
+    """Return the first recipe that matches the whole command, or None."""
     return next((recipe for recipe in RECIPES if re.fullmatch(recipe.pattern, command)), None)

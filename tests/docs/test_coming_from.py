@@ -1,4 +1,4 @@
-"""The page for those who come from other exporters: no name is forgotten, none of ours is wrong, and the joins work."""
+"""The page for users of other exporters lists every name, names existing metrics, and its joins work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ANSWERS = [
     {'{instance="n1", gpu="0", label_rack="r7"}': 61, '{instance="n1", gpu="1", label_rack="r7"}': 62},
     {'{label_team="vision"}': 0.2},
 ]
-"""What each query of the page must find after two hours, in their order."""
+"""The expected result of each query of the page after two hours, in order."""
 
 
 def test_every_name_that_people_come_with_is_on_the_page():

@@ -1,4 +1,4 @@
-"""Every command and example of the pages: run, or read by whoever will read it, or listed with the reason why not."""
+"""Every command and example of the pages is run, or parsed, or listed with the reason why not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = [
 ]
 COMMANDS = [command for example in EXAMPLES if example.language in SHELLS for command in commands(example)]
 UNIQUE = list({(command.text, command.before): command for command in reversed(COMMANDS)}.values())[::-1]
-"""Each once, where it is first."""
+"""Each command once, at its first place."""
 
 LANGUAGES = {"", "python", "toml", "yaml", "ini", "promql", "nginx"}
 """Beside shells.  nginx is not here to read its block."""
@@ -139,7 +139,7 @@ def world() -> Iterator[World]:
 
 
 def ours(command: str) -> Iterator[list[str]]:
-    """Yield the words that each `pacecar` in it gets: from a launcher, from a variable before it, before a pipe."""
+    """Yield the arguments of each `pacecar` in it, including after a launcher, with variables, and before a pipe."""
     read = shlex.shlex(command, posix=True, punctuation_chars=True)
     read.whitespace_split = True
     words: list[str] = []
@@ -153,7 +153,7 @@ def ours(command: str) -> Iterator[list[str]]:
 
 
 def test_every_command_of_ours_is_one_that_our_parser_accepts() -> None:
-    """Also those that are run, so that a slip is found before anything is started."""
+    """Also those that are run, to find mistakes before starting anything."""
     refused, count = [], 0
     for command in RUN:
         for words in ours(command.text):
@@ -205,7 +205,7 @@ def test_a_daemon_of_the_pages_serves_until_it_is_ended(command: Command, world:
     name = f"daemon-{command.line}-{Path(command.page).stem}"
     line = " ".join(words).replace("--port 0", f"--port {port}")
     given = {"PACECAR_DAEMON_PORT": str(port), "PACECAR_DAEMON_SOCKET": str(world.folder / f"{port}.sock")}
-    # A collector that is not there: the exports fail and are counted, and the daemon serves.
+    # Without the collector exports fail and are counted, and the daemon serves.
     world.serving(name, line, port, "/-/healthy", **given, **variables)
     process = world._running.pop(name)
     os.killpg(process.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What the documentation says is so."""
+"""The documentation matches the code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tables(text: str) -> dict[str, list[list[str]]]:
 
 
 def written(value: object) -> str:
-    """A default as one writes it in TOML."""
+    """A default in TOML."""
     if isinstance(value, tuple):
         return "[" + ", ".join(written(item) for item in value) + "]"
     return msgspec.json.encode(value).decode()
@@ -93,7 +93,7 @@ def test_internal_links_resolve(page):
 
 
 def test_paths_that_are_named_exist():
-    rooms = "monitor|profiler|controller|commands|job|adapters|dashboards|tests|deploy|docs|bench"
+    rooms = "analysis|monitor|profiler|controller|commands|job|adapters|dashboards|tests|deploy|docs|bench"
     gone = []
     for page in PAGES:
         for path in re.findall(rf"`((?:{rooms})/[\w./]*|pacecar/[\w/]+\.py)[`:]", prose(page)):
@@ -205,8 +205,8 @@ def test_what_tuning_adds_between_the_ranks_is_what_the_code_adds():
 
 def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
     """Every column of the drawings in docs/ledger.md, charged by the code that charges real steps."""
-    from pacecar.profiler.ledger.attribution import LossCause, Work, attribute
-    from pacecar.profiler.ledger.intervals import intervals
+    from pacecar.ledger.attribution import LossCause, Work, attribute
+    from pacecar.ledger.intervals import intervals
 
     letters = {"compute": "c", "exposed_communication": "e", "exposed_copy": "y"}
     letters |= {"data_wait": "d", "optimizer_host": "o", "host_bound": "h"}
@@ -254,7 +254,7 @@ def test_what_troubleshooting_quotes_of_the_daemon_is_what_the_daemon_says():
     section = page.split("## The daemon\n")[1].split("\n## ")[0]
     said = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "monitor").rglob("*.py"))
     fixed = ("cannot listen on ", "a daemon is listening on ", " already", "belongs to uid ",
-             ", who could listen in your place", "is taken by something that is no socket", "no NVIDIA driver",
+             ", who could listen in your place", "exists and is not a socket", "no NVIDIA driver",
              "no rank of a job ", "is connected to this daemon", "belongs to another user")  # fmt: skip
     for words in fixed:
         assert words in section, words
@@ -270,7 +270,7 @@ def test_python_in_the_documentation_parses():
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
-    """The script that people copy, run as the README says, measuring and not just surviving."""
+    """Run the README's script as it says, and check that it is measured."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     # The barrier: gloo may abort a process that ends while it lets go of the last work (pytorch issue 190489).
     script = blocks(README, "python")[0].replace(

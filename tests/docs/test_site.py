@@ -1,4 +1,4 @@
-"""The documentation builds as a site: no link leads nowhere, and every page has its place in the navigation."""
+"""The documentation builds as a site, without broken links, and with every page in the navigation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 
 
 class References(HTMLParser):
-    """What a page refers to, and the names that others may refer to."""
+    """A page's links and anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""docs/snapshot.md describes every field of the public document, and none that is not there."""
+"""docs/snapshot.md describes exactly the fields of the public document."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def described():
     text = (ROOT / "docs/snapshot.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     return {
-        title.strip("`"): re.findall(r"^\| `(\w+)` \| \S", body, re.MULTILINE)
+        title.strip("`"): re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.+?`) \| \S", body, re.MULTILINE)))
         for title, body in zip(parts[1::2], parts[2::2], strict=True)
     }
 

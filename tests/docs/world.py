@@ -1,4 +1,4 @@
-"""Where do the commands of the pages run?  In a scratch folder with what they speak of: a daemon, a job, runs, traces.
+"""A scratch folder in which the pages' commands run, with a daemon, a job, runs and traces.
 
 Everything is started on first use, and once: the commands share it as a reader's do.
 """
@@ -16,13 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.analysis.tracefiles import write_trace
 from tests.commands.report.runs import steady, tuned, untuned
 from tests.dashboards.test_push import Standin
 from tests.docs.pages import ROOT
 from tests.kit.forking_python import TORCH, forking_python
 from tests.kit.net import free_port
 from tests.kit.waiting import until
-from tests.profiler.analysis.tracefiles import write_trace
 
 __all__ = ["JOB", "LIMIT_SECONDS", "World"]
 
@@ -30,7 +30,7 @@ JOB = "steered"
 """The running job's name, in place of the pages' JOB."""
 
 LIMIT_SECONDS = 240.0
-"""For one command.  It is there to fail, not to measure."""
+"""For one command; only to end hanging ones."""
 
 TRAIN = """\
 import torch, torch.distributed as dist
@@ -48,7 +48,7 @@ dist.barrier()
 import os
 os._exit(0)  # gloo may abort a process that ends in the ordinary way (pytorch issue 190489)
 """
-"""The script of somebody who does not know pacecar."""
+"""A training script without pacecar."""
 
 SCRIPTS = {
     "pacecar": "-m pacecar",
@@ -103,7 +103,7 @@ class World:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What commands find: nothing of this user's, and no daemon but ours."""
+        """The commands' environment, without this user's settings, and with our daemon only."""
         path = os.pathsep.join([str(self.folder / "bin"), str(ROOT / ".tools/bin"), str(Path(sys.executable).parent)])
         return {
             "PATH": f"{path}{os.pathsep}{os.environ.get('PATH', '/usr/bin:/bin')}",
@@ -123,7 +123,7 @@ class World:
         }
 
     def run(self, command: str, seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
-        """Run one line in bash, as a reader does."""
+        """Run one line in bash."""
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=self.folder, env=self.environ, text=True, capture_output=True, stdin=subprocess.DEVNULL,
@@ -131,7 +131,7 @@ class World:
         )  # fmt: skip
 
     def start(self, name: str, command: str, **variables: str) -> subprocess.Popen[bytes]:
-        """Start what runs until it is ended; its words go to NAME.log."""
+        """Start a server; its output goes to NAME.log."""
         log = (self.folder / f"{name}.log").open("wb")
         with log:
             process = subprocess.Popen(
@@ -143,15 +143,15 @@ class World:
         return process
 
     def log(self, name: str) -> str:
-        """What it said so far."""
+        """Its output so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def answers(self, port: int, path: str) -> bool:
-        """Whether a server says 200."""
+        """Whether a server answers 200."""
         return self._asked(port, path)[0] == 200
 
     def _asked(self, port: int, path: str) -> tuple[int | None, bytes]:
-        """Return status and body; None where nobody answers."""
+        """Return status and body, or None without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", path)
@@ -181,7 +181,7 @@ class World:
         self.serving("daemon", "pacecar daemon", self.port, "/-/healthy")
 
     def job(self) -> None:
-        """A training job of two ranks that goes on, tuned."""
+        """A tuned training job of two ranks that does not end."""
         if "job" in self._running:
             return
         self.daemon()
@@ -197,7 +197,7 @@ class World:
         until(is_tuned, "the job's tuner never spoke", LIMIT_SECONDS)
 
     def rank_pid(self) -> int:
-        """Process number of a rank of the job, as the daemon says it."""
+        """The pid of a rank of the job, from the daemon."""
         self.job()
         said = self.run(f"curl -s 127.0.0.1:{self.port}/metrics")
         found = re.search(r'pacecar_rank_info\{.*\bpid="(\d+)"', said.stdout)
@@ -217,11 +217,11 @@ class World:
         until(lambda: self.has_series(query), "Prometheus never scraped the daemon", LIMIT_SECONDS)
 
     def has_series(self, query: str) -> bool:
-        """Whether Prometheus has something for it."""
+        """Whether Prometheus has a result for it."""
         return b'"value"' in self._asked(self.prometheus_port, query)[1]
 
     def grafana(self) -> str:
-        """Address of a stand-in that takes dashboards as Grafana does."""
+        """Address of a stand-in for Grafana that accepts dashboards."""
         if self._grafana is None:
             self._grafana = Standin(lambda *_: None)
         return self._grafana.url

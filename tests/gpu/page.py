@@ -64,10 +64,14 @@ def _named(findings: list[dict[str, Any]], outcome: str) -> str:
 def _all(findings: list[dict[str, Any]]) -> Iterator[str]:
     yield "| Part | Claim | Case | Outcome | Figures |"
     yield "|---|---|---|---|---|"
+    above = ("", "")
     for finding in findings:
         case = finding["test"].removeprefix("test_")
         figures = _figures(finding["figures"]) or finding["detail"].split("\n")[0][:CHARACTERS_MAX]
-        cells = (finding["part"], finding["claim"], f"`{case}`", finding["outcome"], figures)
+        part, claim = finding["part"], finding["claim"]
+        shown = ("" if part == above[0] else part, "" if (part, claim) == above else claim)
+        above = (part, claim)
+        cells = (*shown, f"`{case}`", finding["outcome"], figures)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

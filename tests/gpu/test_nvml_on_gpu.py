@@ -285,10 +285,10 @@ def time_all(device: Device, nvml: Any) -> None:
     """Make each query of the device's schedule, each of its fields and each of the monitor's metrics many times."""
     handle = device._handle
     for asked in list(device._schedule._asked.values()):
-        if "monitor" not in asked.question.name:  # which rests between two readings
+        if "monitor" not in asked.query.name:  # which rests between two readings
 
-            def make(question: Any = asked.question) -> None:
-                list(question.ask(nvml, handle))
+            def make(query: Any = asked.query) -> None:
+                list(query.ask(nvml, handle))
 
             ask(make)
     reader = device._fields

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import pacecar
 from pacecar.profiler.timing.overhead_budget import OverheadBudget
 from pacecar.profiler.windows.window_price import WindowPrice
+from tests.kit.hook_inspection import hook_of
 
 KINDS = ("plain", "ddp_gloo", "ddp_nccl", "fsdp2", "bf16", "scaler", "checkpointing", "compile", "memory")
 VOCABULARY = 256
@@ -147,7 +148,7 @@ def train(trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
         losses.append(trainer.step(number, pacer))
         times.append((time.perf_counter() - begun) * 1e3)
     trainer.sync()
-    windows = pacer._hook._budget.windows if pacer is not None and pacer._hook is not None else None
+    windows = hook_of(pacer).budget.windows if pacer is not None and pacer.inert_because is None else None
     if pacer is not None:
         pacer.close()
     numbers = torch.stack(losses).cpu()
@@ -180,9 +181,9 @@ def overhead(trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
         trainer.sync()
         found["with" if is_on else "without"].append((time.perf_counter() - begun) * 1e3 / options.steps)
         if pacer is not None:
-            if pacer._hook is not None:
-                budget = pacer._hook._budget
-                own.append(budget.cost_ns / max(1, budget._wall_ns))
+            if pacer.inert_because is None:
+                budget = hook_of(pacer).budget
+                own.append(budget.cost_ns / max(1, budget.wall_ns))
                 windows += budget.windows
             pacer.close()
     # A block beside the ones around it: what drifts cancels.
@@ -223,7 +224,7 @@ def prices(trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
 
     def told(budget: Any, _: object, step: int, price_ns: int) -> None:
         taken.append({"step": step, "price_ms": price_ns / 1e6, "usual_ms": (budget.usual_ns or 0) / 1e6,
-                      "rows": pacer._hook._meter.row_count, "cost_ms": budget.cost_ns / 1e6})  # fmt: skip
+                      "rows": hook_of(pacer).windows.row_count, "cost_ms": budget.cost_ns / 1e6})  # fmt: skip
 
     watched(WindowPrice, "learn", learned)
     watched(WindowPrice, "predict_ns", expected)
@@ -237,10 +238,10 @@ def prices(trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
         trainer.step(number, pacer)
         number += 1
     trainer.sync()
-    budget = pacer._hook._budget
+    budget = hook_of(pacer).budget
     said = {
         "steps": number, "predicted": predicted[:3] + predicted[-3:], "slices": slices, "taken": taken,
-        "share": budget.cost_ns / max(1, budget._wall_ns),
+        "share": budget.cost_ns / max(1, budget.wall_ns),
     }  # fmt: skip
     pacer.close()
     return said

@@ -34,12 +34,12 @@ STARTUP = str(ROOT / "job" / "startup")
 MOMENTS = ("begun", "imported", "attached", "stepped", "window", "measured", "closing", "exiting")
 """`window` is inside a forward of the model while torch's profiler takes an exact window of it."""
 OURS = ("pacecar", "msgspec")
-NOT_IN_A_JOB = (("job", "startup"), ("profiler", "analysis"), ("profiler", "trace"))
+NOT_IN_A_JOB = (("job", "startup"),)
 STEPS = 10
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """From now on there is no `module`; it is not in `sys.modules` either."""
+    """From now on `module` does not exist; it is not in `sys.modules` either."""
 
     def __init__(self, module: str) -> None:
         self.is_upgrade = module.startswith("=")
@@ -63,7 +63,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def goes(module: str) -> None:
-    """From now on there is no `module`; "?": all are there, and it is noted which are asked for."""
+    """Make `module` missing from now on; "?": all exist, and imports of them are recorded."""
     if module == "?":
         Asked()
     else:
@@ -71,7 +71,7 @@ def goes(module: str) -> None:
 
 
 class Asked:
-    """Notes which modules of ours anything imports from now on, also those that are loaded; says so on stderr."""
+    """Records which modules of pacecar are imported from now on, including loaded ones; prints them on stderr."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -115,7 +115,7 @@ class Job:
         self.has_come = moment == "never"
 
     def at(self, moment: str) -> None:
-        """Say that the moment is there, once or more often."""
+        """Announce the moment, once or more often."""
         if moment == self.moment and not self.has_come:
             self.has_come = True
             goes(self.module)
@@ -227,7 +227,7 @@ DAEMONS: list[socket.socket] = []
 
 
 def listening() -> str:
-    """Be a daemon that takes what comes and says nothing, and let each step be measured; return its folder."""
+    """Start a daemon that accepts everything and sends nothing, and have each step measured; return its folder."""
     place = tempfile.mkdtemp()
     os.environ["PACECAR_HOOK_SOCKET"] = f"{place}/socket"
     os.environ |= {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0", "PACECAR_HOOK_WINDOW_WARMUP_STEPS": "2"}
@@ -239,7 +239,7 @@ def listening() -> str:
 
 
 def remember_code() -> None:
-    """Compile all of pacecar once, and not in each fork again."""
+    """Compile all of pacecar once, not again in each fork."""
     compiled = importlib.machinery.SourceFileLoader.get_code
     known: dict[str, Any] = {}
 
@@ -254,7 +254,7 @@ def remember_code() -> None:
 
 
 def modules() -> dict[str, Path]:
-    """Return all modules of pacecar by name, packages left out: without one of these all in it are missing."""
+    """Return all modules of pacecar by name, without packages: without one of those, all in it are missing."""
     found = {}
     for room in ("pacecar", "adapters", "controller", "job", "profiler"):
         for path in sorted((ROOT / room).rglob("*.py")):

@@ -34,13 +34,13 @@ STEPS_MAX, STEPS_AFTER, ASK_STEPS = 400, 12, 4
 
 
 class Trying:
-    """A policy that tries the next values whenever the last ones are seen in force, and proves none."""
+    """A policy that tries the next values as soon as the last ones are in force, and proves none."""
 
     def __init__(self, turn: Any) -> None:
         self.make, self.turn, self.turns = turn, None, 0
         self.spaces: Any = ()
 
-    def begin(self, facts: Any, spaces: Any, *, mode: Any) -> None:
+    def begin(self, facts: Any, spaces: Any, *, turns_knobs: bool) -> None:
         self.spaces = spaces
 
     def hold(self, reason: Any, *, is_brief: bool = False) -> None: ...
@@ -58,9 +58,6 @@ class Trying:
     def wants_window(self) -> bool:
         return True
 
-    def is_urgent(self) -> bool:
-        return False
-
     def finish(self, reason: str = "") -> list[Any]:
         return []
 
@@ -75,7 +72,7 @@ class RankJob:
         self.is_followed = False
 
     def at(self, moment: str) -> None:
-        """Say that the moment is there, once or more often."""
+        """Announce the moment, once or more often."""
         if moment == self.moment and not self.is_there:
             self.is_there = True
             goes(self.module)
@@ -128,9 +125,9 @@ class RankJob:
                     return
 
     def look(self) -> None:
-        """Follow the pacer from when it is there, and see what is under way at the end of a step."""
+        """Follow the pacer as soon as it exists, and check what is under way at the end of a step."""
         if self.pacer is None:
-            heard = getattr(sys.modules.get("pacecar.job.autoattach.optimizer_hook"), "_heard", None)
+            heard = getattr(sys.modules.get("pacecar.job.autoattach.optimizer_hook"), "_record_step", None)
             self.pacer = getattr(getattr(heard, "__self__", None), "_pacer", None)
         if self.pacer is None:
             return
@@ -138,9 +135,9 @@ class RankJob:
         if not self.is_followed:
             self.is_followed = True
             if self.rank == 0:
-                from pacecar.controller.observation import TuningTurn
+                from pacecar.controller.observation import Proposal
 
-                tuner._policy = Trying(TuningTurn)
+                tuner._policy = Trying(Proposal)
             post = crew._transport.post
             crew._transport.post = lambda words: (post(words), self.at("gathering"))
         if tuner.agreement._vote is not None:

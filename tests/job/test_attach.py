@@ -1,4 +1,4 @@
-"""`pacecar.attach` from a script's point of view: what is an error, what is only said, and what stays the same."""
+"""`pacecar.attach` from a script's point of view: what is an error, what is only logged, and what stays the same."""
 
 import copy
 import logging

@@ -1,4 +1,4 @@
-"""Closing delivers what is queued, although couriers look at their queues only now and then."""
+"""Closing delivers what is queued, although threads read their queues only now and then."""
 
 import threading
 

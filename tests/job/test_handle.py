@@ -1,4 +1,4 @@
-"""The pacer that `attach` returns when nothing else of pacecar can be had: the script trains as without it."""
+"""The pacer that `attach` returns if the rest of pacecar cannot be imported: the script trains as without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.job.test_attach import make_job, plain_losses, train
 
 
 class Broken(importlib.abc.MetaPathFinder):
-    """A module that raises while it is imported, as one does that touches what the next torch has not."""
+    """A module that raises while it is imported, like one that uses what the next torch lacks."""
 
     def __init__(self, name: str, error: Exception) -> None:
         self.name, self.error = name, error
@@ -34,7 +34,7 @@ def test_whatever_cannot_be_imported_the_pacer_is_inert_and_says_why_once(
 ) -> None:
     for name in list(sys.modules):
         if name.startswith("pacecar.") and name.count(".") == 1 and hasattr(pacecar, name.partition(".")[2]):
-            # Put back afterwards: importing it anew makes it the package's attribute.
+            # Put back afterwards: importing it again makes it the package's attribute.
             monkeypatch.setattr(pacecar, name.partition(".")[2], sys.modules[name])
         if name.startswith("pacecar.") or name.partition(".")[0] == module:
             monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""The whole loop on real processes: a daemon, a two-rank DDP job, and what happens when one of them is shot."""
+"""The whole loop on real processes: a daemon, a two-rank DDP job, and what happens when one of them is killed."""
 
 import gzip
 import json
@@ -64,7 +64,7 @@ def served_text(port: int) -> str | None:
 
 
 def series_of(port: int) -> dict[str, dict[str, float]]:
-    """Return metric -> rank -> value of the job's series; nothing when nobody answers."""
+    """Return metric -> rank -> value of the job's series; empty if the endpoint does not answer."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(served_text(port) or ""):
         for series in family.samples:

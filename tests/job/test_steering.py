@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def start_job(run_dir: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a job of two ranks; however busy the machine is, its hook does not give up on steps as short as these."""
+    """Start a job of two ranks whose hook keeps measuring steps this short, however busy the machine is."""
     options = {"overhead_budget": 0.5, **options}
     launch = (forking_python(), "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2")
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
@@ -128,8 +128,8 @@ def test_a_person_sets_freezes_resumes_and_rolls_back_and_all_ranks_follow(daemo
         silent = tune("freeze", "--timeout-seconds", "1")
         os.kill(rank0.hello.pid, signal.SIGCONT)
         assert silent.exit_code == 1
-        assert "is the job still training?" in silent.output
-        assert daemon._state.jobs()[0].orders["rollback"] == {"done": 1}
+        assert "check that the job is still training" in silent.output
+        assert daemon._state.jobs()[0].order_tallies["rollback", "done"] == 1
         (tmp_path / "end").touch()
         finish(job)
     finally:
@@ -155,7 +155,7 @@ def check_log(folder: Path) -> None:
 
 
 def run_until_kept(folder: Path, options: dict[str, Any]) -> None:
-    """Train until a trial is kept that is worth it."""
+    """Train until a worthwhile trial is kept."""
     end = folder.with_suffix(".end")
     # What many micro-batches cost is slept: two late steps on a busy machine would end the right trial as too slow.
     arguments = (

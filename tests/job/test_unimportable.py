@@ -1,4 +1,4 @@
-"""An import of ours that fails, of whatever module and at whatever moment, costs the measuring and nothing else."""
+"""A failing import of pacecar's, of any module and at any moment, costs the measurements and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Case = tuple[str, str, str]
 
 
 def answers(job: Path, cases: list[Case]) -> Any:
-    """Return what `job` says of a job without pacecar, and of `cases`."""
+    """Return what `job` reports for a job without pacecar, and for `cases`."""
     done = subprocess.run(
         [forking_python(modules=WITHOUT_PACECAR), str(job), json.dumps([("plain", "-", "never"), *cases])],
         capture_output=True, text=True, timeout=1500, check=False, env=ENVIRON,
@@ -58,7 +58,7 @@ def run(cases: list[Case]) -> list[Ended]:
 
 
 def check(cases: list[Case]) -> list[Ended]:
-    """Run `cases` and see that each ended and trained as without pacecar, and said one line at the most."""
+    """Run `cases`; check that each trained and ended as without pacecar, and printed at most one line."""
     plain, *ended = run(cases)
     assert plain.code == 0, plain.errors
     assert len(plain.losses.split()) == 20
@@ -69,13 +69,13 @@ def check(cases: list[Case]) -> list[Ended]:
 
 
 def said_lines(errors: str) -> list[str]:
-    """Return the lines of stderr without the one that says, at the end, what was measured."""
+    """Return the lines of stderr without the final one about what was measured."""
     return [line for line in errors.splitlines() if not END.match(line)]
 
 
 def is_named(way: str, module: str, moment: str) -> bool:
-    """Whether the script itself imports it after it went: then there is nobody of ours to bear it."""
-    return way == "attach" and moment == "begun" and module in ALL
+    """Return whether the script's own `import pacecar` fails, as if pacecar were not installed."""
+    return way == "attach" and moment == "begun" and module in (*ALL, "pacecar.job.handle")
 
 
 def test_with_all_of_it_gone_or_upgraded_at_any_moment_the_job_trains_on() -> None:
@@ -95,7 +95,7 @@ def test_with_all_of_it_gone_or_upgraded_at_any_moment_the_job_trains_on() -> No
 
 
 def test_each_module_may_be_missing_from_some_moment_on() -> None:
-    """An eighth of the modules; ways and moments take turns.  All of them with each other: below."""
+    """An eighth of the modules; ways and moments alternate.  All combinations: below."""
     names = [
         *modules(),
         "msgspec",
@@ -113,14 +113,14 @@ ASKED = [("attach", "?", "attached"), ("off", "?", "attached"), ("run", "?", "wi
 
 
 def test_what_was_attached_asks_for_no_module_any_more() -> None:
-    """So whichever of them is missing later, in a window or at the end, costs nothing; that all may is shown above."""
+    """So it costs nothing if any of them is missing later, in a window or at the end; the test above removes all."""
     for case, one in zip(ASKED, run(ASKED)[1:], strict=True):
         assert (one.code, len(one.losses.split())) == (0, 20), (case, one)
         assert said_lines(one.errors)[-1] == "asked for []", (case, one)
 
 
 def check_ranks(cases: list[Case]) -> list[list[Ended]]:
-    """Run `cases` on two ranks; see that each trained as without pacecar as far as it went, and said a line at most."""
+    """Run `cases` on two ranks; check that each trained as without pacecar as far as it went, in at most one line."""
     plain, *ended = [[Ended(*rank) for rank in ranks] for ranks in answers(RANKS_JOB, cases)]
     for case, ranks in zip(cases, ended, strict=True):
         lines = [line for rank in ranks for line in said_lines(rank.errors) if not line.startswith("asked for")]
@@ -144,7 +144,7 @@ def test_ranks_train_on_where_all_of_it_goes_in_a_trial_and_they_ask_for_no_modu
 @pytest.mark.distributed
 @pytest.mark.parametrize("moment", RANKS_MOMENTS)
 def test_ranks_train_on_with_all_of_it_gone_or_upgraded_from_any_moment_on(moment: str) -> None:
-    """What the tuner, the crew and windows do among ranks; on both ranks at once, or nearly."""
+    """What the tuner, the rank monitor and windows do among ranks; on both ranks at nearly the same time."""
     cases = [(way, "*", moment) for way in WAYS] + [("attach", "=*", moment)]
     check_ranks(cases)
 
@@ -152,7 +152,7 @@ def test_ranks_train_on_with_all_of_it_gone_or_upgraded_from_any_moment_on(momen
 @pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_ends_as_ever_with_all_of_it_gone_before_its_end(way: str) -> None:
-    """To python's own end, with the threads that are left then; the jobs above leave it out."""
+    """To python's own end, with the remaining threads; the jobs above leave it out."""
     case = json.dumps([(way, "*", "exiting")])
     done = subprocess.run(
         [sys.executable, str(JOB), case, "here"], capture_output=True, text=True, timeout=300, check=False, env=ENVIRON
@@ -164,15 +164,6 @@ def test_a_process_ends_as_ever_with_all_of_it_gone_before_its_end(way: str) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("moment", ["begun", "imported"])
 def test_each_module_may_be_missing_from_each_moment_on(moment: str) -> None:
-    """Later ones are left out: what was attached asks for no module any more, as is shown above."""
+    """Later moments are left out: once attached, a job imports no module any more, as is shown above."""
     cases = [(way, name, moment) for way in WAYS for name in [*modules(), "msgspec", "numpy"]]
     check([case for case in cases if not is_named(*case)])
-
-
-def test_without_handle_the_pacer_has_what_any_pacer_has() -> None:
-    import pacecar
-    from pacecar.job.handle import Pacer
-
-    theirs = {name for name in dir(Pacer) if not name.startswith("_")} - {"batcher"}
-    said = {"inert_because"}
-    assert {name for name in dir(pacecar.UnloadedPacer) if not name.startswith("_")} | said >= theirs

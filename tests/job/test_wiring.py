@@ -1,4 +1,4 @@
-"""What a training process is made of starts in order, and where a part cannot start nothing of the others stays."""
+"""The parts of a training process start in order, and if one cannot start nothing of the others stays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Logger:
 
 
 def hooks_of(model: nn.Module, optimizer: object) -> list[object]:
-    """Return what hooks there are; torch keeps an empty dictionary where there were some."""
+    """Return the hooks; torch keeps an empty dictionary where there were some."""
     kept = [vars(optimizer)[name] for name in vars(optimizer) if "hooks" in name]
     for module in model.modules():
         kept += [vars(module)[name] for name in vars(module) if "hooks" in name and "id" not in name]

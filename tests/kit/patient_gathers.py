@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from pacecar.controller.consensus import rank_agreement
-from pacecar.controller.consensus.agreement import AgreementUpdate
+from pacecar.controller.consensus.protocol import AgreementUpdate
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 __all__ = ["wait_for_gathers"]
@@ -23,15 +23,15 @@ SWITCH_SECONDS = 2.0
 
 def wait_for_gathers() -> None:
     """From now on the tuner of this process waits for each gather before it takes its answer."""
-    listen = RankAgreement.listen
+    receive_updates = RankAgreement.receive_updates
 
     def patient(agreement: RankAgreement) -> AgreementUpdate:
         limit = time.monotonic() + MOMENT_SECONDS
         side = agreement._side
         while not agreement.has_left and side.is_busy and not side._work.is_completed() and time.monotonic() < limit:
             time.sleep(0.0002)
-        return listen(agreement)
+        return receive_updates(agreement)
 
-    RankAgreement.listen = patient  # type: ignore[method-assign]
+    RankAgreement.receive_updates = patient  # type: ignore[method-assign]
     rank_agreement.VOTE_SECONDS = (MOMENT_SECONDS, MOMENT_SECONDS)
     rank_agreement.SWITCH_SECONDS = (SWITCH_SECONDS, SWITCH_SECONDS)

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-from pacecar.profiler.trace.columns import NONE, HostKind
+from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.trace.columns import NONE, HostKind
 from tests.kit.simulated_jobs import Job, Layout, Model, damage, simulate
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.one_rank.one_trace import analyze_trace
 from tests.kit.simulated_jobs import (
     LOUD,
     QUIET,

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacecar.profiler.trace.columns import NONE, WORKS, HostKind, SyncKind, SyncRows
-from pacecar.profiler.trace.reader import read_trace
+from pacecar.analysis.trace.columns import NONE, WORKS, HostKind, SyncKind, SyncRows
+from pacecar.analysis.trace.reader import read_trace
 from tests.kit.simulated_jobs import LOUD, Clocks, Fault, FaultKind, Job, Layout, Model, Noise, simulate
 from tests.kit.simulated_jobs.dependencies import dependencies_of, meetings_of
 from tests.kit.simulated_jobs.durations import durations

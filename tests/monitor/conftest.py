@@ -1,4 +1,4 @@
-"""What the tests of the daemon share: a recorded machine, readers that fail, records of a job, and a hook's end."""
+"""Shared by the tests of the daemon: a recorded machine, failing readers, records of a job, and a job's socket."""
 
 import ctypes
 import shutil
@@ -9,9 +9,10 @@ import time
 import pynvml
 import pytest
 
-from pacecar.clock import FakeClock
+from pacecar.clock import FakeClock, SystemClock
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import by_name
+from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
 from tests.kit.machines import machine as recorded
@@ -55,7 +56,7 @@ def clock():
 
 
 def told(sample):
-    """Return the labels of a sample as Prometheus has them: a job without a launch has no such label."""
+    """Return the labels of a sample as in Prometheus, where a job without a launch has no such label."""
     labels = by_name(sample.metric).labels
     return tuple(value for label, value in zip(labels, sample.labels, strict=True) if label != "launch" or value)
 
@@ -162,7 +163,7 @@ class Hook:
 
 @pytest.fixture
 def hooks():
-    """A function that connects a hook to a socket path; all are hung up at the end."""
+    """A function that connects a hook to a socket path; all are closed at the end."""
     opened = []
 
     def connect(path):
@@ -175,7 +176,7 @@ def hooks():
 
 
 class SteadyCollector:
-    """Always the same; counts how often it was asked."""
+    """Always returns the same; counts how often it was called."""
 
     def __init__(self, name="steady"):
         self.name = name
@@ -185,9 +186,6 @@ class SteadyCollector:
         self.calls += 1
         return Ok((Sample("pacecar_host_cpus_online", (), 2),))
 
-    def close(self):
-        """Hold nothing."""
-
 
 @pytest.fixture(scope="session")
 def steady():
@@ -196,22 +194,37 @@ def steady():
 
 @pytest.fixture(scope="session")
 def driver_library(tmp_path_factory):
-    """The folder of a libnvidia-ml.so.1 that the test owns; skips where there is no C compiler."""
+    """The folder of a libnvidia-ml.so.1 built for the tests; skips if there is no C compiler."""
     if compiler() is None:
         pytest.skip("no C compiler to build the stand-in driver library with")
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.fixture
+def start_sampler():
+    """A function that starts a sampler of collectors; all are closed at the end."""
+    started = []
+
+    def start(*collectors, **options):
+        started.append(Sampler(collectors, SystemClock(), **({"deadline_seconds": 30.0} | options)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for sampler in started:
+        sampler.close()
+
+
 LEAVE_SECONDS = 30
-"""What the threads of a test are waited for once nothing holds them; they need milliseconds."""
+"""How long to wait for the threads of a test once nothing holds them; they need milliseconds."""
 
 
 @pytest.fixture
 def standin(driver_library, tmp_path, monkeypatch):
     """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test.
 
-    No thread outlives the test: pynvml keeps one library for the whole process, so one that hung in a call would go on
-    in the library of the next test.  And whatever the test did, the driver was not shut down beside a call.
+    No thread outlives the test: pynvml has one library for the whole process, so a hung thread would go on in the
+    library of the next test.  And no test may shut the driver down beside a call.
     """
     library = shutil.copy(driver_library / "libnvidia-ml.so.1", tmp_path)  # another file is another set of globals
     control = Control(tmp_path / "control")

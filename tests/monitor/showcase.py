@@ -211,11 +211,11 @@ class ShowJob:
                       evidence="its backward takes 68 ms longer and the driver names sw_thermal_slowdown", **common),
             WhatIf(of_rank=None, step=260, steps=200, pace_ns=478 * MS, source="estimate", calibration_age_steps=17,
                    rungs=(
-                       Rung("communication_hidden", 388 * MS, 0.188, Bound.COMPUTE),
-                       Rung("data_free", 445 * MS, 0.069, Bound.REST),
-                       Rung("straggler_median", 410 * MS, 0.142, Bound.NEXT_RANK),
-                       Rung("launch_gaps_gone", 450 * MS, 0.058, Bound.REST),
-                       Rung("all", 331 * MS, 0.307, Bound.COMPUTE),
+                       Rung("at_most_communication_hidden", 388 * MS, 0.188, Bound.COMPUTE),
+                       Rung("at_most_data_free", 445 * MS, 0.069, Bound.REST),
+                       Rung("at_most_straggler_median", 410 * MS, 0.142, Bound.NEXT_RANK),
+                       Rung("at_most_launch_gaps_gone", 450 * MS, 0.058, Bound.REST),
+                       Rung("at_most_all", 331 * MS, 0.307, Bound.COMPUTE),
                    ), **common),
         )  # fmt: skip
 

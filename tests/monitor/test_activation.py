@@ -1,4 +1,4 @@
-"""A socket that the service manager opened: hooks that come while no daemon runs are heard by the next one."""
+"""A socket that the service manager opened: the next daemon serves hooks that connect while none runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from pacecar.monitor.systemd import inherited_socket
-from tests.kit.net import free_port
+from tests.kit.net import free_port, scrape
 from tests.monitor.showcase import ShowJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,7 @@ def command(path: Path, port: int) -> list[str]:
 
 
 def handed_over(listener: socket.socket, path: Path, port: int) -> subprocess.Popen[str]:
-    """Start a daemon as systemd does: the socket is descriptor 3, and LISTEN_PID its own number."""
+    """Start a daemon as systemd does: the socket is descriptor 3, and LISTEN_PID its own pid."""
     assert listener.fileno() != 3
 
     def as_three() -> None:
@@ -43,8 +42,7 @@ def handed_over(listener: socket.socket, path: Path, port: int) -> subprocess.Po
 
 def metrics(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            return answer.read().decode()
+        return scrape(port)
     except OSError:
         return ""
 
@@ -68,14 +66,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def is_listening(path: Path) -> bool:
-    """Return whether the kernel says so of a Unix socket: its path is there earlier, when it is bound."""
+    """Return whether the kernel lists the Unix socket as listening; its path exists earlier, once it is bound."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]]
     return any(row[3] == "00010000" and row[7:] == [str(path)] for row in rows)  # __SO_ACCEPTCON (net/unix/af_unix.c)
 
 
 @pytest.fixture
 def job_at():
-    """Make jobs, and let them go at the end."""
+    """Make jobs, and disconnect them at the end."""
     jobs = []
 
     def at(path: Path, name: str) -> None:
@@ -161,7 +159,7 @@ def test_a_socket_that_does_not_listen_is_refused(tmp_path):
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as bound:
         bound.bind(str(path))
-        with pytest.raises(UnixSocketError, match="nobody listens there"):
+        with pytest.raises(UnixSocketError, match="does not listen"):
             UnixSocket(path, inherited=bound).open()
 
 
@@ -174,7 +172,7 @@ def test_what_is_not_meant_for_this_process_is_left_alone(environ):
 
 
 def test_what_no_hook_can_use_is_closed_and_named():
-    """In a child, whose descriptor 3 is ours to give: a TCP socket."""
+    """In a child process, where descriptor 3 can be a TCP socket."""
     code = (
         "import logging, os; logging.basicConfig();"
         "from pacecar.monitor.systemd import inherited_socket;"
@@ -192,4 +190,4 @@ def test_what_no_hook_can_use_is_closed_and_named():
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "which is not used: hooks need one ListenSequentialPacket=" in ran.stderr
-    assert "descriptor 4 of LISTEN_FDS is no socket" in ran.stderr
+    assert "descriptor 4 of LISTEN_FDS is not a socket" in ran.stderr

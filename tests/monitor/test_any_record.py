@@ -12,6 +12,7 @@ from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.export.prometheus import Exporter
 from pacecar.monitor.fault_containment import FaultContainment
+from pacecar.monitor.http.request import HttpRequest
 from pacecar.monitor.http.status_document import StatusDocumentBuilder
 from pacecar.monitor.http.status_history import points
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
@@ -77,7 +78,7 @@ class Node:
             one
             for number, uuid in enumerate(uuids)
             for one in (
-                Sample("pacecar_gpu_info", (str(number), uuid, "H100", "", "", "", ""), 1),
+                Sample("pacecar_gpu_info", (str(number), uuid, "H100", "", "", "", "", "", "off"), 1),
                 Sample(ENERGY, (str(number),), 1000 * self.ticks),
             )
         ]
@@ -92,15 +93,13 @@ class Node:
         document = self.builder.build(
             snapshot, self.board.jobs(), own, wall_ns=1, now_ns=self.clock.monotonic_ns(), throttled={}
         )
-        said = []
-        environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": ""}
-        body = b"".join(self.exporter(environ, lambda status, headers: said.append(status)))
-        assert said == ["200 OK"]
+        answer = self.exporter(HttpRequest("GET", "/metrics"))
+        assert answer.status == "200 OK"
         encoded = msgspec.json.encode(document)
         assert all(math.isfinite(value) for value in points(document).values())
         assert msgspec.json.decode(encoded, type=StatusDocument).jobs_left_out == 0
         assert not any(self.faults.counts().values()), "nothing had to be contained"
-        return body.decode()
+        return answer.body.decode()
 
 
 def check(page):

@@ -1,4 +1,4 @@
-"""Permission: who may reach a running job is decided by the kernel's word, over real sockets and with real users."""
+"""The uid that the kernel reports decides who may reach a running job: real sockets, real users."""
 
 import os
 import socket
@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.clock import SystemClock
 from pacecar.monitor.ingest.authorization import NOBODY, ROOT, Denied, Target, reachable
-from pacecar.monitor.ingest.socket_server import SocketServer
-from pacecar.monitor.ingest.unix_socket import UnixSocket
-from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Request
 from pacecar.wire import decode_frame, encode_frame
+from tests.kit.daemons import running_inbox
 
 OWNER, STRANGER = 12345, 23456
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
@@ -87,13 +84,9 @@ def folder():
 
 @pytest.fixture
 def inbox(folder):
-    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    meeting = UnixSocket(folder / "pacecar.sock")
-    inbox = SocketServer(meeting, board, SystemClock())
-    inbox.start()
-    meeting.path.chmod(0o666)  # as the system's socket is
-    yield inbox
-    inbox.close()
+    with running_inbox(folder / "pacecar.sock") as inbox:
+        (folder / "pacecar.sock").chmod(0o666)  # as the system's socket is
+        yield inbox
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Control groups of the host, seen from the daemon's container as the DaemonSet starts it: `/` is its own group."""
+"""The host's control groups as seen from the daemon's container in the DaemonSet: `/` is its own group."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """No guesser keeps another client's right password from being checked."""
 
-import base64
-import http.client
 import random
 import threading
 
@@ -17,7 +15,8 @@ from pacecar.monitor.http.security.password_queue import (
     PasswordQueue,
 )
 from pacecar.monitor.http.security.web_config import Security
-from pacecar.monitor.http.server import WebServer
+from tests.kit.net import basic, get
+from tests.kit.web import web_server
 
 
 @pytest.fixture
@@ -114,48 +113,30 @@ def test_waiting_ends_with_the_queue(clock):
 # --- with a server ----------------------------------------------------------------------------------
 
 
-def page(environ, start_response):
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "3")])
-    return [b"ok\n"]
-
-
-def ask(port, user, password):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        coded = base64.b64encode(f"{user}:{password}".encode()).decode()
-        connection.request("GET", "/", headers={"Authorization": f"Basic {coded}"})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("guessed", ["me", "nobody"])
 def test_a_right_new_password_comes_in_while_others_guess_from_the_same_address(guessed):
     stored = bcrypt.hashpw(b"right", bcrypt.gensalt(4))
-    server = WebServer("127.0.0.1", 0)
-    server.secure(Security(users={"me": stored}, verify=bcrypt.checkpw))
-    server.bind()
-    server.start(page)
     numbers, stop, said = iter(range(10**9)), threading.Event(), []
+    with web_server(security=Security(users={"me": stored}, verify=bcrypt.checkpw)) as server:
 
-    def guess():
-        while not stop.is_set():
-            said.append(ask(server.port, guessed, f"wrong {next(numbers)}"))
+        def ask(user, password):
+            return get(server.port, "/", Authorization=basic(user, password)).status
 
-    guessers = [threading.Thread(target=guess) for _ in range(4)]
-    try:
-        for thread in guessers:
-            thread.start()
-        while len(said) < GUESSES_AT_ONCE:
-            stop.wait(0.01)
-        assert ask(server.port, "me", "right") == 200
-        assert ask(server.port, "me", "right") == 200, "and is remembered"
-    finally:
-        stop.set()
-        for thread in guessers:
-            thread.join(60)
-        server.close()
+        def guess():
+            while not stop.is_set():
+                said.append(ask(guessed, f"wrong {next(numbers)}"))
+
+        guessers = [threading.Thread(target=guess) for _ in range(4)]
+        try:
+            for thread in guessers:
+                thread.start()
+            while len(said) < GUESSES_AT_ONCE:
+                stop.wait(0.01)
+            assert ask("me", "right") == 200
+            assert ask("me", "right") == 200, "and is remembered"
+        finally:
+            stop.set()
+            for thread in guessers:
+                thread.join(60)
     assert set(said) <= {401, 429}

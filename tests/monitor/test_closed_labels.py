@@ -118,14 +118,14 @@ def test_what_is_no_record_here_is_refused_with_both_versions_where_they_differ(
 def test_a_second_hello_is_the_first_again(conversation, make_hello):
     conversation.decode(encode_frame(make_hello()))
     for changed in ({"host": "fresh"}, {"device": "fresh"}, {"framework": "fresh"}, {"backend": "fresh"}):
-        with pytest.raises(FrameError, match="another hello") as refused:
+        with pytest.raises(FrameError, match="a different hello") as refused:
             conversation.decode(encode_frame(make_hello(**changed)))
         assert refused.value.refusal is Refusal.IDENTITY
 
 
 def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
     monkeypatch.setattr(metric_writer, "LINES_BYTES_MAX", 200_000)
-    pen = metric_writer.MetricWriter(pages.text_line, "")
+    pen = metric_writer.MetricWriter(pages.text_line)
     empty = [""] * (len(metric("pacecar_rank_info").labels) - 2)
     for number in range(3000):
         pen.write([Sample("pacecar_rank_info", ("x" * 250, str(number), *empty), 1)])
@@ -133,4 +133,4 @@ def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
     kept = [Sample("pacecar_host_network_up", (f"eth{number}",), 1) for number in range(10)]
     for _ in range(3):
         families = pen.write(kept)
-    assert families["pacecar_host_network_up"].count("\n") == 10
+    assert families["pacecar_host_network_up"].count(b"\n") == 10

@@ -1,4 +1,4 @@
-"""Requests: who may ask, whom a command reaches, and where the answers go."""
+"""Which users may send requests, which ranks a command reaches, and where the answers go."""
 
 import os
 import socket
@@ -6,13 +6,10 @@ import time
 
 import pytest
 
-from pacecar.clock import SystemClock
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
-from pacecar.monitor.ingest.socket_server import SocketServer
-from pacecar.monitor.ingest.unix_socket import UnixSocket
-from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Answer, Command, Ledger, Request
 from pacecar.wire import Refusal, decode_frame, encode_frame
+from tests.kit.daemons import running_inbox
 
 
 class Post:
@@ -58,7 +55,7 @@ def job(targets):
 
 
 def test_a_request_reaches_the_ranks_of_its_job_only_and_the_asker_hears_whom(post, targets, job):
-    CommandRouting(post).ask(request(job=job), asker=1, uid=1000, targets=targets, meet=meet(44))
+    CommandRouting(post).route(request(job=job), asker=1, uid=1000, targets=targets, steps_of=meet(44))
     (command,) = post.to(10)
     assert (command.action, command.at_step, command.arguments) == ("trace", 44, {"steps": 3})
     assert post.to(11) == [command]
@@ -68,31 +65,31 @@ def test_a_request_reaches_the_ranks_of_its_job_only_and_the_asker_hears_whom(po
 
 
 def test_a_job_that_claims_a_world_without_end_is_answered_like_any_other(post, make_hello):
-    """The inbox's one thread would look for its ranks for ever, and hear nobody else."""
+    """Otherwise the inbox's one thread would look for ranks for ever and serve no other connection."""
     endless = [Target(10, make_hello(world_size=10**15), 1000)]
-    CommandRouting(post).ask(request(job=endless[0].hello.job), asker=1, uid=1000, targets=endless, meet=meet(44))
+    CommandRouting(post).route(request(job=endless[0].hello.job), asker=1, uid=1000, targets=endless, steps_of=meet(44))
     (accepted,) = post.to(1)
     assert accepted.detail.endswith(
-        "not on 1, 2, 3, 4, 5, 6, 7, 8, ..., of which this daemon does not hear (another node's?)"
+        "not on 1, 2, 3, 4, 5, 6, 7, 8, ... (not connected to this daemon; on another node?)"
     )
 
 
 @pytest.mark.parametrize(("uid", "state"), [(1000, "accepted"), (0, "accepted"), (1001, "refused")])
 def test_only_the_jobs_user_and_root_may_ask(post, targets, job, uid, state):
-    CommandRouting(post).ask(request(job=job), asker=1, uid=uid, targets=targets, meet=meet(0))
+    CommandRouting(post).route(request(job=job), asker=1, uid=uid, targets=targets, steps_of=meet(0))
     assert post.to(1)[0].state == state
     assert bool(post.to(10)) == (state == "accepted")
 
 
 def test_a_job_that_is_not_there_and_a_rank_that_does_not_read_are_said(post, targets, job):
     requests = CommandRouting(post)
-    requests.ask(request(job="nobody"), asker=1, uid=0, targets=targets, meet=meet(0))
+    requests.route(request(job="nobody"), asker=1, uid=0, targets=targets, steps_of=meet(0))
     assert "no rank of a job 'nobody'" in post.to(1)[0].detail
     post.deaf = {10}
-    requests.ask(request(job=job), asker=2, uid=0, targets=targets, meet=meet(0))
+    requests.route(request(job=job), asker=2, uid=0, targets=targets, steps_of=meet(0))
     assert post.to(2)[0].ranks == (1,)
     post.deaf = {10, 11}
-    requests.ask(request(job=job), asker=3, uid=0, targets=targets, meet=meet(0))
+    requests.route(request(job=job), asker=3, uid=0, targets=targets, steps_of=meet(0))
     assert post.to(3)[0].state == "refused"
 
 
@@ -102,27 +99,27 @@ def answer_to(command, job, rank=0):
 
 def test_an_answer_goes_to_whoever_asked_with_his_own_number(post, targets, job):
     requests = CommandRouting(post)
-    requests.ask(request(job=job, serial=7), asker=1, uid=0, targets=targets, meet=meet(0))
-    requests.ask(request(job=job, serial=9), asker=2, uid=0, targets=targets, meet=meet(0))
+    requests.route(request(job=job, serial=7), asker=1, uid=0, targets=targets, steps_of=meet(0))
+    requests.route(request(job=job, serial=9), asker=2, uid=0, targets=targets, steps_of=meet(0))
     first, second = post.to(10)
-    requests.answered(answer_to(second, job), connection=10)
+    requests.forward(answer_to(second, job), connection=10)
     assert [a.number for a in post.to(2)] == [9, 9]
     assert [a.number for a in post.to(1)] == [7]
-    requests.answered(answer_to(first, "other"), connection=10)  # a rank of another job that guesses numbers
+    requests.forward(answer_to(first, "other"), connection=10)  # a rank of another job that guesses numbers
     assert len(post.to(1)) == 1
 
 
 def test_what_an_asker_wanted_is_forgotten_when_he_hangs_up_or_too_many_ask(post, targets, job):
     requests = CommandRouting(post)
-    requests.ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(0))
-    requests.left(1)
-    requests.answered(answer_to(post.to(10)[0], job), connection=10)
+    requests.route(request(job=job), asker=1, uid=0, targets=targets, steps_of=meet(0))
+    requests.forget(1)
+    requests.forward(answer_to(post.to(10)[0], job), connection=10)
     assert len(post.to(1)) == 1
     for asker in range(100, 100 + REQUESTS_MAX + 1):
-        requests.ask(request(job=job), asker=asker, uid=0, targets=targets, meet=meet(0))
+        requests.route(request(job=job), asker=asker, uid=0, targets=targets, steps_of=meet(0))
     oldest, *_, newest = post.to(10)[1:]
-    requests.answered(answer_to(oldest, job), connection=10)
-    requests.answered(answer_to(newest, job), connection=10)
+    requests.forward(answer_to(oldest, job), connection=10)
+    requests.forward(answer_to(newest, job), connection=10)
     said = [answer.state for answer in post.to(100)]
     assert said[0] == "accepted"
     assert set(said[1:]) == {"refused"}, "it made room for the newest, and is told so"
@@ -132,10 +129,10 @@ def test_what_an_asker_wanted_is_forgotten_when_he_hangs_up_or_too_many_ask(post
 
 def test_a_rank_that_goes_away_is_answered_for_and_one_that_had_answered_is_not(post, targets, job):
     requests = CommandRouting(post)
-    requests.ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(44))
-    requests.answered(answer_to(post.to(10)[0], job), connection=10)
-    requests.left(10)
-    requests.left(11)
+    requests.route(request(job=job), asker=1, uid=0, targets=targets, steps_of=meet(44))
+    requests.forward(answer_to(post.to(10)[0], job), connection=10)
+    requests.forget(10)
+    requests.forget(11)
     _, done, gone = post.to(1)
     assert (done.rank, done.state) == (0, "done")
     assert (gone.rank, gone.state, gone.number) == (1, "refused", 7)
@@ -144,7 +141,7 @@ def test_a_rank_that_goes_away_is_answered_for_and_one_that_had_answered_is_not(
 
 def test_two_jobs_of_one_name_are_told_apart_by_nobody(post, make_hello, job):
     twins = [Target(10, make_hello(pid=111), 1000), Target(11, make_hello(pid=222), 1000)]
-    CommandRouting(post).ask(request(job=job), asker=1, uid=1000, targets=twins, meet=meet(44))
+    CommandRouting(post).route(request(job=job), asker=1, uid=1000, targets=twins, steps_of=meet(44))
     (answer,) = post.to(1)
     assert answer.state == "refused"
     assert "several jobs are called" in answer.detail
@@ -155,9 +152,9 @@ def test_two_jobs_of_one_name_are_told_apart_by_nobody(post, make_hello, job):
 def test_a_wrong_name_is_answered_with_the_names_that_the_asker_may_know(post, targets, make_hello):
     targets = [*targets, Target(30, make_hello(job="theirs"), 2000)]
     requests = CommandRouting(post)
-    requests.ask(request(job="runn-7"), asker=1, uid=1000, targets=targets, meet=meet(0))
-    requests.ask(request(job="runn-7"), asker=2, uid=0, targets=targets, meet=meet(0))
-    requests.ask(request(job="runn-7"), asker=3, uid=3000, targets=targets, meet=meet(0))
+    requests.route(request(job="runn-7"), asker=1, uid=1000, targets=targets, steps_of=meet(0))
+    requests.route(request(job="runn-7"), asker=2, uid=0, targets=targets, steps_of=meet(0))
+    requests.route(request(job="runn-7"), asker=3, uid=3000, targets=targets, steps_of=meet(0))
     assert post.to(1)[0].detail.endswith("there are 'other', 'run-7'")
     assert post.to(2)[0].detail.endswith("there are 'other', 'run-7', 'theirs'")
     assert post.to(3)[0].detail.endswith("no job of yours is")
@@ -165,11 +162,11 @@ def test_a_wrong_name_is_answered_with_the_names_that_the_asker_may_know(post, t
 
 def test_the_ranks_that_the_daemon_does_not_hear_are_named_and_when_it_begins(post, make_hello, job):
     here = [Target(10 + rank, make_hello(rank=rank, world_size=4), 1000) for rank in (0, 2)]
-    CommandRouting(post).ask(request(job=job), asker=1, uid=1000, targets=here, meet=meet(44))
+    CommandRouting(post).route(request(job=job), asker=1, uid=1000, targets=here, steps_of=meet(44))
     (accepted,) = post.to(1)
     assert accepted.detail == (
-        "trace from step 44, in about 0.5 s, on 2 of 4 ranks: not on 1, 3, of which this daemon does not hear"
-        " (another node's?)"
+        "trace from step 44, in about 0.5 s, on 2 of 4 ranks: not on 1, 3 (not connected to this daemon;"
+        " on another node?)"
     )
     assert (accepted.expected_ns, accepted.pace_ns) == (500_000_000, 50_000_000)
 
@@ -178,8 +175,12 @@ def test_the_asker_may_name_a_step_that_lies_far_enough_ahead(post, targets, job
     """So that the daemons of several nodes can be asked for the same steps."""
     requests = CommandRouting(post)
     for asker, at_step in ((1, 44), (2, 1000), (3, 43), (4, -1), (5, "soon")):
-        requests.ask(
-            request(job=job, arguments={"at_step": at_step}), asker=asker, uid=0, targets=targets, meet=meet(44)
+        requests.route(
+            request(job=job, arguments={"at_step": at_step}),
+            asker=asker,
+            uid=0,
+            targets=targets,
+            steps_of=meet(44),
         )
     assert [post.to(asker)[0].state for asker in (1, 2, 3, 4, 5)] == ["accepted"] * 2 + ["refused"] * 3
     assert [command.at_step for command in post.to(10)] == [44, 1000]
@@ -187,18 +188,15 @@ def test_the_asker_may_name_a_step_that_lies_far_enough_ahead(post, targets, job
 
 
 def test_a_job_of_which_nothing_is_known_begins_when_it_hears(post, targets, job):
-    CommandRouting(post).ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(0))
+    CommandRouting(post).route(request(job=job), asker=1, uid=0, targets=targets, steps_of=meet(0))
     assert post.to(10)[0].at_step == 0
     assert "perhaps not at the same step" in post.to(1)[0].detail
 
 
 @pytest.fixture
 def inbox(tmp_path):
-    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = SocketServer(UnixSocket(tmp_path / "pacecar.sock"), board, SystemClock())
-    inbox.start()
-    yield inbox
-    inbox.close()
+    with running_inbox(tmp_path / "pacecar.sock") as inbox:
+        yield inbox
 
 
 def connect(tmp_path):

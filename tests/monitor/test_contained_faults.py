@@ -1,39 +1,26 @@
-"""A bug costs one job, one collector or one step of a tick its part: it is counted, logged once, and nothing else."""
+"""A bug loses one job, collector or step of a tick: it is counted and logged once, and nothing else is lost."""
 
 import json
 import logging
 import os
 import threading
-import urllib.error
-import urllib.request
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.config import DaemonConfig
-from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.fault_containment import ContainedPart, FaultContainment
-from pacecar.monitor.watched_threads import LOOKS, RESTARTS_MAX, ThreadWatch, Verdicts, WatchedThread
+from pacecar.monitor.watched_threads import CHECKS, RESTARTS_MAX, StallConfirmation, ThreadWatch, WatchedThread
 from pacecar.records import Ok, Sample, Vitals
+from tests.kit.daemons import running_daemon
+from tests.kit.net import get, scraped
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
 
-def get(port, path):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def samples(port):
-    status, page = get(port, "/metrics")
-    assert status == 200, page
-    return {(s.name, *sorted(s.labels.items())): s.value for f in parse(page) for s in f.samples}
+    return {(s.name, *sorted(s.labels.items())): s.value for s in scraped(port)}
 
 
 def of_job(found, job):
@@ -42,19 +29,8 @@ def of_job(found, job):
 
 @pytest.fixture
 def start(tmp_path):
-    started = []
-
-    def run(*collectors):
-        config = DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.1, recordings=str(tmp_path / "r"))
-        daemon = Daemon(config, collectors=collectors)
-        started.append(daemon)
-        daemon.start()
-        until(daemon.is_healthy, "the first tick")
-        return daemon
-
-    yield run
-    for daemon in started:
-        daemon.close()
+    with ExitStack() as stack:
+        yield lambda *collectors: stack.enter_context(running_daemon(tmp_path, collectors))
 
 
 @pytest.mark.slow
@@ -80,17 +56,17 @@ def test_a_job_that_cannot_be_turned_into_samples_costs_itself_alone(
     found = samples(daemon.port)
     assert of_job(found, "good") == full
     assert "pacecar_job_step" not in of_job(found, "bad")
-    status, document = get(daemon.port, "/api/snapshot")
+    status, _, document = get(daemon.port, "/api/snapshot")
     assert (status, [job["job"] for job in json.loads(document)["jobs"]]) == (200, ["good"])
     ticks = ("pacecar_daemon_ticks_total",)
     until(lambda: samples(daemon.port)[ticks] >= found[ticks] + 3, "it ticks on")
-    assert get(daemon.port, "/-/healthy")[0] == 200
+    assert get(daemon.port, "/-/healthy").status == 200
     places = [record for record in caplog.records if "job 'bad'" in record.getMessage()]
     assert 1 <= len(places) <= 2, "once for each place in the code, however often it is met"
 
 
 class Odd:
-    """A collector whose samples cannot be written, or that raises what no collector should."""
+    """A collector whose samples cannot be written, or that raises."""
 
     name = "odd"
 
@@ -135,7 +111,7 @@ def test_a_part_of_the_daemon_whose_samples_raise_costs_its_own_samples_alone(st
         raise ValueError("a bug")
 
     def document():
-        status, said = get(daemon.port, "/api/snapshot")
+        status, _, said = get(daemon.port, "/api/snapshot")
         assert status == 200
         return json.loads(said)["daemon"]
 
@@ -209,9 +185,9 @@ def test_a_loop_that_takes_no_turn_is_told_from_one_that_waits():
 
 
 def test_one_look_at_a_thread_without_progress_ends_nothing():
-    verdicts = Verdicts()
+    confirmation = StallConfirmation()
     for _ in range(3):  # a process that was stopped: the first look after it finds old times, the next new ones
-        assert verdicts.look(["the thread tick has made no progress for 60 s"]) is None
-        assert verdicts.look([]) is None
-    said = [verdicts.look(["x", "y"]) for _ in range(LOOKS)]
-    assert said == [None] * (LOOKS - 1) + ["x; y"]
+        assert confirmation.update(["the thread tick has made no progress for 60 s"]) is None
+        assert confirmation.update([]) is None
+    said = [confirmation.update(["x", "y"]) for _ in range(CHECKS)]
+    assert said == [None] * (CHECKS - 1) + ["x; y"]

@@ -1,12 +1,11 @@
-"""The daemon stays within its allowance, says so, and does not flap."""
+"""The daemon stays within its CPU budget, reports it, and does not flap."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.sampling.cpu_budget import UP_RATIO, CpuBudget
-from pacecar.monitor.sampling.glance_control import GlanceControl
+from pacecar.monitor.sampling.cpu_budget import UP_RATIO, CpuBudget, GlanceControl
 from tests.kit.own_samples import value_of, values_of
 
 INTERVAL_NS = 15 * NS_PER_SECOND
@@ -20,7 +19,7 @@ class Plant:
         self.cpu_ns = self.glance_ns = self.now_ns = 0
         self.changes = []
         self.tells = 1.0  # share of what glances cost that they know of
-        budget.spend(0, 0, 0)
+        budget.update(0, 0, 0)
 
     def run(self, looks):
         for _ in range(looks):
@@ -28,7 +27,7 @@ class Plant:
             self.now_ns += INTERVAL_NS
             self.cpu_ns += int(INTERVAL_NS * (self.base + glances))
             self.glance_ns += int(INTERVAL_NS * glances * self.tells)
-            self.changes.append(self.budget.spend(self.cpu_ns, self.glance_ns, self.now_ns))
+            self.changes.append(self.budget.update(self.cpu_ns, self.glance_ns, self.now_ns))
         return self.budget.rate
 
 
@@ -74,7 +73,7 @@ def test_it_settles_under_a_steady_load_at_the_highest_step_that_fits(allowed, b
 
 
 def test_costs_that_no_glance_tells_of_do_not_make_it_flap():
-    """The calls are made by other threads, so that every step up looks free and is not."""
+    """Other threads make the calls, so every step up looks free but is not."""
     plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.006)
     plant.tells = 0.0
     plant.run(500)
@@ -92,22 +91,22 @@ def test_no_glances_wanted_are_never_made():
 
 def test_it_looks_once_an_interval_only():
     budget = CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS)
-    assert budget.spend(0, 0, 0) is None
-    assert budget.spend(10**12, 0, INTERVAL_NS - 1) is None
-    assert budget.spend(0, 0, INTERVAL_NS).rate == 10.0
-    assert budget.spend(0, 0, INTERVAL_NS + NS_PER_SECOND) is None
+    assert budget.update(0, 0, 0) is None
+    assert budget.update(10**12, 0, INTERVAL_NS - 1) is None
+    assert budget.update(0, 0, INTERVAL_NS).rate == 10.0
+    assert budget.update(0, 0, INTERVAL_NS + NS_PER_SECOND) is None
 
 
 def test_another_budget_is_in_force_at_once_and_what_was_counted_stays():
     control = GlanceControl(0.05, 10.0, interval_ns=INTERVAL_NS)
     assert "pacecar_daemon_cpu_utilization_ratio" not in {s.metric for s in control.own_samples()}, "before a look"
-    control.look(0, 0, 0)
-    control.look(INTERVAL_NS // 10, 0, INTERVAL_NS)
-    assert control.rate.glances_per_second == 5.0
-    control.limit(0.05, 10.0)
-    assert control.rate.glances_per_second == 5.0, "the same limits change nothing"
-    control.limit(0.5, 10.0)
-    assert control.rate.glances_per_second == value_of(control, "pacecar_daemon_glance_frequency_hertz") == 10.0
+    control.update(0, 0, 0)
+    control.update(INTERVAL_NS // 10, 0, INTERVAL_NS)
+    assert control.rate == 5.0
+    control.set_limits(0.05, 10.0)
+    assert control.rate == 5.0, "the same limits change nothing"
+    control.set_limits(0.5, 10.0)
+    assert control.rate == value_of(control, "pacecar_daemon_glance_frequency_hertz") == 10.0
     assert value_of(control, "pacecar_daemon_cpu_budget_ratio") == 0.5
     assert value_of(control, "pacecar_daemon_cpu_utilization_ratio") == 0.1
     assert values_of(control, "pacecar_daemon_glance_changes_total") == {"down": 1, "up": 0}

@@ -1,17 +1,14 @@
-"""A real daemon and another real user who says impossible things; and a daemon of which a thread stops.
+"""A daemon that another user sends impossible records, and a daemon with a thread that stops.
 
-The user's frames cost him their numbers and nobody else anything.  A daemon that makes no new numbers says 503 instead
-of old ones and ends for its supervisor.
+Bad frames lose their own numbers and nothing else.  A daemon without new numbers answers 503 instead of old ones, and
+ends for its supervisor.
 """
 
-import http.client
 import json
 import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -25,6 +22,8 @@ from pacecar.monitor.service import EXIT_STALLED
 from pacecar.records import Decision, JobHello, Vitals
 from pacecar.wire import MAGIC, VERSION, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Rolled, make, mutated
+from tests.kit.daemons import DaemonProcess
+from tests.kit.net import get
 from tests.kit.records import job_hello, step_record
 from tests.kit.waiting import until
 
@@ -53,51 +52,21 @@ main()
 """
 
 
-class Process:
+class Process(DaemonProcess):
     """The daemon's command; `what` says what its tick does once `flag` is there."""
 
     def __init__(self, folder, *, what="works", period_seconds=0.25):
-        self.path, self.flag, self.log = folder / "s", folder / "flag", folder / "log"
-        file = folder / "pacecar.toml"
-        file.write_text(
-            f'[daemon]\nport = 0\nsocket = "{self.path}"\nsocket_mode = "666"\nperiod_seconds = {period_seconds}\n'
+        self.flag = folder / "flag"
+        text = (
+            f'[daemon]\nport = 0\nsocket = "{folder / "s"}"\nsocket_mode = "666"\nperiod_seconds = {period_seconds}\n'
             f'disable = ["gpu"]\nrecordings = "{folder / "r"}"\n'
         )
-        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        manager.bind(str(folder / "n"))
-        manager.settimeout(120)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", DAEMON, what, str(self.flag), "daemon", "--config", str(file)],
-                stderr=log, cwd=ROOT, env=environ | {"NOTIFY_SOCKET": str(folder / "n")},
-            )  # fmt: skip
-        while not (said := manager.recv(4096).decode()).startswith("READY=1"):
-            pass
-        manager.close()
-        self.port = int(said.rpartition(":")[2])
+        super().__init__(folder, text, command=["-c", DAEMON, what, str(self.flag)])
+        self.told("READY=1")
 
     def ask(self, path, method="GET"):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path)
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read().decode()
-        finally:
-            connection.close()
-
-    def samples(self):
-        status, _, page = self.ask("/metrics")
-        assert status == 200, page
-        return [s for family in parse(page) for s in family.samples]
-
-    def value(self, name, **labels):
-        found = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
-        return found[0] if found else None
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
+        answer = get(self.port, path, method)
+        return answer.status, answer.headers, answer.text
 
 
 @pytest.fixture
@@ -117,7 +86,7 @@ def start():
 
 
 def as_stranger(path, frames, *, job="stranger"):
-    """Have another user say a hello and `frames`; return when all are sent, and he has gone."""
+    """Let another user send a hello and `frames`, and disconnect."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -183,7 +152,7 @@ def test_what_another_user_says_costs_nobody_else_anything(start, hooks):
     ]
     before = daemon.value("pacecar_daemon_ticks_total")
     as_stranger(daemon.path, list(map(encode_frame, IMPOSSIBLE)))
-    until(lambda: daemon.value("pacecar_inbox_connections") == 1)  # all that he said was read
+    until(lambda: daemon.value("pacecar_inbox_connections") == 1)  # all its frames were read
     assert daemon.value("pacecar_job_mfu_ratio", training_job="stranger") is None
     as_stranger(daemon.path, odd)
     until(lambda: daemon.value("pacecar_inbox_connections") == 1)
@@ -202,7 +171,7 @@ def test_what_another_user_says_costs_nobody_else_anything(start, hooks):
 
 
 def test_an_impossible_record_that_is_the_last_word_of_its_job_costs_nobody_the_page(start, hooks):
-    """Each by a job of its own: after another record of its kind nobody would see what it does."""
+    """Each from its own job: a later record of the same kind would hide its effect."""
     daemon = start()
     honest = hooks(daemon.path)
     honest.say(job_hello(job="honest", pid=os.getpid()), step_record(job="honest", total_steps=7))
@@ -242,7 +211,7 @@ def test_a_tick_that_hangs_is_503_within_three_periods_and_the_end_of_the_proces
     assert daemon.process.wait(120) == EXIT_STALLED
     log = daemon.log.read_text()
     assert "the thread tick has made no progress" in log
-    assert log.count("for its supervisor to start anew") == 1
+    assert log.count("so that its supervisor restarts it") == 1
 
 
 def test_a_thread_that_cannot_go_on_ends_the_process(start):

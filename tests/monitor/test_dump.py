@@ -1,40 +1,33 @@
-"""`pacecar dump` against a running daemon: who may, what is in the file, and how a damaged one is shown."""
+"""`pacecar dump` against a running daemon: permission, contents of the file, and damaged files."""
 
 import json
 import os
 import time
+from contextlib import ExitStack
 
 import pytest
 from click.testing import CliRunner
 
 from pacecar.commands.daemon_client import converse
 from pacecar.commands.main import cli
-from pacecar.config import ConfigError, DaemonConfig, default_recordings, load_config
+from pacecar.config import ConfigError, default_recordings, load_config
 from pacecar.monitor.catalog_sample import sample
-from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.ingest import socket_server as inboxes
 from pacecar.monitor.ingest.authorization import NOBODY, may_dump
 from pacecar.monitor.recorder import recorder as recorders
 from pacecar.records import DumpRequest, Ok
 from pacecar.records.recording import read_recording
 from pacecar.wire import Refusal
+from tests.kit.daemons import running_daemon
 from tests.kit.own_samples import value_of
+from tests.kit.waiting import until
 from tests.monitor.testimony import everything
 
 
 @pytest.fixture
 def daemon(tmp_path, steady):
-    made = []
-
-    def start(**changes):
-        given = {"port": 0, "socket": str(tmp_path / "s"), "period_seconds": 0.1, "recordings": str(tmp_path / "rec")}
-        made.append(Daemon(DaemonConfig(**(given | changes)), collectors=[steady()]))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(running_daemon(tmp_path, [steady()], **changes))
 
 
 def run(*arguments):
@@ -61,7 +54,7 @@ def test_a_dump_holds_the_job_and_the_ticks(daemon, tmp_path, hooks, make_hello,
     shown = run("--show", path)
     assert shown.exit_code == 0
     assert "request: uid" in shown.output
-    assert "run-7: 1 ranks on the board; " in shown.output
+    assert "run-7: 1 ranks; " in shown.output
     facts = json.loads(run("--show", path, "--json").output)
     assert facts["series"] == 1
     assert facts["records_of_jobs"]["run-7"]["StepRecord"] == 1
@@ -127,7 +120,7 @@ def test_a_hook_and_an_endless_note_are_refused(daemon, hooks, make_hello):
 
 
 def test_as_two_real_users(daemon, tmp_path):
-    """Root makes the socket reachable for all; nobody but root and the daemon's user gets a recording."""
+    """The socket is reachable for all, but only root and the daemon's user get a recording."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     running = daemon()
@@ -169,22 +162,10 @@ class FallingGpu:
 def test_an_xid_under_a_running_daemon_leaves_a_file_with_ticks_and_glances(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "AFTER_SECONDS", 0.5)
     gpu = FallingGpu()
-    config = DaemonConfig(
-        port=0, socket=str(tmp_path / "s"), period_seconds=0.1, jitter_ratio=0.0, recordings=str(tmp_path / "rec")
-    )
-    running = Daemon(config, collectors=[gpu])
-    running.start()
-    try:
-        limit = time.monotonic() + 20
-        while value_of(running._recorder, "pacecar_recorder_entries_total") < 20:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+    with running_daemon(tmp_path, [gpu]) as running:
+        until(lambda: value_of(running._recorder, "pacecar_recorder_entries_total") >= 20, "ticks and glances")
         gpu.xids = 1
-        while value_of(running._recorder, "pacecar_recorder_files_total") < 1:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
-    finally:
-        running.close()
+        until(lambda: value_of(running._recorder, "pacecar_recorder_files_total") >= 1, "the file")
     (path,) = (tmp_path / "rec").glob("*-xid.recording")
     read = read_recording(path)
     assert [trigger.detail for trigger in read.header.triggers] == ["Xid 79 of GPU 0"]

@@ -5,7 +5,7 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.jobs.job_energy import MIN_SECONDS, SPAN_SECONDS, JobEnergies
-from pacecar.monitor.jobs.job_table import JobView, RankView
+from pacecar.monitor.jobs.tracked_job import JobView, RankView
 from pacecar.records import Ok, Sample, Snapshot
 
 
@@ -13,7 +13,7 @@ def snapshot(second, energies):
     samples = []
     for gpu, energy in energies.items():
         samples += [
-            Sample("pacecar_gpu_info", (gpu, f"GPU-{gpu}", *[""] * 7), 1),
+            Sample("pacecar_gpu_info", (gpu, f"GPU-{gpu}", *[""] * 6, "off"), 1),
             Sample("pacecar_gpu_energy_joules_total", (gpu,), energy),
         ]
     return Snapshot(second, second * NS_PER_SECOND, 0, 0, {"gpu": Ok(tuple(samples))}, {"gpu": 1})
@@ -35,8 +35,7 @@ def view(make_hello, make_step):
             for rank, (gpu, steps, samples) in ranks.items()
         ]  # fmt: skip
         return JobView(
-            job=job, launch="", uid=1, ranks=tuple(views), tuner=None, decisions=(), verdicts=(), decision_tallies=(),
-            verdict_tallies=(), expected_gain={}, measured_gain={},
+            job=job, launch="", uid=1, ranks=tuple(views)
         )  # fmt: skip
 
     return make

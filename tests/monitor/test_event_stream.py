@@ -1,4 +1,4 @@
-"""Frames reach every viewer, and no viewer holds up another, the daemon or its memory."""
+"""Frames reach every viewer, and no viewer delays another, blocks the daemon or fills its memory."""
 
 import socket
 import time

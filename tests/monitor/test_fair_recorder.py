@@ -35,10 +35,11 @@ def test_a_flood_of_one_users_records_flushes_neither_ticks_nor_anothers_records
     tapes = UserBuffers(window_ns=600 * NS_PER_SECOND, bytes_max=2_000_000)
     for second in range(120):
         at_ns = second * NS_PER_SECOND
-        tapes.tick(snapshot(second), at_ns)
-        tapes.record(VICTIM, record("victim", f"step {second}"), at_ns)
+        tapes.host.tick(snapshot(second), at_ns)
+        tapes.of_user(VICTIM).record(record("victim", f"step {second}"), at_ns)
         for number in range(20):
-            tapes.record(ATTACKER, record("attacker", os.urandom(2000).hex()), at_ns + number)
+            tapes.of_user(ATTACKER).record(record("attacker", os.urandom(2000).hex()), at_ns + number)
+            tapes.fit()
     assert tapes.memory_bytes <= 2_000_000
     assert tapes.dropped > 0
     recording = read(tapes, tmp_path, 120 * NS_PER_SECOND)
@@ -51,8 +52,8 @@ def test_a_flood_of_one_users_records_flushes_neither_ticks_nor_anothers_records
 def test_users_who_say_nothing_any_more_take_nothing():
     tapes = UserBuffers(window_ns=60 * NS_PER_SECOND, bytes_max=10**6)
     for uid in range(100):
-        tapes.record(uid, record("j", "r"), 1)
-        tapes.event_of(uid, RecordingEvent(1, "trigger hang", "x"))
+        tapes.of_user(uid).record(record("j", "r"), 1)
+        tapes.of_user(uid).event(RecordingEvent(1, "trigger hang", "x"))
     assert (tapes.entries, len(tapes._users)) == (200, 100)
     tapes.expire(50 * NS_PER_SECOND)
     assert len(tapes._users) == 100

@@ -1,4 +1,4 @@
-"""Bounds of the board are shared out among users: nobody is kept below an equal share, whatever another holds."""
+"""Users share the bounds of the job table: no user is kept below an equal share, whatever another holds."""
 
 import pytest
 from hypothesis import given
@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from pacecar.clock import FakeClock
 from pacecar.monitor.fair_share import yielding_holder
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
-from pacecar.monitor.jobs.evictions import JOB_BYTES_MAX, RANK_BYTES_MAX
-from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
 from pacecar.monitor.jobs.state import DaemonState
+from pacecar.monitor.jobs.tracked_job import JOB_BYTES_MAX, RANK_BYTES_MAX, REASON_CHARACTERS_MAX
 from pacecar.records import Decision, Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
 from tests.kit.own_samples import values_of
@@ -67,7 +66,7 @@ def test_names_of_jobs_that_one_user_took_make_room_for_another_up_to_half(board
     assert come(ATTACKER, "a8") == "job 'a8' is beyond jobs_max = 8, and uid 1000 has 8 of them"
     for number in range(4):
         (said,) = come(VICTIM, f"v{number}")
-        assert said.startswith(f"job 'a{7 - number}' of uid 1000 made room on the board for uid 1001: the youngest")
+        assert said.startswith(f"job 'a{7 - number}' of uid 1000 made room for uid 1001: the youngest")
     assert names(board) == {f"a{n}" for n in range(4)} | {f"v{n}" for n in range(4)}
     assert "has 4 of them" in come(VICTIM, "v4")
     assert "has 4 of them" in come(ATTACKER, "a4"), "and it does not take them back"
@@ -170,7 +169,7 @@ def test_what_is_kept_of_a_rank_and_of_a_job_is_bounded_in_bytes(board, make_hel
         )  # fmt: skip
     (job,) = board.jobs()
     assert {len(decision.reason) for decision in job.decisions} == {REASON_CHARACTERS_MAX}
-    assert {len(late.evidence) for late in job.crew.stragglers} == {400}
+    assert {len(late.evidence) for late in job.health.stragglers} == {400}
 
 
 def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
@@ -181,17 +180,17 @@ def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
         job = f"j{uid}"
         targets = [Target(uid, make_hello(job=job), uid)]
         asked = Request(serial=serial, job=job, action="tune")
-        requests.ask(asked, asker=asker, uid=uid, targets=targets, meet=lambda _: RankSteps())
+        requests.route(asked, asker=asker, uid=uid, targets=targets, steps_of=lambda _: RankSteps())
 
     ask(VICTIM, 1, 1)
     for serial in range(3 * REQUESTS_MAX):
         ask(ATTACKER, 2, serial)
     assert [message.state for connection, message in sent if connection == 1] == ["accepted"]
-    assert len(requests._out) == REQUESTS_MAX
+    assert len(requests._pending) == REQUESTS_MAX
     assert requests.displaced == 2 * REQUESTS_MAX + 1
     for serial in range(2, 20):
         ask(VICTIM, 1, serial)
-    assert sum(out.uid == VICTIM for out in requests._out.values()) == 19
+    assert sum(out.uid == VICTIM for out in requests._pending.values()) == 19
 
 
 def test_time_gives_back_what_a_flood_used_up():

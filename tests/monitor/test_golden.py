@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Ok
+from tests.kit.net import scrape
 from tests.monitor.testimony import everything
 
 LAUNCH = "3f2a9c01d4e5b678"
@@ -140,8 +140,7 @@ def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, mak
         due = ("pacecar_job_hangs_total", "pacecar_cgroup", "pacecar_recorder_files_bytes", "collector_outcome{")
         while not all(name in page for name in due):
             assert time.monotonic() < limit, "the tick and the job's last record"
-            with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
-                page = steady(answer.read().decode())
+            page = steady(scrape(daemon.port))
     finally:
         daemon.close()
     if os.environ.get("PACECAR_GOLDEN") == "write":

@@ -1,4 +1,4 @@
-"""Counters of the driver that wrap, go backwards and start again, and what may be derived from them."""
+"""Driver counters that wrap, fall and restart, and what is derived from them."""
 
 import pytest
 from hypothesis import given
@@ -119,7 +119,7 @@ def test_no_sample_stands_for_more_than_a_bounded_time():
 
 
 def disbelieved(seconds, is_held, counted, gap=1):
-    """Return after which second the driver's count of heat is not believed; None: it is believed to the end."""
+    """Return the second after which the driver's count is disbelieved; None if it never is."""
     events, heat = ClockEvents("0"), 0x20
     for second in range(0, seconds + 1, gap):
         mask = heat if is_held(second) else 0
@@ -181,9 +181,9 @@ READINGS = st.lists(
     st.sampled_from([0.25e9, 16e9, 31.5e9, 63e9, 121e9]),
 )
 def test_a_counter_of_a_link_says_what_was_moved_or_nothing(first, readings, rate):
-    """Between any two readings without a gap the totals differ by exactly the bytes that the link moved.
+    """Between readings without a gap the totals differ by exactly the bytes that the link moved.
 
-    The driver reads the counter some time after it was asked, and some time before its answer is looked at.
+    The driver reads the counter some time after the request, and some time before its answer arrives.
     """
     counter, moved, now, asked = LinkCounter(), first, 7, 7
     assert counter.update(first, now, now, rate) is None, "nobody knows yet how many bits it has"

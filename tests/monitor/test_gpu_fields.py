@@ -1,4 +1,4 @@
-"""A field whose answer is that of the tick before costs nothing, and is otherwise read like any other."""
+"""A field with an unchanged answer costs nothing, and is otherwise read like any other."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ NAMES = {FAST: "pacecar_gpu_memory_temperature_celsius", SLOW: "pacecar_gpu_reti
 
 
 class Answers:
-    """An NVML that answers fields from a dict by number, with scope where it is of a link."""
+    """An NVML that answers fields from a dict, by number, and with the scope for those of a link."""
 
     def __init__(self, answers):
         self.answers, self.error, self.asked = answers, None, Counter()
@@ -108,7 +108,7 @@ def test_traffic_is_summed_over_links_while_each_of_them_answers(read, nvml):
 
 
 def test_what_was_read_slowly_is_missing_while_the_call_for_all_fields_fails(read, nvml):
-    """It was served on for as long as the call failed: ECC errors, remapped rows and link states of long ago."""
+    """Old ECC errors, remapped rows and link states were once served while the call failed."""
     nvml.answers[165, 0] = FieldValue(1, 32)
     before = read(probe=True)
     assert of(SLOW, "single_bit") in before
@@ -154,7 +154,7 @@ def test_all_fields_may_be_refused_at_the_probe_and_come_back(read, nvml):
 
 
 def test_a_refused_field_is_not_asked_while_another_gives_its_series(read, nvml):
-    """NVLink 5 counts bytes by other fields than those before; one that answers both would be counted twice."""
+    """NVLink 5 counts bytes in other fields; a GPU that answers both would be counted twice."""
     nvml.answers[138, 0] = FieldValue(10, 64)
     nvml.answers[202, 0] = UnsupportedError("not yet", 3)
     series = ("pacecar_gpu_nvlink_link_transmit_bytes_total", "0", "0")

@@ -1,22 +1,23 @@
-"""What is asked in which tick: bounded calls, nobody starves."""
+"""Which queries run in a tick: bounded calls, and every query gets its turn."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.queries.queries import NEVER, NvmlQuery, Processes, gpu_questions
+from pacecar.monitor.gpu.queries.queries import NEVER, NvmlQuery, Processes, gpu_queries
 from pacecar.monitor.gpu.queries.query_schedule import QuerySchedule, ScheduledQuery
 from pacecar.monitor.gpu.queries.refusals import FAILURES_MAX, REFUSALS_MAX, RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX
+from pacecar.records import Sample
 
 SECOND = 1_000_000_000
 BUDGET = 11
 
 
-def question(name, calls=1, stale=0):
+def query(name, calls=1, stale=0):
     return NvmlQuery(name, calls, stale, lambda nvml, handle: ())
 
 
 def names(asked):
-    return [each.question.name for each in asked]
+    return [each.query.name for each in asked]
 
 
 def tick(schedule, now, calls=BUDGET):
@@ -26,8 +27,8 @@ def tick(schedule, now, calls=BUDGET):
     return due
 
 
-def test_the_questions_of_every_tick_and_then_the_longest_overdue():
-    schedule = QuerySchedule([question("a"), question("slow", stale=10), question("slower", stale=20)])
+def test_the_queries_of_every_tick_and_then_the_longest_overdue():
+    schedule = QuerySchedule([query("a"), query("slow", stale=10), query("slower", stale=20)])
     assert names(tick(schedule, 0, None)) == ["a", "slow", "slower"]
     assert names(tick(schedule, 5)) == ["a"]
     assert names(tick(schedule, 30, 2)) == ["a", "slow"]
@@ -35,33 +36,33 @@ def test_the_questions_of_every_tick_and_then_the_longest_overdue():
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 20)), max_size=60), st.integers(0, 9))
-def test_no_tick_is_over_its_calls_and_every_question_is_asked_again(slow, fast):
+def test_no_tick_is_over_its_calls_and_every_query_is_asked_again(slow, fast):
     schedule = QuerySchedule(
         [
-            *(question(f"f{n}") for n in range(fast)),
-            *(question(f"s{n}", c, t * SECOND) for n, (c, t) in enumerate(slow)),
+            *(query(f"f{n}") for n in range(fast)),
+            *(query(f"s{n}", c, t * SECOND) for n, (c, t) in enumerate(slow)),
         ]
     )
     tick(schedule, 0, None)
     seen = set()
     for second in range(1, 2 * 60 + 22):
         due = tick(schedule, second * SECOND)
-        assert sum(asked.question.calls for asked in due) <= BUDGET
+        assert sum(asked.query.calls for asked in due) <= BUDGET
         seen.update(names(due))
     assert seen == {f"f{n}" for n in range(fast)} | {f"s{n}" for n in range(len(slow))}
 
 
 def test_what_is_asked_of_a_gpu_leaves_two_calls_for_the_longest_overdue():
-    """The longest overdue blocks those behind it, so each slow question must fit into the tick of the fullest GPU."""
-    fast = sum(each.calls for each in gpu_questions("0") if each.stale_ns == 0)
+    """The longest overdue query blocks those behind it, so each slow one must fit into the fullest GPU's tick."""
+    fast = sum(each.calls for each in gpu_queries("0") if each.stale_ns == 0)
     fullest = fast + 1 + 1 + 2 + 1  # fields, clock events, performance monitor, energy without a field
     assert fullest + 2 <= 12
-    slow = [each for each in [*gpu_questions("0"), *Processes("0").questions()] if 0 < each.stale_ns < NEVER]
+    slow = [each for each in [*gpu_queries("0"), *Processes("0").queries()] if 0 < each.stale_ns < NEVER]
     assert max(each.calls for each in slow) <= 2
 
 
 def waits(note, asked, attempts):
-    """Return after how many seconds the query is due again, for each attempt in a row."""
+    """Return the seconds until the query is due again, for each attempt in a row."""
     found, now = [], 0
     for _ in range(attempts):
         note(asked, now)
@@ -70,8 +71,8 @@ def waits(note, asked, attempts):
     return found
 
 
-def test_a_refused_question_is_asked_for_ever_and_ever_less_often():
-    schedule = QuerySchedule([question("a")])
+def test_a_refused_query_is_asked_for_ever_and_ever_less_often():
+    schedule = QuerySchedule([query("a")])
     [asked] = schedule.due(0, BUDGET)
     assert waits(ScheduledQuery.refused, asked, 12) == [*(10 << n for n in range(9)), *[RETRY_SECONDS_MAX] * 3]
     assert schedule.due(asked.due_ns - 1, BUDGET) == []
@@ -79,7 +80,7 @@ def test_a_refused_question_is_asked_for_ever_and_ever_less_often():
 
 
 def test_one_that_was_answered_is_asked_at_its_rate_for_some_refusals_and_one_answer_forgives_them():
-    schedule = QuerySchedule([question("a")])
+    schedule = QuerySchedule([query("a")])
     [asked] = schedule.due(0, BUDGET)
     for _ in range(2):
         asked.answered((), 0)
@@ -92,7 +93,7 @@ def test_one_that_was_answered_is_asked_at_its_rate_for_some_refusals_and_one_an
 
 
 def test_one_that_only_ever_failed_is_asked_less_often_and_one_that_was_answered_is_not():
-    schedule = QuerySchedule([question("a", stale=SECOND)])
+    schedule = QuerySchedule([query("a", stale=SECOND)])
     [asked] = schedule.due(0, BUDGET)
     assert waits(ScheduledQuery.failed, asked, FAILURES_MAX)[-2:] == [1, RETRY_SECONDS_FIRST]
     assert schedule.refused() == (1, 0)
@@ -100,8 +101,8 @@ def test_one_that_only_ever_failed_is_asked_less_often_and_one_that_was_answered
     assert waits(ScheduledQuery.failed, asked, 2 * FAILURES_MAX)[-1] == 1
 
 
-def test_a_refused_question_of_every_tick_takes_its_turn_among_the_slow_ones():
-    schedule = QuerySchedule([question("a"), question("b"), question("slow", stale=SECOND)])
+def test_a_refused_query_of_every_tick_takes_its_turn_among_the_slow_ones():
+    schedule = QuerySchedule([query("a"), query("b"), query("slow", stale=SECOND)])
     first = schedule.due(0, BUDGET)
     for asked in first[1:]:
         asked.answered((), 0)
@@ -110,3 +111,13 @@ def test_a_refused_question_of_every_tick_takes_its_turn_among_the_slow_ones():
     assert names(schedule.due(RETRY_SECONDS_FIRST * SECOND, 2)) == ["b", "slow"]
     first[2].answered((), RETRY_SECONDS_FIRST * SECOND)
     assert names(schedule.due(RETRY_SECONDS_FIRST * SECOND, 2)) == ["b", "a"]
+
+
+def test_details_that_were_answered_stand_and_one_that_was_not_is_asked():
+    schedule = QuerySchedule([query("a"), query("level")._replace(is_detail=True)])
+    assert names(schedule.due(0, BUDGET, with_details=False)) == ["a", "level"]
+    for asked in schedule.due(0, BUDGET):
+        asked.answered((Sample("pacecar_gpu_up", ("0",), 0),), 0)
+    assert names(schedule.due(SECOND, BUDGET, with_details=False)) == ["a"]
+    assert schedule.detail_calls() == 1
+    assert names(schedule.due(SECOND, BUDGET)) == ["a", "level"]

@@ -1,4 +1,4 @@
-"""A slow driver is not a dead one: real delays in the stand-in's calls, a real clock, and what the daemon says."""
+"""A slow driver is not a dead one: real delays in the stand-in's calls, a real clock, and the log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from pacecar.clock import SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_FIRST, CALL_SECONDS_MAX, CALL_SECONDS_MIN, CallTimes
+from pacecar.monitor.gpu.change_log import LINES_PER_MINUTE, SETTLE_SECONDS, GpuChangeLog
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, GpuChangeLog
 from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Absent, Snapshot
 from tests.kit.waiting import until
@@ -20,13 +20,13 @@ from tests.monitor.nvml_standin.standin import GPUS
 
 SECOND = 1_000_000_000
 TICK_SECONDS = 0.1
-"""A tenth of the default, and so is the deadline: 11 calls of 5 ms miss it as 11 calls of 50 ms miss half a second."""
+"""A tenth of the default, like the deadline: 11 calls of 5 ms miss it as 11 calls of 50 ms miss half a second."""
 
 POWER = "pacecar_gpu_power_watts"
 
 
 class MonitoredHook:
-    """A collector that ticks in real time, and the triggers of a recorder that looks on."""
+    """A collector that ticks in real time, and the triggers of a recorder."""
 
     def __init__(self, folder, tick_seconds=TICK_SECONDS):
         self.collector = GpuCollector(
@@ -196,7 +196,7 @@ def test_calls_that_hang_are_found_in_the_stated_time_by_one_line_and_one_trigge
     for _ in range(5):
         assert read() == []
     assert [(trigger.kind, trigger.detail) for trigger in fired] == [
-        ("gpu_lost", "GPUs 0, 1, 2, 3, 4, 5, 6, 7 answer no more")
+        ("gpu_lost", "GPUs 0, 1, 2, 3, 4, 5, 6, 7 no longer answer")
     ]
     lines = [line for line in warnings(caplog) if "down" in line]
     assert len(lines) == 1, lines
@@ -215,7 +215,7 @@ def call(times, clock, name, seconds):
 
 
 def hang(times, clock, name):
-    """Return for how long a call of that name is in flight before it is overdue, to a tenth of a second."""
+    """Return how long a call of that name is in flight before it is overdue, to a tenth of a second."""
     found = []
 
     def wait():
@@ -261,31 +261,31 @@ def test_a_call_that_came_back_late_is_given_twice_its_time_while_it_is_among_th
 def test_what_a_call_raises_took_its_time_and_is_no_call_in_flight(clock):
     times = CallTimes(clock)
     with pytest.raises(OSError, match="refused"):
-        times.make("power", _refuse, clock)
+        times.make("power", _detach_all, clock)
     assert times.total_ns == SECOND
     assert times.overdue(clock.monotonic_ns() + 1000 * SECOND) is None
 
 
-def _refuse(clock):
+def _detach_all(clock):
     clock.advance(SECOND)
     raise OSError("refused")
 
 
 def test_changes_of_one_kind_are_one_line_and_bounded_in_a_minute(clock, caplog):
     caplog.set_level(logging.INFO)
-    news = GpuChangeLog(clock)
+    changes = GpuChangeLog(clock)
     for gpu in "0123":
-        news.tell(logging.WARNING, "slow", gpu, f"words of {gpu}")
-    news.flush()
+        changes.record(logging.WARNING, "slow", gpu, f"words of {gpu}")
+    changes.flush()
     assert caplog.text == ""
     clock.advance(int(SETTLE_SECONDS["slow"] * SECOND))
-    news.flush()
+    changes.flush()
     assert [record.getMessage() for record in caplog.records] == [
         "gpus 0, 1, 2, 3: slow: words of 0 (the first of them)"
     ]
     caplog.clear()
     for _ in range(50):
-        news.tell(logging.WARNING, "down: lost", "5", "no answer")
-        news.flush()
+        changes.record(logging.WARNING, "down: lost", "5", "no answer")
+        changes.flush()
     assert len(caplog.records) == LINES_PER_MINUTE + 1
     assert caplog.records[0].getMessage() == "gpu 5: down: lost: no answer"

@@ -1,7 +1,7 @@
-"""The stand-in driver itself, and what no test of ours may do to a driver: use it when it is shut down.
+"""The stand-in driver itself, and what no test may do to a driver: use it after its shutdown.
 
-A call that hangs is given up by the product and cannot be ended, so it returns at any later time: also when its test is
-over, and pynvml has been given the library of the next one.
+The product gives up a hung call but cannot end it, so it may return at any time: even after its test, when pynvml
+already has the library of the next one.
 """
 
 import os
@@ -36,7 +36,7 @@ for name in sys.argv[2:]:
 
 
 def child(script, *arguments):
-    """Run a script that may crash; return how it ended and what it said last."""
+    """Run a script that may crash; return its exit status, last line and stderr."""
     command = [sys.executable, "-X", "faulthandler", "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
     return done.returncode, done.stdout.splitlines()[-1:], done.stderr
@@ -44,7 +44,7 @@ def child(script, *arguments):
 
 @pytest.mark.distributed
 def test_a_driver_that_was_never_initialized_says_so_in_every_function(standin, driver_library):
-    """As the real one does; it crashed when a thread of an earlier test asked before the next test had initialized."""
+    """Like the real one.  It once crashed when a thread of an earlier test called it too soon."""
     assert len(FUNCTIONS) > 50
     code, last, complaint = child(ASK_ALL, str(driver_library / "libnvidia-ml.so.1"), *FUNCTIONS)
     assert code == 0, (last, complaint)
@@ -91,7 +91,7 @@ print(thread.is_alive(), sum(second.calls_in_all()) > 0, flush=True)
 
 @pytest.mark.distributed
 def test_a_call_that_returns_in_the_next_test_crashes_nothing(standin, driver_library, tmp_path):
-    """The thread asks the second driver, which nobody has initialized, with a handle of the first."""
+    """The thread calls the second driver, which is not initialized, with a handle of the first."""
     code, last, complaint = child(TWO_TESTS, str(driver_library / "libnvidia-ml.so.1"), str(tmp_path))
     assert (code, last) == (0, ["False True"]), complaint
 
@@ -116,7 +116,7 @@ def wait_for_a_gpu_to_be_found(standin):
 
 @pytest.mark.parametrize("plant", [wait_for_gpu, wait_for_events, wait_for_the_driver, wait_for_a_gpu_to_be_found])
 def test_wherever_a_call_hangs_the_driver_is_not_shut_down_beside_it(standin, clock, tmp_path, plant):
-    """Neither by closing nor by opening anew; a real driver frees under a shutdown what the hung call uses."""
+    """Neither by closing nor by reopening: in a shutdown a real driver frees what the hung call uses."""
     standin.page.count, standin.page.links = 2, 0
     collector = GpuCollector(PyNvml(), clock, deadline_seconds=0.05, kernel_log=str(tmp_path / "kmsg"))
     until(lambda: type(collector.collect()).__name__ == "Ok", "both GPUs answer")

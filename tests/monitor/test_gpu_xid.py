@@ -1,4 +1,4 @@
-"""Xid errors: two witnesses, each error once."""
+"""Xid errors: two sources, each error counted once."""
 
 import os
 
@@ -35,8 +35,8 @@ def test_an_error_that_both_tell_of_counts_once_and_one_that_either_tells_of_cou
 
 def test_two_bursts_of_both_witnesses_pair_up_in_any_order():
     tally = XidTally()
-    for witness in ("log", "log", "event", "event", "event", "log"):
-        tally.record(witness, "0", 31, 0)
+    for source in ("log", "log", "event", "event", "event", "log"):
+        tally.record(source, "0", 31, 0)
     assert tally.counts() == {("0", 31): 3}
 
 
@@ -48,7 +48,7 @@ def test_reports_far_apart_are_different_errors():
 
 def test_well_known_codes_are_zero_before_they_happen_and_codes_are_bounded():
     tally = XidTally()
-    tally.expect("2")
+    tally.start_at_zero("2")
     assert tally.counts() == {("2", code): 0 for code in KNOWN_XIDS}
     for code in range(1000, 1000 + 2 * CODES_MAX):
         tally.record("log", "2", code, 0)

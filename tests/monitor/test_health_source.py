@@ -1,10 +1,10 @@
-"""What ticks read of GPUs becomes one verdict each; a real daemon on stand-in GPUs with faults shows it everywhere."""
+"""Readings of GPUs become one verdict each, and a real daemon on faulty stand-in GPUs shows it everywhere."""
 
 import json
 import os
 import subprocess
 import sys
-import urllib.request
+from functools import partial
 
 import pytest
 
@@ -16,6 +16,7 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.health_source import XID_SECONDS, GpuHealthSource, health_samples
 from pacecar.monitor.gpu.nvml import PyNvml
 from pacecar.records import Ok, Sample, Snapshot
+from tests.kit.net import scrape
 from tests.kit.waiting import until
 
 S = 1_000_000_000
@@ -116,15 +117,10 @@ COUNT = 4
 
 @pytest.fixture
 def well(standin):
-    """Stand-in GPUs in good health: every number that shows a fault is 0, 0 of 0 lanes are all that there are."""
+    """Healthy stand-in GPUs: every number that would show a fault is 0."""
     standin.page.zero, standin.page.count, standin.page.links = 1, COUNT, 0
     standin.page.structures = 2  # in the newer one of the fabric a number says that it is unhealthy
     return standin
-
-
-def served(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-        return answer.read().decode()
 
 
 @pytest.fixture
@@ -137,11 +133,13 @@ def node(well, tmp_path):
     daemon.close()
 
 
+def gpus_of(node):
+    return {one["gpu"]: one for one in json.loads(scrape(node.port, "/api/snapshot"))["gpus"]}
+
+
 @pytest.mark.distributed
 def test_a_broken_gpu_is_not_ok_on_any_screen(node, well):
-    def gpus():
-        return {one["gpu"]: one for one in json.loads(served(node.port, "/api/snapshot"))["gpus"]}
-
+    gpus = partial(gpus_of, node)
     until(lambda: len(gpus()) == COUNT and all(one["up"] for one in gpus().values()), "the GPUs are read")
     well.page.zero = 0  # a different number in every field: each of them shows a fault
     well.page.links = 2
@@ -161,7 +159,7 @@ def test_a_broken_gpu_is_not_ok_on_any_screen(node, well):
     lost = found["2"]
     assert (lost["name"], lost["uuid"], lost["pci_bus_id"]) == ("Stand-in", "GPU-2", "00000000:1C:00.0")
     assert [reason["words"] for reason in lost["health_reasons"]] == ["down: lost"]
-    page = served(node.port, "/metrics")
+    page = scrape(node.port, "/metrics")
     assert 'pacecar_gpu_health{gpu="0",verdict="failed"} 1' in page
     assert 'pacecar_gpu_health_reason{gpu="0",reason="nvlink_down"} 0' in page
     assert 'pacecar_gpu_health_reason{gpu="1",reason="nvlink_down"} 1' in page
@@ -178,20 +176,19 @@ def test_a_broken_gpu_is_not_ok_on_any_screen(node, well):
 @pytest.mark.distributed
 def test_a_gpu_that_was_reset_is_ok_again(node, well):
     def health():
-        return json.loads(served(node.port, "/api/snapshot"))["gpus"][3:4]
+        return gpus_of(node).get("3", {}).get("health")
 
     well.page.ecc[3] = 2
-    until(lambda: health() and health()[0]["health"] == "failed", "errors are found", 120)
-    assert [reason["words"] for reason in health()[0]["health_reasons"]] == [
-        "uncorrected ECC errors: 2 since the last reset"
-    ]
+    until(lambda: health() == "failed", "errors are found", 120)
+    (reason,) = gpus_of(node)["3"]["health_reasons"]
+    assert reason["words"] == "uncorrected ECC errors: 2 since the last reset"
     well.page.ecc[3] = 0  # the driver's counter begins anew
-    until(lambda: health()[0]["health"] == "ok", "the reset is noticed", 120)
+    until(lambda: health() == "ok", "the reset is noticed", 120)
     series = 'pacecar_gpu_ecc_errors_total{gpu="3",lifetime="volatile",severity="uncorrected"} '
     totals = []  # none until a second reading confirms that the driver's counter fell
 
     def is_served():
-        totals[:] = [line.removeprefix(series) for line in served(node.port, "/metrics").splitlines() if series in line]
+        totals[:] = [line.removeprefix(series) for line in scrape(node.port, "/metrics").splitlines() if series in line]
         return totals
 
     until(is_served, "the fall is confirmed")
@@ -200,7 +197,7 @@ def test_a_gpu_that_was_reset_is_ok_again(node, well):
 
 @pytest.mark.distributed
 def test_healthy_gpus_are_ok(node):
-    def gpus():
-        return json.loads(served(node.port, "/api/snapshot"))["gpus"]
+    def verdicts():
+        return [one["health"] for one in gpus_of(node).values()]
 
-    until(lambda: len(gpus()) == COUNT and all(one["health"] == "ok" for one in gpus()), "all are ok", 60)
+    until(lambda: verdicts() == ["ok"] * COUNT, "all are ok", 60)

@@ -1,4 +1,4 @@
-"""The daemon collects its own garbage now and then, and not at every tick."""
+"""The daemon collects its own garbage now and then, but not at every tick."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from pacecar.monitor.heap_trimming import TIDY_SECONDS, HeapTrimming
 
 
 class Knot:
-    """Something that refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.self = self

@@ -12,7 +12,7 @@ from pacecar.kernel_files.reader import KernelFiles
 from pacecar.metrics.catalog import CATALOG, MetricSubject
 from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.clock_sync import ClockState, read_clock
-from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, utilization
+from pacecar.monitor.collectors.cpu import CACHED_TICKS, CpuCollector, utilization
 from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.hwmon import READ_TICKS, SENSORS_MAX, HwmonCollector
@@ -22,7 +22,7 @@ from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
 from pacecar.monitor.collectors.source_reader import ParsedLines, SourceReading
-from pacecar.monitor.collectors.system import SELDOM_TICKS as SYSTEM_TICKS
+from pacecar.monitor.collectors.system import CACHED_TICKS as SYSTEM_TICKS
 from pacecar.monitor.collectors.system import SystemCollector
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
@@ -149,15 +149,15 @@ def test_cpu_glance_is_the_utilization_since_the_reading_before(files, machine):
     collector.close()
 
 
-def test_cpu_frequencies_are_read_seldom_and_served_always(machine, failing_files, values):
+def test_cpu_frequencies_are_read_rarely_and_served_always(machine, failing_files, values):
     files = failing_files(None)
     collector = cpu(files)
     reads = []
-    for _ in range(2 * SELDOM_TICKS):
+    for _ in range(2 * CACHED_TICKS):
         before = files.reads
         assert ("host_cpu_frequency_mean_hertz",) in values(collector.collect())
         reads.append(files.reads - before)
-    assert [n for n, count in enumerate(reads) if count > min(reads)] == [0, SELDOM_TICKS]
+    assert [n for n, count in enumerate(reads) if count > min(reads)] == [0, CACHED_TICKS]
 
 
 def test_cpu_utilization_of_no_time_is_absent_and_of_idle_time_is_zero():
@@ -434,7 +434,7 @@ def test_any_one_read_may_fail_and_the_others_still_count(make, failing_files, v
     """For every n: the n-th read fails, the outcome counts and names the error, and the next collect is without."""
     probe = failing_files(None)
     everything = values(make(probe).collect())
-    assert probe.reads > 1
+    assert probe.reads > 0
     for n in range(1, probe.reads + 1):
         files = failing_files(n)
         collector = make(files)
@@ -530,7 +530,7 @@ def test_system_values(files, values):
     }
 
 
-def test_system_is_read_seldom_and_served_always(failing_files, values):
+def test_system_is_read_rarely_and_served_always(failing_files, values):
     files = failing_files(None)
     collector = system(files)
     read = values(collector.collect())
@@ -603,7 +603,7 @@ def test_a_disk_without_a_limit_has_none_of_65_000_degrees(files, machine, value
     assert limits == {"coretemp"}
 
 
-def test_hwmon_is_read_seldom_and_found_more_seldom_still(failing_files, values):
+def test_hwmon_is_read_rarely_and_searched_more_rarely(failing_files, values):
     files = failing_files(None)
     collector = HwmonCollector(files)
     read = values(collector.collect())

@@ -9,18 +9,16 @@ import re
 import resource
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.commands.main import cli
 from pacecar.records.recording import read_recording
+from tests.kit.daemons import DaemonProcess
 from tests.kit.forking_python import forking_python
-from tests.kit.net import scrape
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,37 +45,13 @@ pytestmark = [
 ]
 
 
-class Daemon:
-    def __init__(self, folder):
-        self.socket = folder / "s"
-        self.log = folder / "log"
-        config = folder / "pacecar.toml"
-        config.write_text(
-            f'[daemon]\nport = 0\nsocket = "{self.socket}"\nsocket_mode = "666"\nperiod_seconds = 0.5\n'
-            f'disable = ["gpu"]\nrecordings = "{folder / "recordings"}"\nrecorder_bytes = {RECORDER_BYTES}\n'
-        )
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR")}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pacecar", "daemon", "--config", str(config)], stderr=log, cwd=ROOT, env=environ,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
-            )  # fmt: skip
-        until(lambda: "/metrics" in self.text(), "the daemon serves")
-        self.port = int(re.search(r"http://127\.0\.0\.1:(\d+)/metrics", self.text())[1])
-
-    def text(self):
-        return self.log.read_text(errors="replace")
-
-    def samples(self):
-        return [s for family in parse(scrape(self.port)) for s in family.samples]
-
-    def value(self, name, **labels):
-        found = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
-        return found[0] if len(found) == 1 else None
-
-    def rss(self):
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+def start(folder):
+    text = (
+        f'[daemon]\nport = 0\nsocket = "{folder / "s"}"\nsocket_mode = "666"\nperiod_seconds = 0.5\n'
+        f'disable = ["gpu"]\nrecordings = "{folder / "recordings"}"\nrecorder_bytes = {RECORDER_BYTES}\n'
+    )
+    limit = (MEMORY_BYTES, MEMORY_BYTES)
+    return DaemonProcess(folder, text, before=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
 
 
 class Actors:
@@ -92,7 +66,7 @@ class Actors:
             script,
             str(uid),
             what,
-            str(self.daemon.socket),
+            str(self.daemon.path),
             str(self.daemon.port),
             *more,
         ]
@@ -114,10 +88,10 @@ class Actors:
 def daemon():
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pacecar-test-") as name:
         Path(name).chmod(0o755)
-        running = Daemon(Path(name))
+        running = start(Path(name))
+        until(running.samples, "it has ticked")  # else `resident_bytes` would count what starting takes
         yield running
-        running.process.kill()
-        running.process.wait()
+        running.close()
 
 
 @pytest.fixture
@@ -135,8 +109,8 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_keeps_no_other_user_off_the_board(daemon, actors, attack):
-    lines = daemon.text().count("\n")
-    before = daemon.rss()
+    lines = daemon.logged().count("\n")
+    before = daemon.resident_bytes()
     actors.be(VICTIM, "train", f"before-{attack}")
     actors.be(HOSTILE, attack)
     actors.be(VICTIM, "train", f"after-{attack}")
@@ -151,9 +125,9 @@ def test_an_attack_keeps_no_other_user_off_the_board(daemon, actors, attack):
         assert viewer.recv(4096).startswith(b"HTTP/1.1 200"), f"{attack}: a new page looks on"
     ticks = daemon.value("pacecar_daemon_ticks_total")
     until(lambda: daemon.value("pacecar_daemon_ticks_total") > ticks, f"{attack}: ticks go on", 20)
-    said = daemon.text().count("\n") - lines
+    said = daemon.logged().count("\n") - lines
     assert said <= LINES_MAX, f"{attack}: {said} lines in the log"
-    grown = daemon.rss() - before
+    grown = daemon.resident_bytes() - before
     assert grown <= RSS_GROWTH_MAX, f"{attack}: grew by {grown / 1e6:.0f} MB"
 
 
@@ -163,7 +137,7 @@ def test_a_flood_of_records_leaves_the_hosts_ticks_in_the_recorder(daemon, actor
     until(lambda: daemon.value("pacecar_job_step", training_job=f"recorded-{attack}") == 41, "it was heard", 20)
     before = daemon.value("pacecar_daemon_ticks_total")
     actors.be(HOSTILE, attack)
-    dumped = CliRunner().invoke(cli, ["dump", "--socket", str(daemon.socket)])
+    dumped = CliRunner().invoke(cli, ["dump", "--socket", str(daemon.path)])
     assert dumped.exit_code == 0, dumped.output
     recording = read_recording(Path(dumped.output.strip()))
     ticks = [tick.tick for tick in recording.ticks()]
@@ -177,7 +151,7 @@ def test_a_flood_of_records_leaves_the_hosts_ticks_in_the_recorder(daemon, actor
 def test_what_others_wrote_forges_no_line_of_the_log_and_reaches_no_terminal(daemon, actors):
     actors.be(HOSTILE, "texts")
     until(lambda: daemon.value("pacecar_rank_info", rank="0", host="e\x1b[2Jvil\nWARNING forged\u202e\x9b31m"), "told")
-    until(lambda: daemon.text().count("forged") >= 3, "it is logged")
-    said = daemon.text()
+    until(lambda: daemon.logged().count("forged") >= 3, "it is logged")
+    said = daemon.logged()
     assert [line for line in said.split("\n") if line and not re.match(r"\d{4}-\d\d-\d\d ", line)] == []
     assert all(one.isprintable() for line in said.split("\n") for one in line)

@@ -1,4 +1,4 @@
-"""Who uses what: paths of every runtime and driver, and a reader that is bounded and cached."""
+"""Where processes run: paths of every runtime and driver, and a reader that is bounded and cached."""
 
 import pytest
 
@@ -56,13 +56,33 @@ STATIC = "0f343b0931126a20f133d67c2b018a3b"
         ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3", CgroupIdentity(None, None, "4711")),
         ("/system.slice/node1_slurmstepd.scope/job_4711/step_extern/user", CgroupIdentity(None, None, "4711")),
         # none of these
-        ("/", CgroupIdentity()),
         ("/system.slice/pacecar.service", CgroupIdentity()),
         ("/user.slice/user-1000.slice/session-3.scope", CgroupIdentity()),
         ("/batch/job_42/step_0", CgroupIdentity()),
         (f"/kubepods/pod{UID}/crio-conmon-{ID}.scope", CgroupIdentity(UID, None)),
         (f"/x/podcast-{ID}", CgroupIdentity()),
         ("", CgroupIdentity()),
+        # the other forms of the kubelet's and the runtimes' names (kubernetes, pkg/kubelet/cm: qos and driver; cri-o,
+        # internal/config/cgmgr; crun's group below the scope); static pods, and those of a kubelet in a pod (kind)
+        (f"/kubepods/burstable/pod{UID}/crio-{ID}", CgroupIdentity(UID, ID)),
+        (f"/kubepods/pod{UID}/crio-{ID}/container", CgroupIdentity(UID, ID)),
+        (f"/kubepods/besteffort/pod{UID}/{ID}", CgroupIdentity(UID, ID)),
+        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{FLAT}.slice/crio-{ID}.scope/container",
+         CgroupIdentity(UID, ID)),
+        (f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{FLAT}.slice/cri-containerd-{ID}.scope",
+         CgroupIdentity(UID, ID)),
+        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{ID}.scope",
+         CgroupIdentity(STATIC, ID)),
+        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+         f"kubelet-kubepods-burstable-pod{FLAT}.slice/cri-containerd-{ID}.scope", CgroupIdentity(UID, ID)),
+        # as a daemon in a control group namespace sees them (cgroup_namespaces(7)): a pod of its class of service, of
+        # another, a container beside it in its pod, and its own container
+        (f"/../../kubepods-burstable-pod{FLAT}.slice/cri-containerd-{ID}.scope", CgroupIdentity(UID, ID)),
+        (f"/../../../kubepods-pod{FLAT}.slice/crio-{ID}.scope", CgroupIdentity(UID, ID)),
+        (f"/../../../besteffort/pod{UID}/{ID}", CgroupIdentity(UID, ID)),
+        (f"/../cri-containerd-{ID}.scope", CgroupIdentity(None, ID, is_cut_off=True)),
+        (f"/../{ID}", CgroupIdentity(None, ID, is_cut_off=True)),
+        ("/", CgroupIdentity(is_cut_off=True)),
     ],
 )  # fmt: skip
 def test_paths(path, expected):
@@ -72,6 +92,20 @@ def test_paths(path, expected):
 def test_of_several_hierarchies_the_first_that_says_it_counts():
     paths = ["/", "/slurm/uid_0/job_7/step_0", f"/docker/{ID}", f"/kubepods/pod{UID}/{INNER}"]
     assert membership_of(paths) == CgroupIdentity(UID, ID, "7")
+
+
+def test_a_hierarchy_that_is_not_cut_off_shows_that_there_is_no_pod():
+    """With cgroup v1 a process of the host is at the root of the hierarchies that systemd does not use."""
+    assert membership_of(["/", "/system.slice/ssh.service", "/"]) == CgroupIdentity()
+
+
+@pytest.mark.parametrize(("path", "container"), [("/", ""), (f"/../cri-containerd-{ID}.scope", ID)])
+def test_beside_a_daemon_in_a_pod_of_its_own_the_process_names_its_pod(make_hello, path, container):
+    """In its container, or in another of the pod, where the namespace hides the pod's group."""
+    hello = make_hello(pod_name="trainer-0", pod_namespace="ml")
+    assert reside(membership_of([path]), {}, hello) == Residence("trainer-0", "ml", "", container, "")
+    assert reside(membership_of([path]), {}, None) == Residence(container_id=container)
+    assert reside(membership_of(["/system.slice/x.service"]), {}, hello) == Residence()
 
 
 def test_folders_of_the_kubelet():
@@ -94,7 +128,7 @@ def test_the_kernels_word_goes_before_the_process_own(make_hello):
 
 @pytest.fixture
 def node(machine, files, clock, make_hello):
-    """A collector over a recorded machine, what it is asked about, and a way to put processes into it."""
+    """A collector over a recorded machine, its inputs, and a way to add processes."""
 
     class Node:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""What the board keeps of jobs: the last word of each rank, bounded, and forgotten in time."""
+"""The job table keeps the latest records of each rank, in bounded memory, and forgets jobs in time."""
 
 from contextlib import suppress
 from typing import get_args, get_type_hints
@@ -8,8 +8,8 @@ import pytest
 
 from pacecar.monitor.export.job_samples import TUNER_STATES, job_samples
 from pacecar.monitor.histogram import BOUNDS_NS
-from pacecar.monitor.jobs.job_table import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.jobs.state import DaemonState
+from pacecar.monitor.jobs.tracked_job import RECENT_MAX, TALLIES_MAX
 from pacecar.records import (
     Decision,
     DeviceMemory,

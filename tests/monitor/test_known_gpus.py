@@ -1,4 +1,4 @@
-"""A GPU that does not come back after a restart is named until it is there or somebody says that it was taken out."""
+"""A GPU that does not come back after a restart is reported until it is there or its removal is confirmed."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ S = 1_000_000_000
 
 
 def tick(*gpus, down=(), unnamed=(), outcome=None, wall=7):
-    """One tick of GPUs by number: `down` ones tell who they were, `unnamed` ones do not."""
+    """One tick of GPUs by number: `down` ones report their identity, `unnamed` ones do not."""
     samples = [Sample("pacecar_gpu_up", (str(gpu),), int(gpu not in down)) for gpu in (*gpus, *unnamed)]
     samples += [
         Sample("pacecar_gpu_info", (str(gpu), f"GPU-{gpu}", "H100", "d", f"0000:{gpu}0:00.0", "a", "c", "v", "off"), 1)
@@ -33,7 +33,7 @@ def path(tmp_path):
 
 
 class Run:
-    """A daemon's life as far as the inventory sees it."""
+    """A daemon's life as the inventory sees it."""
 
     def __init__(self, path, *ticks, settle=True):
         self.clock = FakeClock(monotonic_ns=5 * S)
@@ -122,25 +122,18 @@ def info(gpu, uuid, address):
     return [Sample("pacecar_gpu_up", (gpu,), 1), Sample("pacecar_gpu_info", labels, 1)]
 
 
-def test_a_new_board_in_the_slot_of_one_that_is_gone_replaces_it(path):
-    with Run(path, tick(0, 1)):
+@pytest.mark.parametrize(
+    ("before", "uuid", "missing", "known"),
+    [((0, 1), "GPU-9", [], {"GPU-0", "GPU-9"}), ((0, 1, 2), "GPU-2", ["GPU-1"], {"GPU-0", "GPU-1", "GPU-2"})],
+    ids=["new", "moved"],
+)
+def test_a_new_board_replaces_the_missing_one_at_its_address_and_a_moved_one_none(path, before, uuid, missing, known):
+    with Run(path, tick(*before)):
         pass
-    replaced = Snapshot(
-        0, 0, 0, 0, {"gpu": Ok((*info("0", "GPU-0", "0000:00:00.0"), *info("1", "GPU-9", "0000:10:00.0")))}, {}
-    )
-    with Run(path, replaced) as run:
-        assert run.missing() == []
-    assert [known.uuid for known in read_known(path)] == ["GPU-0", "GPU-9"]
-
-
-def test_a_board_that_moves_to_another_address_is_the_same_and_replaces_none(path):
-    with Run(path, tick(0, 1, 2)):
-        pass
-    moved = Snapshot(
-        0, 0, 0, 0, {"gpu": Ok((*info("0", "GPU-0", "0000:00:00.0"), *info("1", "GPU-2", "0000:10:00.0")))}, {}
-    )
-    with Run(path, moved) as run:
-        assert run.missing() == ["GPU-1"]
+    samples = (*info("0", "GPU-0", "0000:00:00.0"), *info("1", uuid, "0000:10:00.0"))
+    with Run(path, Snapshot(0, 0, 0, 0, {"gpu": Ok(samples)}, {})) as run:
+        assert run.missing() == missing
+    assert {one.uuid for one in read_known(path)} == known
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from pacecar.clock import SystemClock
 from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.ingest.authorization import Denied, Target, reachable
 from pacecar.monitor.ingest.command_routing import CommandRouting, RankSteps
-from pacecar.monitor.ingest.socket_server import SocketServer
-from pacecar.monitor.ingest.unix_socket import UnixSocket
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Answer, Goodbye, HangSuspicion, HelloRefused, Request
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal, decode_frame
+from tests.kit.daemons import running_inbox
 from tests.kit.waiting import until
 
 SECOND = 1_000_000_000
@@ -89,7 +88,7 @@ def test_a_job_that_is_started_a_hundred_times_has_the_series_of_one(board, trai
     sizes = set()
     for number in range(100):
         for hello, owner in train(f"{number:016x}"):
-            board.leave(hello, owner)  # killed, and started anew by its scheduler
+            board.leave(hello, owner)  # killed, and restarted by its scheduler
         sizes.add(len(series(board)))
     assert len(sizes) == 1
 
@@ -146,13 +145,17 @@ def test_an_answer_comes_back_to_who_named_a_job_by_its_launch(targets):
     sent = []
     requests = CommandRouting(lambda connection, message: sent.append((connection, message)) or True)
     met = []
-    requests.ask(
-        ask(f"{NAME}@3f2a"), asker=1, uid=ALICE, targets=targets, meet=lambda key: met.append(key) or RankSteps()
+    requests.route(
+        ask(f"{NAME}@3f2a"),
+        asker=1,
+        uid=ALICE,
+        targets=targets,
+        steps_of=lambda key: met.append(key) or RankSteps(),
     )
     assert met == [JobKey(NAME, A)]
     assert [connection for connection, _ in sent] == [10, 11, 1]
     number = sent[0][1].number
-    requests.answered(Answer(job=NAME, rank=0, number=number, state="done", detail="yes"), connection=10)
+    requests.forward(Answer(job=NAME, rank=0, number=number, state="done", detail="yes"), connection=10)
     assert sent[-1] == (1, Answer(job=NAME, rank=0, number=1, state="done", detail="yes"))
 
 
@@ -166,14 +169,12 @@ def test_a_hang_of_one_job_does_not_hide_that_of_its_namesake():
     assert subjects == [f"{NAME}@{A}", f"{NAME}@{B}"]
 
 
-# --- who is turned away is told ------------------------------------------------------------------------
+# --- refused hooks are told why --------------------------------------------------------------------------
 
 
 def test_a_rank_that_the_daemon_does_not_show_is_told_why_once(tmp_path, hooks, make_hello, make_step):
     board = DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=900)
-    inbox = SocketServer(UnixSocket(str(tmp_path / "s")), board, SystemClock())
-    inbox.start()
-    try:
+    with running_inbox(tmp_path / "s", board) as inbox:
         shown, turned_away = hooks(tmp_path / "s"), hooks(tmp_path / "s")
         shown.say(make_hello(job="first", pid=os.getpid()))
         until(lambda: len(board.jobs()) == 1, "the first job")
@@ -187,22 +188,14 @@ def test_a_rank_that_the_daemon_does_not_show_is_told_why_once(tmp_path, hooks, 
         shown.socket.settimeout(0.1)
         with pytest.raises(TimeoutError):
             shown.socket.recv(65536)
-    finally:
-        inbox.close()
 
 
 @pytest.mark.parametrize("launch", ["A" * 16, "3f", "g" * 16, "3f2a9c01d4e5b6789", "\n", "3f2a9c01d4e5b67\n"])
 def test_a_launch_that_no_hook_makes_is_refused(tmp_path, hooks, make_hello, launch):
-    inbox = SocketServer(
-        UnixSocket(str(tmp_path / "s")),
-        DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=9),
-        SystemClock(),
-    )
-    inbox.start()
-    try:
+    with running_inbox(
+        tmp_path / "s", DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=9)
+    ) as inbox:
         hook = hooks(tmp_path / "s")
         hook.say(make_hello(launch=launch, pid=os.getpid()))
-        assert "is no launch" in decode_frame(hook.socket.recv(65536)).reason
+        assert "is not 16 hexadecimal digits" in decode_frame(hook.socket.recv(65536)).reason
         assert inbox.refused()[Refusal.MALFORMED] == 1
-    finally:
-        inbox.close()

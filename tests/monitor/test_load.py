@@ -4,14 +4,11 @@ The short form is part of the suite; the long one, with the numbers that are pro
 counted on both sides: what was sent must be what was taken and what was refused, frame for frame.
 """
 
-import http.client
 import math
 import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,13 +18,13 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
-from pacecar.monitor.jobs.evictions import RANK_BYTES_MAX
+from pacecar.monitor.jobs.tracked_job import RANK_BYTES_MAX
 from pacecar.records import Decision, Goodbye, Vitals
 from pacecar.wire import FrameError, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, make
+from tests.kit.daemons import DaemonProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,31 +87,14 @@ def drawn_frames(hello, count):
     return frames
 
 
-class Daemon:
-    """The command, with a configuration that can be changed, and a service manager that hears it."""
+class Daemon(DaemonProcess):
+    """A daemon whose configuration changes."""
 
     def __init__(self, folder):
-        self.path = folder / "s"
-        self.file = folder / "pacecar.toml"
-        self.text = f'[daemon]\nport = 0\nsocket = "{self.path}"\nperiod_seconds = 0.5\ndisable = ["gpu"]\n'
+        self.text = f'[daemon]\nport = 0\nsocket = "{folder / "s"}"\nperiod_seconds = 0.5\ndisable = ["gpu"]\n'
         self.text += "recorder_bytes = 4000000\n"  # so that it is full in the first storm
-        self.file.write_text(self.text + "cpu_budget = 0.5\n")
-        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.manager.bind(str(folder / "n"))
-        self.manager.settimeout(60)
-        self.log = (folder / "log").open("w+")
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_DAEMON")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pacecar", "daemon", "--config", str(self.file)],
-            stderr=self.log, cwd=ROOT, env=environ | {"NOTIFY_SOCKET": str(folder / "n")},
-        )  # fmt: skip
-        ready = self.told("READY=1")
-        self.port = int(ready.rpartition(":")[2])
-
-    def told(self, word):
-        while not (said := self.manager.recv(4096).decode()).startswith(word):
-            pass
-        return said
+        super().__init__(folder, self.text + "cpu_budget = 0.5\n")
+        self.told("READY=1")
 
     def reload(self):
         """Have the file read as it is now; return what is said at the end.
@@ -128,31 +108,9 @@ class Daemon:
             pass
         return self.told("READY=1")
 
-    def scrape(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            assert answer.status == 200
-            return [s for family in parse(answer.read().decode()) for s in family.samples]
-        finally:
-            connection.close()
-
-    def value(self, name, **labels):
-        (found,) = [s.value for s in self.scrape() if s.name == name and labels.items() <= s.labels.items()]
-        return found
-
     def memory(self):
         """Return what is resident but for the flight recorder's, which fills up to a bound of its own."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        resident = int(status.partition("VmRSS:")[2].split()[0]) * 1024
-        return resident - int(self.value("pacecar_recorder_memory_bytes"))
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.manager.close()
-        self.log.close()
+        return self.resident_bytes() - int(self.value("pacecar_recorder_memory_bytes"))
 
 
 @pytest.fixture
@@ -274,7 +232,7 @@ class Storm:
                 self.train(rank)
             begun = time.monotonic()
             try:
-                samples = self.daemon.scrape()
+                samples = self.daemon.samples()
             except Exception as error:  # noqa: BLE001  whatever it is, it is a gap
                 self.gaps.append(f"{error!r} after {time.monotonic() - begun:.1f} s")
                 continue
@@ -317,7 +275,7 @@ class Storm:
         while self.daemon.value("pacecar_inbox_frames_total") < self.taken:
             assert time.monotonic() < limit, (self.daemon.value("pacecar_inbox_frames_total"), self.taken)
             time.sleep(0.05)
-        samples = self.daemon.scrape()
+        samples = self.daemon.samples()
         refused = {s.labels["refusal"]: s.value for s in samples if s.name == "pacecar_inbox_frames_refused_total"}
         assert self.daemon.value("pacecar_inbox_frames_total") == self.taken
         assert {reason: count for reason, count in refused.items() if count or reason in self.refused} == self.refused
@@ -340,7 +298,7 @@ def weather(storm, size):
     storm.settle()
     grown = storm.daemon.memory() - first
     assert grown < RSS_GROWTH_MAX, f"grew by {grown} bytes"
-    assert [s for s in storm.daemon.scrape() if s.name == "pacecar_daemon_faults_total" and s.value] == []
+    assert [s for s in storm.daemon.samples() if s.name == "pacecar_daemon_faults_total" and s.value] == []
     assert storm.daemon.process.poll() is None
     return grown, storm.scrapes
 

@@ -1,4 +1,4 @@
-"""Others may write into our log, but not as much as they like."""
+"""Clients cannot fill our log."""
 
 import logging
 
@@ -14,7 +14,7 @@ def test_each_kind_has_its_lines_a_minute_and_the_rest_is_counted(caplog):
     notices.warn("other", "once")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:3] == ["fault 0", "fault 1", "fault 2"]
-    assert lines[3].startswith("more flood follow and are counted")
+    assert lines[3].startswith("more flood follow; they are counted")
     assert lines[4:] == ["once"]
     clock.advance(61 * NS_PER_SECOND)
     notices.warn("flood", "again")

@@ -1,4 +1,4 @@
-"""What systemd is told, received by a real datagram socket."""
+"""Messages to systemd, received by a real datagram socket."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A driver that answers what cannot be: the number is missing, counted as a read failure, and no total is off by it."""
+"""A driver with impossible answers: the number is missing and counted as a read failure, and no total is wrong."""
 
 import pytest
 
@@ -17,7 +17,7 @@ TX = FieldId(138, 0xFFFFFFFF)
 
 
 class OddNvml(PyNvml):
-    """The stand-in's driver, but for what `numbers` and `values` say of GPU 0, by number and by field."""
+    """The stand-in's driver, except for the `numbers` and `values` of GPU 0."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class OddNvml(PyNvml):
 
 @pytest.fixture
 def node(standin, clock, tmp_path):
-    """The driver, and what a tick a second later serves of GPU 0 and of GPU 1, with the outcome."""
+    """The driver, and what a tick a second later serves for GPU 0 and GPU 1, with the outcome."""
     standin.page.count = 2
     nvml = OddNvml()
     collector = GpuCollector(nvml, clock, deadline_seconds=20.0, kernel_log=str(tmp_path / "kmsg"))

@@ -1,4 +1,4 @@
-"""What kernels, containers and drivers write that no document says: each costs its own series, and is named."""
+"""Undocumented output of kernels, containers and drivers: each loses its own series, and is named."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ import pytest
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
-from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector
+from pacecar.monitor.collectors.cpu import CACHED_TICKS, CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector
 from pacecar.monitor.collectors.hwmon import READ_TICKS, HwmonCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
@@ -23,7 +23,7 @@ IB = "sys/class/infiniband/mlx5_0/ports/1"
 
 
 class Refusing(KernelFiles):
-    """Files of which those whose path ends so cannot be read."""
+    """Kernel files; those with these path endings cannot be read."""
 
     def __init__(self, files, number, *ends):
         super().__init__(files.proc, files.sys)
@@ -53,7 +53,7 @@ MADE = {
 
 @pytest.fixture
 def read(values):
-    """Collect and screen, as the sampler does: what is served, and the failures in words."""
+    """Collect and screen, as the sampler does: the samples served, and the failures in words."""
 
     def collected(collector, screen=None):
         outcome = collector.collect()
@@ -146,7 +146,7 @@ def test_a_frequency_that_cannot_be_read_costs_neither_limit_nor_ticks(files, re
     refusing = Refusing(files, errno.EIO, "policy1/scaling_cur_freq")
     collector = MADE["cpu"](refusing)
     reads = []
-    for _ in range(SELDOM_TICKS + 2):
+    for _ in range(CACHED_TICKS + 2):
         before = refusing.reads
         served, failures, reason = read(collector)
         reads.append(refusing.reads - before)
@@ -154,7 +154,7 @@ def test_a_frequency_that_cannot_be_read_costs_neither_limit_nor_ticks(files, re
         assert ("host_cpu_frequency_mean_hertz",) not in served
         assert (failures, "policy1" in reason) == (1, True)
     every = [n for n, count in enumerate(reads) if count > min(reads)]
-    assert every == [0, 1, SELDOM_TICKS, SELDOM_TICKS + 1]  # at the third the lists of NUMA nodes
+    assert every == [0, 1, CACHED_TICKS, CACHED_TICKS + 1]  # at the third the lists of NUMA nodes
 
 
 def test_a_row_of_a_processor_that_cannot_be_read_costs_its_numa_node_alone(files, machine, read):

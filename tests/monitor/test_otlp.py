@@ -6,12 +6,13 @@ import logging
 import math
 import os
 import socket
+import tempfile
 import threading
 import time
-import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
@@ -20,7 +21,8 @@ from pacecar.monitor.catalog_sample import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
 from pacecar.monitor.histogram import DurationHistogram, HistogramSample
-from tests.kit.net import free_port
+from tests.kit.daemons import running_daemon
+from tests.kit.net import free_port, scraped
 from tests.kit.own_samples import values_of
 from tests.kit.waiting import until
 
@@ -91,25 +93,18 @@ def receiver():
 
 @pytest.fixture
 def start(tmp_path):
-    daemons = []
+    with ExitStack() as stack:
 
-    def run(endpoint, **otlp):
-        config = DaemonConfig(port=0, socket=str(tmp_path / f"s{len(daemons)}"), period_seconds=0.2)
-        otlp = OtlpConfig(endpoint=endpoint, **({"period_seconds": 1.0} | otlp))
-        daemon = Daemon(config, otlp=otlp)
-        daemon.start()
-        daemons.append(daemon)
-        return daemon
+        def run(endpoint, **otlp):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            config = OtlpConfig(endpoint=endpoint, **({"period_seconds": 1.0} | otlp))
+            return stack.enter_context(running_daemon(folder, otlp=config, period_seconds=0.2))
 
-    yield run
-    for daemon in daemons:
-        daemon.close()
+        yield run
 
 
 def served(daemon):
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in scraped(daemon.port)}
 
 
 def exports(daemon):
@@ -363,5 +358,5 @@ def test_without_the_library_the_daemon_says_what_to_install_and_holds_nothing(t
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector", "http://", "4318"])
 def test_what_is_no_address_of_http_is_a_mistake_in_the_configuration(endpoint):
-    with pytest.raises(ConfigError, match="no http:// or https:// address"):
+    with pytest.raises(ConfigError, match="is not an http:// or https:// address"):
         load_config(environ={"PACECAR_OTLP_ENDPOINT": endpoint})

@@ -1,4 +1,4 @@
-"""Who says nothing while others suspect a hang."""
+"""Late, hung and silent ranks of a job."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_collectives_are_told_of_the_ranks_that_suspect_a_hang_now_and_know_them
 
 def late(*, ended=False):
     return Straggler(
-        job="run-7", late_rank=1, cause="host", phase="backward", since_step=1, step=9, wall_ns=0, excess_ns=5,
+        job="run-7", late_rank=1, cause="host_bound", phase="backward", since_step=1, step=9, wall_ns=0, excess_ns=5,
         evidence="", ended=ended,
     )  # fmt: skip
 
@@ -102,11 +102,11 @@ def told(board):
     return [(tuple(filter(None, s.labels)), s.value) for s in job_samples(board.jobs()) if s.metric in metrics]
 
 
-LATE, HANGS, HANGS_NO_MORE = (("run-7", "1", "host"), 5), (("run-7", "0"), 1), (("run-7", "0"), 0)
+LATE, HANGS, HANGS_NO_MORE = (("run-7", "1", "host_bound"), 5), (("run-7", "0"), 1), (("run-7", "0"), 0)
 
 
 def test_a_job_that_was_killed_neither_hangs_nor_has_a_late_rank(board, make_hello):
-    """It stays on the board for a while, and its alerts would call somebody all that time."""
+    """It stays in the job table for a while, and its alerts would fire all that time."""
     assert told(board) == [LATE, HANGS]
     board.leave(make_hello(rank=0), 0)
     assert told(board) == [HANGS_NO_MORE]

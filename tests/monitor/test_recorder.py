@@ -1,4 +1,4 @@
-"""The flight recorder: what triggered is in the file, nobody waits for it, and a bad disk is survived."""
+"""The flight recorder: triggers are in the file, callers do not wait, and a bad disk does no harm."""
 
 import errno
 import logging

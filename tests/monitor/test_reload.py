@@ -1,28 +1,26 @@
-"""Settings change under a running daemon; wrong ones change nothing and are named."""
+"""Settings change under a running daemon; invalid ones change nothing and are named."""
 
-import base64
 import http.client
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.config import ConfigError, DaemonConfig, load_config
 from pacecar.monitor.reload import LIVE, ReloadWatch, changes, in_force
+from tests.kit.daemons import DaemonProcess
+from tests.kit.net import basic, get
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Reader:
-    """Reads a TOML file as the daemon does, and remembers what came."""
+    """Reads a TOML file as the daemon does, and records the results."""
 
     def __init__(self, file):
         self.file = file
@@ -108,50 +106,15 @@ def test_the_documentation_says_the_same():
     assert set(re.findall(r"`(\w+)`", sentence)) == LIVE
 
 
-class Running:
+class Running(DaemonProcess):
     """The command itself, as systemd starts it."""
 
     def __init__(self, folder, text):
+        super().__init__(folder, text, WATCHDOG_USEC="3000000")
         self.folder = folder
-        self.file = folder / "pacecar.toml"
-        self.file.write_text(text)
-        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.manager.bind(str(folder / "n"))
-        self.manager.settimeout(30)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_DAEMON")}
-        environ |= {"NOTIFY_SOCKET": str(folder / "n"), "WATCHDOG_USEC": "3000000"}
-        command = [sys.executable, "-m", "pacecar", "daemon", "--config", str(self.file)]
-        self.log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(command, stderr=self.log, env=environ, cwd=ROOT)
-
-    def told(self, word):
-        while True:
-            said = self.manager.recv(4096).decode()
-            if said.startswith(word):
-                return said
-
-    def logged(self):
-        return (self.folder / "log").read_text()
-
-    @property
-    def port(self):
-        return int(re.search(r"serving https?://127\.0\.0\.1:(\d+)/metrics", self.logged())[1])
 
     def scrape(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            assert answer.status == 200
-            return {s.name: s.value for f in parse(answer.read().decode()) for s in f.samples if not s.labels}
-        finally:
-            connection.close()
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.manager.close()
-        self.log.close()
+        return {s.name: s.value for s in self.samples() if not s.labels}
 
 
 @pytest.fixture
@@ -194,7 +157,7 @@ def test_sighup_and_changed_files_reload_with_no_gap_and_systemd_hears_of_it(run
         assert "MONOTONIC_USEC" in daemon.told("RELOADING=1")
         assert daemon.told("READY=1")
         assert daemon.scrape()["pacecar_daemon_cpu_budget_ratio"] == 0.25
-        assert "in force only after a restart: jitter_ratio" in daemon.logged()
+        assert "applied only after a restart: jitter_ratio" in daemon.logged()
 
         good = daemon.scrape()["pacecar_daemon_config_last_reload_success_timestamp_seconds"]
         daemon.file.write_text(text + "cpu_budget = 0.")
@@ -218,15 +181,7 @@ def test_sighup_and_changed_files_reload_with_no_gap_and_systemd_hears_of_it(run
 
 
 def status(port, password=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    coded = base64.b64encode(f"me:{password}".encode()).decode()
-    try:
-        connection.request("GET", "/metrics", headers={} if password is None else {"Authorization": f"Basic {coded}"})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()
+    return get(port, **({} if password is None else {"Authorization": basic("me", password)})).status
 
 
 @pytest.mark.distributed

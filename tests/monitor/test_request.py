@@ -1,31 +1,24 @@
-"""Heads of requests: what is one, what is refused, and clients that send it a byte at a time or never."""
+"""Heads of requests: valid ones, refused ones, and clients that send one slowly or never."""
 
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.monitor.http import server as web
-from pacecar.monitor.http.request import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
-from pacecar.monitor.http.routes import HAND_OVER
-from pacecar.monitor.http.server import WebServer
+from pacecar.monitor.http.request import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, HttpResponse, ends, head, parse
 from tests.kit.waiting import until
+from tests.kit.web import page, web_server
 
 
-def parsed(received):
-    return parse(received, peer="127.0.0.1", host="127.0.0.1", port=9850, scheme="http")
-
-
-def test_a_scrape_is_a_wsgi_environment():
-    environ = parsed(
+def test_a_scrape_is_a_request():
+    request = parse(
         b"GET /a%20b/c?name[]=x&y HTTP/1.1\r\nHost: here\r\nAccept:  text/plain \r\nX-A: 1\r\nx-a: 2\r\nX_B: 3\r\n\r\n"
     )
-    assert (environ["REQUEST_METHOD"], environ["PATH_INFO"]) == ("GET", "/a b/c")
-    assert (environ["QUERY_STRING"], environ["HTTP_ACCEPT"]) == ("name[]=x&y", "text/plain")
-    assert environ["HTTP_X_A"] == "1,2"
-    assert "HTTP_X_B" not in environ
+    assert request[:3] == ("GET", "/a b/c", "name[]=x&y")
+    assert (request.header("accept"), request.header("x-a"), request.header("x-c")) == ("text/plain", "1,2", "")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +41,7 @@ def test_a_scrape_is_a_wsgi_environment():
 )
 def test_what_is_no_request_is_refused_and_not_repaired(received, status):
     with pytest.raises(HttpError) as caught:
-        parsed(received)
+        parse(received)
     assert int(caught.value.status[:3]) == status
 
 
@@ -61,7 +54,7 @@ def test_a_head_is_bounded():
 @given(st.binary(max_size=300))
 def test_no_bytes_raise_anything_but_a_refusal(received):
     with suppress(HttpError):
-        parsed(b"GET " + received + b"\r\n\r\n")
+        parse(b"GET " + received + b"\r\n\r\n")
 
 
 def test_the_administrators_headers_take_the_place_of_the_pages():
@@ -73,25 +66,14 @@ def test_the_administrators_headers_take_the_place_of_the_pages():
 
 @pytest.fixture
 def serve(monkeypatch):
-    started = []
+    with ExitStack() as stack:
 
-    def start(app, **limits):
-        for name, value in limits.items():
-            monkeypatch.setattr(web, name, value)
-        server = WebServer("127.0.0.1", 0)
-        server.bind()
-        server.start(app)
-        started.append(server)
-        return server
+        def start(respond=page, **limits):
+            for name, value in limits.items():
+                monkeypatch.setattr(web, name, value)
+            return stack.enter_context(web_server(respond))
 
-    yield start
-    for server in started:
-        server.close()
-
-
-def page(environ, start_response):
-    start_response("200 OK", [("Content-Length", "3")])
-    return [b"ok\n"]
+        yield start
 
 
 def ask(server, request=b"GET / HTTP/1.1\r\n\r\n"):
@@ -123,13 +105,10 @@ def test_a_byte_at_a_time_is_a_request_and_too_slow_is_none(serve):
 def test_who_does_not_read_is_hung_up_on_and_the_next_is_served(serve):
     large = b"x" * 20_000_000
 
-    def app(environ, start_response):
-        if environ["PATH_INFO"] == "/":
-            return page(environ, start_response)
-        start_response("200 OK", [])
-        return [large]
+    def respond(request):
+        return page(request) if request.path == "/" else HttpResponse("200 OK", [], large)
 
-    server = serve(app, ANSWER_SECONDS=0.5)
+    server = serve(respond, ANSWER_SECONDS=0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
         client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         assert b"200 OK" in ask(server)
@@ -151,12 +130,9 @@ def test_a_large_head_a_body_and_head_requests_are_answered(serve):
 def test_a_page_may_take_the_connection_over_once_its_first_words_have_left(serve):
     taken = []
 
-    def app(environ, start_response):
-        start_response("200 OK", [("Content-Type", "text/event-stream")])
-        environ[HAND_OVER](taken.append)
-        yield b"retry: 1\n\n"
-
-    server = serve(app)
+    server = serve(
+        lambda request: HttpResponse("200 OK", [("Content-Type", "text/event-stream")], b"retry: 1\n\n", taken.append)
+    )
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as viewer:
         viewer.sendall(b"GET /events HTTP/1.1\r\n\r\n")
         until(lambda: taken, "the page has it")

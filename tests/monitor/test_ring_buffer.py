@@ -25,7 +25,7 @@ def snapshot(tick, samples, **outcomes):
 def read(tmp_path):
     def turn(chunks):
         path = tmp_path / "x.recording"
-        path.write_bytes(b"".join(parts(HEADER, chunks)))
+        path.write_bytes(b"".join(parts(HEADER, [chunk.body for chunk in chunks])))
         return read_recording(path)
 
     return turn

@@ -1,6 +1,5 @@
-"""What a browser is given: the page with its policy, the document, its history, and a push at each tick."""
+"""What a browser gets: the page with its policy, the document, its history, and a push at each tick."""
 
-import http.client
 import json
 import socket
 import time
@@ -9,42 +8,28 @@ import zlib
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.config import DaemonConfig
-from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.http.event_stream import VIEWERS_MAX
 from pacecar.monitor.http.routes import Routes
-from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.static_files import ASSETS
 from pacecar.monitor.http.web import pages
 from pacecar.records.status_document import DaemonStatus as Own
 from pacecar.records.status_document import Host, StatusDocument
+from tests.kit.daemons import running_daemon
+from tests.kit.net import get
 from tests.kit.waiting import until
-
-
-def ask(port, path, method="GET", **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
-    try:
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
+from tests.kit.web import page, web_server
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory, steady):
-    """One daemon that all look at; nothing that a browser may ask changes it."""
-    path = tmp_path_factory.mktemp("screens") / "s"
-    daemon = Daemon(DaemonConfig(port=0, socket=str(path), period_seconds=0.2, jitter_ratio=0.0), collectors=[steady()])
-    daemon.start()
-    until(daemon.is_healthy, "the first tick")
-    yield daemon
-    daemon.close()
+    """One daemon for all tests; no request can change it."""
+    with running_daemon(tmp_path_factory.mktemp("screens"), [steady()], period_seconds=0.2) as daemon:
+        yield daemon
 
 
 def figure(daemon, name):
     """Return a number of the daemon's own, as it is served now."""
-    (line,) = [line for line in ask(daemon.port, "/metrics")[2].decode().splitlines() if line.startswith(f"{name} ")]
+    (line,) = [line for line in get(daemon.port, "/metrics")[2].decode().splitlines() if line.startswith(f"{name} ")]
     return float(line.split()[1])
 
 
@@ -83,7 +68,7 @@ class Stream:
 
 @pytest.mark.parametrize("path", ASSETS)
 def test_each_file_is_there_with_its_policy_and_nothing_is_inline(daemon, path):
-    status, headers, body = ask(daemon.port, path)
+    status, headers, body = get(daemon.port, path)
     assert (status, headers["Content-Type"]) == (200, ASSETS[path][1])
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -95,15 +80,15 @@ def test_each_file_is_there_with_its_policy_and_nothing_is_inline(daemon, path):
         assert b'src="/' not in body
         assert b'href="/' not in body
         assert b"//" not in body.replace(b"<!doctype", b"")  # no other host
-    status, headers, packed = ask(daemon.port, path, **{"Accept-Encoding": "gzip"})
+    status, headers, packed = get(daemon.port, path, **{"Accept-Encoding": "gzip"})
     assert zlib.decompress(packed, 31) == body
-    status, _, rest = ask(daemon.port, path, **{"If-None-Match": headers["ETag"]})
+    status, _, rest = get(daemon.port, path, **{"If-None-Match": headers["ETag"]})
     assert (status, rest) == (304, b"")
 
 
 def test_no_other_file_can_be_had(daemon):
     paths = ["/page/", "/page/../web.py", "/page/%2e%2e/web.py", "/page/page.js/", "/api/", "/api"]
-    assert {path: ask(daemon.port, path)[0] for path in paths} == dict.fromkeys(paths, 404)
+    assert {path: get(daemon.port, path)[0] for path in paths} == dict.fromkeys(paths, 404)
 
 
 def test_nothing_can_be_written(daemon):
@@ -111,15 +96,15 @@ def test_nothing_can_be_written(daemon):
         ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"),
         ("/", "/api/snapshot", "/api/history", "/api/events"),
     )
-    answers = {(method, path): ask(daemon.port, path, method)[0] for method in methods for path in paths}
+    answers = {(method, path): get(daemon.port, path, method)[0] for method in methods for path in paths}
     assert {asked: status for asked, status in answers.items() if status not in (405, 501)} == {}
 
 
 def test_the_document_and_its_history(daemon):
-    status, headers, body = ask(daemon.port, "/api/snapshot")
+    status, headers, body = get(daemon.port, "/api/snapshot")
     assert (status, headers["Content-Type"], headers["Cache-Control"]) == (200, "application/json", "no-store")
     assert json.loads(body)["host"]["cpus_online"] == 2
-    history = json.loads(ask(daemon.port, "/api/history")[2])
+    history = json.loads(get(daemon.port, "/api/history")[2])
     assert history["version"] == 1
     assert len(history["time_seconds"]) >= 1
 
@@ -156,10 +141,8 @@ def test_viewers_hold_no_thread_and_one_too_many_gets_the_place_of_the_first(dae
 
 
 def test_the_daemon_stops_while_viewers_look_on(tmp_path, steady):
-    daemon = Daemon(DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.2), collectors=[steady()])
-    daemon.start()
-    stream = Stream(daemon.port)
-    daemon.close()  # it is over while the viewer is there; its end of the stream is closed
+    with running_daemon(tmp_path, [steady()]) as daemon:
+        stream = Stream(daemon.port)  # the daemon ends while the viewer is there; its end of the stream is closed
     while stream.event() is not None:
         pass
     stream.close()
@@ -196,12 +179,9 @@ def test_a_flood_of_requests_builds_few_documents():
         )
 
     screens = Routes(SystemClock(), 1.0, build)
-    server = WebServer("127.0.0.1", 0)
-    server.bind()
-    server.start(pages(lambda environ, start_response: [], screens, lambda: None))
-    begun = time.monotonic()
-    for _ in range(50):
-        assert ask(server.port, "/api/snapshot")[0] == 200
-    assert len(built) <= 2 + (time.monotonic() - begun) * 4
-    server.close()
+    with web_server(pages(page, screens, lambda: None)) as server:
+        begun = time.monotonic()
+        for _ in range(50):
+            assert get(server.port, "/api/snapshot").status == 200
+        assert len(built) <= 2 + (time.monotonic() - begun) * 4
     screens.close()

@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from pacecar.config import DaemonConfig
-from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.http.static_files import ASSETS
+from tests.kit.daemons import running_daemon
 
 bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
 
@@ -40,13 +39,10 @@ def asked_for(tmp_path_factory):
 
 @pytest.fixture
 def node(tmp_path, asked_for, steady):
-    """Return how to connect to a daemon that asks for both; one a test, for it serves nobody who guesses often."""
-    settings = {"port": 0, "socket": str(tmp_path / "s"), "period_seconds": 0.2, "jitter_ratio": 0.0}
-    daemon = Daemon(DaemonConfig(web_config_file=str(asked_for / "web.yml"), **settings), collectors=[steady()])
-    daemon.start()
+    """Return a function that connects to a daemon that wants both; one per test, because guesses slow it down."""
     context = ssl.create_default_context(cafile=str(asked_for / "node.crt"))
-    yield lambda: http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=30, context=context)
-    daemon.close()
+    with running_daemon(tmp_path, [steady()], web_config_file=str(asked_for / "web.yml")) as daemon:
+        yield lambda: http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=30, context=context)
 
 
 def status(connection, path, method="GET", **headers):

@@ -1,4 +1,4 @@
-"""What cannot be true is missing and named, costs nothing else; a counter that falls is a restart once confirmed."""
+"""Impossible values are missing and named, and cost nothing else; a counter that falls restarts once confirmed."""
 
 import logging
 import math
@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.clock import SystemClock
 from pacecar.metrics.value_ranges import ANYTHING, RANGES
 from pacecar.monitor.sampling.sample_screen import CORRECTION_READINGS, KEPT_SCREENS, SampleScreen
-from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import SamplingTick
 from pacecar.records import Absent, Failed, Ok, Sample
 from tests.kit.own_samples import values_of
@@ -26,13 +24,13 @@ def of(metric, value, *labels):
 
 
 def served(screen, *samples):
-    """Return the values that are served of a tick, by series."""
+    """Return the values of a tick that are served, by series."""
     sound, _ = screen.screen(samples)
     return {(s.metric, *s.labels): s.value for s in sound}
 
 
 def forks(*values):
-    """Return what is served of a counter that is read as `values`; None: missing."""
+    """Return what is served of a counter with these readings; None: missing."""
     screen = SampleScreen()
     return [served(screen, of(FORKS, value)).get((FORKS,)) for value in values]
 
@@ -84,7 +82,7 @@ def test_a_second_source_of_a_series_is_named_and_the_first_is_served():
     for _ in range(2):
         sound, refusals = screen.screen((of(DROPS, 5, "eth0"), of(DROPS, 5, "eth1"), of(DROPS, 7, "eth0")))
         assert [(s.labels, s.value) for s in sound] == [(("eth0",), 5), (("eth1",), 5)]
-        assert [r.reason.rpartition(": ")[2] for r in refusals] == ["7 is of a second source with these labels"]
+        assert [r.reason.rpartition(": ")[2] for r in refusals] == ["7 comes from a second source with these labels"]
 
 
 def test_a_fact_that_is_said_twice_is_served_once_and_no_failure():
@@ -100,7 +98,7 @@ def test_a_counter_that_falls_once_and_is_back_has_never_fallen(glitch):
 
 @pytest.mark.parametrize("values", [(BIG, 0, 0, 0), (BIG, 3, 9, 14), (BIG, 400_000, 600_000, 700_000), (7, 6, 6, 6)])
 def test_a_counter_that_begins_again_is_served_from_the_second_reading_on(values):
-    """The last: a link that went up and down seven times, and six times since it was made anew."""
+    """The last: a link that went up and down seven times, and six times since it was recreated."""
     assert forks(*values) == [values[0], None, *values[2:]]
 
 
@@ -137,7 +135,7 @@ def test_a_counter_whose_impossible_value_hides_a_fall_is_held_back():
 
 
 class Plain:
-    """The same without any trick: every sample looked up, every tick."""
+    """The same without optimizations: every sample is looked up at every tick."""
 
     def __init__(self):
         self.last, self.held = {}, {}
@@ -214,30 +212,14 @@ class Scripted:
     def note_refused(self, refusals):
         self.refused.append([refusal.sample.value for refusal in refusals])
 
-    def close(self):
-        """Hold nothing."""
 
-
-@pytest.fixture
-def run():
-    started = []
-
-    def start(collector):
-        started.append(Sampler([collector], SystemClock(), deadline_seconds=30.0))
-        return started[-1]
-
-    yield start
-    for sampler in started:
-        sampler.close()
-
-
-def test_what_is_refused_is_counted_named_and_told_to_the_collector(run, caplog):
+def test_what_is_refused_is_counted_named_and_told_to_the_collector(start_sampler, caplog):
     caplog.set_level(logging.INFO)
     good, bad = of(FORKS, 7), of("pacecar_host_tasks_blocked", 2**32 - 1)
     collector = Scripted(
         Ok((good, bad), 2, "/proc/stat:3: odd"), Ok((good, bad)), Ok((good,)), Failed("down", (bad,)), Absent("gone")
     )
-    sampler = run(collector)
+    sampler = start_sampler(collector)
     outcomes = [sampler.sample(TICK).outcomes["scripted"] for _ in range(5)]
     assert [type(outcome).__name__ for outcome in outcomes] == ["Ok", "Ok", "Ok", "Failed", "Absent"]
     assert [getattr(outcome, "read_failures", 0) for outcome in outcomes] == [3, 1, 0, 1, 0]
@@ -256,18 +238,18 @@ def test_what_is_refused_is_counted_named_and_told_to_the_collector(run, caplog)
     ]
 
 
-def test_a_source_that_comes_and_goes_does_not_fill_the_log(run, caplog):
+def test_a_source_that_comes_and_goes_does_not_fill_the_log(start_sampler, caplog):
     caplog.set_level(logging.INFO)
-    sampler = run(Scripted(*[Ok((), n % 2, "x" * (n % 2)) for n in range(100)]))
+    sampler = start_sampler(Scripted(*[Ok((), n % 2, "x" * (n % 2)) for n in range(100)]))
     for _ in range(100):
         sampler.sample(TICK)
     assert len(caplog.records) <= 11
 
 
-def test_a_glance_that_reads_nonsense_is_in_no_window_and_named_by_the_next_tick(run):
+def test_a_glance_that_reads_nonsense_is_in_no_window_and_named_by_the_next_tick(start_sampler):
     metric = "pacecar_gpu_utilization_ratio"
     collector = Scripted(Ok((of(metric, 0.5, "0"),)), Ok((of(metric, 0.5, "0"),)))
-    sampler = run(collector)
+    sampler = start_sampler(collector)
     sampler.sample(TICK)
     collector.glanced = [of(metric, 42949672.95, "0"), of(metric, 0.75, "0")]
     sampler._glance()

@@ -1,4 +1,4 @@
-"""Scrapes are foreseen from their beat: who keeps one does not wait for the page, and few pages are written in vain."""
+"""Scrapes are forecast: a punctual scraper does not wait for the page, and few pages are written in vain."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What a job hears of its node: rates, levels and faults that were read, nothing that was not, and only who asked."""
+"""What a job hears about its node: rates, levels and faults that were read, and only if it asked."""
 
 import os
 import time
@@ -6,18 +6,14 @@ import time
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock, SystemClock
-from pacecar.config import DaemonConfig
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
-from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.ingest.socket_server import SocketServer
-from pacecar.monitor.ingest.unix_socket import UnixSocket
 from pacecar.monitor.jobs.node_signals import FAULT_SECONDS, SIGNAL_TICKS, NodeSignalsSource
-from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.records.host_signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
+from tests.kit.daemons import running_daemon, running_inbox
 from tests.kit.waiting import until
 
 S = NS_PER_SECOND
@@ -249,10 +245,7 @@ def test_a_bad_signal_is_refused_as_a_frame(bad):
 
 
 def test_only_ranks_that_asked_are_told_and_a_hook_that_says_such_a_thing_is_refused(hooks, make_hello, tmp_path):
-    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, SystemClock())
-    inbox.start()
-    try:
+    with running_inbox(tmp_path / "s") as inbox:
         asked, silent = hooks(tmp_path / "s"), hooks(tmp_path / "s")
         asked.say(make_hello(pid=os.getpid(), interface="eth0", hears_signals=True))
         silent.say(make_hello(pid=os.getpid(), rank=1, interface="eth0"))
@@ -267,15 +260,10 @@ def test_only_ranks_that_asked_are_told_and_a_hook_that_says_such_a_thing_is_ref
             silent.socket.recv(1)
         asked.say(heard)
         until(lambda: inbox.refused()[Refusal.MALFORMED] == 1, "refused")
-    finally:
-        inbox.close()
 
 
 def test_a_rank_that_does_not_read_costs_the_tick_nothing(hooks, make_hello, tmp_path):
-    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, SystemClock())
-    inbox.start()
-    try:
+    with running_inbox(tmp_path / "s") as inbox:
         hooks(tmp_path / "s").say(make_hello(pid=os.getpid(), hears_signals=True))
         until(lambda: inbox.frames == 1, "it is there")
         told = Node().pass_ticks(link, 2 * SIGNAL_TICKS).told
@@ -284,17 +272,13 @@ def test_a_rank_that_does_not_read_costs_the_tick_nothing(hooks, make_hello, tmp
             inbox.tell({}, told)
         assert time.monotonic() - begun < 5
         assert inbox.connections == 1
-    finally:
-        inbox.close()
 
 
 @pytest.mark.slow
 def test_a_real_daemon_tells_a_rank_of_its_own_gpu_over_the_real_pynvml(standin, hooks, make_hello, tmp_path):
     """The stand-in driver's GPU 1 is hot, then faulty; a rank on GPU 0 hears of neither."""
     collector = GpuCollector(PyNvml(), SystemClock(), kernel_log=str(tmp_path / "kmsg"))
-    daemon = Daemon(DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.1), collectors=[collector])
-    daemon.start()
-    try:
+    with running_daemon(tmp_path, [collector]):
         lines = [hooks(tmp_path / "s") for _ in range(2)]
         for gpu, line in enumerate(lines):
             line.say(
@@ -313,12 +297,10 @@ def test_a_real_daemon_tells_a_rank_of_its_own_gpu_over_the_real_pynvml(standin,
         assert faulty.faults == ("Xid 79",)
         cool = hear(lines[0], lambda told: told.taken_ns > faulty.taken_ns)
         assert (cool.throttled_by, cool.faults) == ((), ())
-    finally:
-        daemon.close()
 
 
 def hear(line, claim):
-    """Return the first signal of which `claim` holds; all else on the line is passed over."""
+    """Return the first signal for which `claim` holds; skip everything else."""
     for _ in range(400):
         told = decode_frame(line.socket.recv(65536))
         if isinstance(told, HostSignals) and claim(told):

@@ -1,4 +1,4 @@
-"""The inbox over real sockets: what is taken, what is refused, and that no peer can hold it up."""
+"""The inbox over real sockets: accepted and refused frames, and peers that cannot block it."""
 
 import logging
 import os
@@ -22,6 +22,7 @@ from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Decision, Goodbye, HelloRefused, Knobs, StepRecord, TunerStatus
 from pacecar.records.ranges import ENTRIES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
+from tests.kit.daemons import running_inbox
 from tests.kit.waiting import until
 
 PEER = Peer(pid=4242, uid=1000, gid=1000)
@@ -34,10 +35,8 @@ def board():
 
 @pytest.fixture
 def inbox(board, tmp_path):
-    inbox = SocketServer(UnixSocket(tmp_path / "own" / "pacecar.sock"), board, SystemClock())
-    inbox.start()
-    yield inbox
-    inbox.close()
+    with running_inbox(tmp_path / "own" / "pacecar.sock", board) as inbox:
+        yield inbox
 
 
 @pytest.fixture
@@ -161,7 +160,7 @@ def test_a_process_that_is_killed_is_noted(inbox, path, board, caplog, make_hell
     until(lambda: not rank_of(board).connected, "its end was noticed")
     assert rank_of(board).hello.pid == process.pid
     until(lambda: caplog.records, "it was said")
-    assert [r.getMessage().partition(": ")[2] for r in caplog.records] == ["went without a goodbye"]
+    assert [r.getMessage().partition(": ")[2] for r in caplog.records] == ["left without a goodbye"]
 
 
 def test_goodbye_is_a_quiet_end(inbox, path, board, hooks, hello, caplog):
@@ -176,11 +175,9 @@ def test_goodbye_is_a_quiet_end(inbox, path, board, hooks, hello, caplog):
 def test_a_restarted_inbox_takes_the_same_path_and_the_hook_comes_back(board, tmp_path, hooks, hello, make_step):
     path = tmp_path / "s"
     for round_number in (1, 2):
-        inbox = SocketServer(UnixSocket(path), board, SystemClock())
-        inbox.start()
-        hooks(path).say(hello(), make_step(step=round_number))
-        until(lambda inbox=inbox: inbox.frames == 2, "taken")
-        inbox.close()
+        with running_inbox(path, board) as inbox:
+            hooks(path).say(hello(), make_step(step=round_number))
+            until(lambda inbox=inbox: inbox.frames == 2, "taken")
         assert not path.exists()
     assert rank_of(board).step.step == 2
 
@@ -188,9 +185,7 @@ def test_a_restarted_inbox_takes_the_same_path_and_the_hook_comes_back(board, tm
 def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(tmp_path, hooks, hello, make_step):
     clock = FakeClock()
     board = DaemonState(clock, jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, clock, connections_max=2)
-    inbox.start()
-    try:
+    with running_inbox(tmp_path / "s", board, clock, connections_max=2) as inbox:
         polite, _silent = hooks(tmp_path / "s"), hooks(tmp_path / "s")
         polite.say(hello())
         until(lambda: inbox.connections == 2 and inbox.frames == 1, "both are connected")
@@ -206,16 +201,10 @@ def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(
         until(lambda: inbox.frames == 2, "the silent one made room")
         polite.say(make_step())
         until(lambda: inbox.frames == 3, "the polite one stayed")
-    finally:
-        inbox.close()
 
 
 def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, hooks, hello, make_step):
-    inbox = SocketServer(
-        UnixSocket(tmp_path / "s"), board, SystemClock(), connections_max=10, connections_per_uid_max=2
-    )
-    inbox.start()
-    try:
+    with running_inbox(tmp_path / "s", board, connections_max=10, connections_per_uid_max=2) as inbox:
         kept = [hooks(tmp_path / "s") for _ in range(2)]
         for rank, hook in enumerate(kept):
             hook.say(hello(rank=rank))
@@ -228,8 +217,6 @@ def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, 
         until(lambda: inbox.connections == 1, "it went")
         hooks(tmp_path / "s").say(hello(rank=0))
         until(lambda: inbox.frames == 3, "its place is free again")
-    finally:
-        inbox.close()
 
 
 def test_a_hook_that_closes_without_reading_what_it_was_told_loses_none_of_its_frames(
@@ -313,7 +300,7 @@ def test_a_file_or_link_is_never_removed(tmp_path):
     path = tmp_path / "s"
     for make in (lambda: path.write_text("precious"), lambda: path.symlink_to(tmp_path / "nowhere")):
         make()
-        with pytest.raises(UnixSocketError, match="is no socket: it is left alone"):
+        with pytest.raises(UnixSocketError, match="exists and is not a socket"):
             UnixSocket(path).open()
         assert path.is_symlink() or path.read_text() == "precious"
         path.unlink()
@@ -321,7 +308,7 @@ def test_a_file_or_link_is_never_removed(tmp_path):
 
 def test_a_path_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnixSocketError, match=r"socket .*file/s cannot be made: .*choose a path"):
+    with pytest.raises(UnixSocketError, match=r"socket .*file/s cannot be made: .*choose a writable path"):
         UnixSocket(tmp_path / "file" / "s").open()
     with pytest.raises(UnixSocketError, match="107 are possible: choose a shorter one"):
         UnixSocket(tmp_path / ("x" * 120)).open()

@@ -293,7 +293,7 @@ def test_the_ledger_of_the_last_seconds_is_what_was_added_to_the_totals(jobs, sp
         job = at(second, second * 1_000_000_000, 100 * second, 5 * second)
     assert 25 <= job.ledger_window_seconds <= 50
     assert job.samples_per_second == 100.0
-    again = at(301, 3_000_000, 1, 1)  # it began anew: its totals fell
+    again = at(301, 3_000_000, 1, 1)  # it restarted: its totals fell
     assert (again.ledger_window_seconds, again.samples_per_second) == (None, None)
 
 

@@ -1,4 +1,4 @@
-"""A job hears from its node's daemon that its device holds its clocks down, and from nobody else."""
+"""Only its node's daemon tells a job that its device holds its clocks down."""
 
 import os
 import threading
@@ -13,6 +13,7 @@ from pacecar.monitor.gpu.nvml import PyNvml
 from pacecar.monitor.jobs.node_signals import HELD_RATIO, WINDOW_SECONDS, Throttles
 from pacecar.profiler.hook.commands.daemon_messages import ThrottleNews
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
+from pacecar.profiler.timing.overhead_budget import OverheadBudget
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
@@ -123,24 +124,19 @@ class Training:
 
     def __init__(self):
         self.step, self.begun_ns = 0, None
+        self.budget, self.records = OverheadBudget(1.0, warmup_steps=3, interval_steps=50), self
 
-    def begun(self):
+    def current_step(self):
         return self.step, self.begun_ns
 
     def watch_calls(self):
         pass
 
-    def is_strained(self):
-        return False
-
-    def look(self, after_seconds):
+    def flush_in_background(self, after_seconds):
         pass
 
     def waits_in_forward(self):
         return False
-
-    def charge(self, duration_ns):
-        pass
 
 
 class Record:

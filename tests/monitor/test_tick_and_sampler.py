@@ -1,4 +1,4 @@
-"""Ticks keep their own time, and no collector can hold up another."""
+"""Ticks keep their own time, and no collector can delay another."""
 
 import logging
 import random
@@ -21,7 +21,7 @@ TICK = SamplingTick(0, 0, 0, 0)
 
 
 def drive(clock, work_ns, jitter_ratio=0.0, ticks=10, chance=None):
-    """Run `ticks` sampling_ticks whose work takes `work_ns(number)`; return the sampling_ticks."""
+    """Run `ticks` ticks whose work takes `work_ns(number)`; return them."""
     out = []
 
     def wait(seconds):
@@ -102,31 +102,16 @@ class Hanging:
         self.closed = True
 
 
-@pytest.fixture
-def run():
-    started = []
-
-    def start(*collectors, deadline_seconds=5.0):
-        sampler = Sampler(collectors, SystemClock(), deadline_seconds=deadline_seconds)
-        sampler.start()
-        started.append(sampler)
-        return sampler
-
-    yield start
-    for sampler in started:
-        sampler.close()
-
-
-def test_a_snapshot_has_every_outcome_and_duration(run, steady):
-    sampler = run(steady("a"), Scripted("b", Absent("nothing there")))
+def test_a_snapshot_has_every_outcome_and_duration(start_sampler, steady):
+    sampler = start_sampler(steady("a"), Scripted("b", Absent("nothing there")))
     snapshot = sampler.sample(SamplingTick(7, 123, 45, 0))
     assert (snapshot.tick, snapshot.started_ns, snapshot.lateness_ns) == (7, 123, 45)
     assert snapshot.outcomes == {"a": Ok((Sample("pacecar_host_cpus_online", (), 2),)), "b": Absent("nothing there")}
     assert snapshot.durations_ns.keys() == {"a", "b"}
 
 
-def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady):
-    sampler = run(Scripted("odd", ZeroDivisionError("by zero"), Ok(())), steady())
+def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(start_sampler, steady):
+    sampler = start_sampler(Scripted("odd", ZeroDivisionError("by zero"), Ok(())), steady())
     first = sampler.sample(TICK)
     assert first.outcomes["odd"] == Failed("ZeroDivisionError: by zero")
     assert isinstance(first.outcomes["steady"], Ok)
@@ -134,9 +119,9 @@ def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady
     assert values_of(sampler, "pacecar_collector_failures_total") == {"odd": 1, "steady": 0}
 
 
-def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, steady):
+def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(start_sampler, steady):
     hanging, other = Hanging(), steady()
-    sampler = run(hanging, other, deadline_seconds=0.3)
+    sampler = start_sampler(hanging, other, deadline_seconds=0.3)
     for tick in range(1, 4):
         snapshot = sampler.sample(TICK)
         outcome = snapshot.outcomes["hanging"]
@@ -146,13 +131,13 @@ def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, stead
         assert other.calls == tick
     assert hanging.entered == 1
     hanging.release.set()
-    late = run(hanging)  # released: it answers again
+    late = start_sampler(hanging)  # released: it answers again
     assert late.sample(TICK).outcomes["hanging"] == Ok(())
 
 
-def test_a_tick_does_not_wait_for_a_collector_that_hung_before_it(run, steady):
+def test_a_tick_does_not_wait_for_a_collector_that_hung_before_it(start_sampler, steady):
     hanging = Hanging()
-    sampler = run(hanging, steady(), deadline_seconds=0.05)
+    sampler = start_sampler(hanging, steady(), deadline_seconds=0.05)
     sampler.sample(TICK)
     sampler._deadline_seconds = 60
     begun = time.monotonic()
@@ -163,7 +148,7 @@ def test_a_tick_does_not_wait_for_a_collector_that_hung_before_it(run, steady):
     assert isinstance(snapshot.outcomes["steady"], Ok)
 
 
-def test_collectors_that_return_are_read_by_one_thread_in_order(run):
+def test_collectors_that_return_are_read_by_one_thread_in_order(start_sampler):
     read = []
 
     class Noting(Scripted):
@@ -172,19 +157,19 @@ def test_collectors_that_return_are_read_by_one_thread_in_order(run):
             return super().collect()
 
     names = "abcdefgh"
-    sampler = run(*(Noting(name, *[Ok(())] * 3) for name in names))
+    sampler = start_sampler(*(Noting(name, *[Ok(())] * 3) for name in names))
     for _ in range(3):
         sampler.sample(TICK)
     assert "".join(name for name, _ in read) == 3 * names
     assert len({thread for _, thread in read}) == 1
 
 
-def test_a_collector_for_which_there_is_no_thread_says_that_it_was_not_read(run, monkeypatch, caplog):
+def test_a_collector_for_which_there_is_no_thread_says_that_it_was_not_read(start_sampler, monkeypatch, caplog):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
     hanging, behind = Hanging(), Scripted("behind", Ok(()), Ok(()))
-    sampler = run(hanging, behind, deadline_seconds=0.05)
+    sampler = start_sampler(hanging, behind, deadline_seconds=0.05)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(2):
@@ -221,10 +206,12 @@ def test_a_collector_that_cannot_be_closed_keeps_no_other_open(caplog):
     assert [record.getMessage() for record in caplog.records] == ["collector stuck: cannot be closed"]
 
 
-def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
+def test_a_change_of_state_is_logged_once_not_each_tick(start_sampler, caplog):
     caplog.set_level(logging.INFO)
     bad, fine = Failed("stat:3: bad"), Ok(())
-    sampler = run(Scripted("cpu", fine, bad, bad, bad, fine, fine), Scripted("gpu", *[Absent("no driver")] * 6))
+    sampler = start_sampler(
+        Scripted("cpu", fine, bad, bad, bad, fine, fine), Scripted("gpu", *[Absent("no driver")] * 6)
+    )
     for _ in range(6):
         sampler.sample(TICK)
     lines = [record.getMessage() for record in caplog.records]
@@ -233,3 +220,31 @@ def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
         "collector cpu: failed: stat:3: bad",
         "collector cpu: ok",
     ]
+
+
+def test_a_rarely_read_collector_is_served_again_and_retried_once_after_a_failure(start_sampler, steady):
+    seldom, failing, fast = (
+        steady("seldom"),
+        Scripted("failing", Failed("no"), Failed("no"), Failed("no")),
+        steady("fast"),
+    )
+    seldom.is_rarely_read = failing.is_rarely_read = True
+    fast.collect_fast = lambda: Ok((Sample("pacecar_host_cpus_online", (), 3),))
+    sampler = start_sampler(seldom, failing, fast)
+    first = sampler.sample(TICK, everything=False)
+    for _ in range(3):
+        later = sampler.sample(TICK, everything=False)
+    assert later.outcomes["seldom"] is first.outcomes["seldom"]
+    assert later.outcomes["fast"].samples[0].value == 3
+    assert (seldom.calls, fast.calls) == (1, 0)
+    assert values_of(sampler, "pacecar_collector_failures_total")["failing"] == 2
+    sampler.sample(TICK)
+    assert (seldom.calls, fast.calls) == (2, 1)
+
+
+def test_a_collector_without_a_glance_to_make_is_not_asked(start_sampler, steady):
+    idle = steady()
+    idle.is_glance_due, idle.glance = False, lambda: pytest.fail("asked")
+    sampler = start_sampler(idle)
+    sampler._glance()
+    assert values_of(sampler, "pacecar_collector_glances_total")["steady"] == 0

@@ -4,7 +4,6 @@ The daemon runs as its unit has it, as far as that goes without systemd: a user 
 capability, a private /tmp.  The others are users whom the kernel tells apart.
 """
 
-import http.client
 import json
 import os
 import re
@@ -15,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as parse
 
+from tests.kit.net import scrape, scraped
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +102,7 @@ class Sandboxed:
         raise AssertionError(text)
 
     def samples(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request("GET", "/metrics")
-            return [s for f in parse(connection.getresponse().read().decode()) for s in f.samples]
-        finally:
-            connection.close()
+        return scraped(self.port)
 
     def refused(self):
         counts = {
@@ -241,7 +235,4 @@ def test_a_group_that_cannot_be_had_is_named_and_nothing_is_served(folder):
 
 def test_snapshot_is_json_in_the_sandbox_too(start):
     daemon = start()
-    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=30)
-    connection.request("GET", "/api/snapshot")
-    assert json.loads(connection.getresponse().read())["jobs"] == []
-    connection.close()
+    assert json.loads(scrape(daemon.port, "/api/snapshot"))["jobs"] == []

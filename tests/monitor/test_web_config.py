@@ -12,15 +12,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 
 from pacecar.monitor.http.security import basic_auth
 from pacecar.monitor.http.security.basic_auth import AuthVerdict, BasicAuth
 from pacecar.monitor.http.security.web_config import OPEN, Security, WebConfigError, authorization, read_security
-from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.web import pages
+from tests.kit.net import basic, get
 from tests.kit.waiting import until
+from tests.kit.web import page, web_server
 
 pytest.importorskip("yaml", reason="the extra `secure` is not installed")
 bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
@@ -30,10 +32,6 @@ CHEAP = 4  # bcrypt's lowest cost: a millisecond
 
 def hashed(password, cost=CHEAP):
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
-
-
-def basic(user, password):
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 @pytest.fixture(scope="session")
@@ -67,37 +65,10 @@ def write(folder):
 
 @pytest.fixture
 def serve():
-    started = []
-
-    def start(security):
-        server = WebServer("127.0.0.1", 0)
-        server.secure(security)
-        server.bind()
-        server.start(pages(page, lambda: b"{}", lambda: None))
-        started.append(server)
-        return server
-
-    yield start
-    for server in started:
-        server.close()
-
-
-def page(environ, start_response):
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "3")])
-    return [b"ok\n"]
-
-
-def get(server, context=None, **headers):
-    kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
-    more = {} if context is None else {"context": context}
-    connection = kind("127.0.0.1", server.port, timeout=30, **more)
-    try:
-        connection.request("GET", "/metrics", headers=headers)
-        answer = connection.getresponse()
-        answer.read()
-        return answer
-    finally:
-        connection.close()
+    with ExitStack() as stack:
+        yield lambda security: stack.enter_context(
+            web_server(pages(page, lambda request: None, lambda: None), security)
+        )
 
 
 TLS = "tls_server_config:\n  cert_file: a.crt\n  key_file: a.key\n"
@@ -134,8 +105,8 @@ def test_no_file_and_an_empty_file_ask_for_nothing(write):
         ("tls_server_config: [", r"web.yml: not valid YAML: line 1: "),
         ("tls_server_config:\n  cert_file: a.crt\n", r"missing required field `key_file` - at `\$.tls_server_config`"),
         (TLS.replace("a.crt", "z.crt"), r"tls_server_config: cert_file .*z.crt: cannot be read: No such file"),
-        (TLS.replace("a.key", "b.key"), r"a.crt and .*b.key are no certificate with its key"),
-        (TLS.replace("a.key", "a.crt"), r"are no certificate with its key"),
+        (TLS.replace("a.key", "b.key"), r"a.crt and .*b.key are not a certificate with its key"),
+        (TLS.replace("a.key", "a.crt"), r"are not a certificate with its key"),
         (TLS + "  client_auth_type: RequireAndVerifyClientCert\n", r"client_ca_file and .* go together"),
         (TLS + "  client_ca_file: c.crt\n", r"client_ca_file and .* go together"),
         (TLS + "  client_ca_file: a.key\n  client_auth_type: VerifyClientCertIfGiven\n", r"a.key: no cert"),
@@ -146,7 +117,7 @@ def test_no_file_and_an_empty_file_ask_for_nothing(write):
         ("basic_auth_users:\n  me: secret\n", r"basic_auth_users: me: not a bcrypt hash"),
         ("basic_auth_users:\n  'a:b': x\n", r"cannot be a user's name"),
         ("basic_auth_users:\n  me: $2y$15$" + "a" * 53 + "\n", r"me: bcrypt cost 15 is not from 4 to 14"),
-        ("basic_auth_users:\n  me: x\n  me: y\n", r"line 3: me stands there twice"),
+        ("basic_auth_users:\n  me: x\n  me: y\n", r"line 3: me appears twice"),
         ("basic_auth_user: {}\n", r"unknown field `basic_auth_user`"),
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "1\\r\\nX: y"\n', r"a header is one line"),
         ("a: &a [*a]\n", r"web.yml: "),
@@ -172,16 +143,16 @@ def test_without_the_extra_the_file_is_refused_and_the_extra_named(write, monkey
 def test_a_password_is_asked_for_and_told_from_a_wrong_one_in_the_same_words(serve, write):
     security = read_security(write(f"basic_auth_users:\n  me: {hashed('right')}\n"))
     server = serve(security)
-    assert get(server).status == 401
-    assert get(server).headers["WWW-Authenticate"].startswith('Basic realm="pacecar"')
-    assert get(server, Authorization=basic("me", "right")).status == 200
+    assert get(server.port).status == 401
+    assert get(server.port).headers["WWW-Authenticate"].startswith('Basic realm="pacecar"')
+    assert get(server.port, Authorization=basic("me", "right")).status == 200
     answers = {
         (a.status, a.headers["Content-Length"])
-        for a in (get(server, Authorization=basic(user, "no")) for user in ("me", "nobody"))
+        for a in (get(server.port, Authorization=basic(user, "no")) for user in ("me", "nobody"))
     }
     assert len(answers) == 1
     for odd in ("Basic", "Basic !!!", "Bearer abc", "Basic " + base64.b64encode(b"nocolon").decode(), "Basic /w=="):
-        assert get(server, Authorization=odd).status == 401
+        assert get(server.port, Authorization=odd).status == 401
     refused = {reason.value: count for reason, count in server.refused().items() if count}
     assert refused == {"no_credentials": 7, "credentials": 2}
 
@@ -189,10 +160,10 @@ def test_a_password_is_asked_for_and_told_from_a_wrong_one_in_the_same_words(ser
 def test_passwords_may_be_long_and_odd(write):
     long = "ä" * 60
     stored = bcrypt.hashpw(long.encode()[:72], bcrypt.gensalt(CHEAP)).decode()
-    gate = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n  you: {hashed('x')}\n")))
-    assert gate.check(basic("me", long)) is AuthVerdict.ALLOWED
-    assert gate.check(basic("you", "x")) is AuthVerdict.ALLOWED
-    assert gate.check(basic("you", "x\0y")) is AuthVerdict.WRONG
+    auth = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n  you: {hashed('x')}\n")))
+    assert auth.check(basic("me", long)) is AuthVerdict.ALLOWED
+    assert auth.check(basic("you", "x")) is AuthVerdict.ALLOWED
+    assert auth.check(basic("you", "x\0y")) is AuthVerdict.WRONG
     assert authorization(basic("me", "a:b")) == ("me", "a:b")
 
 
@@ -203,14 +174,14 @@ def test_what_was_right_or_wrong_is_remembered():
         calls.append(stored)
         return password == b"right"
 
-    gate = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=verify))
-    assert gate.look(basic("me", "right")) is AuthVerdict.UNCHECKED
-    assert gate.check(basic("me", "right")) is AuthVerdict.ALLOWED
-    assert gate.look(basic("me", "old")) is AuthVerdict.UNCHECKED
-    assert gate.check(basic("me", "old")) is AuthVerdict.WRONG
+    auth = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=verify))
+    assert auth.recall(basic("me", "right")) is AuthVerdict.UNCHECKED
+    assert auth.check(basic("me", "right")) is AuthVerdict.ALLOWED
+    assert auth.recall(basic("me", "old")) is AuthVerdict.UNCHECKED
+    assert auth.check(basic("me", "old")) is AuthVerdict.WRONG
     for _ in range(100):
-        assert gate.look(basic("me", "right")) is AuthVerdict.ALLOWED
-        assert gate.look(basic("me", "old")) is AuthVerdict.WRONG
+        assert auth.recall(basic("me", "right")) is AuthVerdict.ALLOWED
+        assert auth.recall(basic("me", "old")) is AuthVerdict.WRONG
     assert len(calls) == 2
 
 
@@ -218,10 +189,10 @@ def test_who_does_not_exist_is_checked_against_a_hash_of_the_same_cost():
     """No timing oracle: the same work for a stranger, the same each time, among the costs that the users have."""
     seen = []
     users = {"me": b"$2b$04$" + b"a" * 53, "you": b"$2b$06$" + b"b" * 53}
-    gate = BasicAuth(Security(users=users, verify=lambda _, stored: bool(seen.append(stored))))
+    auth = BasicAuth(Security(users=users, verify=lambda _, stored: bool(seen.append(stored))))
     for _ in range(2):
         for number in range(40):
-            assert gate.check(basic(f"stranger{number}", "x")) is AuthVerdict.WRONG
+            assert auth.check(basic(f"stranger{number}", "x")) is AuthVerdict.WRONG
     costs = [stored[4:6] for stored in seen]
     assert costs[:40] == costs[40:]
     assert set(costs) == {b"04", b"06"}
@@ -231,11 +202,11 @@ def test_who_does_not_exist_is_checked_against_a_hash_of_the_same_cost():
 
 
 def test_memory_of_the_gate_is_bounded_and_holds_no_password():
-    gate = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=lambda *_: True))
+    auth = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=lambda *_: True))
     for number in range(1000):
-        gate.check(basic("me", f"pass{number}"))
-    assert len(gate._right) == basic_auth.REMEMBERED_MAX
-    assert not [digest for digest in gate._right if b"pass" in digest]
+        auth.check(basic("me", f"pass{number}"))
+    assert len(auth._right) == basic_auth.REMEMBERED_MAX
+    assert not [digest for digest in auth._right if b"pass" in digest]
 
 
 def trusting(folder, authority, client=None):
@@ -247,13 +218,13 @@ def trusting(folder, authority, client=None):
 
 def test_tls_serves_who_speaks_it_and_counts_who_does_not(serve, write, folder):
     server = serve(read_security(write(TLS)))
-    assert get(server, trusting(folder, "a")).status == 200
+    assert get(server.port, context=trusting(folder, "a")).status == 200
     with pytest.raises(ssl.SSLError):
-        get(server, trusting(folder, "b"))
+        get(server.port, context=trusting(folder, "b"))
     with pytest.raises((http.client.HTTPException, OSError)):
-        get(server)  # not encrypted
+        get(server.port)  # not encrypted
     assert server.refused()["tls"] >= 1
-    assert get(server, trusting(folder, "a")).status == 200
+    assert get(server.port, context=trusting(folder, "a")).status == 200
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # python's own, of such a socket
@@ -265,17 +236,17 @@ def test_a_client_that_resets_before_it_is_taken_in_does_not_end_the_server(serv
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
             client.sendall(said)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    assert get(server, ssl.create_default_context(cafile=folder / "a.crt")).status == 200
+    assert get(server.port, context=ssl.create_default_context(cafile=folder / "a.crt")).status == 200
     assert server.thread.restarts == 0
 
 
 def test_a_client_without_a_certificate_is_refused_where_one_is_required(serve, write, folder):
     text = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: c.crt\n"
     server = serve(read_security(write(text)))
-    assert get(server, trusting(folder, "a", "c")).status == 200
+    assert get(server.port, context=trusting(folder, "a", "c")).status == 200
     for client in (None, "b"):
         with pytest.raises((ssl.SSLError, http.client.HTTPException, OSError)):
-            get(server, trusting(folder, "a", client))
+            get(server.port, context=trusting(folder, "a", client))
     until(lambda: server.refused()["tls"] >= 2)  # it counts after the client has been told
     assert server.refused()["tls"] == 2
 
@@ -289,7 +260,7 @@ def test_certificates_and_users_are_exchanged_while_clients_come(serve, write, f
     def come():
         while not stop.is_set():
             try:
-                served.append(get(server, both).status)
+                served.append(get(server.port, context=both).status)
             except (OSError, http.client.HTTPException) as error:
                 failed.append(error)
 
@@ -303,7 +274,7 @@ def test_certificates_and_users_are_exchanged_while_clients_come(serve, write, f
     assert not failed
     assert set(served) == {200}
     with pytest.raises(ssl.SSLError):
-        get(server, trusting(folder, "a"))
+        get(server.port, context=trusting(folder, "a"))
 
 
 def test_a_slow_handshake_and_a_slow_password_hold_up_nobody(serve, write, folder):
@@ -318,9 +289,9 @@ def test_a_slow_handshake_and_a_slow_password_hold_up_nobody(serve, write, folde
 
     slow = Security(users=security.users, verify=slowly)
     server = serve(slow)
-    waiting = threading.Thread(target=lambda: get(server, Authorization=basic("me", "right")))
+    waiting = threading.Thread(target=lambda: get(server.port, Authorization=basic("me", "right")))
     waiting.start()
-    assert get(server).status == 401, "answered while the other's password is being checked"
+    assert get(server.port).status == 401, "answered while the other's password is being checked"
     release.set()
     waiting.join()
 
@@ -331,11 +302,12 @@ def test_urllib_logs_in_as_users_do(serve, write):
     manager.add_password(None, f"http://127.0.0.1:{server.port}/", "me", "right")
     opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(manager))
     assert opener.open(f"http://127.0.0.1:{server.port}/metrics", timeout=30).read() == b"ok\n"
-    with pytest.raises(urllib.error.HTTPError, match="401"):
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30)
+    refused.value.close()  # it is a response too
 
 
 def test_the_hash_of_htpasswd_is_accepted(write):
     stored = re.sub(r"^\$2b\$", "$2y$", hashed("right"))
-    gate = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n")))
-    assert gate.check(basic("me", "right")) is AuthVerdict.ALLOWED
+    auth = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n")))
+    assert auth.check(basic("me", "right")) is AuthVerdict.ALLOWED

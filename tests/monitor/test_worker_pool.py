@@ -1,4 +1,4 @@
-"""Jobs that return share one thread, and any number that hang delay the others by a moment each."""
+"""Jobs that return share one thread, and any number of hung jobs delay the others only briefly."""
 
 import threading
 from contextlib import suppress
@@ -6,12 +6,12 @@ from contextlib import suppress
 import pytest
 
 from pacecar.monitor import worker_pool
-from pacecar.monitor.worker_pool import Between, WorkerPool
+from pacecar.monitor.worker_pool import IdleTask, WorkerPool
 from tests.kit.waiting import until
 
 
 class Jobs:
-    """Jobs that note who ran them, and some that hang until they are let go."""
+    """Jobs that record their thread, and some that hang until they are released."""
 
     def __init__(self):
         self.ran = []
@@ -55,12 +55,12 @@ def test_jobs_that_return_share_one_thread_in_order(pool, jobs):
 
 
 def test_jobs_that_are_given_together_begin_when_all_are_given(pool, jobs):
-    with pool.together():
+    with pool.batch():
         for name in "abc":
             pool.submit(jobs.quick(name))
         assert not pool._workers
     until(lambda: jobs.names() == ["a", "b", "c"], "all ran")
-    with suppress(ZeroDivisionError), pool.together():
+    with suppress(ZeroDivisionError), pool.batch():
         pool.submit(jobs.quick("d"))
         raise ZeroDivisionError
     pool.submit(jobs.quick("e"))
@@ -73,8 +73,8 @@ def test_a_job_that_hangs_holds_up_nobody_once_somebody_hastens(pool, jobs):
     until(lambda: not pool.has_waiting, "it hangs")
     for name in "abc":
         pool.submit(jobs.quick(name))
-    pool.hasten()  # the hung one was begun since the last call: it is given until the next
-    pool.hasten()
+    pool.help_if_stuck()  # the hung one was begun since the last call: it is given until the next
+    pool.help_if_stuck()
     until(lambda: len(jobs.ran) == 3, "the others ran")
     assert jobs.names() == ["a", "b", "c"]
     assert len(jobs.threads()) == 1
@@ -83,9 +83,9 @@ def test_a_job_that_hangs_holds_up_nobody_once_somebody_hastens(pool, jobs):
 def test_many_that_hang_cost_a_thread_each_and_the_next_ones_run_at_once(pool, jobs):
     for _ in range(8):
         pool.submit(jobs.hang)
-    until(lambda: pool.hasten() or not pool.has_waiting, "all hang")
+    until(lambda: pool.help_if_stuck() or not pool.has_waiting, "all hang")
     pool.submit(jobs.quick("a"))
-    until(lambda: pool.hasten() or jobs.names() == ["a"], "the other ran")
+    until(lambda: pool.help_if_stuck() or jobs.names() == ["a"], "the other ran")
     assert len(pool._workers) == 9
     jobs.let_go.set()
     until(lambda: len(pool._idle) == len(pool._workers), "all are idle")
@@ -98,9 +98,9 @@ def test_each_that_hangs_delays_the_others_by_one_call(pool, jobs):
         pool.submit(jobs.hang)
     pool.submit(jobs.quick("a"))
     until(lambda: len(pool._jobs) == 3, "one hangs")
-    pool.hasten()
+    pool.help_if_stuck()
     for waiting in (2, 1, 0):
-        pool.hasten()
+        pool.help_if_stuck()
         until(lambda waiting=waiting: len(pool._jobs) == waiting, "the next was begun", seconds=5)
     until(lambda: jobs.names() == ["a"], "the last ran")
 
@@ -116,7 +116,7 @@ def test_however_often_one_hastens_there_are_no_more_threads_than_jobs(pool, job
     for _ in range(3):
         pool.submit(jobs.hang)
     for _ in range(1000):
-        pool.hasten()
+        pool.help_if_stuck()
     assert len(pool._workers) <= 3
 
 
@@ -136,7 +136,7 @@ def test_a_thread_that_the_system_refuses_is_asked_for_again(pool, jobs, monkeyp
         with pytest.raises(RuntimeError):
             pool.submit(jobs.quick("a"))
         assert pool.stop(0.01), "there is nothing to end"
-    pool.hasten()
+    pool.help_if_stuck()
     until(lambda: jobs.names() == ["a"], "it ran")
 
 
@@ -163,7 +163,7 @@ def test_a_pool_that_stops_leaves_a_hung_thread_behind(jobs):
 
 
 class Turns:
-    """What is to be done between jobs: it notes by whom, and hangs when told to."""
+    """An idle task that records its thread, and hangs when told to."""
 
     def __init__(self, jobs, pause_seconds=0.001):
         self.pause_seconds = pause_seconds
@@ -187,7 +187,7 @@ def turns(jobs):
 
 @pytest.fixture
 def turning(jobs, turns):
-    pool = WorkerPool("test", Between(lambda: turns.pause_seconds, turns.run))
+    pool = WorkerPool("test", IdleTask(lambda: turns.pause_seconds, turns.run))
     yield pool
     jobs.let_go.set()
     until(lambda: pool.stop(1), "all have ended")
@@ -220,7 +220,7 @@ def test_a_turn_between_jobs_that_hangs_holds_up_no_job_and_the_next_thread_take
     turning.submit(jobs.quick("a"))
     until(lambda: turns.threads and not turns.hangs, "it hangs")
     turning.submit(jobs.quick("b"))
-    until(lambda: turning.hasten() or jobs.names() == ["a", "b"], "the next ran")
+    until(lambda: turning.help_if_stuck() or jobs.names() == ["a", "b"], "the next ran")
     until(lambda: len(turns.threads) > 5, "there were turns")
     assert len(jobs.threads()) == 2
     assert len(turning._workers) == 2

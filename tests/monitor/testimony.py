@@ -68,8 +68,8 @@ def everything(rank: int) -> list[JobRecord]:
                   excess_ns=8_000_000, evidence="because"),
         WhatIf(job="run-7", of_rank=None, step=5, wall_ns=1, steps=400, pace_ns=30_000_000, source="estimate",
                calibration_age_steps=17, rungs=(
-                   Rung("communication_hidden", 24_000_000, 0.2, Bound.REST),
-                   Rung("data_free", 30_000_000, 0.0, Bound.REST),
+                   Rung("at_most_communication_hidden", 24_000_000, 0.2, Bound.REST),
+                   Rung("at_most_data_free", 30_000_000, 0.0, Bound.REST),
                )),
         HangSuspicion(job="run-7", rank=rank, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
                       collectives=17, stack=None),

@@ -1,4 +1,4 @@
-"""Two clocks: one for durations, which never goes back, and one for instants, which may."""
+"""Durations use a clock that never goes back, instants one that may."""
 
 from __future__ import annotations
 

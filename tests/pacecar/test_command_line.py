@@ -1,4 +1,4 @@
-"""The command: what a user can cause ends in one line and an exit code, never in a traceback."""
+"""Users' mistakes end the command with one line and an exit code, not a traceback."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ def test_a_job_whose_name_begins_with_a_dash_is_asked_for_behind_two(command: li
     options = ["--socket", str(tmp_path / "none")]
     wrong = pacecar(*command, *options, "-c-1234")
     assert wrong.returncode == 2
-    assert (
-        f"A name that begins with a dash goes behind --: pacecar {' '.join(command[:2])[:5]}"
-        in wrong.stderr.replace("python -m ", "")
+    assert f"Put a name that begins with a dash behind --: pacecar {' '.join(command[:2])[:5]}" in wrong.stderr.replace(
+        "python -m ", ""
     )
     done = pacecar(*command, *options, "--", "-c-1234")
     assert done.returncode == 1
@@ -172,7 +171,7 @@ def test_dashboards_and_rules_are_exported(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
-    """An interpreter whose finder hides torch stands for one without it."""
+    """An interpreter whose finder hides torch acts as one without torch."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nreal = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"

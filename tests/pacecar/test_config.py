@@ -1,4 +1,4 @@
-"""Configuration: the later layer wins, and nothing that was typed is ever ignored."""
+"""Later layers of the configuration win, and no setting is ignored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_byte_order_mark_is_no_part_of_the_file_and_utf_16_is_named(tmp_path: 
     assert load_config(file, environ={}) == load_config(environ={"PACECAR_CONFIG": ""})
     for encoding in ("utf-16", "utf-16-be"):
         file.write_bytes((b"\xfe\xff" if encoding == "utf-16-be" else b"") + text.encode(encoding))
-        with pytest.raises(ConfigError, match=r"pacecar\.toml: not valid TOML: it is UTF-16"):
+        with pytest.raises(ConfigError, match=r"pacecar\.toml: not valid TOML: the file is UTF-16"):
             load_config(file, environ={})
 
 

@@ -1,4 +1,4 @@
-"""Times are written in UTC, whatever the machine's time zone, and what is no time never raises."""
+"""Times are in UTC, whatever the machine's time zone, and invalid times do not raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each fault of a GPU makes the verdict that it should, what is normal makes none, and what was not read neither."""
+"""Each fault of a GPU gives its verdict; normal and unread values give none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_(**changes: object) -> GpuReadings:
 FAULTS = {
     "lost": (with_(is_up=False, down_reason="lost"), HealthReason.DOWN, "lost"),
     "row remap failed": (with_(row_remap_failed=True), HealthReason.ROW_REMAP_FAILED, "no spare row"),
-    "SRAM": (with_(sram_threshold_exceeded=True), HealthReason.SRAM_ECC_THRESHOLD, "than the maker allows"),
+    "SRAM": (with_(sram_threshold_exceeded=True), HealthReason.SRAM_ECC_THRESHOLD, "than NVIDIA allows"),
     "uncorrected ECC": (with_(uncorrected_errors=2), HealthReason.ECC_UNCORRECTED, "2 since the last reset"),
     "Xid 79": (with_(xids=frozenset({31, 79})), HealthReason.XID, "79 in the last minutes"),
     "fabric error": (with_(fabric_status=21), HealthReason.FABRIC_FAILED, "completed with error 21"),

@@ -1,4 +1,4 @@
-"""What is loaded when?  A training process must not pay for the daemon, nor the daemon for torch."""
+"""A training process does not import the daemon's modules, nor the daemon torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_help_loads_no_room() -> None:
 
 
 def test_import_pacecar_loads_few_modules() -> None:
-    """What it costs, told without a clock: a module that is not needed is more than these few."""
+    """The cost of the import without a clock: few modules."""
     count = "import sys\nbare = len(sys.modules)\nimport pacecar\nprint(len(sys.modules) - bare)"
     done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, timeout=120, check=True)
     assert 0 < int(done.stdout) <= MODULES_MAX

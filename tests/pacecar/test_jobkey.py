@@ -1,4 +1,4 @@
-"""Names of jobs: what a person types means one job, or says which it might mean."""
+"""A typed name of a job means one job, or the error lists the candidates."""
 
 from __future__ import annotations
 

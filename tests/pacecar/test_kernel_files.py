@@ -1,4 +1,4 @@
-"""The files of the kernel: what it writes is read, what it never writes is refused, and zero is a measurement."""
+"""The kernel's files are read, malformed ones refused, and zero is a measurement."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_interface_has_the_speed_that_it_says_or_none(tmp_path: Path, text: s
 def test_a_speed_that_is_no_number_is_malformed_and_one_that_is_not_known_is_not() -> None:
     assert parse_speed("-1") is None
     for wrong in ("-2", "", "fast"):
-        with pytest.raises(ValueError, match=r"no speed|whole number"):
+        with pytest.raises(ValueError, match=r"not a speed|whole number"):
             parse_speed(wrong)
     assert is_link(["address", "device"])
     assert is_link(["bonding"])

@@ -1,4 +1,4 @@
-"""`pacecar knobs` and `pacecar tune`: what a user types wrongly ends in one line and an exit code."""
+"""`pacecar knobs` and `pacecar tune`: users' mistakes end with one line and an exit code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_json_is_the_entry_itself(file: KnobStore) -> None:
 def test_forget_by_key_by_staleness_and_all(file: KnobStore) -> None:
     assert "Forgot 0 entries" in knobs(file, "forget", "--stale").stdout
     file.change(lambda entries: stale(entries, ENTRY, "slower here"))
-    assert "not tried any more: slower here" in knobs(file, "show", ENTRY.key).stdout
+    assert "no longer tried: slower here" in knobs(file, "show", ENTRY.key).stdout
     assert "Forgot 1 entry" in knobs(file, "forget", "--stale").stdout
     file.change(lambda entries: remembered(entries, ENTRY))
     assert "Forgot 1 entry" in knobs(file, "forget", ENTRY.key).stdout

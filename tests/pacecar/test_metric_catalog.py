@@ -1,4 +1,4 @@
-"""The catalog keeps the naming law, so that everything that reads it does."""
+"""The catalog follows the naming rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foreign text loses what a terminal or a log would obey, and nothing else."""
+"""Foreign text loses control characters, and nothing else."""
 
 import dataclasses
 import logging

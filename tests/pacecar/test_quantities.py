@@ -1,4 +1,4 @@
-"""Numbers for people: one unit a column, zero is a measurement, nothing is hidden by rounding."""
+"""Formatted numbers: one unit per column, zero is a measurement, and rounding hides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of everything that crosses the socket has a range, and no value outside of it is taken."""
+"""Every field that crosses the socket has a range, and values outside of it are refused."""
 
 import math
 from typing import get_args

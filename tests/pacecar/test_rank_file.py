@@ -1,4 +1,4 @@
-"""A rank's file is read by whole lines, wherever a reader begins and however it grows."""
+"""A rank's file is read by whole lines, wherever a reader starts and while it grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording: what went in comes out, and a file that is not whole says what is wrong with it."""
+"""A recording is read as it was written, and a damaged file gives a specific error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_cut_anywhere_it_is_an_error_that_names_the_file_and_salvage_gives_whole
     first = header + 9 + len(pack(FIRST))
     for length in range(len(data)):
         file.write_bytes(data[:length])
-        with pytest.raises(RecordingError, match=r"a\.recording: (truncated|not a recording)"):
+        with pytest.raises(RecordingError, match=r"a\.recording: (truncated|not a pacecar recording)"):
             read_recording(file)
         if length < header:
             with pytest.raises(RecordingError):
@@ -99,10 +99,10 @@ def test_a_flipped_bit_anywhere_is_found(file: Path, data: bytes) -> None:
     [
         (lambda data: data[:18] + struct.pack(">H", 2) + data[20:], "version 2, this pacecar reads 1: a newer pacecar"),
         (lambda data: data[:18] + struct.pack(">H", 0) + data[20:], "version 0"),
-        (lambda data: b"#!/bin/sh\n", "not a recording of pacecar"),
-        (lambda data: b"", "not a recording of pacecar"),
+        (lambda data: b"#!/bin/sh\n", "not a pacecar recording"),
+        (lambda data: b"", "not a pacecar recording"),
         (lambda data: data + b"x", "1 bytes after its end"),
-        (lambda data: data[:20] + data[-13:], "damaged: a part b'E'"),
+        (lambda data: data[:20] + data[-13:], "damaged: an unexpected part b'E'"),
     ],
 )
 def test_what_is_no_recording_of_ours_is_named(file: Path, data: bytes, change, message: str) -> None:
@@ -118,7 +118,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 
 
 def test_lies_inside_sound_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who can compute a checksum can also write a bomb, a series that is not there, or no chunk at all."""
+    """With a valid checksum a file may still be a decompression bomb, name missing series, or have no chunks."""
     monkeypatch.setattr(recording, "CHUNK_BYTES_MAX", 1 << 20)
     wild = Chunk(1, 1, 0, (UP,), (TickRow(1, 1, 0, {7: 1}, {}, {}),), (), (), ())
     bad_record = Chunk(1, 1, 0, (), (), (), (RecordRow(1, msgspec.Raw(b"\x01")),), ())

@@ -1,4 +1,4 @@
-"""Records: a wrong ledger cannot exist, and adding up loses nothing."""
+"""Records refuse wrong ledgers, and sums are exact."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_wait_for_data_that_nobody_could_see_is_no_part_and_no_zero() -> None:
 def test_the_loops_own_host_time_is_a_part_of_the_host_bound() -> None:
     assert (Ledger(wall_ns=5, host_bound_ns=5, loop_host_ns=5) + Ledger(wall_ns=0)).loop_host_ns == 5
     for part in (-1, 6):
-        with pytest.raises(ValueError, match="no part of 5 ns"):
+        with pytest.raises(ValueError, match="not a part of 5 ns"):
             Ledger(wall_ns=5, host_bound_ns=5, loop_host_ns=part)
 
 

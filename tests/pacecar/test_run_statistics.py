@@ -1,4 +1,4 @@
-"""What demo and report compute alike."""
+"""Statistics that demo and report share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a person named go where he wanted them: replaced whole, through his own links, or one clear error."""
+"""Files that a user names are replaced as a whole, through the user's own links, or give one clear error."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from pacecar.path_walk import UnsafePathError, Walk, mounted_by, unnameable_uid
 from pacecar.safe_files import appending, output, own_folder, replacing
+from tests.kit.ours import ROOMS
 from tests.kit.users import STRANGER, as_user, commons, needs_root
 
 
@@ -158,7 +159,7 @@ def test_the_number_of_those_whom_a_user_namespace_does_not_map(tmp_path: Path) 
 
 
 def test_who_mounted_what_lies_in_the_way() -> None:
-    """A user's FUSE is that user's, whatever owners it shows and whatever its name; the kernel says so."""
+    """The kernel tells which user mounted a FUSE file system, whatever owners and name it shows."""
     mounts = [
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw",
         "40 22 0:35 / /tmp rw,nosuid - tmpfs tmpfs rw,mode=1777",
@@ -191,7 +192,6 @@ def test_a_new_file_is_nobody_elses_while_it_is_written(tmp_path: Path) -> None:
 # --- the rule, in the source ---
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("pacecar", "adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
 
 WRITERS = {
     "pacecar/safe_files.py", "pacecar/path_walk.py",
@@ -200,7 +200,7 @@ WRITERS = {
     "commands/demo/processes.py",  # a file that says stop, and mkdtemp, in new folders of mode 0700
     "commands/doctor/reference.py", "dashboards/__main__.py",  # for the developer, in a checkout
 }  # fmt: skip
-"""Where files or folders are made otherwise than by `safe_files`, and why that is safe."""
+"""Code that creates files or folders without `safe_files`, and why that is safe."""
 
 CALLERS = {
     "pacecar/daemon_peer.py",
@@ -240,7 +240,7 @@ def is_write(name: str, call: ast.Call) -> bool:
 @pytest.mark.slow
 def test_files_are_made_and_daemons_are_called_only_where_it_is_known_how() -> None:
     writers, callers = set(), set()
-    for room in ROOMS:
+    for room in ("pacecar", *ROOMS):
         for file in (ROOT / room).rglob("*.py"):
             if any(part.is_symlink() for part in (file, *file.parents) if part.is_relative_to(ROOT)):
                 continue  # pacecar/monitor and the like are links to the rooms

@@ -1,4 +1,4 @@
-"""Tables as lines: columns stand under each other whatever is in them, and nothing steers a terminal."""
+"""Tables as lines: columns are aligned whatever they contain, and have no control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of torch's private names only those in the table are used, none at import; a missing one costs its own feature."""
+"""Only torch's private names in the table are used, none at import; a missing one disables only its feature."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_importing_every_module_looks_nothing_up() -> None:
-    """A name that the next torch has not must not be missed before somebody wants it."""
+    """A name that a future torch lacks must not matter before its use."""
     script = """
 import importlib, pkgutil, sys
 from pacecar import torch_internals
@@ -152,9 +152,9 @@ def touched(*names):
     raise AssertionError(f"{names} at import")
 for name in ("find", "need", "lacking", "own_has"):
     setattr(torch_internals, name, touched)
-import pacecar, pacecar.controller, pacecar.profiler, pacecar.job.autoattach
+import pacecar, pacecar.commands, pacecar.controller, pacecar.profiler, pacecar.job.autoattach
 done = 0
-for package in (pacecar.profiler, pacecar.controller, pacecar.job.autoattach):
+for package in (pacecar.profiler, pacecar.controller, pacecar.job.autoattach, pacecar.commands):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if found.name.endswith("__main__"):
             continue
@@ -163,7 +163,8 @@ for package in (pacecar.profiler, pacecar.controller, pacecar.job.autoattach):
         except ModuleNotFoundError as error:  # an extra that is not installed
             assert not (error.name or "pacecar").startswith(("pacecar", "torch")), error
         done += 1
-import pacecar.job.attach
+import pacecar.job.attach, torch
+assert not torch.cuda.is_initialized()
 print(done)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)

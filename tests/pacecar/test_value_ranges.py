@@ -1,4 +1,4 @@
-"""Every metric of hosts and GPUs has a range, which no number that stands for "unknown" is in."""
+"""Every metric of hosts and GPUs has a range that excludes numbers for "unknown"."""
 
 import pytest
 
@@ -19,7 +19,7 @@ UNKNOWN = {
     MetricUnit.BYTES_PER_SECOND: (4294967295 * 1_000_000, -125_000),
     MetricUnit.COUNT: (2**64 - 1,),
 }
-"""What drivers, kernels and containers report of what they do not know, in the inside unit."""
+"""What drivers, kernels and containers report for unknown values, in the inside unit."""
 
 
 def test_every_metric_of_hosts_and_gpus_has_a_row_and_no_other():

@@ -1,4 +1,4 @@
-"""Versions compare by their numbers, whatever follows these."""
+"""Versions compare by their numbers, whatever follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire: what goes in comes out, and whatever else arrives is refused with its reason and nothing worse."""
+"""Messages are decoded as encoded, and anything else is refused with a reason."""
 
 from __future__ import annotations
 

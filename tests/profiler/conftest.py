@@ -7,6 +7,7 @@ from torch import nn
 from pacecar.config import HookConfig
 from pacecar.profiler.hook import single_instance
 from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.records import StepRecord
 from tests.kit.listeners import HeardSteps
 
 
@@ -21,8 +22,12 @@ class Sink:
     @property
     def records(self):
         for hook in self.hooks:
-            hook.flush()
+            hook.records.flush()
         return self._records
+
+    @property
+    def steps(self):
+        return [record for record in self.records if isinstance(record, StepRecord)]
 
     def put(self, record):
         self._records.append(record)
@@ -81,13 +86,13 @@ def attach(sink):
     """Return a function that starts a hook on a job; whatever it started is closed at the end."""
     started = []
 
-    def start(job, *, config=GENEROUS, on_boundary=None, on_timed=None, **arguments):
+    def start(job, *, config=GENEROUS, on_boundary=None, on_timed=None, listener=None, **arguments):
         hook = Hook(
             job.model, job.optimizer, hello=make_hello(job.model, environ={}), config=config, sinks=[sink], **arguments
         )
         started.append(hook)
         sink.hooks.append(hook)
-        hook.start(HeardSteps(on_boundary, on_timed) if on_boundary or on_timed else None)
+        hook.start(HeardSteps(on_boundary, on_timed) if on_boundary or on_timed else listener)
         return hook
 
     yield start

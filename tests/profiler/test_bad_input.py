@@ -12,6 +12,7 @@ import torch
 
 from pacecar.records import JobRecord, Ledger, StepRecord
 from tests.kit.forking_python import forking_python
+from tests.kit.hook_inspection import inspect
 
 PLACES = ("forward", "backward", "loader", "optimizer", "between")
 
@@ -28,10 +29,6 @@ def check(records):
         assert record.ledger.wall_ns == record.wall_ns == sum(record.ledger.parts().values())
         total += record.ledger
         assert record.totals == total
-
-
-def steps_of(sink):
-    return [r for r in sink.records if isinstance(r, StepRecord)]
 
 
 class Trap:
@@ -75,7 +72,7 @@ def test_an_exception_that_the_user_catches_costs_its_step_and_nothing_else(job,
             yield next(source)
 
     caught = done = 0
-    data = iter(hook.data(endless()))
+    data = iter(hook.loop.data(endless()))
     for attempt in range(24):
         trap.armed = attempt in (3, 9, 10, 16)  # inside a window, before one and between
         try:
@@ -86,9 +83,9 @@ def test_an_exception_that_the_user_catches_costs_its_step_and_nothing_else(job,
         except Planted:
             caught += 1
             if place == "loader":
-                data = iter(hook.data(endless()))
+                data = iter(hook.loop.data(endless()))
     assert (caught, done) == (4, 20)
-    records = steps_of(sink)
+    records = sink.steps
     assert len(records) == done
     check(records)
     assert hook.is_alive
@@ -149,7 +146,7 @@ for batch in pacer.data(batches()):
 """
 
 
-TO_THE_END = os.environ | {"FORKED_FINALIZES": "1"}
+TO_THE_END = os.environ | {"FORKED_FINALIZES": "1", "PYTHONPATH": os.getcwd()}
 """What python does last may hang or crash where torch's profiler ran."""
 
 ENDS = {
@@ -234,14 +231,14 @@ def test_a_step_that_never_ends_is_interrupted_by_the_keyboard_and_closes_at_onc
 def test_iterations_without_an_update_belong_to_the_next_one(job, attach, sink):
     hook = attach(job)
     skipped = {2, 3, 7, 8, 9, 14}
-    for number, (x, y) in enumerate(hook.data([*job.batches, *job.batches])):
+    for number, (x, y) in enumerate(hook.loop.data([*job.batches, *job.batches])):
         loss = (job.model(x) - y).square().mean()
         if number in skipped:
             continue
         job.optimizer.zero_grad()
         loss.backward()
         job.optimizer.step()
-    records = steps_of(sink)
+    records = sink.steps
     check(records)
     assert [r.micro_batches for r in records] == [1, 1, 3, 1, 1, 4, 1, 1, 1, 2]
     assert [r.samples for r in records] == [16 * r.micro_batches for r in records]
@@ -262,7 +259,7 @@ def test_of_two_models_in_a_process_the_first_is_measured_and_the_second_trains_
         job.step(x, y)
         losses.append(other.step(*other.batches[number % 8]))
     assert losses == expected
-    records = steps_of(sink)
+    records = sink.steps
     check(records)
     assert [r.micro_batches for r in records] == [1] * 10
 
@@ -273,8 +270,8 @@ def test_a_model_inside_the_model_that_trains_by_itself_does_not_disturb(job, at
     for x, y in job.batches:
         job.model[0](x).mean().backward()
         job.step(x, y)
-    check(steps_of(sink))
-    assert [r.micro_batches for r in steps_of(sink)] == [1] * len(job.batches)
+    check(sink.steps)
+    assert [r.micro_batches for r in sink.steps] == [1] * len(job.batches)
     assert hook.is_alive
 
 
@@ -290,13 +287,13 @@ def test_a_profiler_that_fails_is_said_once_and_the_job_trains_to_the_same_losse
     expected = type(job)().run(30)
     losses = job.run(6)
     # Torch's own function, as it was found when the hook was attached: what a broken device context makes of it.
-    monkeypatch.setattr(hook._meter._profiler, call, broken_cuda)
+    monkeypatch.setattr(inspect(hook).profiler, call, broken_cuda)
     for number in range(24):
         losses.append(job.step(*job.batches[(6 + number) % 8]))
     monkeypatch.undo()
     assert losses == expected
     assert sum("illegal memory access" in (r.exc_text or "") for r in caplog.records) == 1
-    check(steps_of(sink))
+    check(sink.steps)
     hook.close()
     if torch.autograd._profiler_enabled():  # what could not be ended
         torch._C._autograd._disable_profiler()
@@ -305,19 +302,20 @@ def test_a_profiler_that_fails_is_said_once_and_the_job_trains_to_the_same_losse
 def test_windows_that_failed_on_one_occasion_do_not_cost_the_hook(job, attach, sink, monkeypatch):
     hook = attach(job)
     job.run(4)
-    monkeypatch.setattr(hook._meter._profiler, "_prepare", broken_cuda)
+    monkeypatch.setattr(inspect(hook).profiler, "_prepare", broken_cuda)
     job.run(5)
-    assert "exact" not in [r.source for r in steps_of(sink)[4:]], "it failed"
+    assert "exact" not in [r.source for r in sink.steps[4:]], "it failed"
     monkeypatch.undo()
     job.run(12)
     assert hook.is_alive
-    assert [r.source for r in steps_of(sink)[9:]].count("exact") >= 1
+    assert [r.source for r in sink.steps[9:]].count("exact") >= 1
 
 
 FORKING = """
 import json, multiprocessing, os, sys, torch
 from torch import nn
 import pacecar
+from tests.kit.hook_inspection import hook_of
 folder = sys.argv[1]
 torch.set_num_threads(1)
 
@@ -349,7 +347,7 @@ def be_child(how):
         mine = pacecar.attach(model, optimizer, **settings)
         assert mine.is_active
         run(6)
-        assert mine._hook.step == 6 and mine._hook._budget.windows
+        assert hook_of(mine).step == 6 and hook_of(mine).budget.windows
         mine.close()
     sys.exit(7)
 
@@ -381,7 +379,7 @@ if __name__ == "__main__":
         for epoch in range(2):
             train(pacer.data(loader))
     run(4)
-    steps = pacer._hook.step
+    steps = hook_of(pacer).step
     pacer.close("finished")
     print(json.dumps({"codes": [[str(key), code] for key, code in codes.items()], "steps": steps}))
 """

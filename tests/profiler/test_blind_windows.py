@@ -15,7 +15,6 @@ from pacecar import torch_internals
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
-from pacecar.records import StepRecord
 from tests.profiler.test_device_windows import MS, Session, timed
 from tests.profiler.test_trace_spans import Row
 
@@ -48,17 +47,13 @@ class Paused:
 
 
 def thrown_away(caplog):
-    said = "a window is thrown away: "
+    said = "an exact window is discarded: "
     texts = [record.getMessage() for record in caplog.records]
     return [text.removeprefix(said) for text in texts if text.startswith(said)]
 
 
-def steps_of(sink):
-    return [record for record in sink.records if isinstance(record, StepRecord)]
-
-
 def exact_of(sink):
-    return [record.step for record in steps_of(sink) if record.source == "exact"]
+    return [record.step for record in sink.steps if record.source == "exact"]
 
 
 def train(job, blind, *, asks_for_loss=False):
@@ -83,10 +78,10 @@ def test_a_window_that_saw_nothing_is_no_idle_step_but_an_estimate_and_the_next_
     train(job, PROFILED[1:2], asks_for_loss=asks_for_loss)
     assert thrown_away(caplog) == [why]
     assert exact_of(sink) == [3, 13]
-    blind = steps_of(sink)[8]
+    blind = sink.steps[8]
     assert blind.calibration_age_steps == 5
     assert blind.ledger.compute_ns > 0, "as the window before said"
-    assert steps_of(sink)[-1].total_windows == len(PROFILED), "it was paid for"
+    assert sink.steps[-1].total_windows == len(PROFILED), "it was paid for"
 
 
 def test_operators_that_are_lost_while_autograd_ran_are_a_blind_window_whatever_else_has_rows(attach, sink, caplog):
@@ -122,7 +117,7 @@ def test_a_step_that_runs_no_operator_is_exactly_that(attach, sink, caplog):
         optimizer.step()
     assert thrown_away(caplog) == []
     assert exact_of(sink) == list(PROFILED)
-    for record in steps_of(sink):
+    for record in sink.steps:
         if record.source == "exact":
             assert record.ledger.compute_ns == record.ledger.unknown_ns == 0
             assert record.ledger.host_bound_ns > 0
@@ -136,7 +131,7 @@ def test_where_no_window_tells_anything_no_more_are_paid_for_and_the_records_say
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [NOT_LOOKED in record.getMessage() for record in warned] == [True]
     assert not hook.windows.may_open()
-    reasons = [record.uncalibrated for record in steps_of(sink)]
+    reasons = [record.uncalibrated for record in sink.steps]
     assert reasons[-1] == "unavailable"
     assert "unavailable" not in reasons[: PROFILED[-1]]
 
@@ -152,7 +147,7 @@ def no_windows():
 def test_a_torch_without_windows_is_not_said_to_be_short_of_budget(no_windows, job, attach, sink):
     attach(job, config=HookConfig(overhead_budget=0.5))
     job.run(STEPS)
-    assert {record.uncalibrated for record in steps_of(sink)} == {"unavailable"}
+    assert {record.uncalibrated for record in sink.steps} == {"unavailable"}
 
 
 class InterruptedClock(FakeClock):
@@ -172,13 +167,13 @@ class InterruptedClock(FakeClock):
 def test_a_processor_that_is_taken_amid_a_reading_of_the_clocks_moves_no_rows_out_of_a_short_step(interruptions):
     """An error of 0.9 ms is less than what is thrown away, and all of a step of 1 ms."""
     clock, session = InterruptedClock(monotonic_ns=1000 * MS, wall_ns=5000 * MS), Session()
-    meter = WindowReader(clock, on_device=False, profiler=session)
-    meter.install()
+    reader = WindowReader(clock, on_device=False, profiler=session)
+    reader.install()
     clock.interruptions = interruptions
-    meter.open()
+    reader.open()
     start = clock.monotonic_ns()
     session.rows = [Row("cpu_op", "aten::mm", 4000 * MS + start, 4000 * MS + start + MS, threading.get_native_id())]
     clock.advance(MS)
-    measured = meter.close(timed(start, start + MS, {"forward": [(start, start + MS)]}))
+    measured = reader.close(timed(start, start + MS, {"forward": [(start, start + MS)]}))
     assert measured is not None
     assert measured.ledger.compute_ns == MS

@@ -14,6 +14,7 @@ import json, logging, sys, warnings, torch
 from torch import nn
 import pacecar
 from pacecar.profiler.timing import torch_compile
+from tests.kit.hook_inspection import hook_of, inspect
 
 class Net(nn.Module):
     def __init__(self):
@@ -74,11 +75,11 @@ def train(what, is_full, hooked):
         "said": [line for line in said if not line.startswith("pacecar cannot write")],
     }
     if hooked:
-        pacer._hook.flush()
-        assert pacer.is_active and pacer._hook._guard.failures == 0
-        last = pacer._hook._utilization._last
+        hook_of(pacer).records.flush()
+        assert pacer.is_active and inspect(pacer).failures == 0
+        last = inspect(pacer).last_record
         result["has_forward"] = last is not None and last.forward_ns is not None and last.backward_ns is not None
-        result |= {"steps": pacer._hook.step, "windows": pacer._hook._budget.windows}
+        result |= {"steps": hook_of(pacer).step, "windows": hook_of(pacer).budget.windows}
         pacer.close()
     return result
 
@@ -141,6 +142,7 @@ def test_an_optimizer_compiled_in_one_graph_is_not_seen_and_not_harmed(results):
 
 NEW_OPTIMIZERS = """
 import json, sys, torch, pacecar
+from tests.kit.hook_inspection import hook_of, inspect
 
 class Plain(torch.optim.Optimizer):
     def __init__(self, parameters):
@@ -180,9 +182,9 @@ def train(what, hooked):
             other(torch.ones(1, 4)).sum().backward()
             judge()
             losses.append(float(loss.detach()).hex())
-        steps.append(pacer._hook.step if hooked else None)
+        steps.append(hook_of(pacer).step if hooked else None)
     if hooked:
-        assert pacer._hook._guard.failures == 0
+        assert inspect(pacer).failures == 0
         pacer.close()
     return losses, steps
 

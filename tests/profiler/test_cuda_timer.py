@@ -1,87 +1,39 @@
 """A simulated device, which does one thing after another and never before the host asked for it, is timed right."""
 
 import logging
-import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
-from pacecar.profiler.ledger.estimate import Calibration, estimate_step
-from pacecar.profiler.ledger.intervals import intervals
-from pacecar.profiler.timing.cuda_timer import EVENTS_MAX, STEPS_MAX, DeviceTimer
+from pacecar.ledger.intervals import intervals
+from pacecar.profiler.timing.cuda_timer import EVENTS_MAX, STEPS_MAX, device_timer
 from pacecar.profiler.windows.device_phases import passed_stretches
+from pacecar.profiler.windows.estimate import Calibration, estimate_step
 from pacecar.records import Ledger
+from tests.kit.hook_inspection import inspect
+from tests.profiler.cuda_standin import CudaStandIn, Stream
+from tests.profiler.device_job import DeviceJob
 
 
-class Event:
-    def __init__(self, device):
-        self.device = device
-        self.passed_ns = None
-
-    def query(self):
-        self.device.ask()
-        return self.passed_ns is not None and self.passed_ns <= self.device.now_ns
-
-    def elapsed_time(self, end):
-        assert self.query(), "who asks too early would wait, or raise"
-        assert end.query()
-        return (end.passed_ns - self.passed_ns) / 1e6
-
-
-class Device:
-    """A clock of the host and a queue of kernels."""
-
-    def __init__(self):
-        self.now_ns = 0
-        self.free_ns = 0
-        self.made = 0
-        self.capturing = False
-        self.broken_after = None
-        self.launches = []
-
-    def ask(self):
-        if self.broken_after is not None:
-            self.broken_after -= 1
-            if self.broken_after < 0:
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    def host(self, duration_ns):
-        self.now_ns += duration_ns
-
-    def launch(self, duration_ns):
-        assert not self.capturing
-        launched = self.now_ns
-        self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
-        self.launches.append((launched, self.free_ns, 7))
-        self.now_ns += 1
-
-    def make(self):
-        self.ask()
-        self.made += 1
-        return Event(self)
-
-    def record(self, event):
-        self.ask()
-        assert not self.capturing, "it would become part of the graph"
-        event.passed_ns = max(self.now_ns, self.free_ns)
-
-    def is_capturing(self):
-        return self.capturing
+def timer_of(device):
+    """Return a timer as the hook makes one, with the first step begun."""
+    timer = device_timer(torch.device("cuda", 0))
+    timer.finish()
+    return timer
 
 
 @pytest.fixture
-def device():
-    return Device()
+def device(monkeypatch):
+    return CudaStandIn().install(monkeypatch)
 
 
 @pytest.fixture
 def timer(device):
-    timer = DeviceTimer(device)
-    timer.finish()
-    return timer
+    return timer_of(device)
 
 
 PHASES = ("forward", "rest", "backward", "backward_tail", "rest", "optimizer")
@@ -104,15 +56,15 @@ lengths = st.integers(0, 10_000)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=25))
 def test_phases_sum_to_the_devices_step_and_steps_to_the_devices_time(steps):
-    device = Device()
-    timer = DeviceTimer(device)
-    timer.finish()
-    begun = max(device.now_ns, device.free_ns)
-    made = [a_step(device, timer, *step) for step in steps]
-    ended = max(device.now_ns, device.free_ns)
-    for _ in range(len(steps)):
-        device.host(10**9)
-        timer.finish()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        device = CudaStandIn().install(monkeypatch)
+        timer = timer_of(device)
+        begun = max(device.now_ns, device.free_ns)
+        made = [a_step(device, timer, *step) for step in steps]
+        ended = max(device.now_ns, device.free_ns)
+        for _ in range(len(steps)):
+            device.host(10**9)
+            timer.finish()
     told = [step.phases for step in made if step.phases is not None]
     assert len(told) + timer.untimed_steps == len(steps)
     if not timer.untimed_steps:
@@ -153,9 +105,9 @@ def test_nothing_is_read_before_the_device_is_through(device, timer):
 
 
 def test_a_device_that_never_comes_through_costs_a_bounded_number_of_events(device, timer):
-    steps = [a_step(device, timer, launch_ns=1, work_ns=10**12) for _ in range(40)]
+    steps = [a_step(device, timer, launch_ns=1, work_ns=10**12) for _ in range(2 * STEPS_MAX)]
     assert sum(not step.is_settled for step in steps) == STEPS_MAX
-    assert timer.untimed_steps == 40 - STEPS_MAX
+    assert timer.untimed_steps == STEPS_MAX
     assert device.made <= (STEPS_MAX + 2) * 10
     assert all(step.phases is None for step in steps)
 
@@ -179,7 +131,9 @@ def test_events_are_used_again_and_never_while_a_step_still_needs_them(device, t
         if number % 7 == 0:
             timer.skip()
             timer.finish()
-        in_use = [event for waiting in timer._waiting for _, event in waiting.marks] + [e for _, e in timer._marks]
+        in_use = [event for waiting in timer._waiting for _, event, _ in waiting.marks] + [
+            m.event for m in timer._marks
+        ]
         shared = len(in_use) - len(set(map(id, in_use)))
         assert shared <= len(timer._waiting)
         assert not set(map(id, in_use)) & set(map(id, timer._free))
@@ -192,12 +146,11 @@ def test_events_are_used_again_and_never_while_a_step_still_needs_them(device, t
 def test_a_step_that_is_captured_into_a_graph_is_not_marked_and_nothing_is_asked_meanwhile(device, timer):
     a_step(device, timer, 1, 10)
     timer.enter("forward")
-    device.capturing = True
-    device.broken_after = 0
-    timer.enter("backward")
-    assert timer.finish() is None
-    device.capturing, device.broken_after = False, None
+    with device.capture():
+        timer.enter("backward")
+        assert timer.finish() is None
     assert timer.is_alive
+    assert not device.violations
     timer.finish()
     assert a_step(device, timer, 1, 10) is not None
 
@@ -205,8 +158,8 @@ def test_a_step_that_is_captured_into_a_graph_is_not_marked_and_nothing_is_asked
 def test_marks_that_were_passed_out_of_order_add_nothing_and_take_nothing_away(device, timer):
     timer.enter("forward")
     device.launch(500)
-    timer.enter("backward")
-    timer._marks[-1][1].passed_ns = 0  # on another stream, which had nothing to do
+    with device.stream(Stream(device, 0)):  # which has nothing to do
+        timer.enter("backward")
     device.launch(500)
     step = timer.finish()
     device.host(10**6)
@@ -217,7 +170,7 @@ def test_marks_that_were_passed_out_of_order_add_nothing_and_take_nothing_away(d
 
 @pytest.mark.parametrize("calls", range(60))
 def test_whatever_the_driver_raises_and_whenever_the_timer_ends_and_the_job_does_not(device, timer, calls, caplog):
-    device.broken_after = calls
+    device.fail("*", RuntimeError("CUDA error: an illegal memory access was encountered"), after=calls)
     with caplog.at_level(logging.WARNING, "pacecar.profiler.timing.cuda_timer"):
         for _ in range(12):
             a_step(device, timer, 10, 5)
@@ -242,7 +195,8 @@ def test_a_window_tells_from_its_rows_what_the_events_of_the_step_measured(devic
             marks[phase] = intervals([(begun, device.now_ns)])
         end = device.now_ns
         step = timer.finish()
-        told = passed_stretches(marks, (start, end), device.launches, len(device.launches))
+        launches = [(kernel.launched_ns, kernel.end_ns, kernel.stream) for kernel in device.kernels]
+        told = passed_stretches(marks, (start, end), launches, len(launches))
         device.host(10**7)
         timer.finish()
         stretches, window = told
@@ -304,66 +258,16 @@ def test_work_keeps_its_length_where_a_phase_is_shorter_than_in_the_window_and_w
     assert forward(2000) == (1000, 200, 600, 200), "more of everything"
 
 
-class Now:
-    """A device that does everything at once."""
-
-    def __init__(self):
-        self.passed_ns = None
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, end):
-        return (end.passed_ns - self.passed_ns) / 1e6
-
-    make = classmethod(lambda cls: cls())
-
-    @staticmethod
-    def record(event):
-        event.passed_ns = time.monotonic_ns()
-
-    @staticmethod
-    def is_capturing():
-        return False
-
-
-def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
-    told = []
-    hook = attach(
-        job,
-        config=HookConfig(overhead_budget=1.0, windows=False),
-        on_timed=lambda timed, record: told.append((timed, record.ledger)),
-    )
-    timer = hook._timer.device = DeviceTimer(Now)
-    hook._phases._enter = timer.enter
-    steps = []
-    finish = timer.finish
-    timer.finish = lambda: steps.append(finish()) or steps[-1]
-    job.run(12, data=hook.data(job.batches))
-    hook.close()
-    timed = [step for step in steps if step is not None and step.phases is not None]
-    assert len(timed) >= 9, "all but the first and those at the end"
-    for step in timed:
-        assert set(step.phases) == {"data_wait", "forward", "backward", "backward_tail", "optimizer", "rest"}
-        assert min(step.phases.values()) >= 0
-    assert len(told) == 12
-
-
-def test_a_record_waits_for_the_device_and_not_for_ever(job, attach, sink):
+def test_a_record_waits_for_the_device_and_not_for_ever(attach, device):
+    job = DeviceJob(device)
     hook = attach(job, config=HookConfig(overhead_budget=1.0, windows=False))
-    device = Device()
-    hook._timer.device = DeviceTimer(device)
-    hook._phases._enter = hook._timer.device.enter
     job.run(3)
-    books = hook._step_records
-    books.settle()
+    hook.records.flush()
     job.run(STEPS_MAX - 2)
     device.launch(10**15)
     job.run(1)
-    books._looked = 0.0
-    books.look()
-    assert len(books._waiting) > 0, "a step that the device has not passed waits"
+    hook.records.flush_in_background(0.0)
+    assert len(inspect(hook).waiting) > 0, "a step that the device has not passed waits"
     job.run(STEPS_MAX + 2)
-    books._looked = 0.0
-    books.look()
-    assert len(books._waiting) <= STEPS_MAX
+    hook.records.flush_in_background(0.0)
+    assert len(inspect(hook).waiting) <= STEPS_MAX

@@ -246,7 +246,7 @@ def test_where_no_socket_is_configured_a_node_without_a_daemon_is_no_reason_to_w
     path = tmp_path / "s"
     if is_optional:
         assert said == [
-            (logging.INFO, f"pacecar does not find the daemon at {path}: it measures without it, and keeps looking")
+            (logging.INFO, f"pacecar does not find the daemon at {path}; it measures without it and keeps looking")
         ]
     else:
         assert [level for level, _ in said] == [logging.WARNING]

@@ -8,7 +8,7 @@ import torch
 from pacecar.config import HookConfig
 from pacecar.profiler.utilization.allocator_memory import MemoryMeter
 from pacecar.profiler.utilization.model_flops_utilization import UtilizationMeter
-from pacecar.records import DeviceMemory, Goodbye, StepRecord, Vitals
+from pacecar.records import DeviceMemory, Goodbye, Vitals
 from tests.kit.records import step_record
 
 CUDA = torch.device("cuda", 0)
@@ -180,24 +180,24 @@ def test_a_short_job_still_has_its_record_before_the_goodbye(job, attach, sink):
 
 def test_a_checkpoint_is_charged_before_the_first_step_between_steps_and_after_the_last(job, attach, sink):
     hook = attach(job)
-    with hook.checkpoint():
+    with hook.loop.checkpoint():
         time.sleep(0.02)
     job.run(2)
-    with hook.checkpoint():
+    with hook.loop.checkpoint():
         time.sleep(0.01)
-        with hook.checkpoint():  # a trainer's save inside a script's
+        with hook.loop.checkpoint():  # a trainer's save inside a script's
             time.sleep(0.01)
     job.run(1)
-    with hook.checkpoint():
+    with hook.loop.checkpoint():
         time.sleep(0.02)
     hook.close()
-    charged = [r.ledger.checkpoint_ns for r in sink.records if isinstance(r, StepRecord)]
+    charged = [r.ledger.checkpoint_ns for r in sink.steps]
     assert [ns >= 20_000_000 for ns in charged] == [True, False, True]
     assert charged[1] == 0
     (record,) = vitals_of(sink)
     assert record.total_checkpoints == 3
     assert 60_000_000 <= record.total_checkpoint_ns < 120_000_000
-    assert all(r.ledger.wall_ns == r.wall_ns for r in sink.records if isinstance(r, StepRecord))
+    assert all(r.ledger.wall_ns == r.wall_ns for r in sink.steps)
 
 
 def save_on_a_full_disk():
@@ -208,10 +208,10 @@ def save_on_a_full_disk():
 def test_an_exception_while_saving_is_the_users_and_still_charged(job, attach, sink):
     hook = attach(job)
     job.run(1)
-    with pytest.raises(OSError, match="disk full"), hook.checkpoint():
+    with pytest.raises(OSError, match="disk full"), hook.loop.checkpoint():
         save_on_a_full_disk()
     job.run(1)
-    steps = [r for r in sink.records if isinstance(r, StepRecord)]
+    steps = sink.steps
     assert steps[-1].ledger.checkpoint_ns >= 10_000_000
 
 

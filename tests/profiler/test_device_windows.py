@@ -26,6 +26,7 @@ from pacecar.profiler.windows.kineto_window import (
 )
 from pacecar.profiler.windows.trace_spans import read_rows
 from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
+from tests.kit.hook_inspection import hook_of
 from tests.profiler.test_trace_spans import Row
 
 MS = 1_000_000
@@ -81,11 +82,11 @@ def session():
 
 
 @pytest.fixture
-def meter(clock, session):
-    meter = WindowReader(clock, on_device=True, profiler=session)
-    meter.install()
+def reader(clock, session):
+    reader = WindowReader(clock, on_device=True, profiler=session)
+    reader.install()
     session.log.clear()
-    return meter
+    return reader
 
 
 def kernel(start, end, launched=None):
@@ -98,10 +99,10 @@ def timed(start, end, marks):
     return TimedStep(start_ns=start, end_ns=end, phases=phases, marks=marks, micro_batches=1, overhead_ns=0)
 
 
-def window(meter, clock, session, kernels_from):
+def window(reader, clock, session, kernels_from):
     """Take a window over two steps; the device is busy for half of each ms, as far as rows are seen."""
-    meter.open()
-    meter.observed_from(clock.monotonic_ns())
+    reader.open()
+    reader.observed_from(clock.monotonic_ns())
     begun = clock.monotonic_ns()
     session.rows = [kernel(at, at + MS // 2, launched=at - MS // 10) for at in range(begun, begun + 2 * STEP_NS, MS)][
         kernels_from:
@@ -112,20 +113,20 @@ def window(meter, clock, session, kernels_from):
         clock.advance(STEP_NS)
         step = timed(start, clock.monotonic_ns(), {"forward": [(start, start + STEP_NS)]})
         assert measurement is None
-        measurement = meter.close(step)
+        measurement = reader.close(step)
     return measurement
 
 
-def test_a_window_is_warmed_for_one_step_and_measures_the_next(meter, clock, session):
-    measurement = window(meter, clock, session, kernels_from=0)
+def test_a_window_is_warmed_for_one_step_and_measures_the_next(reader, clock, session):
+    measurement = window(reader, clock, session, kernels_from=0)
     assert session.log == ["open", "close"], "closed once, at the end of the second step"
     assert measurement.ledger.wall_ns == STEP_NS
     assert measurement.ledger.compute_ns == STEP_NS // 2
 
 
 @pytest.mark.parametrize("lost", [1, 5, 9, 10])
-def test_kernels_that_are_lost_while_it_warms_cost_nothing(meter, clock, session, lost):
-    measurement = window(meter, clock, session, kernels_from=lost)
+def test_kernels_that_are_lost_while_it_warms_cost_nothing(reader, clock, session, lost):
+    measurement = window(reader, clock, session, kernels_from=lost)
     if lost < 10:
         assert measurement.ledger.compute_ns == STEP_NS // 2
     else:  # the first that is left begins with the step itself: it may or may not be the first
@@ -133,17 +134,17 @@ def test_kernels_that_are_lost_while_it_warms_cost_nothing(meter, clock, session
 
 
 @pytest.mark.parametrize("lost", [11, 15, 20])
-def test_a_window_that_lost_its_head_is_thrown_away_and_is_not_idle_time(meter, clock, session, lost):
-    assert window(meter, clock, session, kernels_from=lost) is None
-    assert meter.may_open(), "one more is tried"
+def test_a_window_that_lost_its_head_is_thrown_away_and_is_not_idle_time(reader, clock, session, lost):
+    assert window(reader, clock, session, kernels_from=lost) is None
+    assert reader.may_open(), "one more is tried"
 
 
-def test_a_device_that_is_behind_is_known_by_the_step_that_warmed_the_window(meter, clock, session):
+def test_a_device_that_is_behind_is_known_by_the_step_that_warmed_the_window(reader, clock, session):
     """Each step launches ten kernels of 0.9 ms within its first ms, and they run in the ten after its end.
 
     The last step's have not run when the window ends, so they have no rows; those of the step before are all there.
     """
-    meter.open()
+    reader.open()
     begun = clock.monotonic_ns()
     rows = []
     for number in range(2):
@@ -160,37 +161,37 @@ def test_a_device_that_is_behind_is_known_by_the_step_that_warmed_the_window(met
     for _ in range(2):
         start = clock.monotonic_ns()
         clock.advance(STEP_NS)
-        measurement = meter.close(timed(start, clock.monotonic_ns(), {"forward": [(start, start + MS)]}))
+        measurement = reader.close(timed(start, clock.monotonic_ns(), {"forward": [(start, start + MS)]}))
     forward = measurement.on_device["forward"]
     assert forward.compute_ns == 9 * MS
     assert forward.wall_ns > 9 * MS, "with what the device did before it came to this step"
 
 
-def test_kernels_before_their_launch_are_a_clock_that_is_off(meter, clock, session, caplog):
-    meter.open()
+def test_kernels_before_their_launch_are_a_clock_that_is_off(reader, clock, session, caplog):
+    reader.open()
     start = clock.monotonic_ns()
     session.rows = [kernel(start - 3 * MS, start - 2 * MS, launched=start)]
     caplog.set_level(logging.INFO)
     for _ in range(2):
         clock.advance(STEP_NS)
         now = clock.monotonic_ns()
-        said = meter.close(timed(now - STEP_NS, now, {}))
+        said = reader.close(timed(now - STEP_NS, now, {}))
     assert said is None
-    assert "3.0 ms before they are launched" in caplog.text
+    assert "3.0 ms before their launch" in caplog.text
 
 
-def test_windows_that_tell_nothing_again_and_again_are_no_longer_paid_for(meter, clock, session, caplog):
+def test_windows_that_tell_nothing_again_and_again_are_no_longer_paid_for(reader, clock, session, caplog):
     for number in range(BLIND_WINDOWS_MAX):
-        assert meter.may_open()
-        assert window(meter, clock, session, kernels_from=20 if number % 2 else 15) is None
-    assert not meter.may_open()
+        assert reader.may_open()
+        assert window(reader, clock, session, kernels_from=20 if number % 2 else 15) is None
+    assert not reader.may_open()
     assert sum("no more windows" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_one_good_window_in_between_forgives(meter, clock, session):
+def test_one_good_window_in_between_forgives(reader, clock, session):
     for lost in (20, 20, 0, 20, 20, 0):
-        window(meter, clock, session, kernels_from=lost)
-    assert meter.may_open()
+        window(reader, clock, session, kernels_from=lost)
+    assert reader.may_open()
 
 
 def test_a_session_cannot_be_ended_on_another_thread_and_is_the_last(caplog):
@@ -387,7 +388,7 @@ def test_rows_of_an_older_torch_know_their_stream_and_what_launched_them():
     assert rows[-1].linked_activity() is None
 
 
-def test_a_job_that_stays_slower_after_its_first_window_has_no_other(caplog):
+def test_a_job_that_stays_slower_after_its_first_window_has_no_other(caplog, monkeypatch):
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -400,13 +401,12 @@ def test_a_job_that_stays_slower_after_its_first_window_has_no_other(caplog):
     settings = {"overhead_budget": 1.0, "window_interval_steps": 3, "crew": False, "socket": "/nonexistent/s.sock"}
     with pacecar.attach(model, optimizer, tune="off", job="slower", **settings) as pacer:
         train(30)
-        budget = pacer._hook._budget
+        budget = hook_of(pacer).budget
         taken = budget.windows
         assert taken > 1
-        budget._aftermath = WindowAftermath()
-        budget._aftermath.lasting_ratio = 0.18
+        monkeypatch.setattr(OverheadBudget, "lasting_ratio", 0.18)
         train(30)
         assert budget.windows <= taken + 1, "one may have been open"
-        assert not pacer._hook.windows.is_installed
-    (line,) = [record.getMessage() for record in caplog.records if "profiles no more" in record.getMessage()]
+        assert not hook_of(pacer).windows.is_installed
+    (line,) = [record.getMessage() for record in caplog.records if "no more steps are profiled" in record.getMessage()]
     assert "18 % slower" in line

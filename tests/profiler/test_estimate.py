@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.ledger.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
+from pacecar.profiler.windows.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
 from pacecar.records import Knobs, Ledger
 
 

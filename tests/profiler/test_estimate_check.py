@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pacecar.profiler.ledger.estimate import Calibrations
 from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.profiler.windows.estimate import Calibrations
 from pacecar.profiler.windows.estimate_check import RECENT_STEPS, EstimateChecker
 from pacecar.profiler.windows.window_reader import Measurement
-from pacecar.records import LEDGER_HEADINGS, EstimateCheck, Knobs, Ledger, StepRecord
+from pacecar.records import LEDGER_HEADINGS, EstimateCheck, Knobs, Ledger
 from tests.kit.records import job_hello
 
 HELLO = job_hello(rank=3, world_size=4)
@@ -111,11 +111,11 @@ def test_a_running_job_checks_its_estimate_at_every_window_after_the_first(job, 
     hook = attach(job)
     job.run(40)
     hook.close()
-    exact = [r.step for r in sink.records if isinstance(r, StepRecord) and r.source == "exact"]
+    exact = [r.step for r in sink.steps if r.source == "exact"]
     checks = [r for r in sink.records if isinstance(r, EstimateCheck)]
     assert len(exact) > 3
     assert [check.step for check in checks] == exact[1:]
-    by_step = {r.step: r for r in sink.records if isinstance(r, StepRecord)}
+    by_step = {r.step: r for r in sink.steps}
     for check in checks:
         assert check.exact == by_step[check.step].ledger
         assert check.estimate.wall_ns == check.exact.wall_ns

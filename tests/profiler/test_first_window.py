@@ -22,7 +22,7 @@ def train(budget: OverheadBudget, *, price_ns: int, steps: int, step_ns: int = 1
         budget.step(step_ns + spent, spent + 20_000, profiled=False)
         if is_profiled:
             budget.window_taken(step, price_ns)
-        assert budget.cost_ns <= 0.01 * budget._wall_ns + budget._start_ns + CREDIT_NS
+        assert budget.cost_ns <= 0.01 * budget.wall_ns + budget.start_ns + CREDIT_NS
         budget.expect(price_ns)
         is_profiled = budget.wants_window(step + 1)
         taken += [step + 1] if is_profiled else []
@@ -41,7 +41,7 @@ def test_a_window_that_is_not_earned_comes_right_after_the_warmup_as_part_of_the
     budget.charge_start(10 * MS)
     budget.may_be_early = is_early
     assert train(budget, price_ns=price_ms * MS, steps=30) == ([] if first is None else [first])
-    assert budget._start_ns == (10 + (0 if first is None else price_ms)) * MS
+    assert budget.start_ns == (10 + (0 if first is None else price_ms)) * MS
 
 
 def test_only_the_first_window_is_early_and_the_second_is_earned() -> None:

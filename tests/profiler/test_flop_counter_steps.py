@@ -13,7 +13,8 @@ from pacecar.config import HookConfig
 from pacecar.profiler.hook.module_calls import observe_calls
 from pacecar.profiler.utilization.flop_counter import modes_on
 from pacecar.profiler.utilization.step_flops import ATTEMPTS_MAX, SIGNATURES_MAX, StepFlops, signature
-from pacecar.records import StepRecord, Vitals
+from pacecar.records import Vitals
+from tests.kit.hook_inspection import inspect
 
 EAGER = HookConfig(overhead_budget=1.0, windows=False, vitals_interval_steps=1)
 
@@ -214,7 +215,7 @@ def test_a_scripted_part_and_data_parallel_are_not_counted():
 def test_copies_and_pickles_made_in_the_counted_step_are_whole_and_free_of_us(job, attach):
     hook = attach(job, config=EAGER)
     job.run(2)
-    assert hook._utilization._counter.is_armed
+    assert inspect(hook).is_counting_flops
     assert "forward" not in job.model.__dict__
     twin = copy.deepcopy(job.model)
     stream = io.BytesIO()
@@ -243,9 +244,9 @@ def test_a_forward_that_somebody_put_on_the_instance_is_counted_and_stays(job, a
 def test_closing_in_the_counted_step_leaves_the_model_as_it_was(job, attach):
     hook = attach(job, config=EAGER)
     job.run(2)
-    assert hook._utilization._counter.is_armed
+    assert inspect(hook).is_counting_flops
     hook.close()
-    assert not hook._utilization._counter.is_armed
+    assert not inspect(hook).is_counting_flops
     assert job.model._compiled_call_impl is None
 
 
@@ -305,7 +306,7 @@ def test_losses_and_parameters_are_the_same_to_the_last_bit_with_counting(job, a
 def test_the_counted_step_is_disturbed_and_its_slowness_is_charged(job, attach, sink):
     attach(job, config=EAGER)
     job.run(8)
-    steps = [r for r in sink.records if isinstance(r, StepRecord)]
+    steps = sink.steps
     assert [r.step for r in steps if r.disturbed] == [2]
     usual = sorted(r.overhead_ns for r in steps)[len(steps) // 2]
     assert steps[2].overhead_ns > usual
@@ -320,13 +321,13 @@ def test_without_a_budget_nothing_is_counted_and_with_a_small_one_new_shapes_wai
     hook = attach(job, config=HookConfig(overhead_budget=1e-6, windows=False, vitals_interval_steps=1))
     job.run(6)
     hook.close()
-    assert not any(r.disturbed for r in sink.records if isinstance(r, StepRecord)), "no training pays that back"
+    assert not any(r.disturbed for r in sink.steps), "no training pays that back"
     sink.records.clear()
     hook = attach(job, config=HookConfig(overhead_budget=0.5, windows=False, vitals_interval_steps=1))
     job.run(6)
-    hook.charge(10**9)
+    hook.budget.charge(10**9)
     x, y = job.batches[0]
     for _ in range(6):
         job.step(x[:3], y[:3])
-    steps = [r for r in sink.records if isinstance(r, StepRecord)]
+    steps = sink.steps
     assert [r.step for r in steps if r.disturbed] == [2], "the first count is on credit, the second must be earned"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.analysis.one_rank.one_trace import analyze_trace
-from pacecar.profiler.trace.reader import read_trace
+from pacecar.analysis.one_rank.one_trace import analyze_trace
+from pacecar.analysis.trace.reader import read_trace
 from tests.kit.ranks import run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -11,6 +11,7 @@ import logging, os, sys, time, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import pacecar
+from tests.kit.hook_inspection import hook_of, inspect
 rank, folder, tune = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
 logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="LOG %(name)s %(message)s")
 torch.set_num_threads(1)
@@ -48,8 +49,8 @@ meet("second")
 again = DistributedDataParallel(net)
 run(again, 40)
 if tune != "none":
-    assert pacer._hook.step == 140, pacer._hook.step
-    assert pacer._hook._guard.failures == 0
+    assert hook_of(pacer).step == 140, hook_of(pacer).step
+    assert inspect(pacer).failures == 0
     begun = time.monotonic()
     pacer.close()
     assert time.monotonic() - begun < 20.0

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from pacecar.config import HookConfig
 from pacecar.controller.consensus.protocol import JobPace
 from pacecar.controller.consensus.step_observations import ObservationBacklog
-from pacecar.records import StepRecord
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def test_a_lone_rank_that_hears_its_own_pace_at_once_sees_its_windows_as_exact_s
 
     attach(job, config=HookConfig(overhead_budget=1.0, window_interval_steps=5), on_boundary=boundary)
     job.run(20)
-    exact = [record.step for record in sink.records if isinstance(record, StepRecord) and record.source == "exact"]
+    exact = [record.step for record in sink.steps if record.source == "exact"]
     assert len(exact) >= 3
     assert [step for step, is_held in enumerate(held) if is_held][: len(exact)] == exact
     assert [seen.step for seen in observed] == list(range(len(observed))), "each once and in order"

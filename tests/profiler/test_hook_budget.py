@@ -275,7 +275,7 @@ def test_nothing_is_lent_to_who_spends_all_of_the_budget_anyway(own, is_lent):
         budget.step(50 * MS, own, profiled=False)
         if step == 0:
             budget.window_taken(0, 4 * MS)
-    owed = round(budget._ratio * 2001 * 50 * MS) - budget.cost_ns
+    owed = round(budget.ratio_max * 2001 * 50 * MS) - budget.cost_ns
     budget.charge_start(max(0, owed))  # nothing is earned that is not spent
     budget.request(on_credit=True)
     assert any(budget.wants_window(step) for step in range(2001, 2021)) is is_lent

@@ -14,7 +14,6 @@ from pacecar.config import HookConfig
 from pacecar.profiler.hook.hook import Hook, make_hello
 from pacecar.profiler.timing.failure_guard import FAILURES_MAX
 from pacecar.profiler.windows.kineto_log import KINETO_LOG_VARIABLE
-from pacecar.records import StepRecord
 from tests.kit.forking_python import forking_python
 from tests.kit.listeners import HeardSteps
 from tests.kit.ranks import run_ranks
@@ -102,11 +101,11 @@ def test_a_loader_that_is_asked_for_after_close_leaves_torchs_as_they_are(job, a
     iterators = torch.utils.data.dataloader._BaseDataLoaderIter
     before = iterators._next_index
     hook = attach(job)
-    hook.data(job.batches)
+    hook.loop.data(job.batches)
     assert iterators._next_index is not before
     hook.close()
     assert iterators._next_index is before
-    assert list(hook.data([1, 2])) == [1, 2]
+    assert list(hook.loop.data([1, 2])) == [1, 2]
     assert iterators._next_index is before
 
 
@@ -137,7 +136,7 @@ def test_an_exception_in_the_callback_is_logged_once_and_training_goes_on(job, a
     assert job.run(12) == expected
     assert not hook.is_alive
     assert sum("planted" in (r.exc_text or "") for r in caplog.records) == 1
-    assert len([r for r in sink.records if isinstance(r, StepRecord)]) == FAILURES_MAX
+    assert len(sink.steps) == FAILURES_MAX
     hook.close()
     assert hook_counts(job) == before
 
@@ -153,7 +152,7 @@ def test_a_hook_that_turned_itself_off_still_tells_its_listener_of_every_boundar
     hook = attach(job, on_boundary=heard.append)
     for _ in range(12):
         job.run(1)
-        hook.flush()
+        hook.records.flush()
     assert not hook.is_alive
     assert len(heard) == 12
     assert heard[-1] is None
@@ -175,8 +174,8 @@ def test_exceptions_elsewhere_leave_the_loop_alive(job, attach, sink, place, cap
         arguments["batch_samples"] = fail
     hook = attach(job, **arguments)
     for _ in range(12):
-        assert len(job.run(1, hook.data(job.batches))) == 1
-        hook.flush()
+        assert len(job.run(1, hook.loop.data(job.batches))) == 1
+        hook.records.flush()
     assert not hook.is_alive
     sink.put = lambda record: None
 
@@ -202,7 +201,7 @@ def test_an_exception_of_the_users_own_passes_and_the_next_step_is_sound(job, at
         job.run(1)
     handle.remove()
     job.run(3)
-    for record in [r for r in sink.records if isinstance(r, StepRecord)]:
+    for record in sink.steps:
         assert sum(record.ledger.parts().values()) == record.wall_ns
 
 
@@ -238,7 +237,7 @@ def test_the_users_own_profiler_keeps_all_its_events(job, attach, sink, schedule
     assert found == expected
     assert expected["aten::addmm"] > 0
     again.run(8)
-    steps = [r for r in sink.records if isinstance(r, StepRecord)]
+    steps = sink.steps
     is_exact = steps[-1].source == "exact" or steps[-2].source == "exact"
     # Under a schedule torch keeps a record open across our windows, which therefore stop.
     assert is_exact != scheduled, "windows come back when the user's profiler is gone"
@@ -256,7 +255,7 @@ def test_batches_and_outputs_are_not_kept(job, attach):
             alive.append(weakref.ref(copy))
             yield copy, y
 
-    for x, y in hook.data(fresh()):
+    for x, y in hook.loop.data(fresh()):
         output = job.model(x)
         alive.append(weakref.ref(output))
         (output - y).square().mean().backward()
@@ -297,7 +296,7 @@ def test_a_record_that_outlives_a_window_ends_windows_and_not_the_process(job, a
     job.run(4)
     epoch.__exit__(None, None, None)
     job.run(8)
-    assert [r.step for r in sink.records if isinstance(r, StepRecord) and r.source == "exact"] == [3]
+    assert [r.step for r in sink.steps if r.source == "exact"] == [3]
     assert "'epoch' outlives" in caplog.text
     assert not torch.autograd._profiler_enabled()
 
@@ -309,6 +308,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import pacecar
 from pacecar.records import Command
+from tests.kit.hook_inspection import hook_of, inspect
 rank, hooked, kind, folder = int(os.environ["RANK"]), sys.argv[1] == "hooked", sys.argv[2], sys.argv[3]
 steps = int(sys.argv[4])
 torch.set_num_threads(1)
@@ -338,9 +338,9 @@ for step in range(steps):
     if pacer is not None and step == steps // 2:  # as the daemon passes it on
         pacer._run.messages.receive(Command(number=1, action="trace", at_step=steps // 2 + 50, arguments={"steps": 4}))
 if pacer is not None:
-    crew, windows, gathers = pacer._run.rank_monitor, pacer._hook._budget.windows, pacer._run.rank_monitor.gathers
+    crew, windows, gathers = pacer._run.rank_monitor, hook_of(pacer).budget.windows, pacer._run.rank_monitor.gathers
     assert pacer.is_active and crew.off_because is None, crew.off_because
-    assert pacer._hook._guard.failures == 0
+    assert inspect(pacer).failures == 0
     pacer.close()
     folder = Path(folder)
     records = [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]

@@ -7,11 +7,11 @@ def test_a_step_with_a_checkpoint_or_an_evaluation_inside_was_paused_and_no_othe
     paused, hook = [], None
 
     def on_boundary(step):
-        paused.append(step is not None and hook.was_paused(step.raw.start_ns))
+        paused.append(step is not None and hook.loop.was_paused(step.raw.start_ns))
 
     hook = attach(job, on_boundary=on_boundary)
     job.run(4)
-    with hook.checkpoint():
+    with hook.loop.checkpoint():
         pass
     job.run(3)
     job.model.eval()

@@ -4,12 +4,14 @@ import os
 import re
 import sys
 import uuid
+from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 import torch
 from torch import nn
 
-from pacecar.profiler.hook.identity.job_identity import JOB_LENGTH_MAX, job_id, make_hello
+from pacecar.profiler.hook.identity.job_identity import JOB_LENGTH_MAX, device_uuid, job_id, make_hello
 from tests.kit.lone_rank import lone_rank
 
 
@@ -103,3 +105,62 @@ def test_slurm_and_kubernetes_are_what_the_environment_says_or_nothing():
 def test_the_overhead_budget_of_the_configuration_is_said_and_without_one_nothing():
     assert make_hello(nn.Identity(), environ={}).overhead_budget is None
     assert make_hello(nn.Identity(), environ={}, overhead_budget=0.0).overhead_budget == 0.0
+
+
+OF_CUDA = "9f3c1a52-3d7e-5b0c-8a11-0d2f4c6e8a10"
+OF_MIG = "MIG-3b0d6a2c-51a4-5a0e-8a30-6a3c1f0e7d01"
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", {}, f"GPU-{OF_CUDA}"),
+        ("NVIDIA H100 80GB HBM3", {"CUDA_VISIBLE_DEVICES": OF_MIG}, f"GPU-{OF_CUDA}"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {}, f"MIG-{OF_CUDA}"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {"CUDA_VISIBLE_DEVICES": OF_MIG}, OF_MIG),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {"CUDA_VISIBLE_DEVICES": f"{OF_MIG},MIG-other"}, OF_MIG),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {"CUDA_VISIBLE_DEVICES": "MIG-3b0d"}, f"MIG-{OF_CUDA}"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {"CUDA_VISIBLE_DEVICES": "0"}, f"MIG-{OF_CUDA}"),
+    ],
+)
+def test_a_rank_on_a_mig_instance_names_the_instance_and_not_a_gpu(name, environ, expected):
+    """Where the driver does not say it."""
+    for driver in (SimpleNamespace(), driver_of(None)):
+        assert device_uuid(SimpleNamespace(name=name, uuid=OF_CUDA), environ, 0, driver) == expected
+
+
+def driver_of(uuid):
+    """Return the functions of libcuda.so.1 that give device 1's UUID; of others, and of None, there is an error."""
+
+    def get(device, ordinal):
+        device._obj.value = 10 + ordinal
+        return 0
+
+    def get_uuid(into, device):
+        if uuid is None or device.value != 11:
+            return 101
+        into._obj[:] = UUID(uuid).bytes
+        return 0
+
+    return SimpleNamespace(cuDeviceGet=get, cuDeviceGetUuid_v2=get_uuid)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"NVIDIA_VISIBLE_DEVICES": "void"},  # CDI, and so Kubernetes DRA (nvidia-container-toolkit, CDI mode)
+        {"NVIDIA_VISIBLE_DEVICES": "all"},  # of the image
+        {"NVIDIA_VISIBLE_DEVICES": "MIG-8f2c4e6a-2c6b-5d1f-9b41-7b4d2a1f8e02"},  # the device plugin
+        {"NVIDIA_VISIBLE_DEVICES": f"MIG-8f2c4e6a-2c6b-5d1f-9b41-7b4d2a1f8e02,{OF_MIG}"},  # the pod has two
+        {"CUDA_VISIBLE_DEVICES": OF_MIG[:12]},
+    ],
+)
+def test_the_instance_of_a_rank_is_the_drivers_word_however_the_container_got_it(environ):
+    on_mig = SimpleNamespace(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", uuid=OF_CUDA)
+    assert device_uuid(on_mig, environ, 1, driver_of(OF_MIG.removeprefix("MIG-"))) == OF_MIG
+    assert device_uuid(on_mig, {"NVIDIA_VISIBLE_DEVICES": "MIG-of others"}, 1, SimpleNamespace()) == f"MIG-{OF_CUDA}"
+
+
+def test_a_device_without_a_uuid_names_none():
+    assert device_uuid(SimpleNamespace(name="AMD Instinct MI300X"), {}) is None

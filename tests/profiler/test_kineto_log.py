@@ -13,6 +13,7 @@ from tests.kit.forking_python import forking_python
 JOB = f"""
 import os, sys, torch, pacecar
 from torch.profiler import profile
+from tests.kit.hook_inspection import hook_of
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -24,7 +25,7 @@ if sys.argv[1] == "watched":
     settings |= dict(tune="off", job="kineto", socket="/nonexistent/pacecar.sock")
     with pacecar.attach(model, optimizer, **settings) as pacer:
         train(40)
-        assert pacer._hook._budget.windows > 2
+        assert hook_of(pacer).budget.windows > 2
 with profile() as own:
     train(1)
 print(os.environ.get("{KINETO_LOG_VARIABLE}"))

@@ -11,8 +11,10 @@ from torch import nn
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.optimizer_succession import OTHER_STEPS, SAME_STEPS, OptimizerSuccession
-from pacecar.profiler.hook.step_hooks import _afters, _befores
-from pacecar.records import StepRecord
+from pacecar.profiler.hook.step_hooks import _afters, _before, _befores
+from tests.kit.hook_inspection import inspect
+from tests.kit.waiting import until
+from tests.profiler.test_step_sampling import Slow
 
 QUIET = HookConfig(overhead_budget=1.0, windows=False, count_flops=False, vitals_interval_steps=10_000)
 
@@ -44,7 +46,7 @@ def test_a_new_optimizer_for_the_same_model_goes_on_with_the_steps_from_its_firs
     for _ in range(5):
         run(job, 20, job.optimizer)
         job.optimizer = adam(job.model)
-    records = [record for record in sink.records if isinstance(record, StepRecord)]
+    records = sink.steps
     assert [record.step for record in records] == list(range(100))
     assert {record.samples for record in records} == {16}
     assert {record.micro_batches for record in records} == {1}
@@ -243,9 +245,14 @@ def test_steps_that_are_only_counted_are_followed_too(job, attach, sink):
     assert hook.step == 1500 or not hook.is_alive
 
 
-def test_the_models_calls_are_seen_also_while_steps_are_only_counted_once_somebody_asks(job, hook):
-    run(job, 3, job.optimizer)
-    hook._phases.rest()
+def test_the_models_calls_are_seen_also_while_steps_are_only_counted_once_somebody_asks(job, attach):
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
+
+    def run_until(is_resting):
+        until(lambda: clock.train(job, hook) or inspect(hook).is_resting is is_resting, look_seconds=0.0)
+
+    run_until(True)
     before = hook.trained_ns
     step(job, job.optimizer)
     assert hook.trained_ns == before, "nobody looks"
@@ -256,10 +263,9 @@ def test_the_models_calls_are_seen_also_while_steps_are_only_counted_once_somebo
     with torch.no_grad():
         job.model(job.batches[0][0])
     assert hook.evaluated_ns > hook.trained_ns
-    hook._phases.resume()
-    assert hook._phases._calls is None
-    run(job, 3, job.optimizer)
-    assert hook.step == 7
+    assert inspect(hook).is_watching_calls
+    run_until(False)
+    assert not inspect(hook).is_watching_calls
 
 
 def test_closing_leaves_none_of_the_hooks(job, hook):
@@ -296,6 +302,6 @@ def test_a_strangers_step_costs_microseconds(job, hook):
     prices = []
     for _ in range(300):
         begun = time.perf_counter_ns()
-        hook._before_step(stranger, (stranger,), {})
+        _before(stranger, (stranger,), {})
         prices.append(time.perf_counter_ns() - begun)
     assert min(prices) < 50_000

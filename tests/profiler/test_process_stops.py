@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.ledger.estimate import Calibration, capped, estimate
 from pacecar.profiler.timing.process_stops import Counts as Kernel
 from pacecar.profiler.timing.process_stops import KernelCounts, StopDetector, cause_of
 from pacecar.profiler.timing.step_timer import STOPPED, RawStep, Stretch, phase_of, time_step
+from pacecar.profiler.windows.estimate import Calibration, capped, estimate
 from pacecar.records import Ledger
 
 MS = 1_000_000

@@ -24,8 +24,8 @@ from pacecar.profiler.windows import session_pause
 from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.profiler.windows.session_pause import FUTEX_NUMBERS, GLOO_THREAD, SessionPause, without_sessions
 from pacecar.profiler.windows.window_reader import WindowReader
-from pacecar.records import StepRecord
 from tests.kit.forking_python import forking_python
+from tests.kit.hook_inspection import inspect
 from tests.kit.waiting import until
 from tests.profiler.test_tracing import Job as TracedJob
 from tests.profiler.test_tracing import marks_of
@@ -321,7 +321,7 @@ class Unrest:
 
 
 def exact_steps(sink: Any) -> list[int]:
-    return [record.step for record in sink.records if isinstance(record, StepRecord) and record.source == "exact"]
+    return [record.step for record in sink.steps if record.source == "exact"]
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2, 9, 40])
@@ -335,7 +335,7 @@ def test_a_window_is_read_at_the_first_boundary_at_which_the_threads_have_rested
     open_after = []
     for _ in range(100):
         job.run(1)
-        open_after.append(hook._meter.is_open)
+        open_after.append(hook.windows.is_open)
     exact = exact_steps(sink)
     assert len(exact) >= 2
     held_steps = {step for step, is_held in held if is_held}
@@ -345,7 +345,7 @@ def test_a_window_is_read_at_the_first_boundary_at_which_the_threads_have_rested
         assert open_after[step], "it goes on over its boundary"
         lasted = open_after[step:].index(False)
         assert (lasted == 1) if looks <= 1 else (1 <= lasted <= looks), "a look at each boundary and phase"
-    assert hook._guard.failures == 0
+    assert inspect(hook).failures == 0
 
 
 def test_a_window_whose_threads_never_rest_is_dropped_and_the_job_is_measured_without(
@@ -356,18 +356,18 @@ def test_a_window_whose_threads_never_rest_is_dropped_and_the_job_is_measured_wi
     hook = attach(job, config=HookConfig(overhead_budget=1.0, window_interval_steps=5))
     with caplog.at_level(logging.INFO, logger="pacecar"):
         job.run(20)
-        until(lambda: bool(job.run(5)) and hook._window_schedule._cut_because is not None, "the limit")
+        until(lambda: bool(job.run(5)) and inspect(hook).cut_because is not None, "the limit")
         job.run(20)
         assert exact_steps(sink) == []
-        written = [record for record in sink.records if isinstance(record, StepRecord)]
+        written = sink.steps
         assert written[-1].step >= hook.step - 3, "no record waits any more"
         assert not any(record.disturbed for record in written[-10:]), "a paused session disturbs no step"
-        assert hook._meter.is_open
+        assert hook.windows.is_open
         unrest.left = unrest.looks = 0
         job.run(40)
     assert "cut off: collectives were under way for 0.02 s" in caplog.text
     assert len(exact_steps(sink)) >= 2, "when they rest again, there are windows again"
-    assert hook._guard.failures == 0
+    assert inspect(hook).failures == 0
 
 
 def test_a_device_window_amid_collectives_on_the_host_is_dropped(
@@ -382,7 +382,7 @@ def test_a_device_window_amid_collectives_on_the_host_is_dropped(
         asked.append(hook.step)
         return len(asked) == 1
 
-    monkeypatch.setattr(hook._meter, "must_be_cut", must_be_cut)
+    monkeypatch.setattr(hook.windows, "must_be_cut", must_be_cut)
     with caplog.at_level(logging.INFO, logger="pacecar"):
         job.run(60)
     assert caplog.text.count("cut off: the job's own collectives were under way on the host") == 1

@@ -43,10 +43,10 @@ def test_resident_memory_is_flat_over_ten_thousand_windows(job, attach):
     hook.start()
     seen = []
     try:
-        while hook._budget.windows < WINDOWS:
+        while hook.budget.windows < WINDOWS:
             job.run(200)
-            hook.flush()
-            seen.append((hook._budget.windows, resident_bytes(), len(os.listdir("/proc/self/fd"))))
+            hook.records.flush()
+            seen.append((hook.budget.windows, resident_bytes(), len(os.listdir("/proc/self/fd"))))
     finally:
         hook.close()
     quarter = len(seen) // 4

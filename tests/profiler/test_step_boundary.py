@@ -1,4 +1,4 @@
-"""A plain step ends in the pulse, every other one with care, and nobody can tell from the records which it was."""
+"""A plain step ends in a few stores, every other one at the full boundary, and no record tells which it was."""
 
 import contextlib
 import itertools
@@ -10,35 +10,27 @@ import torch
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.step_boundary import WAITING_MAX, PlainStep
+from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.timing.hook_cost import PRICE_NS_MAX, call_price
-from pacecar.records import StepRecord
+from tests.kit.hook_inspection import inspect
+from tests.kit.listeners import HeardSteps
 
 QUIET = HookConfig(overhead_budget=1.0, windows=False, count_flops=False, vitals_interval_steps=10_000)
 
 
-def cared_for(hook):
-    """Note the steps at whose end the hook itself was asked."""
-    steps, care = [], hook._care
-
-    def note(now_ns):
-        steps.append(hook.step)
-        care(now_ns)
-
-    hook._boundary._care = note
-    return steps
-
-
-def steps_of(sink):
-    return [record for record in sink.records if isinstance(record, StepRecord)]
+def not_plain(hook):
+    """Return the steps without a record that were not plain; the first one has its record at once."""
+    return [step.step for step in inspect(hook).waiting if isinstance(step, FinishedStep)]
 
 
 def test_steps_like_the_last_one_are_plain_and_their_records_are_like_the_others(job, attach, sink):
     hook = attach(job, config=QUIET)
-    cared = cared_for(hook)
     job.run(40)
-    assert cared == [0, 1, 2], "the first ones know nothing of each other yet, and step 2 is the first window's turn"
-    assert sum(isinstance(step, tuple) for step in hook._boundary.waiting) == 37
-    records = steps_of(sink)
+    assert not_plain(hook) == [1, 2], (
+        "the first ones know nothing of each other yet, and step 2 is the first window's turn"
+    )
+    assert sum(isinstance(step, tuple) for step in inspect(hook).waiting) == 37
+    records = sink.steps
     assert [record.step for record in records] == list(range(40))
     assert {record.samples for record in records} == {16}
     assert records[-1].total_steps == 40
@@ -53,26 +45,28 @@ def test_steps_like_the_last_one_are_plain_and_their_records_are_like_the_others
         assert 0 < record.forward_ns + record.backward_ns + record.optimizer_ns <= record.wall_ns
 
 
-def test_another_shape_samples_said_and_a_wake_are_cared_for_and_the_next_like_it_is_plain(job, attach, sink):
+def test_another_shape_samples_said_and_a_wake_are_not_plain_and_the_next_like_it_is_plain(job, attach, sink):
     hook = attach(job, config=QUIET)
     job.run(8)
-    cared = cared_for(hook)
     x, y = job.batches[0]
     job.step(x[:8], y[:8])
     job.step(x[:8], y[:8])
-    hook.count(samples=5)
+    hook.loop.count(samples=5)
     job.step(x[:8], y[:8])
     job.step(x[:8], y[:8])
     hook.wake()
     job.step(x[:8], y[:8])
-    assert cared == [8, 10, 12]
-    assert [record.samples for record in steps_of(sink)[8:]] == [8, 8, 5, 8, 8]
+    assert not_plain(hook) == [1, 2, 8, 10, 12]
+    assert [record.samples for record in sink.steps[8:]] == [8, 8, 5, 8, 8]
 
 
 def test_a_listener_that_wants_no_boundary_is_left_alone_until_it_is_woken(job, attach):
+    class Shy(HeardSteps):
+        def wants_boundary(self):
+            return False
+
     heard = []
-    hook = attach(job, config=QUIET, on_boundary=heard.append)
-    hook._listener.wants_boundary = lambda: False
+    hook = attach(job, config=QUIET, listener=Shy(heard.append))
     job.run(10)
     before = len(heard)
     job.run(10)
@@ -87,7 +81,7 @@ def test_what_waits_is_bounded_when_nobody_settles(job, attach):
     hook = attach(job, config=QUIET)
     for _ in range(3 * WAITING_MAX):
         job.run(1)
-        assert len(hook._boundary.waiting) <= WAITING_MAX + 1
+        assert len(inspect(hook).waiting) <= WAITING_MAX + 1
 
 
 def test_an_exception_between_steps_leaves_the_next_ones_whole(job, attach, sink):
@@ -97,7 +91,7 @@ def test_an_exception_between_steps_leaves_the_next_ones_whole(job, attach, sink
     with contextlib.suppress(RuntimeError):
         job.model(x[:, :3])
     job.run(6)
-    records = steps_of(sink)
+    records = sink.steps
     assert len(records) == 12
     assert all(record.ledger.wall_ns == record.wall_ns for record in records)
     assert records[6].forward_ns is not None

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook.step_boundary import CountedStep
-from pacecar.profiler.timing.process_stops import Stop
+from pacecar.profiler.hook.step_boundary import CountedStep, StepBoundary
+from pacecar.profiler.timing.process_stops import Stop, StopDetector
 from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, StepSampling, burst_end, next_measured
-from pacecar.records import Goodbye, Ledger, ProcessStop, StepRecord
+from pacecar.records import Goodbye, Ledger, ProcessStop
 from pacecar.records.final_totals import completed
 from tests.kit.forking_python import forking_python
 
@@ -119,9 +119,10 @@ class Slow:
     def wall_ns(self):
         return self.now
 
-
-def steps_of(sink):
-    return [record for record in sink.records if isinstance(record, StepRecord)]
+    def train(self, job, hook, step_us=1_000):
+        self.now += step_us * US
+        job.run(1)
+        hook.records.flush()
 
 
 def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach, sink):
@@ -129,12 +130,10 @@ def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
     begun = 0
     for step in range(400):
-        clock.now += 1_000 * US
-        job.run(1)
-        hook.flush()
+        clock.train(job, hook)
         if step == 0:
             begun = clock.now
-    records = steps_of(sink)
+    records = sink.steps
     assert hook.is_alive
     assert records[0].measured_every == 1
     every = records[-1].measured_every
@@ -149,7 +148,7 @@ def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach
     assert all(sum(r.ledger.parts().values()) == r.wall_ns for r in records)
     measured = sum((r.ledger for r in records), Ledger(wall_ns=0))
     assert measured.wall_ns < last.totals.wall_ns / 2, "most were only counted"
-    assert hook.overhead_ratio <= 0.01
+    assert hook.budget.ratio <= 0.01
 
 
 def test_steps_that_no_measured_one_follows_are_in_the_goodbye(job, attach, sink):
@@ -157,10 +156,8 @@ def test_steps_that_no_measured_one_follows_are_in_the_goodbye(job, attach, sink
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
     begun, last = 0, None
     while last is None or last.total_steps < 300 or hook.step != last.total_steps + 7:
-        clock.now += 1_000 * US
-        job.run(1)
-        hook.flush()
-        begun, last = begun or clock.now, steps_of(sink)[-1]
+        clock.train(job, hook)
+        begun, last = begun or clock.now, sink.steps[-1]
     ended = clock.now
     hook.close()
     bye = sink.records[-1]
@@ -182,7 +179,7 @@ def test_a_job_without_a_step_has_no_totals_and_one_whose_steps_all_have_records
     hook = attach(job, config=HookConfig(windows=False, overhead_budget=1.0))
     job.run(3)
     hook.close()
-    last, bye = steps_of(sink)[-1], sink.records[-1]
+    last, bye = sink.steps[-1], sink.records[-1]
     assert (bye.totals, bye.total_steps, bye.total_samples) == (last.totals, 3, last.total_samples)
 
 
@@ -191,13 +188,11 @@ def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.001, windows=False), clock=clock, on_boundary=heard.append)
     for _ in range(700):
-        clock.now += 500 * US
-        job.run(1)
-        hook.flush()
+        clock.train(job, hook, 500)
     assert not hook.is_alive
     assert [r.getMessage() for r in caplog.records if "measures no more" in r.getMessage()] != []
     assert sum("measures no more" in r.getMessage() for r in caplog.records) == 1
-    assert steps_of(sink)[-1].measured_every is None
+    assert sink.steps[-1].measured_every is None
     assert len(heard) == 700, "who listens is still told of every boundary"
     hook.close()
     assert len(job.model._forward_hooks) == 0
@@ -208,9 +203,7 @@ def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False), clock=clock, on_boundary=heard.append)
     for wait in range(1, 200):
-        clock.now += 1_000 * US + wait * US
-        job.run(1)
-        hook.flush()
+        clock.train(job, hook, 1_000 + wait)
     assert [step.step for step in heard] == list(range(199)), "every step, in order"
     counted = [step for step in heard if isinstance(step, CountedStep)]
     measured = [step for step in heard if not isinstance(step, CountedStep)]
@@ -221,21 +214,19 @@ def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach
     late = [step for step in measured if step.step > 100 and isinstance(heard[step.step - 1], type(step))]
     assert late
     for step in late:
-        assert step.wall_ns - step.pace_ns == step.raw.overhead_ns - step.told_ns > 0, "what measuring it took"
+        assert step.wall_ns - step.pace_ns == step.raw.overhead_ns - step.last_listener_ns > 0, "what measuring it took"
 
 
 def test_a_failure_at_a_counted_step_is_logged_by_its_own_name(job, attach, caplog, monkeypatch):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False), clock=clock)
     for _ in range(100):
-        clock.now += 1_000 * US
-        job.run(1)
-        hook.flush()
+        clock.train(job, hook)
 
     def fail(pulse, now_ns):
         raise ValueError("planted")
 
-    monkeypatch.setattr(type(hook._boundary), "count_step", fail)
+    monkeypatch.setattr(StepBoundary, "count_step", fail)
     for _ in range(40):
         clock.now += 1_000 * US
         job.run(1)
@@ -248,16 +239,14 @@ def test_the_ratio_is_kept_with_windows_whose_cost_is_earned_back(job, attach, s
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=True, count_flops=False), clock=clock)
     for number in range(20_000):  # beside other programs a window is dear, and comes later
-        clock.now += 1_000 * US
-        job.run(1)
-        hook.flush()
-        if number >= 2000 and number % 500 == 0 and steps_of(sink)[-1].total_windows:
+        clock.train(job, hook)
+        if number >= 2000 and number % 500 == 0 and sink.steps[-1].total_windows:
             break
-    records = steps_of(sink)
+    records = sink.steps
     assert hook.is_alive
     assert records[-1].total_windows > 0
     assert records[-1].measured_every > 1
-    assert hook.overhead_ratio <= 0.0105
+    assert hook.budget.ratio <= 0.0105
     assert records[-1].total_steps == records[-1].step + 1
 
 
@@ -268,7 +257,7 @@ def looked_at(hook):
 
     def look():
         while not is_over.wait(0.25):
-            hook.look()
+            hook.records.flush_in_background()
 
     looks = threading.Thread(target=look)
     looks.start()
@@ -286,14 +275,14 @@ def test_the_ratio_is_kept_on_a_job_of_one_millisecond_steps(job, attach, sink):
     hook = attach(job, config=config)
     begun = time.monotonic()
     with looked_at(hook):
-        while (lasted := time.monotonic() - begun) < 16.0 or (hook.overhead_ratio > 0.01 and lasted < 60.0):
+        while (lasted := time.monotonic() - begun) < 16.0 or (hook.budget.ratio > 0.01 and lasted < 60.0):
             job.run(50)
-    hook.flush()
-    records = steps_of(sink)
+    hook.records.flush()
+    records = sink.steps
     assert hook.is_alive
     assert records[-1].total_windows > 0
     assert records[-1].measured_every > 1
-    assert hook.overhead_ratio <= 0.0105, "the attach and what windows cost beyond their price were earned back"
+    assert hook.budget.ratio <= 0.0105, "the attach and what windows cost beyond their price were earned back"
     assert records[-1].total_steps == records[-1].step + 1
 
 
@@ -342,15 +331,13 @@ def test_a_stop_in_steps_that_no_measured_one_follows_has_its_record(job, attach
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
     last = None
     while last is None or last.total_steps < 300 or hook.step != last.total_steps + 7:
-        clock.now += 1_000 * US
-        job.run(1)
-        hook.flush()
-        last = steps_of(sink)[-1]
+        clock.train(job, hook)
+        last = sink.steps[-1]
     begun = clock.now + 100 * US
     clock.now += 300_000 * US
     job.run(1)
     assert [record for record in sink.records if isinstance(record, ProcessStop)] == []
-    monkeypatch.setattr(hook._stops, "stops", lambda start_ns, end_ns: [Stop(begun, begun + 290_000 * US, "frozen")])
+    monkeypatch.setattr(StopDetector, "stops", lambda *_: [Stop(begun, begun + 290_000 * US, "frozen")])
     hook.close()
     (stop,) = [record for record in sink.records if isinstance(record, ProcessStop)]
     assert (stop.step, stop.phase, stop.stopped_ns) == (hook.step - 1, "outside", 290_000 * US)

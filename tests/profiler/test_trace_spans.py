@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.ledger.intervals import intervals, union
+from pacecar.ledger.attribution import Work
+from pacecar.ledger.intervals import intervals, union
 from pacecar.profiler.windows.trace_spans import read_rows
 
 MAIN, AUTOGRAD, GLOO, OTHER = 11, 12, 13, 14

@@ -134,7 +134,7 @@ def test_a_folder_that_all_may_make_is_used_only_if_it_is_ours(tmp_path, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", None)
     job = Job(None)
     (tmp_path / f"pacecar-traces-{os.getuid()}").symlink_to(tmp_path)
-    with pytest.raises(MessageRefusal, match="somebody else"):
+    with pytest.raises(MessageRefusal, match="another user"):
         job.ask()
     (tmp_path / f"pacecar-traces-{os.getuid()}").unlink()
     job.ask(steps=1)
@@ -238,6 +238,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
 CROWDED = """
 import threading, torch, pacecar
 from pacecar.records import Answer, Command
+from tests.kit.hook_inspection import hook_of
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pacer = pacecar.attach(
@@ -256,7 +257,7 @@ for step in range(123):
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
 pacer.close()
-windows = pacer._hook._budget.windows
+windows = hook_of(pacer).budget.windows
 print([(a.number, a.state) for a in said if a.state != "accepted"], windows)
 """
 
@@ -276,6 +277,7 @@ def test_traces_and_windows_in_turn_crash_nothing_and_all_are_taken(tmp_path):
 OUTLIVES = """
 import time, torch, pacecar
 from pacecar.records import Answer, Command
+from tests.kit.hook_inspection import hook_of
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pacer = pacecar.attach(
@@ -302,7 +304,7 @@ for step in range(24):
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
 pacer.close()
-print({{a.number: a.detail for a in said}}[12], pacer._hook._budget.windows)
+print({{a.number: a.detail for a in said}}[12], hook_of(pacer).budget.windows)
 """
 
 
@@ -361,7 +363,7 @@ def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_fol
         default = public / f"pacecar-traces-{os.getuid()}"
         as_user(STRANGER, lambda: default.mkdir())
         for directory in (public / "out", None):
-            with pytest.raises(MessageRefusal, match=f"belongs to somebody else: .*uid {STRANGER}"):
+            with pytest.raises(MessageRefusal, match=f"belongs to another user: .*uid {STRANGER}"):
                 Job(directory).ask(steps=1)
         assert os.listdir(public / "roots") == []
 

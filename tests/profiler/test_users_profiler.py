@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 import pacecar
+from tests.kit.hook_inspection import hook_of, inspect
 rank, folder, how, hooked = int(os.environ["RANK"]), sys.argv[1], sys.argv[2], sys.argv[3] == "hooked"
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "Profiler clears events")  # torch says so of every schedule
@@ -70,8 +71,8 @@ for _ in range(13):  # two turns of each rank
     step()
 windows = 0
 if hooked:
-    assert pacer.is_active and pacer._hook._guard.failures == 0
-    windows = pacer._hook._budget.windows
+    assert pacer.is_active and inspect(pacer).failures == 0
+    windows = hook_of(pacer).budget.windows
     pacer.close()
 with open(f"{folder}/{rank}.json", "w") as stream:
     json.dump({"found": found, "has_window": has_window, "windows": windows}, stream)

@@ -27,7 +27,7 @@ from pacecar.profiler.windows.window_price import (
     StepShape,
     WindowPrice,
 )
-from pacecar.records import StepRecord
+from tests.kit.hook_inspection import inspect
 
 MS = 1_000_000
 
@@ -74,7 +74,7 @@ def test_cost_is_within_the_budget_and_the_debt_at_every_step(seed, step_ns, rat
         elif sliced:
             budget.probed(price)
             model.learn(wanted, Slice(rows, recorded_ns), None)
-        assert budget.cost_ns <= ratio * budget._wall_ns + budget._start_ns + CREDIT_NS + most
+        assert budget.cost_ns <= ratio * budget.wall_ns + budget.start_ns + CREDIT_NS + most
         profiled = sliced = False
         if not budget.is_due(step + 1) or not budget._recent:
             continue
@@ -83,7 +83,7 @@ def test_cost_is_within_the_budget_and_the_debt_at_every_step(seed, step_ns, rat
         profiled = budget.wants_window(step + 1)
         wanted = None if profiled else model.wanted_slice(shape_of(step_ns))
         sliced = wanted is not None and budget.can_afford(OPEN_NS + ROW_NS * SLICE_NS // DENSEST_NS, on_credit=True)
-    assert budget.cost_ns <= ratio * budget._wall_ns + budget._start_ns + CREDIT_NS + most
+    assert budget.cost_ns <= ratio * budget.wall_ns + budget.start_ns + CREDIT_NS + most
 
 
 @pytest.mark.parametrize(("ratio", "step_ms", "price_ms", "is_lent"), [
@@ -280,15 +280,15 @@ def test_a_step_of_tens_of_thousands_of_operators_owes_no_more_than_the_debt(nam
     hook = attach(SimpleNamespace(model=model, optimizer=optimizer), config=HookConfig(overhead_budget=0.01))
     for _ in range(6):
         step()
-    hook.flush()
-    budget = hook._budget
+    hook.records.flush()
+    budget = hook.budget
     # The hooks' own time is wall time, and on a busy machine long: windows, slices and counts are what is lent.
-    assert budget._windows_ns <= 0.01 * budget._wall_ns + CREDIT_NS
+    assert budget._windows_ns <= 0.01 * budget.wall_ns + CREDIT_NS
     assert budget.windows == 0
     assert not torch._C._autograd._profiler_enabled()
     assert sys.getprofile() is None
     hook.close()
-    steps = [record for record in sink.records if isinstance(record, StepRecord)]
+    steps = sink.steps
     assert steps[-1].uncalibrated == "price"
     assert steps[-1].window_price_ns > 2 * CREDIT_NS
     assert steps[-1].calibration_age_steps is None
@@ -303,13 +303,13 @@ def test_after_a_switch_to_a_smaller_step_its_own_price_is_asked_and_no_longer_t
     )
     for _ in range(6):
         step()
-    assert hook._budget.windows == 0
+    assert hook.budget.windows == 0
     model.operators = 10
     hook.request_window()
     for _ in range(12):
         step()
     hook.close()
-    assert hook._budget.windows == 1
+    assert hook.budget.windows == 1
 
 
 def test_no_windows_and_no_budget_are_said_as_they_are(job, attach, sink):
@@ -317,7 +317,7 @@ def test_no_windows_and_no_budget_are_said_as_they_are(job, attach, sink):
     hook = attach(job, config=HookConfig(windows=False))
     job.run(2)
     hook.close()
-    assert {record.uncalibrated for record in sink.records if isinstance(record, StepRecord)} == {"off"}
+    assert {record.uncalibrated for record in sink.steps} == {"off"}
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ def test_who_asks_for_windows_whatever_they_cost_gets_them_at_once(attach, sink)
     for _ in range(6):
         step()
     hook.close()
-    steps = [record for record in sink.records if isinstance(record, StepRecord)]
+    steps = sink.steps
     assert any(record.source == "exact" for record in steps)
     assert steps[-1].uncalibrated is None
 
@@ -376,11 +376,10 @@ def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_para
         hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
         for _ in range(12):
             step()
-    opening = hook._window_schedule
-    shape = opening._shape(hook.step)
-    assert opening._price._slices["forward"].rows < 10
-    assert shape.parameters == 200
-    predicted_ns = opening._price.predict_ns(shape)
+    state = inspect(hook)
+    assert state.slices["forward"].rows < 10
+    assert state.shape.parameters == 200
+    predicted_ns = state.price.predict_ns(state.shape)
     hook.close()
     hook = attach(job, config=HookConfig(overhead_budget=1.0, count_flops=False))
     for _ in range(5):
@@ -394,7 +393,7 @@ def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     plain, _ = losses_of(False, attach)
     hooked, hook = losses_of(True, attach)
     assert hooked == plain
-    slices = hook._window_schedule._price._slices
+    slices = inspect(hook).slices
     assert slices, "a slice was taken, amid records of the job that were open"
     assert all(found.end_ns > 0 for found in slices.values()), "which says how fast the machine is"
     assert hook.windows.outlived_by is None
@@ -415,8 +414,8 @@ def test_a_job_that_has_set_a_profile_function_keeps_it_and_no_slice_is_taken(at
             assert sys.getprofile() is own
     finally:
         sys.setprofile(None)
-    assert not hook._window_schedule._price._slices
-    assert hook._budget.windows == 0
+    assert not inspect(hook).slices
+    assert hook.budget.windows == 0
 
 
 @pytest.mark.slow
@@ -463,7 +462,7 @@ def test_a_window_whose_step_is_another_than_the_ones_before_is_cut_off(attach, 
             break
     assert played, "no window was opened"
     hook.close()
-    exact = [record.step for record in sink.records if isinstance(record, StepRecord) and record.source == "exact"]
+    exact = [record.step for record in sink.steps if record.source == "exact"]
     assert played[0] not in exact
     assert not torch._C._autograd._profiler_enabled()
 

@@ -31,14 +31,14 @@ seen: dict[str, Any] = {"worst": 0.0, "steps": 0, "switches": 0}
 
 
 def look(budget: OverheadBudget) -> None:
-    bound_ns = budget._ratio * budget._wall_ns + budget._start_ns + CREDIT_NS
+    bound_ns = budget.ratio_max * budget.wall_ns + budget.start_ns + CREDIT_NS
     seen["steps"] += 1
     if budget.cost_ns / bound_ns > seen["worst"]:
-        seen.update(worst=budget.cost_ns / bound_ns, at_seconds=budget._wall_ns / 1e9, cost_ms=budget.cost_ns / 1e6)
+        seen.update(worst=budget.cost_ns / bound_ns, at_seconds=budget.wall_ns / 1e9, cost_ms=budget.cost_ns / 1e6)
     seen.update(
-        seconds=budget._wall_ns / 1e9,
+        seconds=budget.wall_ns / 1e9,
         ratio=budget.ratio,
-        attach_ms=budget._start_ns / 1e6,
+        attach_ms=budget.start_ns / 1e6,
         windows=budget.windows,
         total_ms=budget.cost_ns / 1e6,
     )

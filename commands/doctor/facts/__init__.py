@@ -1,5 +1,5 @@
-"""Reads the facts of the doctor: one module for each source, and `model` with the types of all.
+"""Reads the doctor's facts: one module per source, and their types in `model`.
 
-In come `/proc`, `/sys`, the driver, logs, scripts and run folders, through `host_access`; out go frozen facts.
-Start with `model`.  Nothing is judged here.
+In: `/proc`, `/sys`, the driver, logs, scripts and run folders, through `host_access`.  Out: frozen facts, not judged.
+Start with `model`.
 """

@@ -1,17 +1,16 @@
-"""Reads what the NVIDIA driver says of each GPU, once, through the NVML interface that the daemon uses.
+"""Reads the state of each NVIDIA GPU once, through the NVML interface that the daemon uses.
 
-A GPU that hangs holds up every call for it, for 45 s where that was measured, and nobody waits that long for a doctor.
-So all of it is asked on a thread of its own, and what came until the deadline counts; the GPU that was being asked then
-is the one that hangs.
+A GPU that hangs delays every call for it, by 45 s in one measurement.  So a separate thread makes all calls, and the
+answers before the deadline count; the GPU that was being asked at that time is the one that hangs.
 
-Left out: what changes from second to second.  The daemon's metrics have that over time; one reading says nothing.
+Left out: values that change from second to second, which the daemon's metrics have over time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -42,7 +41,7 @@ from .pci import pci_key
 __all__ = ["ANSWER_SECONDS", "read_gpus"]
 
 ANSWER_SECONDS = 20.0
-"""For all GPUs together: a call takes about 1 ms, or 2 s where the driver has to initialize the GPU first."""
+"""For all GPUs together: a call takes about 1 ms, or 2 s if the driver has to initialize the GPU first."""
 
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
@@ -50,7 +49,7 @@ LINKS_MAX = 36
 GPUS_MAX = 64
 
 PEERMEM = ("module/nvidia_peermem/initstate", "kernel/mm/memory_peers/nv_mem/version")
-"""The driver's module, and what the older nv_peer_mem leaves; where NCCL looks, too (transport/net_ib.cc)."""
+"""Files of the driver's module and of the older nv_peer_mem; NCCL checks the same (transport/net_ib.cc)."""
 
 # Fields of nvml.h: link count, volatile uncorrected ECC errors, retired pages pending, row remap pending and failed,
 # links of NVLink-C2C.
@@ -60,28 +59,28 @@ _LINK_COUNT, _UNCORRECTED, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP
 T = TypeVar("T")
 
 
-def read_gpus(looker: FactReader, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
-    """Ask the driver.  One that is not there is in `absent`; a GPU for which it does not answer is `lost`."""
-    proc, system = looker.places.proc, looker.places.sys
+def read_gpus(reader: FactReader, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
+    """Query the driver.  `absent` says why there is none; a GPU for which it does not answer is `lost`."""
+    proc, system = reader.access.proc, reader.access.sys
     gpus = Gpus(
-        kernel_module=looker.word(proc / "driver/nvidia/version"),
-        peermem=next((seen for path in PEERMEM if (seen := looker.word(system / path)) is not None), None),
-        known=_known(looker),
-        uptime_ns=_uptime_ns(looker),
+        kernel_module=reader.word(proc / "driver/nvidia/version"),
+        peermem=next((seen for path in PEERMEM if (seen := reader.word(system / path)) is not None), None),
+        known=_known(reader),
+        uptime_ns=_uptime_ns(reader),
     )
-    nvml = looker.places.nvml
+    nvml = reader.access.nvml
     if nvml is None:
         return dataclasses.replace(gpus, absent="not asked")
-    interview = _Interview(nvml, looker)
-    thread = threading.Thread(target=interview.run, name="pacecar-doctor-nvml", daemon=True)
+    nvml_reader = _NvmlReader(nvml, reader)
+    thread = threading.Thread(target=nvml_reader.run, name="pacecar-doctor-nvml", daemon=True)
     thread.start()
     thread.join(answer_seconds)
-    return interview.result(gpus, hangs=thread.is_alive(), after_seconds=answer_seconds)
+    return nvml_reader.result(gpus, hangs=thread.is_alive(), after_seconds=answer_seconds)
 
 
-def _known(looker: FactReader) -> tuple[Seen[KnownGpu], ...]:
-    """Return the GPUs that the daemon has seen here: only it and root may read which."""
-    path = looker.places.known_gpus
+def _known(reader: FactReader) -> tuple[Seen[KnownGpu], ...]:
+    """Return the GPUs that the daemon has seen on this node; only its user and root may read the list."""
+    path = reader.access.known_gpus
     if path is None:
         return ()
     try:
@@ -92,21 +91,21 @@ def _known(looker: FactReader) -> tuple[Seen[KnownGpu], ...]:
     except FileNotFoundError:
         return ()
     except PermissionError:
-        looker.limit(f"{path}: which GPUs were here before is told to the daemon's user and to root only")
+        reader.limit(f"{path}: only the daemon's user and root may read which GPUs were here before")
     except (OSError, ValueError) as error:
-        looker.note(f"{path}: {error}")
+        reader.note(f"{path}: {error}")
     return ()
 
 
-def _uptime_ns(looker: FactReader) -> int | None:
-    seen = looker.parsed(
-        looker.places.proc / "uptime", lambda text: integer(text.partition(".")[0]) * NS_PER_SECOND
+def _uptime_ns(reader: FactReader) -> int | None:
+    seen = reader.parsed(
+        reader.access.proc / "uptime", lambda text: integer(text.partition(".")[0]) * NS_PER_SECOND
     )  # proc_uptime(5): seconds with two digits after the point, then the idle time
     return None if seen is None else seen.value
 
 
 class _FabricFacts(NamedTuple):
-    """State, status, conditions and health as the metrics have them; nothing of a GPU without a fabric."""
+    """State, status, conditions and health, named as in the metrics; empty for a GPU without a fabric."""
 
     fabric_state: str | None = None
     fabric_status: int | None = None
@@ -132,12 +131,12 @@ def _fabric_facts(fabric: Fabric | None) -> _FabricFacts:
     return facts
 
 
-class _Interview:
-    """All questions to the driver, in one thread; what was answered so far may be taken at any time."""
+class _NvmlReader:
+    """Makes all calls of the driver, in one thread; another thread may take the results so far at any time."""
 
-    def __init__(self, nvml: Nvml, looker: FactReader) -> None:
+    def __init__(self, nvml: Nvml, reader: FactReader) -> None:
         self._nvml = nvml
-        self._looker = looker
+        self._reader = reader
         self._boards: dict[int, GpuFacts] = {}
         self._peers: dict[tuple[int, int], int] = {}
         self._versions: tuple[str | None, str | None] = (None, None)
@@ -153,21 +152,21 @@ class _Interview:
             return
         except NvmlError as error:
             self._absent = str(error)
-            self._looker.note(f"NVML: {error}")
+            self._reader.note(f"NVML: {error}")
             return
         self._is_started = True
         try:
             self._ask_all()
         except NvmlError as error:
-            self._looker.note(f"NVML: {error}")
-        except Exception as error:  # noqa: BLE001  in a thread it would be lost, and what came so far still counts
-            self._looker.note(f"NVML: {type(error).__name__}: {error} (a fault of pacecar's; please report it)")
+            self._reader.note(f"NVML: {error}")
+        except Exception as error:  # noqa: BLE001  in a thread it would be lost, and the results so far still count
+            self._reader.note(f"NVML: {type(error).__name__}: {error} (a bug in pacecar; please report it)")
         finally:
             self._nvml.stop()
 
     def _ask_all(self) -> None:
         nvml = self._nvml
-        self._versions = (self._gently("driver version", nvml.driver_version), self._gently("CUDA", nvml.cuda_version))
+        self._versions = (self._query("driver version", nvml.driver_version), self._query("CUDA", nvml.cuda_version))
         handles: dict[int, Handle] = {}
         for index in range(min(nvml.device_count(), GPUS_MAX)):
             self._asking = index
@@ -181,18 +180,18 @@ class _Interview:
                 raise
             except NvmlError as error:
                 handles.pop(index, None)
-                self._looker.note(f"NVML: GPU {index}: {error}")
+                self._reader.note(f"NVML: GPU {index}: {error}")
         self._asking = None
         for index, handle in handles.items():
             for other, owner in handles.items():
                 if other == index:
                     continue
-                status = self._gently(f"GPU {index}: P2P", partial(nvml.peer_status, handle, owner))
+                status = self._query(f"GPU {index}: P2P", partial(nvml.peer_status, handle, owner))
                 if status is not None:
                     self._peers[index, other] = status
 
-    def _gently(self, what: str, ask: Callable[[], T]) -> T | None:
-        """Return the answer; None where the driver has none, with a note where it should."""
+    def _query(self, what: str, ask: Callable[[], T]) -> T | None:
+        """Return the answer; None if the driver does not support the call, or with a note if it fails."""
         try:
             return ask()
         except (UnsupportedError, GpuLostError) as error:
@@ -200,29 +199,28 @@ class _Interview:
                 raise
             return None
         except NvmlError as error:
-            self._looker.note(f"NVML: {what}: {error}")
+            self._reader.note(f"NVML: {what}: {error}")
             return None
 
     def _state(self, index: int, handle: Handle) -> GpuFacts:
         nvml = self._nvml
 
         def number(which: Number) -> int | None:
-            return self._gently(f"GPU {index}: {which}", lambda: nvml.number(handle, which))
+            return self._query(f"GPU {index}: {which}", lambda: nvml.number(handle, which))
 
         identity = nvml.identity(handle)
-        memory = self._gently(f"GPU {index}: memory", lambda: nvml.memory(handle))
-        fabric = self._gently(f"GPU {index}: fabric", lambda: nvml.fabric(handle))
-        processes = self._gently(f"GPU {index}: processes", lambda: nvml.processes(handle))
+        memory = self._query(f"GPU {index}: memory", lambda: nvml.memory(handle))
+        fabric = self._query(f"GPU {index}: fabric", lambda: nvml.fabric(handle))
         fields = self._fields(index, handle)
         up, down, has_switch = self._links(index, handle, fields.get(_LINK_COUNT))
         persistence, mig = number(Number.PERSISTENCE), number(Number.MIG_MODE)
-        sram = self._gently(f"GPU {index}: SRAM errors", lambda: nvml.sram_errors(handle))
+        sram = self._query(f"GPU {index}: SRAM errors", lambda: nvml.sram_errors(handle))
         return GpuFacts(
             index=index,
             uuid=identity.uuid,
             name=identity.name,
             address=pci_key(identity.pci_bus_id),
-            capability=self._gently(f"GPU {index}: capability", lambda: nvml.compute_capability(handle)),
+            capability=self._query(f"GPU {index}: capability", lambda: nvml.compute_capability(handle)),
             memory_bytes=None if memory is None else memory.total,
             is_persistent=None if persistence is None else persistence == 1,
             power_limit=number(Number.POWER_LIMIT),
@@ -246,11 +244,27 @@ class _Interview:
             remap_pending=fields.get(_REMAP_PENDING),
             remap_failed=fields.get(_REMAP_FAILED),
             retire_pending=fields.get(_RETIRE_PENDING),
-            pids=() if processes is None else tuple(process.pid for process in processes),
+            pids=tuple(self._pids(index, handle, is_cut=mig == 1)),
         )
 
+    def _pids(self, index: int, handle: Handle, *, is_cut: bool) -> Iterator[int]:
+        """Yield the compute processes on the GPU; in MIG mode, of its instances, as the GPU's list needs privileges."""
+        handles = self._instances(index, handle) if is_cut else (handle,)
+        for one in handles:
+            processes = self._query(f"GPU {index}: processes", partial(self._nvml.processes, one))
+            yield from () if processes is None else (process.pid for process in processes)
+
+    def _instances(self, index: int, handle: Handle) -> Iterator[Handle]:
+        slots = self._query(f"GPU {index}: MIG slots", lambda: self._nvml.instance_slots(handle))
+        for slot in range(slots or 0):
+            asked = f"GPU {index}: MIG slot {slot}"
+            if self._query(asked, partial(self._nvml.instance_key, handle, slot)) is not None:
+                instance = self._query(asked, partial(self._nvml.instance, handle, slot))
+                if instance is not None:
+                    yield instance.handle
+
     def _fields(self, index: int, handle: Handle) -> dict[FieldId, int]:
-        answers = self._gently(f"GPU {index}: fields", lambda: self._nvml.fields(handle, _WANTED)) or []
+        answers = self._query(f"GPU {index}: fields", lambda: self._nvml.fields(handle, _WANTED)) or []
         return {
             field: answer.value
             for field, answer in zip(_WANTED, answers, strict=False)
@@ -258,7 +272,7 @@ class _Interview:
         }
 
     def _links(self, index: int, handle: Handle, count: int | None) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-        """Return the NVLinks that are up and those that are down, and whether a switch is at their other ends."""
+        """Return the NVLinks that are up, those that are down, and whether they lead to a switch."""
         up: list[int] = []
         down: list[int] = []
         has_switch = False
@@ -269,16 +283,16 @@ class _Interview:
                 break
             (up if is_up else down).append(link)
             if is_up and not has_switch:
-                remote = self._gently(f"GPU {index}: NVLink {link}", partial(self._nvml.link_remote, handle, link))
+                remote = self._query(f"GPU {index}: NVLink {link}", partial(self._nvml.link_remote, handle, link))
                 has_switch = remote is not None and remote.device == "switch"
         return tuple(up), tuple(down), has_switch
 
     def result(self, gpus: Gpus, *, hangs: bool, after_seconds: float) -> Gpus:
         boards = dict(self._boards)
         if hangs and self._asking is not None:
-            boards[self._asking] = GpuFacts(self._asking, lost=f"the driver gave no answer for {after_seconds:g} s")
+            boards[self._asking] = GpuFacts(self._asking, lost=f"no answer from the driver for {after_seconds:g} s")
         if hangs:
-            self._looker.note(f"NVML: no answer within {after_seconds:g} s; what came until then is used")
+            self._reader.note(f"NVML: no answer within {after_seconds:g} s; answers until then are used")
         driver, cuda = self._versions
         return dataclasses.replace(
             gpus,

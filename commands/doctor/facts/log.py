@@ -1,10 +1,10 @@
 """Reads NCCL's log with NCCL_DEBUG=INFO: its network, the transport of each channel, and its warnings.
 
-Only the log says what is really used: which transport, over which card, with or without GPUDirect RDMA.  Forms differ
-between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so a line is recognized by
-the few words that all of them have.
+Only the log shows what is really used: which transport, over which card, with or without GPUDirect RDMA.  Formats
+differ between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so lines are
+recognized by the few words that they share.
 
-Source: what NCCL prints in src/transport/{net,p2p,shm}.cc and src/transport/net_ib.cc, src/init.cc (2.4 to 2.28).
+Source: NCCL's src/transport/{net,p2p,shm}.cc, src/transport/net_ib.cc and src/init.cc (2.4 to 2.28).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .evidence import FactError
 from .job import Line, Log
 
-__all__ = ["LOG_BYTES_MAX", "LogError", "read_log"]
+__all__ = ["LOG_BYTES_MAX", "read_log"]
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
-"""NCCL prints its transports at the start; what a job prints for days after is not read."""
+"""NCCL prints its transports at the start; a job may then log for days."""
 
 LINE_BYTES_MAX = 64 * 1024
 LINE_MAX = 300
@@ -31,19 +32,17 @@ _CHANNEL = re.compile(r"\bChannel \d+.*\bvia (NET/[^/]+|P2P|SHM|direct|CollNet|N
 _VERSION = re.compile(r"\bNCCL version (\d[\w.+-]*)")
 _HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL ")
 _NETWORK = re.compile(r"\bUsing network (\S+)")
-
-
-class LogError(ValueError):
-    """The file is no log of NCCL's; the message names it."""
+_INIT = re.compile(r"\bInit timings - \S+ rank \d+ nranks \d+ total (\d+(?:\.\d+)?) \(([^)]*)\)")
 
 
 def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple[str, ...]]:
-    """Return what the log says, and what of it was not read; raises OSError, and LogError where no line is NCCL's."""
+    """Return the log's contents and notes on what was not read; raises OSError, and FactError if no line is NCCL's."""
     version: str | None = None
     network = no_rdma = None
     transports: dict[str, tuple[Line, int]] = {}
     warnings: list[Line] = []
     hosts: set[str] = set()
+    slowest_init: tuple[Line, float, str] | None = None
     is_log, warning_count = False, 0
     with path.open("rb") as stream:
         for number, raw in enumerate(_lines(stream, most_bytes), start=1):
@@ -68,20 +67,32 @@ def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple
                 name = _transport(channel[1], channel[2])
                 first, count = transports.get(name, (line, 0))
                 transports[name] = first, count + 1
+            elif (timings := _INIT.search(text)) is not None:
+                seconds = float(timings[1])
+                if slowest_init is None or seconds > slowest_init[1]:
+                    slowest_init = line, seconds, _longest(timings[2])
             elif network is None and _NETWORK.search(text):
                 network = line
             elif no_rdma is None and "NET/IB : No device found" in text:
                 no_rdma = line
         size = stream.seek(0, 2)
     if not is_log:
-        raise LogError(f"{path}: no line of it is NCCL's; run the job with NCCL_DEBUG=INFO NCCL_DEBUG_FILE={path.name}")
-    log = Log(str(path), version, network, no_rdma, transports, tuple(warnings), warning_count, frozenset(hosts))
+        raise FactError(f"{path}: no NCCL lines; run the job with NCCL_DEBUG=INFO NCCL_DEBUG_FILE={path.name}")
+    log = Log(
+        str(path), version, network, no_rdma, transports, tuple(warnings), warning_count, frozenset(hosts), slowest_init
+    )
     notes = (f"{path}: only the first {most_bytes >> 20} of {size >> 20} MiB were read",) if size > most_bytes else ()
     return log, notes
 
 
+def _longest(parts: str) -> str:
+    """Return the longest of "name seconds, name seconds, ..."; whatever has another form is passed over."""
+    named = re.findall(r"([a-z]\w*) (\d+(?:\.\d+)?)", parts)
+    return max(named, key=lambda part: float(part[1]), default=("", ""))[0]
+
+
 def _lines(stream: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Yield lines; a longer one than any of NCCL's comes in pieces, of which only the first counts."""
+    """Yield lines, cut to LINE_BYTES_MAX, which no line of NCCL's reaches."""
     room, is_new = most_bytes, True
     while room > 0 and (raw := stream.readline(min(room, LINE_BYTES_MAX))):
         room -= len(raw)

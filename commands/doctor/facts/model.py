@@ -1,7 +1,7 @@
-"""Defines the facts of a machine: values with where they were read, and nothing concluded.
+"""Defines the facts of a machine: values and their sources, without conclusions.
 
-None is "not there" or "not told", an empty tuple "there is none", zero a zero.  Sizes are bytes, times nanoseconds,
-power milliwatts, as everywhere inside.
+None means "absent" or "unknown", an empty tuple "none", zero a zero.  Sizes are bytes, times nanoseconds, power
+milliwatts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pacecar.monitor.gpu.known_gpus import KnownGpu
+from pacecar.nccl_ras import RasFinding
 
 from .evidence import FindingEvidence
 from .job import Log, Run, Script
@@ -41,34 +42,34 @@ T = TypeVar("T")
 
 NVIDIA, AMD = 0x10DE, 0x1002
 DISPLAY, NETWORK, ACCELERATOR = 0x03, 0x02, 0x12
-"""Base classes (pci_ids.h): a data centre's GPU is a 3D controller, 0x0302; InfiniBand is a network, 0x0207."""
+"""Base classes (pci_ids.h): a data-centre GPU is a 3D controller, 0x0302; InfiniBand is a network, 0x0207."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
-    """A value and where it was read: a path, a path with a line, a call of the driver."""
+    """A value and its source: a path, a path with a line, a call of the driver."""
 
     value: T
     where: str
 
-    def says(self, what: str, text: str | None = None) -> FindingEvidence:
-        """Return it as evidence; `text` where the bare value needs words."""
+    def as_evidence(self, what: str, text: str | None = None) -> FindingEvidence:
+        """Return it as evidence; `text` replaces the bare value."""
         return FindingEvidence(what, str(self.value) if text is None else text, self.where)
 
 
 @dataclass(frozen=True, slots=True)
 class AccountedTime:
-    """How often a control group with a CPU limit was held back: periods with throttling, of all periods."""
+    """How often a CPU limit throttled a control group: periods with throttling, and all periods."""
 
     throttled: int
     periods: int
 
 
 @dataclass(frozen=True, slots=True)
-class HostPressure:
-    """Shares of the last minute (0..1) in which tasks of the machine waited, as the kernel says (PSI).
+class HostPressureFacts:
+    """Shares of the last minute (0..1) in which tasks waited, according to the kernel (PSI).
 
-    `cpu` any task for a processor, `memory` all of them for memory, `io` all of them for a disk.
+    `cpu`: some task for a processor; `memory`: all tasks for memory; `io`: all tasks for a disk.
     """
 
     cpu: Seen[float] | None = None
@@ -78,10 +79,10 @@ class HostPressure:
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Processors and memory.  `governors` is governor -> the CPUs under it; `nodes` NUMA node -> its CPUs.
+    """Processors and memory.  `governors` is governor -> its CPUs, `nodes` is NUMA node -> its CPUs.
 
-    `quota` is how many CPUs' time the control group may use, None without a limit; `load` is the mean number of tasks
-    that ran, wanted to or waited for a disk, over five minutes.
+    `quota` is the control group's limit in CPUs, None without one; `load` is the mean number of tasks that ran, wanted
+    to run or waited for a disk, over five minutes.
     """
 
     model: Seen[str] | None = None
@@ -100,21 +101,21 @@ class Cpus:
     throttling: Seen[AccountedTime] | None = None
     quota: int | None = None
     load: Seen[float] | None = None
-    pressure: HostPressure = field(default_factory=HostPressure)
+    pressure: HostPressureFacts = field(default_factory=HostPressureFacts)
 
     @property
     def usable(self) -> int | None:
-        """How many processors a job has here: those that are online, or fewer where its control group may use less."""
+        """How many processors a job has here: the online ones, or fewer if its control group has a lower limit."""
         return min((number for number in (self.count, self.quota) if number is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A function on the PCI bus.  `path` leads from the host bridge down to it; `speed` is in GT/s.
+    """A function on the PCI bus.  `path` leads from the host bridge to it; `speed` is in GT/s.
 
-    The maximum is the lower one of the device's and of the port above it: a card that can do more than its slot is as
-    fast as it will ever be.  `redirects` says whether ACS sends traffic between devices up to the host: None where
-    the port has no ACS or where its registers may not be read.
+    The maxima are the lower of the device's and of the port above it, because a card cannot be faster than its slot.
+    `redirects` says whether ACS sends traffic between devices up to the host; None if the port has no ACS or its
+    registers may not be read.
     """
 
     address: str
@@ -134,16 +135,16 @@ class PciDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a display controller, which every GPU is, of a maker whose GPUs train."""
+        """Whether it is a display controller, as all GPUs are, of a vendor of training GPUs."""
         return self.kind >> 16 == DISPLAY and self.vendor in (NVIDIA, AMD)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as NVML tells it; `lost` has the driver's words where it does not answer.
+    """One GPU according to NVML; `lost` has the driver's words if it does not answer.
 
-    States and conditions of the fabric are named as in the metrics.
-    `chip_links` are those of NVLink-C2C, to the processor beside it (Grace).
+    States and conditions of the fabric are named as in the metrics.  `chip_links` are NVLink-C2C links to the processor
+    beside it (Grace).
     """
 
     index: int
@@ -184,10 +185,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What NVML says; `absent` has its words where there is no driver.  `peers` is (reader, owner) -> P2P status.
+    """All GPUs according to NVML; `absent` says why there is no driver.  `peers` is (reader, owner) -> P2P status.
 
     `known` are the GPUs that the daemon has seen on this node, with addresses as in `NodeFacts.pci`; `uptime_ns` is the
-    time since the node started.
+    time since boot.
     """
 
     boards: tuple[GpuFacts, ...] = ()
@@ -202,15 +203,15 @@ class Gpus:
 
     @property
     def working(self) -> tuple[GpuFacts, ...]:
-        """Those that answered."""
+        """The GPUs that answered."""
         return tuple(gpu for gpu in self.boards if gpu.lost is None)
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface; `speed` in bits a second, None where the device does not say.
+    """A network interface; `speed` in bits per second, None if the device does not report it.
 
-    `master` is the bond or bridge that it is a part of, which has the address then.
+    `master` is the bond or bridge that it belongs to, which then has the address.
     """
 
     name: str
@@ -227,7 +228,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """A port of an RDMA device; `rate` in bytes a second."""
+    """A port of an RDMA device; `rate` in bytes per second."""
 
     device: str
     port: str
@@ -245,7 +246,7 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Interfaces, RDMA ports and what the kernel's TCP is set to (sysctl name -> text)."""
+    """Interfaces, RDMA ports and the settings of the kernel's TCP (sysctl name -> text)."""
 
     interfaces: tuple[Interface, ...] = ()
     ports: tuple[RdmaPort, ...] = ()
@@ -261,9 +262,9 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What a process may hold; a limit of None in `Seen` is unlimited.
+    """The limits of a process; a `Seen` limit of None is unlimited.
 
-    `may_lock_all`: it has the capability to lock memory beyond its limit; None where that is not told.
+    `may_lock_all`: it has the capability to lock memory beyond its limit; None if unknown.
     """
 
     files: Seen[int | None] | None = None
@@ -275,7 +276,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """The training process that was asked about (--pid)."""
+    """The given training process (--pid)."""
 
     pid: int
     cpus: Seen[frozenset[int]] | None = None
@@ -283,28 +284,28 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class SettingFacts:
-    """Variables that change how a job trains: the process' own, and those of NCCL's configuration files."""
+    """Variables that affect training, from the process's environment and NCCL's configuration files."""
 
     values: Mapping[str, Seen[str]] = field(default_factory=dict)
 
     def get(self, name: str) -> Seen[str] | None:
-        """Return the variable; an empty one counts as not set, as NCCL and torch have it."""
+        """Return the variable; an empty one counts as unset, as for NCCL and torch."""
         found = self.values.get(name)
         return None if found is None or not found.value.strip() else found
 
     def is_on(self, name: str) -> Seen[str] | None:
-        """Return the variable if it says yes."""
+        """Return the variable if it is set to yes."""
         found = self.get(name)
         return found if found is not None and _says_yes(name, found.value) else None
 
     def is_off(self, name: str) -> Seen[str] | None:
-        """Return the variable if it says no."""
+        """Return the variable if it is set to no."""
         found = self.get(name)
         return found if found is not None and not _says_yes(name, found.value) else None
 
 
 def _says_yes(name: str, value: str) -> bool:
-    """Return what the reader of the variable makes of it: NCCL takes the number at its beginning, so `yes` is 0."""
+    """Return how the reader of the variable interprets it: NCCL parses the number at its beginning, so `yes` is 0."""
     if name.startswith("NCCL_"):
         number = re.match(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)", value)
         return number is not None and int(number[1], 16 if "x" in number[1].lower() else 10) != 0
@@ -313,7 +314,10 @@ def _says_yes(name: str, value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Everything that was read.  None where nobody asked (`run`, `log`, `script`, `process`)."""
+    """Everything that was read; `run`, `log`, `script` and `process` are None if not given.
+
+    `ras` is what NCCL's RAS says is wrong with the job on this machine, None if no RAS answers.
+    """
 
     host: str = ""
     cpus: Cpus = field(default_factory=Cpus)
@@ -325,6 +329,7 @@ class NodeFacts:
     torch_version: str | None = None
     round_trip_ns: int | None = None
     process: ProcessFacts | None = None
+    ras: tuple[RasFinding, ...] | None = None
     log: Log | None = None
     script: Script | None = None
     run: Run | None = None

@@ -1,4 +1,4 @@
-"""Reads the network interfaces and RDMA ports, and what the kernel's TCP is set to.
+"""Reads the network interfaces, the RDMA ports and the kernel's TCP settings.
 
 Source: Documentation/ABI/testing/sysfs-class-net, ABI/stable/sysfs-class-infiniband, networking/ip-sysctl.rst and
 admin-guide/sysctl/net.rst of the kernel; proc(5) for /proc/net/snmp.
@@ -32,28 +32,28 @@ SYSCTLS = (
 )
 
 
-def read_network(looker: FactReader) -> Network:
-    """Read interfaces, ports and settings; where there is no RDMA there are no ports."""
-    proc = looker.places.proc
+def read_network(reader: FactReader) -> Network:
+    """Read interfaces, ports and settings."""
+    proc = reader.access.proc
     sysctls: dict[str, Seen[str]] = {}
     for name in SYSCTLS:
-        seen = looker.word(proc / "sys" / Path(*name.split(".")))
+        seen = reader.word(proc / "sys" / Path(*name.split(".")))
         if seen is not None:
             sysctls[name] = seen
-    sent, again = _segments(looker, proc / "net/snmp")
-    return Network(_interfaces(looker), _ports(looker), sysctls, sent, again)
+    sent, again = _segments(reader, proc / "net/snmp")
+    return Network(_interfaces(reader), _ports(reader), sysctls, sent, again)
 
 
-def _interfaces(looker: FactReader) -> tuple[Interface, ...]:
-    folder = looker.places.sys / "class/net"
+def _interfaces(reader: FactReader) -> tuple[Interface, ...]:
+    folder = reader.access.sys / "class/net"
     found = []
-    for name in looker.names(folder)[:INTERFACES_MAX]:
+    for name in reader.names(folder)[:INTERFACES_MAX]:
         place = folder / name
         if not place.is_dir():
             continue  # bonding_masters is a file among the interfaces
-        state = looker.word(place / "operstate")
+        state = reader.word(place / "operstate")
         speed, mtu, duplex = (
-            looker.parsed(place / "speed", parse_speed), looker.number(place / "mtu"), looker.word(place / "duplex")
+            reader.parsed(place / "speed", parse_speed), reader.number(place / "mtu"), reader.word(place / "duplex")
         )  # fmt: skip
         found.append(
             Interface(
@@ -79,15 +79,15 @@ def _master(link: Path) -> str | None:
         return None
 
 
-def _ports(looker: FactReader) -> tuple[RdmaPort, ...]:
-    folder = looker.places.sys / "class/infiniband"
+def _ports(reader: FactReader) -> tuple[RdmaPort, ...]:
+    folder = reader.access.sys / "class/infiniband"
     found: list[RdmaPort] = []
-    for device in looker.names(folder):
-        for port in looker.names(folder / device / "ports"):
+    for device in reader.names(folder):
+        for port in reader.names(folder / device / "ports"):
             place = folder / device / "ports" / port
-            state = looker.parsed(place / "state", parse_port_state)
-            rate = looker.parsed(place / "rate", parse_port_rate)
-            layer = looker.word(place / "link_layer")
+            state = reader.parsed(place / "state", parse_port_state)
+            rate = reader.parsed(place / "rate", parse_port_rate)
+            layer = reader.word(place / "link_layer")
             found.append(
                 RdmaPort(
                     device=device,
@@ -102,14 +102,14 @@ def _ports(looker: FactReader) -> tuple[RdmaPort, ...]:
     return tuple(found[:PORTS_MAX])
 
 
-def _segments(looker: FactReader, path: Path) -> tuple[Seen[int] | None, Seen[int] | None]:
-    """Return TCP segments sent and sent again since boot, of the network namespace that we are in."""
+def _segments(reader: FactReader, path: Path) -> tuple[Seen[int] | None, Seen[int] | None]:
+    """Return TCP segments sent and retransmitted since boot, in our network namespace."""
 
     def columns(text: str) -> dict[str, int]:
         names, values = (line.split()[1:] for line in lines_of(text) if line.startswith("Tcp:"))
         return dict(zip(names, map(integer, values), strict=True))
 
-    read = looker.parsed(path, columns)
+    read = reader.parsed(path, columns)
     if read is None or not {"OutSegs", "RetransSegs"} <= read.value.keys():
         return None, None
     return Seen(read.value["OutSegs"], read.where), Seen(read.value["RetransSegs"], read.where)

@@ -1,9 +1,9 @@
-"""Reads where GPUs and network cards are on the PCI bus: links, bridges, NUMA nodes, IOMMU and access control (ACS).
+"""Reads the place of GPUs and network cards on the PCI bus: links, bridges, NUMA nodes, IOMMU and access control (ACS).
 
     pci0000:15 / 0000:15:01.0 / 0000:16:00.0 / 0000:17:00.0 / 0000:18:00.0     host bridge, ports, the card
 
-The path in /sys/devices is the tree itself, so two cards' nearest common port is the longest common beginning.  A link
-is as fast as the slower of its ends: `max_link_speed` of the card alone would blame every card in an older slot.
+The path in /sys/devices is the tree, so the longest common prefix of two paths is the nearest common port.  A link is
+as fast as the slower of its ends; `max_link_speed` of the card alone would flag every card in an older slot.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-kernel-iommu_groups; PCI Express Base Specification, "ACS
 Extended Capability" (ID 0x000D, control register at offset 6: bit 2 request redirect, bit 3 completion redirect), whose
@@ -41,35 +41,35 @@ def pci_key(text: str) -> str:
 
 
 def address_of(link: Path) -> str | None:
-    """Return the PCI address that a `device` link leads to, None where it is no PCI device."""
+    """Return the PCI address that a `device` link leads to, None if it is not a PCI device."""
     name = os.path.basename(os.path.realpath(link))
     return name if _ADDRESS.fullmatch(name) else None
 
 
-def pci_devices(looker: FactReader) -> tuple[PciDevice, ...]:
-    """Read GPUs, accelerators and network cards; bridges are read for their sake."""
-    folder = looker.places.sys / "bus/pci/devices"
+def pci_devices(reader: FactReader) -> tuple[PciDevice, ...]:
+    """Read GPUs, accelerators and network cards, with the bridges above them."""
+    folder = reader.access.sys / "bus/pci/devices"
     found: list[PciDevice] = []
-    for address in looker.names(folder)[:DEVICES_MAX]:
-        kind = looker.parsed(folder / address / "class", lambda text: int(text, 16))
+    for address in reader.names(folder)[:DEVICES_MAX]:
+        kind = reader.parsed(folder / address / "class", lambda text: int(text, 16))
         if kind is None or kind.value >> 16 not in (DISPLAY, NETWORK, ACCELERATOR):
             continue
-        vendor = looker.parsed(folder / address / "vendor", lambda text: int(text, 16))
+        vendor = reader.parsed(folder / address / "vendor", lambda text: int(text, 16))
         if vendor is not None:
-            found.append(_device(looker, folder, address, vendor.value, kind.value))
+            found.append(_device(reader, folder, address, vendor.value, kind.value))
     return tuple(found)
 
 
-def _device(looker: FactReader, folder: Path, address: str, vendor: int, kind: int) -> PciDevice:
+def _device(reader: FactReader, folder: Path, address: str, vendor: int, kind: int) -> PciDevice:
     place = folder / address
     path = _path(place)
     ends = [place] if len(path) < 3 else [place, folder / path[-2]]
-    speeds = [looker.parsed(end / "max_link_speed", _speed) for end in ends]
-    widths = [looker.number(end / "max_link_width") for end in ends]
-    node = looker.number(place / "numa_node")
-    cpus = looker.parsed(place / "local_cpulist", parse_cpu_list)
-    width = looker.number(place / "current_link_width")
-    speed = looker.parsed(place / "current_link_speed", _speed)
+    speeds = [reader.parsed(end / "max_link_speed", _speed) for end in ends]
+    widths = [reader.number(end / "max_link_width") for end in ends]
+    node = reader.number(place / "numa_node")
+    cpus = reader.parsed(place / "local_cpulist", parse_cpu_list)
+    width = reader.number(place / "current_link_width")
+    speed = reader.parsed(place / "current_link_speed", _speed)
     known_speeds = [seen.value for seen in speeds if seen is not None and seen.value is not None]
     known_widths = [seen.value for seen in widths if seen is not None and 0 < seen.value < 64]
     return PciDevice(
@@ -85,8 +85,8 @@ def _device(looker: FactReader, folder: Path, address: str, vendor: int, kind: i
         speed_max=min(known_speeds, default=None),
         width=width.value if width is not None and 0 < width.value < 64 else None,
         width_max=min(known_widths, default=None),
-        iommu_domain=looker.word(place / "iommu_group/type"),
-        redirects=_redirects(looker, folder, path),
+        iommu_domain=reader.word(place / "iommu_group/type"),
+        redirects=_redirects(reader, folder, path),
     )
 
 
@@ -98,14 +98,14 @@ def _driver(link: Path) -> str | None:
 
 
 def _path(place: Path) -> tuple[str, ...]:
-    """Return the parts of the real path from the host bridge on, the device last."""
+    """Return the parts of the real path from the host bridge to the device."""
     parts = Path(os.path.realpath(place)).parts
     start = next((at for at, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)), None)
     return () if start is None else parts[start:]
 
 
 def _speed(text: str) -> float | None:
-    """Return 32.0 of `32.0 GT/s PCIe`; None of `Unknown`; raises ValueError."""
+    """Return 32.0 for `32.0 GT/s PCIe`, None for `Unknown`; raises ValueError."""
     if text.startswith("Unknown"):
         return None
     number, unit = text.split()[:2]
@@ -114,10 +114,10 @@ def _speed(text: str) -> float | None:
     return float(number)
 
 
-def _redirects(looker: FactReader, folder: Path, path: tuple[str, ...]) -> Seen[bool] | None:
-    """Return whether a switch's port above the device sends traffic between devices up to the host.
+def _redirects(reader: FactReader, folder: Path, path: tuple[str, ...]) -> Seen[bool] | None:
+    """Return whether a switch port above the device sends traffic between devices up to the host.
 
-    Root ports are left out: what goes between two of them passes the host anyway.
+    Root ports do not count, because traffic between two of them passes the host anyway.
     """
     answer: Seen[bool] | None = None
     for bridge in path[2:-1]:
@@ -128,10 +128,10 @@ def _redirects(looker: FactReader, folder: Path, path: tuple[str, ...]) -> Seen[
         except FileNotFoundError:
             continue
         except OSError as error:
-            looker.note(f"{place}: {error.strerror or error}")
+            reader.note(f"{place}: {error.strerror or error}")
             continue
         if len(config) <= _EXTENDED:
-            looker.limit("PCIe access control (ACS) of the switches: only root may read it")
+            reader.limit("PCIe access control (ACS) of switches: only root may read it")
             continue
         control = _acs_control(config)
         if control is not None and (answer is None or not answer.value):
@@ -140,7 +140,7 @@ def _redirects(looker: FactReader, folder: Path, path: tuple[str, ...]) -> Seen[
 
 
 def _acs_control(config: bytes) -> int | None:
-    """Return the ACS control register, None where the port has none."""
+    """Return the ACS control register, None if the port has none."""
     at = _EXTENDED
     for _ in range(_CAPABILITIES_MAX):
         header = int.from_bytes(config[at : at + 4], "little")

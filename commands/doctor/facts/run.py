@@ -1,10 +1,9 @@
 """Reads a run's records: the last steps of each `rank<r>.jsonl`, and the latest of everything else.
 
-A run of a day leaves gigabytes, and what counts is how the job trains now: of each file the first line (the rank's
-hello) and the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing of the settings and are
-left out.
+A day of training leaves gigabytes, and only the job's current state matters, so of each file only the first line (the
+rank's hello) and the last READ_BYTES are read.  Steps that pacecar's own window disturbed are left out.
 
-A line that is no record is counted, the others still count; a last line without its newline is being written.
+Lines that are not records are counted and skipped; a last line without a newline is still being written.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from pacecar.records import (
+    Cause,
     Decision,
     JobHello,
     JobRecord,
@@ -28,25 +28,22 @@ from pacecar.records import (
 )
 from pacecar.records.rank_file import NOT_A_RECORD, RankFile, decode, rank_files
 
+from .evidence import FactError
 from .job import Run
 
-__all__ = ["READ_BYTES", "STEPS_MAX", "RunError", "read_run"]
+__all__ = ["READ_BYTES", "STEPS_MAX", "read_run"]
 
 READ_BYTES = 4 * 1024 * 1024
-"""Enough for some 3000 steps."""
+"""Enough for about 3000 steps."""
 
 STEPS_MAX = 200
-"""Of each rank: the settings of now, not of the warm-up."""
+"""Steps per rank: enough for current settings, few enough to exclude warm-up."""
 
 RANKS_MAX = 1024
 
 
-class RunError(ValueError):
-    """The folder holds no run; the message names it."""
-
-
 class _Rank:
-    """What one file says."""
+    """The contents of one file."""
 
     def __init__(self) -> None:
         self.hello: JobHello | None = None
@@ -54,7 +51,7 @@ class _Rank:
         self.last: StepRecord | None = None
         self.vitals: Vitals | None = None
         self.ladders: dict[int | None, WhatIf] = {}
-        self.stragglers: dict[tuple[int | None, str], Straggler] = {}
+        self.stragglers: dict[tuple[int | None, Cause], Straggler] = {}
         self.advice: dict[str, Decision] = {}
         self.tuner: str | None = None
         self.refused = 0
@@ -81,23 +78,23 @@ class _Rank:
 
 
 def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
-    """Return what the folder says and what of it could not be read.
+    """Return the contents of the folder, and notes on what could not be read.
 
     Raises:
-        RunError: there is no record of any rank in it.
+        FactError: the folder has no record of any rank.
     """
     try:
         files = rank_files(folder)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from error
+        raise FactError(f"{folder}: cannot be read: {error.strerror or error}") from error
     notes: list[str] = []
     ranks: dict[int, _Rank] = {}
     if len(files) > RANKS_MAX:
         notes.append(f"{folder}: {len(files) - RANKS_MAX} ranks beyond the first {RANKS_MAX} were left out")
     for number, path in islice(files.items(), RANKS_MAX):
         rank = _Rank()
-        if not path.is_file():  # a pipe would be waited for
-            notes.append(f"{path}: no file")
+        if not path.is_file():  # reading a pipe would block
+            notes.append(f"{path}: not a file")
             continue
         try:
             lines = _lines(path)
@@ -110,16 +107,16 @@ def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
             except NOT_A_RECORD:
                 rank.refused += 1
         if rank.refused:
-            notes.append(f"{path}: {rank.refused} of {len(lines)} lines are no record and were left out")
+            notes.append(f"{path}: {rank.refused} of {len(lines)} lines are not records and were left out")
         if rank.hello is not None or rank.last is not None:
             ranks[number] = rank
     if not ranks:
-        raise RunError(f"{folder}: no record of any rank (rank0.jsonl, ...){': ' if notes else ''}{'; '.join(notes)}")
+        raise FactError(f"{folder}: no record of any rank (rank0.jsonl, ...){': ' if notes else ''}{'; '.join(notes)}")
     return _run(folder, ranks), tuple(notes)
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Return the first line and those of the last READ_BYTES, whole ones only; empty in place of one too long."""
+    """Return the first line and the complete lines of the last READ_BYTES; a line that is too long is empty."""
     start = max(0, path.stat().st_size - READ_BYTES)
     head = list(islice(RankFile(path).lines(), 1)) if start else []
     return [line or b"" for _, line in (*head, *RankFile(path, start=start).lines())]

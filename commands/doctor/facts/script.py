@@ -1,7 +1,7 @@
-"""Reads the training script: its calls and their literal arguments, parsed from the source; it is never run.
+"""Reads the training script: its calls and their literal arguments, parsed from the source without running it.
 
-What a script computes (`num_workers=args.workers`, `DDP(model, **options)`) cannot be known without running it, and is
-UNKNOWN: no rule judges it.
+Values that the script computes (`num_workers=args.workers`, `DDP(model, **options)`) are UNKNOWN, and no rule judges
+them.
 
 Left out: other modules that the script imports.
 """
@@ -12,35 +12,32 @@ import ast
 import warnings
 from pathlib import Path
 
+from .evidence import FactError
 from .job import UNKNOWN, Call, Script
 
-__all__ = ["SCRIPT_BYTES_MAX", "ScriptError", "read_script"]
+__all__ = ["SCRIPT_BYTES_MAX", "read_script"]
 
 SCRIPT_BYTES_MAX = 4 * 1024 * 1024
 TEXT_MAX = 160
 
 
-class ScriptError(ValueError):
-    """The file is no Python; the message names it and the line."""
-
-
-def read_script(path: Path) -> Script:
-    """Parse the script; raises OSError and ScriptError."""
+def read_script(path: Path) -> tuple[Script, tuple[str, ...]]:
+    """Return the contents of the script, and no notes; raises OSError, and FactError if it is not Python."""
     with path.open("rb") as stream:
         source = stream.read(SCRIPT_BYTES_MAX + 1)
     if len(source) > SCRIPT_BYTES_MAX:
-        raise ScriptError(f"{path}: larger than {SCRIPT_BYTES_MAX >> 20} MiB, and not read")
+        raise FactError(f"{path}: larger than {SCRIPT_BYTES_MAX >> 20} MiB, and not read")
     reader = _Reader(str(path), source.decode("utf-8", "replace").splitlines())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an odd escape in somebody's text is not ours to speak of
+            warnings.simplefilter("ignore")  # odd escapes in the script do not matter here
             tree = ast.parse(source, filename=str(path))
         reader.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         place = path if line is None else f"{path}:{line}"
-        raise ScriptError(f"{place}: not Python that can be parsed: {getattr(error, 'msg', error)}") from error
-    return Script(str(path), tuple(reader.calls), frozenset(reader.names), tuple(reader.assigned))
+        raise FactError(f"{place}: not valid Python: {getattr(error, 'msg', error)}") from error
+    return Script(str(path), tuple(reader.calls), frozenset(reader.names), tuple(reader.assigned)), ()
 
 
 class _Reader(ast.NodeVisitor):
@@ -69,7 +66,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and len(node.value) <= 32:
-            self.names.add(node.value)  # "cuda" is a word in a call more often than a name
+            self.names.add(node.value)  # "cuda" is more often a string than a name
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.names.add(node.attr)
@@ -110,7 +107,7 @@ class _Reader(ast.NodeVisitor):
         return Call(name, f"{self._path}:{line}", text, keywords, positional, is_open)
 
     def _dotted(self, node: ast.expr) -> str | None:
-        """Return `torch.nn.parallel.DistributedDataParallel` for what the script calls `DDP`."""
+        """Return the full name, as `torch.nn.parallel.DistributedDataParallel` for an alias `DDP`."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)

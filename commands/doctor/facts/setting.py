@@ -1,9 +1,9 @@
-"""Reads the variables that change how the job trains: of this shell or of the job's process, and of NCCL's files.
+"""Reads the variables that affect training, from this shell or the job's process, and from NCCL's files.
 
-The shell in which the doctor is typed is seldom the one that started the job: `--pid` reads the job's own environment.
-NCCL also reads files; a variable wins over them, and the user's file over the administrator's.
+The doctor rarely runs in the shell that started the job; `--pid` reads the job's own environment.  NCCL also reads
+files: a variable overrides them, and the user's file overrides the administrator's.
 
-Only names that a rule looks at are kept, so that no password of somebody's environment ends in a report.
+Only names that a rule uses are kept, so that no password ends up in a report.
 
 Source: NVIDIA, NCCL user guide, "Environment Variables" (the introduction names the files); proc(5) for environ.
 """
@@ -25,38 +25,38 @@ _NAMES = frozenset({
 })  # fmt: skip
 
 
-def read_settings(looker: FactReader) -> SettingFacts:
-    """Read the variables; where the process' environment may not be read, only the files are there."""
-    places = looker.places
+def read_settings(reader: FactReader) -> SettingFacts:
+    """Read the variables; if the process's environment may not be read, only those of the files."""
+    access = reader.access
     values: dict[str, Seen[str]] = {}
-    environ, where = _environment(looker)
+    environ, where = _environment(reader)
     for name, value in environ.items():
         if name.startswith("NCCL_") or name in _NAMES:
             values[name] = Seen(value, where)
-    files = [places.etc / "nccl.conf"]
+    files = [access.etc / "nccl.conf"]
     own = environ.get("NCCL_CONF_FILE", "").removeprefix("~/")
-    if own and places.home is not None:
-        files.insert(0, places.home / own)
-    elif places.home is not None:
-        files.insert(0, places.home / ".nccl.conf")
+    if own and access.home is not None:
+        files.insert(0, access.home / own)
+    elif access.home is not None:
+        files.insert(0, access.home / ".nccl.conf")
     for path in files:
-        for name, seen in _of_file(looker, path):
+        for name, seen in _of_file(reader, path):
             values.setdefault(name, seen)
     return SettingFacts(values)
 
 
-def _environment(looker: FactReader) -> tuple[Mapping[str, str], str]:
-    pid = looker.places.pid
+def _environment(reader: FactReader) -> tuple[Mapping[str, str], str]:
+    pid = reader.access.pid
     if pid is None:
-        return looker.places.environ, "the environment"
-    path = looker.places.proc / str(pid) / "environ"
-    text = looker.text(path) or ""
+        return reader.access.environ, "the environment"
+    path = reader.access.proc / str(pid) / "environ"
+    text = reader.text(path) or ""
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}, str(path)
 
 
-def _of_file(looker: FactReader, path: Path) -> Iterator[tuple[str, Seen[str]]]:
-    text = looker.text(path)
+def _of_file(reader: FactReader, path: Path) -> Iterator[tuple[str, Seen[str]]]:
+    text = reader.text(path)
     for number, line in enumerate((text or "").splitlines(), start=1):
         name, equals, value = line.partition("=")
         if equals and name.strip().startswith("NCCL_"):

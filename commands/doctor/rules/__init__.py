@@ -1,5 +1,7 @@
-"""Holds the doctor's rules: pure functions from facts to findings, one module for each subject.
+"""Holds the doctor's rules: pure functions from facts (`facts.model`) to findings, one module per subject.
 
-In come facts (`facts.model`), out go findings with their reasons and remedies.
 Start with `registry`, which lists all rules.
+
+To add a finding: a check and a row in a module here, a fault in `tests/commands/doctor/faults.py`, then
+`make dashboards`, which writes `docs/doctor.md`.
 """

@@ -1,9 +1,8 @@
-"""Rules for a machine that has more to do than it can: processors, memory and disk that the job has to wait for.
+"""Rules for an overloaded machine, on which the job waits for processors, memory or disks.
 
-What a job loses there looks in its ledger like slow Python, a slow disk or a straggler, so the remedies for those would
-be wrong: `is_crowded` says so to the rules of the job.  Only what was read is judged: the load and the pressure of the
-last minutes, and the ranks and threads that the job itself has on this machine.  What counts as too much for the
-processors is the rule of `pacecar.kernel_files.contention`, by which a running job judges its own machine.
+In a ledger, this loss looks like slow Python, a slow disk or a straggler, and the remedies for those would be wrong;
+the job's rules check `is_crowded`.  Evidence is the load and pressure of the last minutes, and the job's own ranks and
+threads on this machine.  A running job uses the same rule for processors (`pacecar.kernel_files.contention`).
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from ..transport_paths import is_local_run, local_gain, local_ranks
 __all__ = ["RULES", "is_crowded"]
 
 MEMORY_PRESSURE_MIN = 0.01
-"""Share in which all tasks waited for memory at once: nobody does any work then, so a hundredth is much."""
+"""Share of time in which all tasks waited for memory at once.  No work is done then, so one percent is a lot."""
 
 IO_PRESSURE_MIN = 0.10
-"""Share in which all tasks waited for a disk at once."""
+"""Share of time in which all tasks waited for a disk at once."""
 
 _PSI = FindingSource("Linux kernel", "accounting/psi.rst, Pressure interface")
 
 
 def _share(seen: Seen[float], what: str) -> FindingEvidence:
-    return seen.says(what, f"{seen.value:.0%} of the last minute")
+    return seen.as_evidence(what, f"{seen.value:.0%} of the last minute")
 
 
 def _processors(facts: NodeFacts) -> FindingEvidence:
@@ -50,7 +49,7 @@ def _cpu(facts: NodeFacts) -> Hit | None:
         return None
     evidence = [] if pressure is None else [_share(pressure, "tasks waited for a processor")]
     if load is not None:
-        evidence.append(load.says("load over five minutes", f"{load.value:g}"))
+        evidence.append(load.as_evidence("load over five minutes", f"{load.value:g}"))
     if count is not None:
         evidence.append(_processors(facts))
     return Hit(evidence, "ps -eo pid,user,pcpu,comm --sort=-pcpu | head    # end or move what is not the job")
@@ -83,7 +82,7 @@ def _threads(facts: NodeFacts) -> Hit | None:
     usable, ranks = facts.cpus.usable, max(local_ranks(facts), 1)
     if seen is None or usable is None or not do_threads_exceed(threads=threads, ranks=ranks, usable=usable):
         return None
-    evidence = [seen.says("OMP_NUM_THREADS"), _processors(facts)]
+    evidence = [seen.as_evidence("OMP_NUM_THREADS"), _processors(facts)]
     if ranks > 1 and facts.run is not None:
         evidence.append(FindingEvidence("ranks on this machine", str(ranks), facts.run.where))
     return Hit(evidence, f"export OMP_NUM_THREADS={max(usable // ranks, 1)}")
@@ -105,22 +104,22 @@ def _ranks(facts: NodeFacts) -> Hit | None:
 
 
 def is_crowded(facts: NodeFacts) -> bool:
-    """Return whether a run of this machine waited, or would wait now, for processors that others have."""
+    """Return whether the run was on this machine and waited, or would now wait, for processors."""
     return is_local_run(facts) and any(check(facts) is not None for check in (_cpu, _threads, _ranks))
 
 
 RULES = (
-    Rule("cpu-contended", Severity.WARNING, "More wants to run than there are processors",
-         "a step waits for each of its threads, and a rank that waits for a processor holds up all others", "machine",
+    Rule("cpu-contended", Severity.WARNING, "More tasks want to run than there are processors",
+         "a step waits for each of its threads, and a rank that waits for a processor delays all others", "machine",
          _PSI, _cpu),
-    Rule("memory-pressure", Severity.WARNING, "Everything waits for memory",
-         "pages are written out and read again; the job's own memory may be among them", "machine", _PSI, _memory),
-    Rule("io-pressure", Severity.WARNING, "Everything waits for a disk",
-         "loader workers and checkpoints wait there, whoever keeps the disk busy", "machine", _PSI, _io),
+    Rule("memory-pressure", Severity.WARNING, "All tasks wait for memory",
+         "pages are written out and read again, perhaps those of the job", "machine", _PSI, _memory),
+    Rule("io-pressure", Severity.WARNING, "All tasks wait for a disk",
+         "loader workers and checkpoints wait for the disk, whatever keeps it busy", "machine", _PSI, _io),
     Rule("cpu-omp-threads", Severity.WARNING, "There are more OpenMP threads than processors",
-         "an operator ends when its last thread does, and threads that take turns wait for each other at each end",
+         "an operator ends with its last thread, so threads that share a processor wait for each other every time",
          "machine", TORCH.at("CPU threading and TorchScript inference, Tuning the number of threads"), _threads),
     Rule("cpu-oversubscribed", Severity.WARNING, "More ranks compute on processors than there are processors",
-         "ranks take turns, and each collective waits for the one whose turn comes last", "--run",
+         "ranks take turns, and each collective waits for the last one", "--run",
          TORCH.at("torchrun (Elastic Launch), --nproc-per-node"), _ranks),
 )  # fmt: skip

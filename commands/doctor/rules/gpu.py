@@ -1,16 +1,15 @@
-"""Rules for GPUs: the driver, power, clocks, links and memory, by what NVML says of each board.
+"""Rules for GPUs: driver, power, clocks, links and memory, from NVML.
 
-Whether a board is broken is judged by `pacecar.gpu_health`, as on the page and in alerts; a rule here takes the reasons
-that are its own, and adds the commands.
+`pacecar.gpu_health` judges whether a board is broken, as on the page and in alerts; rules here add the commands for its
+reasons.
 
-Speeds are judged only where the board is at work: at rest a driver lowers clocks and the generation of the PCIe link,
-and that is no fault.  A data centre's board rests in P0, too, so the state alone does not tell; the clocks' reasons do.
-A width does not change at rest.
+Speeds are judged only while the board is working, because an idle board lowers its clocks and the generation of its
+PCIe link (but not the width).  Data-centre boards also idle in P0, so the clock reasons decide, not the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.quantities import gibibytes
@@ -19,10 +18,10 @@ from pacecar.monitor.gpu.queries.derived import CLOCK_REASONS
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NVIDIA, GpuFacts, NodeFacts
-from ..findings import Hit, Rule, Severity
+from ..findings import Hit, Rule, Severity, hit
 from ..sources import DRIVER_README, MEMORY_ERRORS, MIG, NVML, PERSISTENCE
 
-__all__ = ["RULES", "on"]
+__all__ = ["RULES"]
 
 _SLOWDOWNS = {bit: name for bit, name in CLOCK_REASONS.items() if name.endswith("slowdown") or name == "hw_power_brake"}
 _APPLICATION_CLOCKS = next(bit for bit, name in CLOCK_REASONS.items() if name == "applications_clocks_setting")
@@ -37,32 +36,27 @@ _PEER_STATUS = {
     6: "unknown",
 }  # NVML_P2P_STATUS_*
 _PEER_FAULT = 4
-"""The only status that somebody can change; the others are properties of the hardware (GeForce boards give 1 and 5)."""
+"""The only status that can be changed; the others are properties of the hardware (GeForce boards report 1 and 5)."""
 
 
-def on(gpu: GpuFacts) -> str:
-    """Return where a value of the GPU was read."""
+def _source(gpu: GpuFacts) -> str:
+    """Return the source of the GPU's values."""
     return f"NVML, GPU {gpu.index}{f' ({gpu.address})' if gpu.address else ''}"
 
 
-def _hit(evidence: Iterable[FindingEvidence], remedy: str) -> Hit | None:
-    found = tuple(evidence)
-    return Hit(found, remedy) if found else None
-
-
 def _of_each(
-    facts: NodeFacts, what: str, says: Callable[[GpuFacts], str | None], remedy: Callable[[list[int]], str]
+    facts: NodeFacts, what: str, describe: Callable[[GpuFacts], str | None], remedy: Callable[[list[int]], str]
 ) -> Hit | None:
-    """Return the evidence of all GPUs of which `says` has something to say; `remedy` is given their numbers."""
-    found = [(gpu, text) for gpu in facts.gpus.working if (text := says(gpu)) is not None]
+    """Return a hit with all GPUs for which `describe` returns text; `remedy` gets their indices."""
+    found = [(gpu, text) for gpu in facts.gpus.working if (text := describe(gpu)) is not None]
     if not found:
         return None
-    evidence = tuple(FindingEvidence(what, text, on(gpu)) for gpu, text in found)
+    evidence = tuple(FindingEvidence(what, text, _source(gpu)) for gpu, text in found)
     return Hit(evidence, remedy([gpu.index for gpu, _ in found]))
 
 
 def _found(facts: NodeFacts, *reasons: HealthReason) -> dict[int, str]:
-    """Return GPU -> the figure of each that has one of `reasons`."""
+    """Return index -> figure of each GPU that has one of `reasons`."""
     boards = facts.gpus.boards
     verdicts = judge([_readings(gpu, facts.gpus.uptime_ns) for gpu in boards])
     return {
@@ -92,7 +86,7 @@ def _readings(gpu: GpuFacts, uptime_ns: int | None) -> GpuReadings:
         has_switch=gpu.has_switch,
         fabric_state=gpu.fabric_state,
         fabric_status=gpu.fabric_status,
-        fabric_waits_ns=uptime_ns,  # at most: nobody has looked before
+        fabric_waits_ns=uptime_ns,  # an upper bound, as this is the first reading
         fabric_conditions=dict(gpu.fabric_conditions),
         fabric_health=gpu.fabric_health,
         fabric_problem=gpu.fabric_problem,
@@ -104,7 +98,7 @@ def _flag(value: int | None) -> bool | None:
 
 
 def _broken(*reasons: HealthReason, what: str, remedy: Callable[[list[int]], str]) -> Callable[[NodeFacts], Hit | None]:
-    """Return a check that finds the GPUs with one of `reasons`; `remedy` is given their numbers."""
+    """Return a check for GPUs with one of `reasons`; `remedy` gets their indices."""
 
     def check(facts: NodeFacts) -> Hit | None:
         found = _found(facts, *reasons)
@@ -120,7 +114,7 @@ def _numbers(indices: list[int]) -> str:
 def _driver_missing(facts: NodeFacts) -> Hit | None:
     if facts.gpus.absent is None or facts.gpus.absent == "not asked":
         return None
-    # What is bound to vfio-pci was given to a virtual machine, and is not this host's to use.
+    # Cards bound to vfio-pci belong to a virtual machine.
     cards = [
         device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu and device.driver != "vfio-pci"
     ]
@@ -140,28 +134,28 @@ def _lost(facts: NodeFacts) -> Hit | None:
         FindingEvidence("GPU does not answer", words, f"NVML, GPU {index}")
         for index, words in _found(facts, HealthReason.DOWN).items()
     ]
-    return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
+    return hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
 
 
 def _missing(facts: NodeFacts) -> Hit | None:
-    """Return the GPUs that the daemon has seen here and that the driver does not list."""
+    """Find GPUs that the daemon has seen here and that the driver does not list."""
     gpus = facts.gpus
     if gpus.absent == "not asked" or any(gpu.lost is not None for gpu in gpus.boards):
-        return None  # a board that does not answer does not say which it is
+        return None  # a board that does not answer cannot be identified
     here = {gpu.uuid for gpu in gpus.boards}
     on_bus = {device.address for device in facts.pci if device.vendor == NVIDIA and device.is_gpu}
     evidence = []
     for seen in gpus.known:
         known, address = seen.value, seen.value.pci_bus_id
         if known.uuid in here or (gpus.absent is not None and address in on_bus):
-            continue  # a card on the bus without a driver has a rule of its own
+            continue  # cards without a driver have their own rule
         place = "still on the PCI bus" if address in on_bus else "not on the PCI bus"
         words = f"{known.name}, {known.uuid}, at {address}: {place}, last seen {second_text(known.seen_wall_ns)}"
         evidence.append(FindingEvidence(f"GPU {known.gpu}", words, seen.where))
     where = gpus.known[0].where if gpus.known else ""
-    return _hit(
+    return hit(
         evidence,
-        f"sudo dmesg | grep -i -e xid -e pcieport    # restart the node, cold; taken out on purpose: sudo rm {where}",
+        f"sudo dmesg | grep -i -e xid -e pcieport    # cold-restart the node; if removed on purpose: sudo rm {where}",
     )
 
 
@@ -175,9 +169,9 @@ def _persistence(facts: NodeFacts) -> Hit | None:
 
 
 def _power_cap(facts: NodeFacts) -> Hit | None:
-    def says(gpu: GpuFacts) -> str | None:
+    def describe(gpu: GpuFacts) -> str | None:
         limit, default = gpu.power_limit, gpu.power_limit_default
-        # In whole watts, as they are set: a board may say 700.1 W of a default of 700.2.
+        # In whole watts, as they are set: a board may report 700.1 W for a default of 700.2.
         if limit is None or default is None or round(limit / 1000) >= round(default / 1000):
             return None
         return f"{limit / 1000:.0f} W, the board's default is {default / 1000:.0f} W"
@@ -187,11 +181,11 @@ def _power_cap(facts: NodeFacts) -> Hit | None:
         assert default is not None, "a board without a default has no evidence"
         return f"sudo nvidia-smi -i {_numbers(indices)} -pl {default // 1000}"
 
-    return _of_each(facts, "power limit", says, remedy)
+    return _of_each(facts, "power limit", describe, remedy)
 
 
 def _throttled(facts: NodeFacts) -> Hit | None:
-    def says(gpu: GpuFacts) -> str | None:
+    def describe(gpu: GpuFacts) -> str | None:
         reasons = [name for bit, name in _SLOWDOWNS.items() if (gpu.clock_reasons or 0) & bit]
         if not reasons:
             return None
@@ -205,13 +199,13 @@ def _throttled(facts: NodeFacts) -> Hit | None:
     return _of_each(
         facts,
         "clocks held down by",
-        says,
+        describe,
         lambda indices: f"nvidia-smi -i {_numbers(indices)} -q -d PERFORMANCE,TEMPERATURE,POWER",
     )
 
 
 def _locked_clocks(facts: NodeFacts) -> Hit | None:
-    def says(gpu: GpuFacts) -> str | None:
+    def describe(gpu: GpuFacts) -> str | None:
         if not (gpu.clock_reasons or 0) & _APPLICATION_CLOCKS or gpu.clock_sm is None or gpu.clock_sm_max is None:
             return None
         return f"{gpu.clock_sm} of {gpu.clock_sm_max} MHz" if gpu.clock_sm < gpu.clock_sm_max else None
@@ -219,7 +213,7 @@ def _locked_clocks(facts: NodeFacts) -> Hit | None:
     return _of_each(
         facts,
         "SM clock, by a setting",
-        says,
+        describe,
         lambda indices: f"sudo nvidia-smi -i {_numbers(indices)} -rgc; sudo nvidia-smi -i {_numbers(indices)} -rac",
     )
 
@@ -227,16 +221,16 @@ def _locked_clocks(facts: NodeFacts) -> Hit | None:
 def _pcie(facts: NodeFacts) -> Hit | None:
     narrow = _found(facts, HealthReason.PCIE_WIDTH)
 
-    def says(gpu: GpuFacts) -> str | None:
+    def describe(gpu: GpuFacts) -> str | None:
         if gpu.chip_links:
-            return None  # Grace: the processor is reached by NVLink-C2C, and PCIe carries next to nothing
+            return None  # Grace: NVLink-C2C connects the processor, and PCIe carries almost nothing
         parts = [narrow[gpu.index]] if gpu.index in narrow else []
         if (
             gpu.performance_state == _FASTEST_STATE
             and gpu.clock_reasons is not None
             and not gpu.clock_reasons & _IDLE
             and None not in (gpu.pcie_generation, gpu.pcie_generation_max)
-            and gpu.pcie_generation < gpu.pcie_generation_max  # type: ignore[operator]  # None was ruled out
+            and gpu.pcie_generation < gpu.pcie_generation_max  # type: ignore[operator]  # neither is None
         ):
             parts.append(f"generation {gpu.pcie_generation} of {gpu.pcie_generation_max} at work (P0)")
         return ", ".join(parts) or None
@@ -245,14 +239,14 @@ def _pcie(facts: NodeFacts) -> Hit | None:
         first = next(gpu for gpu in facts.gpus.working if gpu.index == indices[0])
         return f"sudo lspci -vv -s {first.address} | grep Lnk    # then reseat the card or riser"
 
-    return _of_each(facts, "PCIe link", says, remedy)
+    return _of_each(facts, "PCIe link", describe, remedy)
 
 
 def _reset(indices: list[int]) -> str:
-    return f"sudo nvidia-smi --gpu-reset -i {_numbers(indices)}    # when no process uses it"
+    return f"sudo nvidia-smi --gpu-reset -i {_numbers(indices)}    # while no process uses it"
 
 
-def _ask_fabric(indices: list[int]) -> str:
+def _inspect_fabric(indices: list[int]) -> str:
     return f"nvidia-smi -i {_numbers(indices)} -q | grep -A12 Fabric && sudo journalctl -u nvidia-fabricmanager"
 
 
@@ -270,7 +264,7 @@ def _peers(facts: NodeFacts) -> Hit | None:
                     f"P2P between GPU {reader} and {owner}", _PEER_STATUS[status], "NVML, nvmlDeviceGetP2PStatus"
                 )
             )
-    return _hit(evidence, "nvidia-smi topo -p2p r && cat /proc/driver/nvidia/params | grep -i -e RegistryDwords -e P2P")
+    return hit(evidence, "nvidia-smi topo -p2p r && cat /proc/driver/nvidia/params | grep -i -e RegistryDwords -e P2P")
 
 
 def _mig(facts: NodeFacts) -> Hit | None:
@@ -287,19 +281,19 @@ def _mixed(facts: NodeFacts) -> Hit | None:
     for gpu in facts.gpus.working:
         names.setdefault((gpu.name, gpu.memory_bytes), []).append(gpu)
     if len(names) < 2 or facts.settings.get("CUDA_VISIBLE_DEVICES") is not None:
-        return None  # somebody has chosen
+        return None  # the GPUs were chosen
     evidence = [
         FindingEvidence(
             f"GPU {_numbers([gpu.index for gpu in gpus])}",
             name if memory is None else f"{name}, {gibibytes(memory)}",
-            on(gpus[0]),
+            _source(gpus[0]),
         )
         for (name, memory), gpus in names.items()
     ]
     largest = max(names.values(), key=len)
-    return _hit(
+    return hit(
         evidence,
-        # CUDA's own order is the fastest first; NVML's is that of the bus.
+        # CUDA's default order is fastest first, NVML's is bus order.
         f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_numbers([gpu.index for gpu in largest])}"
         "    # one kind in one job",
     )
@@ -307,28 +301,28 @@ def _mixed(facts: NodeFacts) -> Hit | None:
 
 RULES = (
     Rule("gpu-driver-missing", Severity.CRITICAL, "GPUs without a driver",
-         "the cards are on the bus and the driver does not answer: nothing can compute on them", "machine",
+         "the cards are on the bus, but the driver does not answer: they cannot be used", "machine",
          DRIVER_README.at("Installing the NVIDIA Driver"), _driver_missing),
     Rule("gpu-lost", Severity.CRITICAL, "A GPU does not answer",
          "a collective waits for all ranks, so one lost GPU stops the job", "machine",
          NVML.at("nvmlReturn_t, NVML_ERROR_GPU_IS_LOST"), _lost),
     Rule("gpu-missing", Severity.CRITICAL, "A GPU that was here is gone",
-         "the daemon has read it on this node, and the driver does not list it: jobs that want all GPUs do not start",
+         "the daemon has seen it on this node, but the driver does not list it: jobs that need all GPUs do not start",
          "machine", NVML.at("nvmlDeviceGetCount"), _missing),
     Rule("gpu-persistence-off", Severity.INFO, "Persistence mode is off",
-         "the driver lets go of a GPU with its last process, and starting it takes seconds and resets settings",
+         "the driver releases a GPU with its last process; starting it again takes seconds and resets settings",
          "machine", PERSISTENCE.at("Data Persistence; Persistence Daemon"), _persistence),
     Rule("gpu-power-cap", Severity.WARNING, "A power limit is below the board's default",
          "under load the clocks fall until the board stays within the limit; the slowest rank sets the pace of all",
          "machine", NVML.at("nvmlDeviceGetPowerManagementDefaultLimit"), _power_cap),
-    Rule("gpu-throttled", Severity.WARNING, "Clocks are held down by heat or by the power supply",
-         "the board protects itself and runs below the clocks that it is made for", "machine",
+    Rule("gpu-throttled", Severity.WARNING, "Heat or the power supply holds the clocks down",
+         "the board protects itself and runs below its rated clocks", "machine",
          NVML.at("nvmlClocksEventReasons"), _throttled),
-    Rule("gpu-clocks-locked", Severity.INFO, "Clocks are held down by a setting",
-         "application clocks below the maximum were set, and they bind", "machine",
+    Rule("gpu-clocks-locked", Severity.INFO, "A setting holds the clocks down",
+         "application clocks are set below the maximum", "machine",
          NVML.at("nvmlClocksEventReasons, ApplicationsClocksSetting"), _locked_clocks),
     Rule("gpu-pcie-link", Severity.WARNING, "A GPU's PCIe link is below its maximum",
-         "copies from the host, and all traffic with cards that are not on NVLink, share this link", "machine",
+         "copies from the host and all traffic outside NVLink share this link", "machine",
          NVML.at("nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth"), _pcie),
     Rule("gpu-memory-pending", Severity.WARNING, "Faulty memory waits for a reset",
          "the driver can replace bad memory only when the GPU is reset; until then errors may end the job",
@@ -341,11 +335,11 @@ RULES = (
              f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER,ECC"
              "    # take the node out and have the board replaced")),
     Rule("gpu-memory-errors", Severity.CRITICAL, "Memory errors could not be corrected",
-         "a process that meets one is killed, and what was computed since is not to be trusted", "machine",
+         "the driver kills a process that hits one, and results since then cannot be trusted", "machine",
          MEMORY_ERRORS.at("Error Containment; Dynamic Page Offlining"),
          _broken(HealthReason.ECC_UNCORRECTED, what="uncorrected ECC errors", remedy=_reset)),
     Rule("gpu-nvlink-down", Severity.CRITICAL, "NVLinks are down",
-         "collectives go at the pace of the weakest GPU's links, or leave NVLink for PCIe altogether", "machine",
+         "collectives run at the speed of the weakest GPU's links, or over PCIe instead of NVLink", "machine",
          NVML.at("nvmlDeviceGetNvLinkState"),
          _broken(HealthReason.NVLINK_DOWN, what="NVLink", remedy=lambda indices:
              f"nvidia-smi nvlink -s -i {indices[0]} && sudo dmesg | grep -i nvlink")),
@@ -354,20 +348,20 @@ RULES = (
          NVML.at("Fabric definitions, nvmlGpuFabricState_t"),
          _broken(HealthReason.FABRIC_NOT_JOINED, HealthReason.FABRIC_FAILED, what="NVLink fabric registration",
              remedy=lambda _: "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric"
-             "    # ends jobs that run")),
+             "    # ends running jobs")),
     Rule("gpu-fabric-misconfigured", Severity.CRITICAL, "The NVSwitch fabric is misconfigured",
-         "GPUs that are configured apart reach each other over no NVLink", "machine",
+         "GPUs in different partitions cannot reach each other over NVLink", "machine",
          NVML.at("Fabric definitions, NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION"),
-         _broken(HealthReason.FABRIC_MISCONFIGURED, what="NVLink fabric", remedy=_ask_fabric)),
+         _broken(HealthReason.FABRIC_MISCONFIGURED, what="NVLink fabric", remedy=_inspect_fabric)),
     Rule("gpu-fabric-degraded", Severity.WARNING, "The NVSwitch fabric is degraded",
-         "collectives go at the pace of the slowest route", "machine",
+         "collectives run at the speed of the slowest route", "machine",
          NVML.at("Fabric definitions, NVML_GPU_FABRIC_HEALTH_MASK_*"),
-         _broken(HealthReason.FABRIC_DEGRADED, what="NVLink fabric", remedy=_ask_fabric)),
-    Rule("gpu-p2p-off", Severity.WARNING, "GPUs that could reach each other's memory may not",
-         "without P2P each transfer between two GPUs is copied through the host's memory", "machine",
+         _broken(HealthReason.FABRIC_DEGRADED, what="NVLink fabric", remedy=_inspect_fabric)),
+    Rule("gpu-p2p-off", Severity.WARNING, "P2P between GPUs is disabled",
+         "without P2P, each transfer between two GPUs is copied through the host's memory", "machine",
          NVML.at("nvmlDeviceGetP2PStatus"), _peers),
-    Rule("gpu-mig-on", Severity.INFO, "GPUs are cut into MIG instances",
-         "instances reach each other neither over NVLink nor by P2P, so a job on several GPUs talks through the host",
+    Rule("gpu-mig-on", Severity.INFO, "GPUs are partitioned into MIG instances",
+         "instances have neither NVLink nor P2P, so a job on several GPUs communicates through the host",
          "machine", MIG.at("Application Considerations"), _mig),
     Rule("gpu-mixed", Severity.INFO, "GPUs of several kinds in one node",
          "ranks with equal shares of the work wait for the slowest kind", "machine",

@@ -1,41 +1,43 @@
-"""Rules for the host: processors, memory and limits that hold training back.
+"""Rules for the host: processors, memory and limits that slow training down.
 
-Each threshold names its source; where no document gives one, the constant says what it stands for.
+Each threshold names its source or, if no document gives one, its reason.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from pacecar.formatting.quantities import plural
 
 from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts
-from ..findings import FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity, hit
 from ..sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
 from ..transport_paths import local_gain, uses_rdma
 
 __all__ = ["RULES"]
 
 SHARED_MEMORY_MIN = 1 << 30
-"""Loader workers hand their batches over in /dev/shm, and NCCL keeps its buffers there.  A container has 64 MiB by
-default (docker run --shm-size); 1 GiB holds some batches of each rank."""
+"""Loader workers pass batches in /dev/shm, and NCCL keeps buffers there.  A container has 64 MiB by default (docker run
+--shm-size); 1 GiB holds several batches of each rank."""
 
 FILES_MIN = 4096
-"""Each tensor that a loader worker hands over is an open file (torch.multiprocessing, file_descriptor)."""
+"""Each tensor from a loader worker is an open file (torch.multiprocessing, file_descriptor)."""
 
 THROTTLED_RATIO_MIN = 0.05
 PERIODS_MIN = 100
-"""Of 100 ms each: ten seconds of work under the limit."""
+"""Periods of 100 ms: ten seconds of work under the limit."""
 
 LOCKED_BYTES_MIN = 4 << 30
-"""NCCL's buffers on the host are some 10 MB for each channel and peer: that is room for 400 of them."""
+"""NCCL needs about 10 MB of host buffers per channel and peer: enough for 400 of them."""
 
 _SLOWEST = frozenset({"powersave"})
 _FOLLOWING = frozenset({"ondemand", "conservative", "schedutil"})
 _BALANCING_NORMAL = 1
-"""The bit of balancing between nodes; 2 is memory tiering (admin-guide/sysctl/kernel.rst, numa_balancing)."""
+"""The bit for balancing between nodes; 2 is memory tiering (admin-guide/sysctl/kernel.rst, numa_balancing)."""
 
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-"""Drivers whose `powersave` follows the load as others' `ondemand` does (admin-guide/pm/intel_pstate.rst)."""
+"""Drivers whose `powersave` follows the load like `ondemand` elsewhere (admin-guide/pm/intel_pstate.rst)."""
 
 
 def _governors(facts: NodeFacts, names: frozenset[str]) -> list[FindingEvidence]:
@@ -56,28 +58,27 @@ _PERFORMANCE = "sudo cpupower frequency-set -g performance"
 
 
 def _governor_slow(facts: NodeFacts) -> Hit | None:
-    evidence = [] if _has_own_governor(facts) else _governors(facts, _SLOWEST)
-    return Hit(evidence, _PERFORMANCE) if evidence else None
+    return None if _has_own_governor(facts) else hit(_governors(facts, _SLOWEST), _PERFORMANCE)
 
 
 def _governor_follows(facts: NodeFacts) -> Hit | None:
     if not facts.gpus.boards and facts.run is None:
-        return None  # nothing shows that this machine trains, and at rest it does well to save power
+        return None  # nothing shows that this machine trains, and saving power at rest is right
     names = _FOLLOWING | (_SLOWEST if _has_own_governor(facts) else frozenset())
     evidence = _governors(facts, names)
     if not evidence:
         return None
     driver = facts.cpus.scaling_driver
-    return Hit((*evidence, *([] if driver is None else [driver.says("scaling driver")])), _PERFORMANCE,
+    return Hit((*evidence, *([] if driver is None else [driver.as_evidence("scaling driver")])), _PERFORMANCE,
                local_gain(facts, "launch_gaps_gone"))  # fmt: skip
 
 
 def _boost(facts: NodeFacts) -> Hit | None:
     boost, no_turbo = facts.cpus.boost, facts.cpus.no_turbo
     if boost is not None and boost.value == 0:
-        return Hit((boost.says("boost"),), f"echo 1 | sudo tee {boost.where}")
+        return Hit((boost.as_evidence("boost"),), f"echo 1 | sudo tee {boost.where}")
     if no_turbo is not None and no_turbo.value == 1:
-        return Hit((no_turbo.says("no_turbo"),), f"echo 0 | sudo tee {no_turbo.where}")
+        return Hit((no_turbo.as_evidence("no_turbo"),), f"echo 0 | sudo tee {no_turbo.where}")
     return None
 
 
@@ -86,11 +87,11 @@ def _balancing(facts: NodeFacts) -> Hit | None:
     if seen is None or not seen.value & _BALANCING_NORMAL or len(facts.cpus.nodes) < 2 or not facts.gpus.boards:
         return None
     nodes = FindingEvidence("NUMA nodes", str(len(facts.cpus.nodes)), "/sys/devices/system/node")
-    return Hit((seen.says("numa_balancing"), nodes), "sudo sysctl -w kernel.numa_balancing=0")
+    return Hit((seen.as_evidence("numa_balancing"), nodes), "sudo sysctl -w kernel.numa_balancing=0")
 
 
 def _node_of_process(facts: NodeFacts) -> tuple[int, int, frozenset[int]] | None:
-    """Return the process' GPU, its NUMA node and that node's CPUs; None where any of it is not known."""
+    """Return the process's GPU, its NUMA node and that node's CPUs; None if any of these is unknown."""
     if facts.process is None:
         return None
     for gpu in facts.gpus.working:
@@ -125,14 +126,6 @@ def _affinity(facts: NodeFacts, *, is_far: bool) -> Hit | None:
     )
 
 
-def _far(facts: NodeFacts) -> Hit | None:
-    return _affinity(facts, is_far=True)
-
-
-def _unbound(facts: NodeFacts) -> Hit | None:
-    return _affinity(facts, is_far=False)
-
-
 def _throttled(facts: NodeFacts) -> Hit | None:
     seen = facts.cpus.throttling
     if (
@@ -145,7 +138,7 @@ def _throttled(facts: NodeFacts) -> Hit | None:
         f"in {seen.value.throttled} of {seen.value.periods} periods ({seen.value.throttled / seen.value.periods:.0%})"
     )
     return Hit(
-        (seen.says("held back", text),),
+        (seen.as_evidence("held back", text),),
         "docker update --cpus N CONTAINER    # or Kubernetes: raise resources.limits.cpu",
     )
 
@@ -154,10 +147,10 @@ def _shared_memory(facts: NodeFacts) -> Hit | None:
     seen, missing = facts.limits.shared_memory_bytes, facts.limits.shared_memory_missing
     remedy = "docker run --shm-size=16g ...    # or --ipc=host; on a host: sudo mount -o remount,size=16G /dev/shm"
     if missing is not None:
-        return Hit((missing.says("/dev/shm"),), remedy)
+        return Hit((missing.as_evidence("/dev/shm"),), remedy)
     if seen is None or seen.value >= SHARED_MEMORY_MIN:
         return None
-    return Hit((seen.says("size of /dev/shm", f"{seen.value / 2**20:.0f} MiB"),), remedy)
+    return Hit((seen.as_evidence("size of /dev/shm", f"{seen.value / 2**20:.0f} MiB"),), remedy)
 
 
 def _has_workers(facts: NodeFacts) -> bool:
@@ -172,7 +165,9 @@ def _files(facts: NodeFacts) -> Hit | None:
     seen = facts.limits.files
     if seen is None or seen.value is None or seen.value >= FILES_MIN or not _has_workers(facts):
         return None
-    return Hit((seen.says("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job")
+    return Hit(
+        (seen.as_evidence("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job"
+    )
 
 
 def _locked(facts: NodeFacts) -> Hit | None:
@@ -182,41 +177,41 @@ def _locked(facts: NodeFacts) -> Hit | None:
     if seen.value >= LOCKED_BYTES_MIN:
         return None
     return Hit(
-        (seen.says("locked memory, soft limit", f"{seen.value / 2**20:.0f} MiB"),),
+        (seen.as_evidence("locked memory, soft limit", f"{seen.value / 2**20:.0f} MiB"),),
         "ulimit -l unlimited    # or docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
     )
 
 
 RULES = (
-    Rule("cpu-governor-slow", Severity.WARNING, "Processors are kept at their lowest clock",
+    Rule("cpu-governor-slow", Severity.WARNING, "The processors stay at their lowest clock",
          "launches, data loading and the optimizer's host part run at a fraction of the processor's speed", "machine",
          CPUFREQ.at("cpufreq.rst, Generic Scaling Governors"), _governor_slow),
-    Rule("cpu-governor-follows", Severity.INFO, "Processors' clocks follow the load",
-         "a step's short bursts on the host begin at a low clock", "machine",
+    Rule("cpu-governor-follows", Severity.INFO, "The processors' clocks follow the load",
+         "a step's short bursts on the host start at a low clock", "machine",
          CPUFREQ.at("cpufreq.rst, Generic Scaling Governors; intel_pstate.rst, powersave"), _governor_follows),
     Rule("cpu-boost-off", Severity.WARNING, "The processors' boost is turned off",
-         "single threads, which launch kernels, are what boost makes faster", "machine",
+         "boost speeds up single threads, which launch kernels", "machine",
          CPUFREQ.at("cpufreq.rst, Frequency Boost Support; intel_pstate.rst, no_turbo"), _boost),
     Rule("numa-balancing-on", Severity.INFO, "Automatic NUMA balancing is on",
-         "the kernel unmaps pages to see who uses them, and moves them: a cost where ranks are bound to their node",
+         "the kernel unmaps pages to track their use, and moves them: a cost if ranks are bound to their node",
          "machine", KERNEL_SYSCTL.at("numa_balancing"), _balancing),
-    Rule("numa-far", Severity.WARNING, "The process may only run far from its GPU",
+    Rule("numa-far", Severity.WARNING, "The process may run only far from its GPU",
          "each launch and each copy crosses the link between the processors", "--pid",
-         TORCH.at("NUMA Binding (torch.distributed.elastic)"), _far),
+         TORCH.at("NUMA Binding (torch.distributed.elastic)"), partial(_affinity, is_far=True)),
     Rule("numa-unbound", Severity.INFO, "The process is not bound to its GPU's NUMA node",
-         "PyTorch's documentation names 1 to 10 % for binding, and for some jobs nothing", "--pid",
-         TORCH.at("NUMA Binding (torch.distributed.elastic)"), _unbound),
-    Rule("cpu-throttled", Severity.WARNING, "A CPU limit holds the processes back",
-         "a control group that has used its share is stopped for the rest of each period, with all its threads",
+         "PyTorch's documentation expects 1 to 10 % from binding, and for some jobs nothing", "--pid",
+         TORCH.at("NUMA Binding (torch.distributed.elastic)"), partial(_affinity, is_far=False)),
+    Rule("cpu-throttled", Severity.WARNING, "A CPU limit throttles the processes",
+         "a control group that has used up its share is stopped for the rest of each period, with all its threads",
          "machine",
          FindingSource("Linux kernel", "admin-guide/cgroup-v2.rst, cpu.max and cpu.stat"), _throttled),
     Rule("shm-small", Severity.WARNING, "Shared memory is small",
          "loader workers fail with a bus error when /dev/shm is full, and NCCL cannot start without it", "machine",
          FindingSource("PyTorch README", "Docker Image, Using pre-built images"), _shared_memory),
-    Rule("files-low", Severity.INFO, "Few files may be open",
-         "loader workers hand over each tensor as an open file, and each peer is a socket", "machine",
+    Rule("files-low", Severity.INFO, "The limit of open files is low",
+         "each tensor from a loader worker is an open file, and each peer is a socket", "machine",
          TORCH.at("Multiprocessing package, File descriptor"), _files),
-    Rule("memlock-low", Severity.WARNING, "Memory for RDMA may not be locked",
+    Rule("memlock-low", Severity.WARNING, "The limit of locked memory is low for RDMA",
          "buffers that a card reads must be locked, and registering them fails beyond the limit", "machine",
          CONTAINERS.at("Running A Container, --ulimit memlock"), _locked),
 )  # fmt: skip

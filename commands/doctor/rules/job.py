@@ -1,10 +1,12 @@
-"""Rules for the job's records: what it loses by the ledger's headings, memory, checkpoints, arithmetic and advice.
+"""Rules for the job's records: losses by the ledger's headings, memory, checkpoints, arithmetic and advice.
 
-The thresholds are the tuner's own (`pacecar.controller.restart_advice`), so that the doctor and the running job say the
-same.  A gain is bounded by the what-if record, or by the heading's whole share where that has no bound for it.
+The thresholds are the tuner's (`pacecar.controller.restart_advice`), so that the doctor and the running job agree.  A
+gain is bounded by the what-if record, or by the heading's whole share if that has no bound for it.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from pacecar.controller.restart_advice import (
     CHECKPOINT_RATIO_MIN,
@@ -14,11 +16,12 @@ from pacecar.controller.restart_advice import (
     HOST_BOUND_RATIO_MIN,
     OPTIMIZER_RATIO_MIN,
 )
+from pacecar.formatting.ledger_headings import CAUSE_WORDS
 from pacecar.knobs import setting
 
 from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import NodeFacts
-from ..findings import FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity, hit
 from ..sources import TORCH
 from ..transport_paths import is_local_run, loader_workers
 from .contention import is_crowded
@@ -29,11 +32,11 @@ AMPERE = (8, 0)
 """The first compute capability with TF32 and bfloat16 (CUDA C++ Programming Guide, Compute Capabilities)."""
 
 CHECKPOINT_COSTLY_RATIO_MIN = 0.05
-"""Share of the time from which on checkpoints are a loss that one sees; what is written in the background costs one or
-two hundredths, which is where CHECKPOINT_RATIO_MIN stands."""
+"""From this share of the time on, checkpoints are a substantial loss.  Background checkpoints cost one or two percent,
+which is CHECKPOINT_RATIO_MIN."""
 
 SPLIT_RATIO_MIN = 0.25
-"""Reserved memory in split blocks that no tensor uses: the allocator holds it, and a large tensor does not fit in."""
+"""Share of reserved memory in unused pieces of split blocks, too small for a large tensor."""
 
 
 def _knob(facts: NodeFacts, name: str) -> list[FindingEvidence]:
@@ -56,7 +59,11 @@ def _exposed(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "exposed_communication", EXPOSED_RATIO_MIN):
         return None
-    evidence = [run.shows("exposed_communication"), *_knob(facts, "bucket_bytes"), *_knob(facts, "compression")]
+    evidence = [
+        run.share_evidence("exposed_communication"),
+        *_knob(facts, "bucket_bytes"),
+        *_knob(facts, "compression"),
+    ]
     if run.is_tuned:
         evidence.append(FindingEvidence("tuner", str(run.tuner), run.where))
     return Hit(evidence, _COMPRESS if run.is_tuned else _TUNE, run.gain("communication_hidden"))
@@ -66,10 +73,10 @@ def _data_wait(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "data_wait", DATA_WAIT_RATIO_MIN):
         return None
-    evidence = (run.shows("data_wait"), *_knob(facts, "loader_workers"), *_knob(facts, "loader_prefetch"))
+    evidence = (run.share_evidence("data_wait"), *_knob(facts, "loader_workers"), *_knob(facts, "loader_prefetch"))
     now, possible = run.knobs.get("loader_workers"), loader_workers(facts)
     if isinstance(now, int) and now >= possible:
-        remedy = "make a sample cheaper: cache it, decode or augment less    # there is no processor for more workers"
+        remedy = "make samples cheaper: cache them, decode or augment less    # no processors are left for more workers"
     else:
         remedy = f"DataLoader(..., num_workers={possible}, persistent_workers=True)    # or pacer.data(loader) finds it"
     return Hit(evidence, remedy, run.gain("data_free"))
@@ -78,14 +85,14 @@ def _data_wait(facts: NodeFacts) -> Hit | None:
 def _host_bound(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "host_bound", HOST_BOUND_RATIO_MIN) or is_crowded(facts):
-        return None  # a crowded machine makes any host slow, and what is compiled waits for a processor all the same
-    evidence = [run.shows("host_bound")]
+        return None  # an overloaded machine slows any host down, and compiled code also waits for a processor
+    evidence = [run.share_evidence("host_bound")]
     remedy = "model = torch.compile(model)"
     compiled = (
         [] if facts.script is None else [call for call in facts.script.of("compile") if call.name.startswith("torch")]
     )
     if compiled:
-        evidence.append(compiled[0].says("compiled already"))
+        evidence.append(compiled[0].as_evidence("compiled already"))
         remedy = 'torch.compile(model, mode="reduce-overhead")    # CUDA graphs'
     return Hit(evidence, remedy, run.gain("launch_gaps_gone"))
 
@@ -95,7 +102,7 @@ def _copies(facts: NodeFacts) -> Hit | None:
     if run is None or not _over(facts, "exposed_copy", COPY_RATIO_MIN):
         return None
     return Hit(
-        (run.shows("exposed_copy"),),
+        (run.share_evidence("exposed_copy"),),
         "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
         run.gain_of("exposed_copy"),
     )
@@ -105,11 +112,13 @@ def _optimizer(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "optimizer_host", OPTIMIZER_RATIO_MIN):
         return None
-    return Hit((run.shows("optimizer_host"),), "torch.optim.AdamW(..., fused=True)", run.gain_of("optimizer_host"))
+    return Hit(
+        (run.share_evidence("optimizer_host"),), "torch.optim.AdamW(..., fused=True)", run.gain_of("optimizer_host")
+    )
 
 
 def _checkpoint_cost(facts: NodeFacts) -> tuple[float, FindingEvidence, Gain] | None:
-    """Return the share of the time that checkpoints take, since attach or in the last steps, whichever is known."""
+    """Return the share of the time that checkpoints take, since attach or, if that is small, in the last steps."""
     run = facts.run
     if run is None:
         return None
@@ -128,7 +137,7 @@ def _checkpoint_cost(facts: NodeFacts) -> tuple[float, FindingEvidence, Gain] | 
     share_now = run.share("checkpoint")
     if share_now is None or share_now < CHECKPOINT_RATIO_MIN:
         return None
-    return share_now, run.shows("checkpoint"), run.gain_of("checkpoint") or Gain(0.0, "the ledger")
+    return share_now, run.share_evidence("checkpoint"), run.gain_of("checkpoint") or Gain(0.0, "the ledger")
 
 
 def _checkpoint(facts: NodeFacts, *, is_costly: bool) -> Hit | None:
@@ -139,18 +148,10 @@ def _checkpoint(facts: NodeFacts, *, is_costly: bool) -> Hit | None:
     saving = [] if facts.script is None else facts.script.of("async_save")
     if saving:
         remedy = "save less often    # async_save still copies the state to the host while the step waits"
-        return Hit((evidence, saving[0].says("saved in the background already")), remedy, gain)
+        return Hit((evidence, saving[0].as_evidence("saved in the background already")), remedy, gain)
     return Hit(
         (evidence,), "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)    # or save less often", gain
     )
-
-
-def _checkpoint_costly(facts: NodeFacts) -> Hit | None:
-    return _checkpoint(facts, is_costly=True)
-
-
-def _checkpoint_notable(facts: NodeFacts) -> Hit | None:
-    return _checkpoint(facts, is_costly=False)
 
 
 def _fragmentation(facts: NodeFacts) -> Hit | None:
@@ -182,8 +183,8 @@ def _fragmentation(facts: NodeFacts) -> Hit | None:
             )
     set_already = facts.settings.get("PYTORCH_CUDA_ALLOC_CONF") or facts.settings.get("PYTORCH_ALLOC_CONF")
     if set_already is not None:
-        evidence = [*evidence, set_already.says("allocator's setting")] if evidence else []
-    return Hit(evidence, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") if evidence else None
+        evidence = [*evidence, set_already.as_evidence("allocator's setting")] if evidence else []
+    return hit(evidence, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
 def _straggler(facts: NodeFacts) -> Hit | None:
@@ -193,7 +194,7 @@ def _straggler(facts: NodeFacts) -> Hit | None:
     evidence = [
         FindingEvidence(
             "late since step " + str(said.since_step),
-            f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {said.cause},"
+            f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {CAUSE_WORDS[said.cause]},"
             f" {said.excess_ns / 1e6:.1f} ms a step; {said.evidence}",
             run.where,
         )
@@ -204,26 +205,18 @@ def _straggler(facts: NodeFacts) -> Hit | None:
 
 def _gloo(facts: NodeFacts) -> Hit | None:
     run = facts.run
-    found = (
-        []
-        if run is None
-        else [
-            hello
-            for hello in run.hellos
-            if hello.backend == "gloo" and hello.device.startswith("cuda") and hello.world_size > 1
-        ]
-    )
-    if run is None or not found:
+    if run is None:
         return None
     evidence = [
         FindingEvidence(f"rank {hello.rank}", f"gloo, on {hello.device}", f"{run.where}/rank{hello.rank}.jsonl")
-        for hello in found
+        for hello in run.hellos
+        if hello.backend == "gloo" and hello.device.startswith("cuda") and hello.world_size > 1
     ]
-    return Hit(evidence, 'torch.distributed.init_process_group("nccl")', run.gain("communication_hidden"))
+    return hit(evidence, 'torch.distributed.init_process_group("nccl")', run.gain("communication_hidden"))
 
 
 def _arithmetic(facts: NodeFacts, which: str) -> Hit | None:
-    """Return the ranks that compute in `which` on GPUs of this machine that can do better."""
+    """Find ranks that compute in `which` on GPUs of this machine that support a faster arithmetic."""
     run = facts.run
     if run is None or not is_local_run(facts):
         return None
@@ -246,14 +239,6 @@ def _arithmetic(facts: NodeFacts, which: str) -> Hit | None:
     return Hit(evidence, remedy, run.gain_of("compute"))
 
 
-def _fp32(facts: NodeFacts) -> Hit | None:
-    return _arithmetic(facts, "float32")
-
-
-def _tf32(facts: NodeFacts) -> Hit | None:
-    return _arithmetic(facts, "tf32")
-
-
 def _advice(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not run.advice:
@@ -265,43 +250,44 @@ def _advice(facts: NodeFacts) -> Hit | None:
 
 
 RULES = (
-    Rule("job-exposed-communication", Severity.WARNING, "The job waits for communication that nothing hides",
+    Rule("job-exposed-communication", Severity.WARNING, "The job waits for exposed communication",
          "collectives run while no kernel computes", "--run",
          TORCH.at("Distributed Data Parallel (notes), Internal Design"), _exposed),
     Rule("job-data-wait", Severity.WARNING, "The job waits for data",
-         "the device has nothing to do until the next batch is there", "--run",
+         "the device has no work until the next batch arrives", "--run",
          TORCH.at("torch.utils.data, Multi-process data loading"), _data_wait),
     Rule("job-host-bound", Severity.WARNING, "The device waits for the host to launch work",
-         "kernels are shorter than the time that Python takes for the next one", "--run",
+         "kernels take less time than Python needs to launch the next one", "--run",
          TORCH.at("torch.compile; CUDA semantics, CUDA Graphs"), _host_bound),
     Rule("job-copies", Severity.WARNING, "The step waits for copies",
-         "copies from pageable memory block, and nothing runs meanwhile", "--run",
+         "copies from pageable memory block, and nothing else runs", "--run",
          TORCH.at("CUDA semantics, Use pinned memory buffers"), _copies),
     Rule("job-optimizer", Severity.WARNING, "The optimizer keeps the host busy",
          "one kernel for each parameter, launched from Python", "--run",
          TORCH.at("torch.optim, fused and foreach implementations"), _optimizer),
     Rule("job-checkpoint", Severity.WARNING, "Checkpoints take a large part of the time",
          "all ranks wait while the state is written", "--run",
-         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint_costly),
+         TORCH.at("torch.distributed.checkpoint, async_save"), partial(_checkpoint, is_costly=True)),
     Rule("job-checkpoint-notable", Severity.INFO, "Checkpoints take a notable part of the time",
-         "2 to 5 %; saved in the background they cost little more than the copy to the host", "--run",
-         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint_notable),
-    Rule("job-fragmentation", Severity.WARNING, "The allocator runs short of memory in one piece",
-         "a retry gives all cached memory back and waits for the device; the next step takes it from the driver again",
+         "2 to 5 %; in the background they cost little more than the copy to the host", "--run",
+         TORCH.at("torch.distributed.checkpoint, async_save"), partial(_checkpoint, is_costly=False)),
+    Rule("job-fragmentation", Severity.WARNING, "The allocator's memory is fragmented",
+         "a retry returns all cached memory and waits for the device; the next step takes it from the driver again",
          "--run", TORCH.at("CUDA semantics, Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"), _fragmentation),
     Rule("job-straggler", Severity.WARNING, "A rank holds the others up",
-         "collectives wait for the last rank, so its excess is everybody's", "--run",
+         "collectives wait for the last rank, so its excess delays all ranks", "--run",
          FindingSource("pacecar", "docs/ledger.md and docs/efficiency.md"), _straggler),
-    Rule("job-gloo-on-gpu", Severity.WARNING, "Gradients of GPUs go through gloo",
-         "gloo copies them to the host and sends them with TCP", "--run",
+    Rule("job-gloo-on-gpu", Severity.WARNING, "GPUs' gradients go through gloo",
+         "gloo copies them to the host and sends them over TCP", "--run",
          TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
     Rule("job-fp32", Severity.WARNING, "Matrices are multiplied in full fp32",
-         "these GPUs have tensor cores for TF32, several times faster, which fp32 does not use", "--run",
-         TORCH.at("CUDA semantics, TensorFloat-32 (TF32) on Ampere (and later) devices"), _fp32),
+         "fp32 does not use these GPUs' tensor cores, which are several times faster with TF32", "--run",
+         TORCH.at("CUDA semantics, TensorFloat-32 (TF32) on Ampere (and later) devices"),
+         partial(_arithmetic, which="float32")),
     Rule("job-tf32", Severity.INFO, "Matrices are multiplied in TF32",
-         "bfloat16 is twice as fast on these GPUs and needs half the memory traffic; check the loss", "--run",
-         TORCH.at("Automatic Mixed Precision package (torch.amp)"), _tf32),
-    Rule("job-advice", Severity.INFO, "The tuner would turn knobs and may not",
-         "it ran in advise mode; its model expects these to be better", "--run",
+         "bfloat16 is twice as fast on these GPUs, with half the memory traffic; check the loss", "--run",
+         TORCH.at("Automatic Mixed Precision package (torch.amp)"), partial(_arithmetic, which="tf32")),
+    Rule("job-advice", Severity.INFO, "The tuner recommends other settings",
+         "it ran in advise mode, in which it turns nothing", "--run",
          FindingSource("pacecar", "docs/tuning.md, Modes"), _advice),
 )  # fmt: skip

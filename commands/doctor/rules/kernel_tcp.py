@@ -1,9 +1,8 @@
-"""Rules for the kernel's TCP, where it carries gradients: without RDMA, or with gloo.
+"""Rules for the kernel's TCP, if it carries gradients: without RDMA, or with gloo.
 
-A connection can have no more in flight than its buffers hold, so it needs the bandwidth-delay product: link speed times
-round trip.  The speed is read; no file gives the round trip.  Where nobody names it (`--round-trip-ms`) it is assumed,
-and a finding that rests on that is `info` only.  A TCP buffer also holds the kernel's own overhead: half of it counts
-(tcp_adv_win_scale 1, ip-sysctl.rst).
+A connection's buffers limit its data in flight, so they must hold the bandwidth-delay product: link speed times round
+trip.  No file has the round trip; without `--round-trip-ms` it is assumed, and the finding is only `info`.  Half of a
+TCP buffer is the kernel's overhead (tcp_adv_win_scale 1, ip-sysctl.rst).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pacecar.formatting.quantities import gigabits
 
 from ..facts.evidence import FindingEvidence, Gain
 from ..facts.model import Interface, NodeFacts, Seen
-from ..findings import FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity, hit
 from ..sources import IP_SYSCTL, TORCH
 from ..transport_paths import carriers, is_local_run, links, local_gain, reached_as
 
@@ -24,21 +23,22 @@ __all__ = ["RULES"]
 BUFFER_OVERHEAD = 2
 
 ASSUMED_ROUND_TRIP_NS = 1_000_000
-"""Within a data centre and under load: some 0.1 ms of wire, and a switch's queue of 12 MB at 100 Gbit/s (1 ms)."""
+"""Within a data centre under load: about 0.1 ms of wire, and a switch's queue of 12 MB at 100 Gbit/s (1 ms)."""
 
 RETRANSMITTED_RATIO_MIN = 0.001
-"""At 1448 bytes a segment and 1 ms a loss-based TCP then reaches some 450 Mbit/s a connection (Mathis et al. 1997)."""
+"""With this loss, 1448-byte segments and 1 ms, loss-based TCP reaches about 450 Mbit/s per connection (Mathis et al.
+1997)."""
 
 SEGMENTS_MIN = 1_000_000
-"""Below that a ratio of 0.001 is chance."""
+"""With fewer segments, a ratio of 0.001 is chance."""
 
 FAST = 25_000_000_000
-"""From this speed on packets of 1500 bytes and default limits are reported; slower links are filled with them."""
+"""From this speed on, 1500-byte packets and default limits are reported; they suffice for slower links."""
 
 ETHERNET_MTU = 1500
 
 IDLE_NS = 200_000_000
-"""The shortest retransmission timeout (TCP_RTO_MIN in include/net/tcp.h): longer pauses reset the window."""
+"""The shortest retransmission timeout (TCP_RTO_MIN in include/net/tcp.h); longer pauses reset the window."""
 
 SLOWER_RATIO = 2
 
@@ -72,7 +72,7 @@ def _product(card: Interface, facts: NodeFacts) -> FindingEvidence:
 
 
 def _largest(seen: Seen[str] | None) -> int | None:
-    """Return the last of `4096 131072 6291456`."""
+    """Return the last number, as of `4096 131072 6291456`."""
     parts = [] if seen is None else seen.value.split()
     return int(parts[-1]) if parts and parts[-1].isdigit() else None
 
@@ -100,8 +100,8 @@ def _small_buffers(facts: NodeFacts) -> Hit | None:
         largest = _largest(seen)
         if seen is None or largest is None or largest >= needed or not re.fullmatch(r"\d+\s+\d+\s+\d+", seen.value):
             continue
-        low, middle, _ = seen.value.split()  # what somebody chose stays
-        evidence.append(seen.says(f"{name} (min default max)"))
+        low, middle, _ = seen.value.split()  # keep these settings
+        evidence.append(seen.as_evidence(f"{name} (min default max)"))
         remedy.append(f"{name}='{low} {middle} {_rounded(needed)}'")
     if not evidence:
         return None
@@ -124,7 +124,8 @@ def _core_buffers(facts: NodeFacts) -> Hit | None:
         return None
     settings = " ".join(f"{name}={_rounded(needed)}" for name, _ in found)
     return Hit(
-        (*(seen.says(name) for name, seen in found), _speed(card), _product(card, facts)), f"sudo sysctl -w {settings}"
+        (*(seen.as_evidence(name) for name, seen in found), _speed(card), _product(card, facts)),
+        f"sudo sysctl -w {settings}",
     )
 
 
@@ -134,7 +135,7 @@ def _reno(facts: NodeFacts) -> Hit | None:
     if seen is None or card is None or seen.value != "reno":
         return None
     return Hit(
-        (seen.says("congestion control"), _speed(card)),
+        (seen.as_evidence("congestion control"), _speed(card)),
         "sudo sysctl -w net.ipv4.tcp_congestion_control=cubic",
         _gain(facts),
     )
@@ -149,8 +150,8 @@ def _retransmits(facts: NodeFacts) -> Hit | None:
     if ratio < RETRANSMITTED_RATIO_MIN or (seen is not None and seen.value not in ("cubic", "reno")):
         return None
     evidence = (
-        again.says("segments sent again", f"{again.value} of {sent.value} since boot ({ratio:.2%})"),
-        *([] if seen is None else [seen.says("congestion control")]),
+        again.as_evidence("segments sent again", f"{again.value} of {sent.value} since boot ({ratio:.2%})"),
+        *([] if seen is None else [seen.as_evidence("congestion control")]),
     )
     return Hit(
         evidence,
@@ -185,10 +186,8 @@ def _duplex(facts: NodeFacts) -> Hit | None:
         for card in facts.network.interfaces
         if card.is_physical and card.state == "up" and card.duplex == "half"
     ]
-    if not evidence:
-        return None
-    name = evidence[0].what.rpartition(" ")[2]
-    return Hit(evidence, f"sudo ethtool -s {name} autoneg on    # at both ends of the cable")
+    name = evidence[0].what.rpartition(" ")[2] if evidence else ""
+    return hit(evidence, f"sudo ethtool -s {name} autoneg on    # at both ends of the cable")
 
 
 def _slow_start(facts: NodeFacts) -> Hit | None:
@@ -205,7 +204,7 @@ def _slow_start(facts: NodeFacts) -> Hit | None:
         "step", f"{pace / 1e6:.0f} ms, {quiet / 1e6:.0f} ms of it without communication", facts.run.where
     )
     return Hit(
-        (seen.says("tcp_slow_start_after_idle"), step),
+        (seen.as_evidence("tcp_slow_start_after_idle"), step),
         "sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
         _gain(facts),
     )
@@ -226,32 +225,32 @@ def _slower_card(facts: NodeFacts) -> Hit | None:
 
 RULES = (
     Rule("net-tcp-buffers", Severity.WARNING, "TCP's buffers are smaller than the link needs",
-         "a connection has no more in flight than its buffers hold, however fast the link is", "machine",
+         "a connection's buffers limit its data in flight, however fast the link is", "machine",
          IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers),
     Rule("net-tcp-buffers-assumed", Severity.INFO, "TCP's buffers may be smaller than the link needs",
-         "with a round trip of 1 ms a connection could not fill the link; measure it under load and say it", "machine",
+         "with a round trip of 1 ms a connection could not fill the link; measure it under load and pass it", "machine",
          IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers_assumed),
-    Rule("net-core-buffers", Severity.INFO, "Programs may not ask for buffers that the link needs",
-         "TCP sizes buffers by tcp_rmem and tcp_wmem; a program that sets SO_RCVBUF or SO_SNDBUF is held to these",
+    Rule("net-core-buffers", Severity.INFO, "Programs may not request the buffers that the link needs",
+         "TCP sizes buffers by tcp_rmem and tcp_wmem, but these limits apply to SO_RCVBUF and SO_SNDBUF",
          "machine", FindingSource("Linux kernel", "admin-guide/sysctl/net.rst, rmem_max and wmem_max"), _core_buffers),
-    Rule("net-reno", Severity.INFO, "TCP grows its window as in 1990",
-         "Reno opens the window by one segment a round trip and halves it at each loss, which leaves fast links empty",
+    Rule("net-reno", Severity.INFO, "TCP uses Reno congestion control",
+         "Reno opens the window by one segment per round trip and halves it at each loss, so fast links stay empty",
          "machine", FindingSource("RFC 9438", "CUBIC for Fast and Long-Distance Networks, section 1"), _reno),
-    Rule("net-retransmits", Severity.INFO, "TCP sends much again",
-         "a congestion control that takes each loss for congestion slows down at each", "machine",
+    Rule("net-retransmits", Severity.INFO, "TCP retransmits many segments",
+         "loss-based congestion control slows down at each loss", "machine",
          FindingSource("Mathis et al. 1997",
          "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"), _retransmits),
     Rule("net-mtu", Severity.INFO, "A fast link sends packets of 1500 bytes",
-         "six times as many packets as with jumbo frames, each of which costs the processor", "machine",
+         "six times as many packets as with jumbo frames, each of which costs processor time", "machine",
          FindingSource("ESnet, fasterdata knowledge base", "MTU Issues"), _mtu),
     Rule("net-half-duplex", Severity.WARNING, "A link is half duplex",
          "sending and receiving take turns; one end failed to negotiate", "machine",
          FindingSource("ethtool(8)", "--change, autoneg and duplex"), _duplex),
-    Rule("net-slow-start", Severity.INFO, "TCP begins slowly after each pause of the steps",
-         "a window that was not used for a retransmission timeout is reset, and steps may pause longer than that",
+    Rule("net-slow-start", Severity.INFO, "TCP starts slowly after each pause",
+         "a window unused for a retransmission timeout is reset, and communication pauses longer in each step",
          "--run",
          IP_SYSCTL.at("tcp_slow_start_after_idle"), _slow_start),
     Rule("net-slower-card", Severity.WARNING, "Collectives do not go through the fastest interface",
-         "gradients go over a link that is a fraction of another one's speed", "--run",
+         "gradients use a link with a fraction of another one's speed", "--run",
          TORCH.at("Distributed communication package, Common environment variables"), _slower_card),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Rules for NCCL's log: transports that it really uses where the machine could do better.
+"""Rules for NCCL's log: transports in use where the machine offers better ones.
 
-A variable may be right and the transport still be wrong: a module is missing, a container does not show a card.  So
-the log of the run is compared with what the machine has; only where it is this machine's, as far as it says.
+Even with correct variables the transport may be wrong: a module is missing, a container hides a card.  So the log is
+compared with the machine, unless it names other hosts.  A slow start shows only there, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _log_sockets(facts: NodeFacts) -> Hit | None:
         return None
     line, count = log.transports["NET/Socket"]
     lines = [
-        line.says(f"one of {count} channels"),
-        *(other.says("network") for other in (log.no_rdma, log.network) if other is not None),
+        line.as_evidence(f"one of {count} channels"),
+        *(other.as_evidence("network") for other in (log.no_rdma, log.network) if other is not None),
     ]
     return Hit(
         (*lines, *active_ports(facts)),
-        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET torchrun ...    # says why NET/IB was not taken",
+        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET torchrun ...    # logs why NET/IB is not used",
         gain(facts),
     )
 
@@ -41,12 +41,12 @@ def _log_no_gpudirect(facts: NodeFacts) -> Hit | None:
     found = {
         name: said for name, said in facts.log.transports.items()
         if name.startswith("NET/") and name != "NET/Socket" and not name.endswith("/GDRDMA")
-        # Without NVLink NCCL itself sends by way of the host and only receives directly (NCCL_NET_GDR_READ).
+        # Without NVLink, NCCL sends through the host and only receives directly (NCCL_NET_GDR_READ).
         and (f"{name}/GDRDMA" not in facts.log.transports or linked(facts))
     }  # fmt: skip
     if not found:
         return None
-    evidence = tuple(line.says(f"one of {count} channels") for line, count in found.values())
+    evidence = tuple(line.as_evidence(f"one of {count} channels") for line, count in found.values())
     return Hit(evidence, "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem", gain(facts))
 
 
@@ -59,7 +59,7 @@ def _log_shm(facts: NodeFacts) -> Hit | None:
         return None
     line, count = facts.log.transports["SHM"]
     return Hit(
-        (line.says(f"one of {count} channels"), *nvlinks(facts)),
+        (line.as_evidence(f"one of {count} channels"), *nvlinks(facts)),
         "nvidia-smi topo -p2p r && nvidia-smi nvlink -s",
         gain(facts),
     )
@@ -68,24 +68,46 @@ def _log_shm(facts: NodeFacts) -> Hit | None:
 def _log_warnings(facts: NodeFacts) -> Hit | None:
     if facts.log is None or not facts.log.warnings:
         return None
-    evidence = [line.says("warning") for line in facts.log.warnings]
+    evidence = [line.as_evidence("warning") for line in facts.log.warnings]
     more = facts.log.warning_count - len(evidence)
     if more > 0:
         evidence.append(FindingEvidence("warnings", f"{more} more", facts.log.where))
     return Hit(evidence, f"grep -n 'NCCL WARN' {shlex.quote(facts.log.where)}")
 
 
+SLOW_INIT_SECONDS = 30.0
+"""Long enough to be worth a look at every restart; the finding is only `info`."""
+
+_INIT_REMEDIES = {
+    "bootstrap": "NCCL_SOCKET_IFNAME=...    # the interface of the bootstrap; check name resolution and firewalls",
+    "topo": "NCCL_TOPO_DUMP_FILE=topo.xml torchrun ...    # and load it again with NCCL_TOPO_FILE",
+}
+
+
+def _log_slow_init(facts: NodeFacts) -> Hit | None:
+    if facts.log is None or facts.log.slowest_init is None:
+        return None
+    line, seconds, part = facts.log.slowest_init
+    if seconds < SLOW_INIT_SECONDS:
+        return None
+    remedy = _INIT_REMEDIES.get(part, "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV torchrun ...    # shows each stage")
+    return Hit((line.as_evidence(f"{seconds:.0f} s, mostly {part}" if part else f"{seconds:.0f} s"),), remedy)
+
+
 RULES = (
     Rule("log-sockets", Severity.CRITICAL, "NCCL's log shows TCP although RDMA ports are up",
-         "the job runs, at a fraction of the ports' rate", "--nccl-log",
+         "the job runs at a fraction of the ports' rate", "--nccl-log",
          NCCL_TROUBLE.at("Networking issues"), _log_sockets),
     Rule("log-no-gpudirect", Severity.WARNING, "NCCL's log shows RDMA without GPUDirect",
-         "channels that say NET and not GDRDMA are copied through the host's memory", "--nccl-log",
+         "data of NET channels without GDRDMA is copied through the host's memory", "--nccl-log",
          NCCL_TROUBLE.at("GPU-to-NIC communication"), _log_no_gpudirect),
-    Rule("log-shared-memory", Severity.WARNING, "NCCL's log shows shared memory although NVLink is there",
-         "these pairs of GPUs talk through the host's memory", "--nccl-log",
+    Rule("log-shared-memory", Severity.WARNING, "NCCL's log shows shared memory although NVLink is up",
+         "these pairs of GPUs communicate through the host's memory", "--nccl-log",
          NCCL_TROUBLE.at("GPU-to-GPU communication"), _log_shm),
     Rule("log-warnings", Severity.WARNING, "NCCL's log has warnings",
-         "NCCL warns of what it could not do before it gives up", "--nccl-log",
+         "NCCL warns about failures before it gives up", "--nccl-log",
          NCCL_ENV.at("NCCL_DEBUG"), _log_warnings),
+    Rule("log-slow-init", Severity.INFO, "A communicator took long to make",
+         "it delays every start and restart of the job", "--nccl-log",
+         NCCL_ENV.at("NCCL_DEBUG"), _log_slow_init),
 )  # fmt: skip

@@ -1,7 +1,6 @@
-"""Lists all rules, applies them to the facts, and sorts the findings, the worst first.  Pure.
+"""Lists all rules, applies them to the facts, and sorts the findings, worst first.  Pure.
 
-A rule that itself fails must not cost the others, and must not be silent either: it is named as what could not be
-judged.  That is a fault of pacecar's, and the answer says so.
+A rule that raises does not affect the others; it is reported as a bug in pacecar.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from ..facts.model import NodeFacts
 from ..findings import Finding, Needs, Rule
-from . import contention, gpu, host, job, kernel_tcp, log, nccl, script, topology
+from . import contention, gpu, host, job, kernel_tcp, log, nccl, ras, script, topology
 
 __all__ = ["RULES", "Judgement", "judge"]
 
@@ -21,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     *topology.RULES,
     *nccl.RULES,
     *log.RULES,
+    *ras.RULES,
     *kernel_tcp.RULES,
     *host.RULES,
     *contention.RULES,
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """All findings, the worst first; which rules were applied, and which had nothing to look at."""
+    """All findings, worst first; the number of rules applied, and of those without input, by what they need."""
 
     findings: tuple[Finding, ...]
     applied: int
@@ -42,7 +42,7 @@ class Judgement:
 
 
 def judge(facts: NodeFacts, rules: Sequence[Rule] = RULES) -> Judgement:
-    """Apply `rules` to what was read."""
+    """Apply `rules` to the facts."""
     given: dict[Needs, bool] = {
         "machine": True,
         "--pid": facts.process is not None,
@@ -59,9 +59,9 @@ def judge(facts: NodeFacts, rules: Sequence[Rule] = RULES) -> Judgement:
             continue
         try:
             hit = rule.check(facts)
-        except Exception as error:  # noqa: BLE001  one wrong rule must not cost the others
+        except Exception as error:  # noqa: BLE001  one faulty rule must not affect the others
             _log.debug("rule %s", rule.id, exc_info=True)
-            failed.append(f"rule {rule.id}: {type(error).__name__}: {error} (a fault of pacecar's; please report it)")
+            failed.append(f"rule {rule.id}: {type(error).__name__}: {error} (a bug in pacecar; please report it)")
             continue
         if hit is not None:
             findings.append(

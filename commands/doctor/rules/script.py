@@ -1,7 +1,7 @@
-"""Rules for the script and its environment: what they ask of torch that costs time (DDP, loader, precision, debugging).
+"""Rules for the script and its environment: settings of torch that cost time (DDP, loader, precision, debugging).
 
-Only literals are judged.  What the run's records show to be harmless is not reported: a loader without workers is right
-where the job does not wait for data.
+Only literals are judged.  Settings that are harmless according to the run's records are not reported: a loader without
+workers is fine if the job does not wait for data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pacecar.controller.restart_advice import DATA_WAIT_RATIO_MIN
 from ..facts.evidence import FindingEvidence
 from ..facts.job import Call
 from ..facts.model import NodeFacts
-from ..findings import FindingSource, Hit, Rule, Severity
+from ..findings import FindingSource, Hit, Rule, Severity, hit
 from ..sources import CUDA_GUIDE, TORCH
 from ..transport_paths import loader_workers
 from .job import AMPERE
@@ -21,11 +21,11 @@ from .job import AMPERE
 __all__ = ["RULES"]
 
 BUCKET_MB_MIN, BUCKET_MB_MAX = 2, 500
-"""DDP's default is 25.  Under 2 MiB each all-reduce is mostly latency, and beyond 500 one bucket holds most models, so
-that nothing overlaps."""
+"""DDP's default is 25.  Under 2 MiB, each all-reduce is mostly latency; over 500, one bucket holds most models, so
+nothing overlaps."""
 
 HARMLESS_RATIO = 0.01
-"""A heading that takes less of the step is not worth a change of the script."""
+"""A heading with a smaller share of the step does not justify a change of the script."""
 
 _LOWER_PRECISION = ("autocast", "bfloat16", "bf16", "float16", "fp16", "half", "mixed_precision", "GradScaler")
 _WRAPPERS = ("transformers", "accelerate", "lightning", "deepspeed", "pytorch_lightning", "fabric")
@@ -36,7 +36,7 @@ def _calls(facts: NodeFacts, *names: str) -> Sequence[Call]:
 
 
 def _hit(calls: Sequence[Call], what: str, remedy: str) -> Hit | None:
-    return Hit(tuple(call.says(what) for call in calls), remedy) if calls else None
+    return hit((call.as_evidence(what) for call in calls), remedy)
 
 
 def _ddp(facts: NodeFacts, is_meant: Callable[[Call], bool]) -> list[Call]:
@@ -49,7 +49,7 @@ def _is_harmless(facts: NodeFacts, heading: str) -> bool:
 
 
 def _has_gpu(facts: NodeFacts) -> bool:
-    """Return whether this machine, or the run that was given, has one: on a processor nothing is copied to a device."""
+    """Return whether this machine or the given run has a GPU; without one, nothing is copied to a device."""
     return bool(facts.gpus.working) or (
         facts.run is not None and any(hello.device.startswith("cuda") for hello in facts.run.hellos)
     )
@@ -57,7 +57,7 @@ def _has_gpu(facts: NodeFacts) -> bool:
 
 def _find_unused(facts: NodeFacts) -> Hit | None:
     found = _ddp(facts, lambda call: call.keywords.get("find_unused_parameters") is True)
-    return _hit(found, "DDP", "find_unused_parameters=False    # where every parameter gets a gradient in every step")
+    return _hit(found, "DDP", "find_unused_parameters=False    # if every parameter gets a gradient in every step")
 
 
 def _bucket_view(facts: NodeFacts) -> Hit | None:
@@ -81,12 +81,10 @@ def _static_graph(facts: NodeFacts) -> Hit | None:
     if not found:
         return None
     evidence = (
-        *(call.says("DDP") for call in found),
-        *(call.says("activation checkpointing") for call in checkpoints[:1]),
+        *(call.as_evidence("DDP") for call in found),
+        *(call.as_evidence("activation checkpointing") for call in checkpoints[:1]),
     )
-    return Hit(
-        evidence, "DistributedDataParallel(..., static_graph=True)    # where each step uses the same parameters"
-    )
+    return Hit(evidence, "DistributedDataParallel(..., static_graph=True)    # if each step uses the same parameters")
 
 
 def _bucket_size(facts: NodeFacts) -> Hit | None:
@@ -121,7 +119,7 @@ def _loader_settings(facts: NodeFacts) -> Hit | None:
     run = facts.run
     share = None if run is None else run.share("data_wait")
     if run is None or share is None or share < DATA_WAIT_RATIO_MIN:
-        return None  # a loader is well set where nobody waits for it
+        return None  # the settings are fine if the job does not wait
     wanted = {"persistent_workers": "True", "prefetch_factor": "4"}
     evidence: list[FindingEvidence] = []
     missing: dict[str, str] = {}
@@ -129,12 +127,12 @@ def _loader_settings(facts: NodeFacts) -> Hit | None:
         workers = call.keywords.get("num_workers")
         lacks = {name: value for name, value in wanted.items() if call.lacks(name)}
         if isinstance(workers, int) and workers > 0 and lacks:
-            evidence.append(call.says(f"workers without {' and '.join(lacks)}"))
+            evidence.append(call.as_evidence(f"workers without {' and '.join(lacks)}"))
             missing |= lacks
     if not evidence:
         return None
     settings = ", ".join(f"{name}={value}" for name, value in missing.items())
-    return Hit((*evidence, run.shows("data_wait")), f"DataLoader(..., {settings})", run.gain("data_free"))
+    return Hit((*evidence, run.share_evidence("data_wait")), f"DataLoader(..., {settings})", run.gain("data_free"))
 
 
 def _pin_memory(facts: NodeFacts) -> Hit | None:
@@ -170,7 +168,7 @@ def _precision(facts: NodeFacts) -> Hit | None:
     backward = next(call for call in script.calls if call.name.endswith(".backward"))
     assert able[0].capability is not None, "those without were left out"
     evidence = (
-        backward.says("no autocast, no lower precision anywhere"),
+        backward.as_evidence("no autocast, no lower precision anywhere"),
         FindingEvidence(
             able[0].name, "compute capability {}.{}".format(*able[0].capability), f"NVML, GPU {able[0].index}"
         ),
@@ -212,8 +210,8 @@ def _empty_cache(facts: NodeFacts) -> Hit | None:
     found = [call for call in _calls(facts, "empty_cache") if "cuda" in call.name]
     return _hit(
         found,
-        "gives cached memory back",
-        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True    # and take the call out of the loop",
+        "returns cached memory",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True    # and remove the call from the loop",
     )
 
 
@@ -221,24 +219,24 @@ def _blocking(facts: NodeFacts) -> Hit | None:
     evidence = []
     seen = facts.settings.is_on("CUDA_LAUNCH_BLOCKING")
     if seen is not None:
-        evidence.append(seen.says("CUDA_LAUNCH_BLOCKING"))
+        evidence.append(seen.as_evidence("CUDA_LAUNCH_BLOCKING"))
     if facts.script is not None:
         evidence += [
-            call.says("CUDA_LAUNCH_BLOCKING") for call in facts.script.assigned
+            call.as_evidence("CUDA_LAUNCH_BLOCKING") for call in facts.script.assigned
             if call.name == "os.environ.CUDA_LAUNCH_BLOCKING" and call.keywords.get("value") == "1"
         ]  # fmt: skip
     gain = None if facts.run is None else facts.run.gain("launch_gaps_gone")
-    return Hit(evidence, "unset CUDA_LAUNCH_BLOCKING", gain) if evidence else None
+    return hit(evidence, "unset CUDA_LAUNCH_BLOCKING", gain)
 
 
 def _variable(name: str, *, values: tuple[str, ...] = ()) -> Callable[[NodeFacts], Hit | None]:
-    """Return the check of a variable that is on, or has one of `values`."""
+    """Return a check for a variable that is on, or has one of `values`."""
 
     def check(facts: NodeFacts) -> Hit | None:
         seen = facts.settings.get(name) if values else facts.settings.is_on(name)
         if seen is None or (values and seen.value.strip().upper() not in values):
             return None
-        return Hit((seen.says(name),), f"unset {name}")
+        return Hit((seen.as_evidence(name),), f"unset {name}")
 
     return check
 
@@ -248,63 +246,65 @@ def _tf32_off(facts: NodeFacts) -> Hit | None:
     able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
     if seen is None or seen.value.strip() != "0" or not able:
         return None
-    return Hit((seen.says("NVIDIA_TF32_OVERRIDE"),), "unset NVIDIA_TF32_OVERRIDE")
+    return Hit((seen.as_evidence("NVIDIA_TF32_OVERRIDE"),), "unset NVIDIA_TF32_OVERRIDE")
 
 
 RULES = (
     Rule("env-launch-blocking", Severity.CRITICAL, "Each kernel launch waits for its kernel",
-         "host and device take turns, and nothing overlaps; it is meant for finding the kernel that fails", "machine",
+         "host and device take turns, and nothing overlaps; it is meant for finding a failing kernel", "machine",
          CUDA_GUIDE.at("Asynchronous Concurrent Execution, Concurrent Execution between Host and Device"), _blocking),
     Rule("env-no-memory-cache", Severity.CRITICAL, "torch's memory cache is turned off",
-         "each tensor is taken from the driver and given back, and giving back waits for the device", "machine",
+         "the driver allocates and frees each tensor, and freeing waits for the device", "machine",
          TORCH.at("CUDA semantics, Memory management"), _variable("PYTORCH_NO_CUDA_MEMORY_CACHING")),
     Rule("env-debug-detail", Severity.WARNING, "torch.distributed checks each collective",
-         "with DETAIL ranks compare shapes before each collective, which is one more exchange each time", "machine",
+         "with DETAIL, ranks compare shapes before each collective, which is another exchange", "machine",
          TORCH.at("Distributed communication package, TORCH_DISTRIBUTED_DEBUG"),
          _variable("TORCH_DISTRIBUTED_DEBUG", values=("DETAIL",))),
     Rule("env-blocking-wait", Severity.WARNING, "Waiting for a collective blocks the training thread",
-         "the host cannot launch ahead while NCCL works", "machine",
+         "the host cannot launch ahead while a collective runs", "machine",
          TORCH.at("Distributed communication package, TORCH_NCCL_BLOCKING_WAIT"),
          _variable("TORCH_NCCL_BLOCKING_WAIT")),
-    Rule("env-tf32-off", Severity.WARNING, "TF32 is forbidden for the whole process",
-         "fp32 matrices do not use the tensor cores, whatever the script allows", "machine",
+    Rule("env-tf32-off", Severity.WARNING, "TF32 is disabled for the whole process",
+         "fp32 matrices do not use tensor cores, whatever the script sets", "machine",
          FindingSource("NVIDIA, cuBLAS Library", "NVIDIA_TF32_OVERRIDE"), _tf32_off),
     Rule("script-find-unused", Severity.INFO, "DDP looks for unused parameters in each step",
-         "the graph is walked once more after each forward", "--script",
+         "DDP traverses the graph once more after each forward", "--script",
          TORCH.at("DistributedDataParallel, find_unused_parameters"), _find_unused),
     Rule("script-bucket-view", Severity.INFO, "DDP keeps gradients twice",
-         "without gradient_as_bucket_view gradients are copied to the buckets and back, and stand in memory twice",
+         "without gradient_as_bucket_view, gradients are copied to the buckets and back and use twice the memory",
          "--script", TORCH.at("DistributedDataParallel, gradient_as_bucket_view"), _bucket_view),
-    Rule("script-static-graph", Severity.INFO, "DDP is not told that the graph stays the same",
-         "it then searches no unused parameters, and overlaps with activation checkpointing", "--script",
+    Rule("script-static-graph", Severity.INFO, "DDP does not know whether the graph is static",
+         "with a static graph it does not search for unused parameters, and overlaps with activation checkpointing",
+         "--script",
          TORCH.at("DistributedDataParallel, static_graph"), _static_graph),
-    Rule("script-bucket-size", Severity.WARNING, "DDP's buckets are far from any good size",
-         "tiny buckets are all latency, one huge bucket overlaps with nothing", "--script",
+    Rule("script-bucket-size", Severity.WARNING, "DDP's bucket size is extreme",
+         "tiny buckets are all latency; one huge bucket overlaps with nothing", "--script",
          TORCH.at("DistributedDataParallel, bucket_cap_mb"), _bucket_size),
-    Rule("script-loader-workers", Severity.INFO, "Data is loaded by the training process itself",
-         "without workers each batch is made while the device waits", "--script",
+    Rule("script-loader-workers", Severity.INFO, "The training process itself loads the data",
+         "without workers, the device waits while each batch is prepared", "--script",
          TORCH.at("torch.utils.data, Single- and Multi-process Data Loading"), _loader_workers),
-    Rule("script-loader-settings", Severity.INFO, "Loader workers start anew each epoch, or keep little ahead",
-         "the first batches of an epoch wait for workers that import everything again; two batches a worker, the"
-         " default, do not cover samples that take long", "--script",
+    Rule("script-loader-settings", Severity.INFO, "Loader workers restart each epoch, or prefetch little",
+         "the first batches of an epoch wait for workers that import everything again; two batches per worker, the"
+         " default, do not cover slow samples", "--script",
          TORCH.at("torch.utils.data.DataLoader, persistent_workers and prefetch_factor"), _loader_settings),
     Rule("script-pin-memory", Severity.INFO, "Batches are copied from pageable memory",
-         "such a copy passes through a buffer of the driver's and cannot run beside kernels", "--script",
+         "such a copy goes through a buffer of the driver and cannot run beside kernels", "--script",
          TORCH.at("torch.utils.data, Memory Pinning"), _pin_memory),
-    Rule("script-full-precision", Severity.INFO, "Nothing in the script asks for a faster arithmetic",
-         "torch multiplies fp32 matrices without tensor cores unless it is allowed to use TF32 or bfloat16", "--script",
+    Rule("script-full-precision", Severity.INFO, "The script uses only full precision",
+         "torch multiplies fp32 matrices without tensor cores unless TF32 or bfloat16 is enabled", "--script",
          TORCH.at("CUDA semantics, TF32; Automatic Mixed Precision package"), _precision),
     Rule("script-anomaly", Severity.WARNING, "Anomaly detection is on",
-         "each backward records where its forward was and looks for NaN; it is meant for debugging", "--script",
+         "autograd records the forward's stack of each backward and checks for NaN; it is meant for debugging",
+         "--script",
          TORCH.at("Automatic differentiation package, Anomaly detection"), _anomaly),
     Rule("script-data-parallel", Severity.WARNING, "DataParallel instead of DistributedDataParallel",
-         "one process drives all GPUs, copies the model to each in every step and is held up by the interpreter's lock",
+         "one process drives all GPUs, copies the model to each in every step and is limited by the GIL",
          "--script", TORCH.at("torch.nn.DataParallel, the warning"), _data_parallel),
     Rule("script-gloo", Severity.WARNING, "The script asks for gloo on a machine with GPUs",
-         "gloo copies gradients to the host and sends them with TCP", "--script",
+         "gloo copies gradients to the host and sends them over TCP", "--script",
          TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
     Rule("script-empty-cache", Severity.INFO, "The script empties torch's memory cache",
-         "it frees no memory for torch itself, waits for the device, and the next allocations go to the driver",
+         "it frees no memory for torch, waits for the device, and makes the next allocations go to the driver",
          "--script",
          TORCH.at("CUDA semantics, Memory management"), _empty_cache),
 )  # fmt: skip

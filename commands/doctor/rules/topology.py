@@ -1,7 +1,6 @@
 """Rules for the paths between cards: PCIe links, ACS, IOMMU, RDMA ports and GPUDirect RDMA.
 
-What the driver's own tables show as PIX, PXB, NODE or SYS is how far apart two cards are in /sys/devices; a rule speaks
-where a shorter way is there and is not taken.
+A rule reports paths that are longer or slower than the machine allows.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Sequence
 
 from pacecar.formatting.quantities import gigabits
 
-from ..facts.evidence import FindingEvidence, Gain
+from ..facts.evidence import FindingEvidence
 from ..facts.model import NodeFacts, PciDevice, RdmaPort
-from ..findings import Hit, Rule, Severity
+from ..findings import Hit, Rule, Severity, hit
 from ..sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
 from ..topology import gpudirect
 from ..transport_paths import DMABUF_KERNEL, local_gain, near_ports, training_ports, uses_rdma
@@ -21,17 +20,17 @@ from ..transport_paths import DMABUF_KERNEL, local_gain, near_ports, training_po
 __all__ = ["RULES"]
 
 PCIE_OVERHEAD = 1.2
-"""Packets of 256 bytes have some 30 bytes of headers, and flow control takes a little more."""
+"""Packets of 256 bytes have about 30 bytes of headers, and flow control takes a little more."""
 
 _LAST_8B10B = 5.0
-"""GT/s: up to there 8 of 10 bits are data, then 128 of 130 (PCI Express Base Specification)."""
+"""GT/s: up to this speed 8 of 10 bits are data, then 128 of 130 (PCI Express Base Specification)."""
 
 _TRANSLATES = ("DMA", "DMA-FQ")
-"""IOMMU domains that map addresses; `identity` passes them on (Documentation/ABI/testing/sysfs-kernel-iommu_groups)."""
+"""IOMMU domains that map addresses; `identity` does not (Documentation/ABI/testing/sysfs-kernel-iommu_groups)."""
 
 
 def _cards(facts: NodeFacts) -> list[tuple[str, PciDevice]]:
-    """Return the PCI devices that training depends on, by what they are."""
+    """Return the PCI devices that training depends on, with their names."""
     found: list[tuple[str, PciDevice]] = []
     for gpu in facts.gpus.working:
         device = facts.device_at(gpu.address)
@@ -45,9 +44,9 @@ def _cards(facts: NodeFacts) -> list[tuple[str, PciDevice]]:
 
 
 def _is_pcie_used(facts: NodeFacts) -> bool:
-    """Return whether cards would send to each other over PCIe: to the network, or GPUs without NVLink to each other.
+    """Return whether traffic between cards uses PCIe: to the network, or between GPUs without NVLink.
 
-    In a virtual machine it is the hypervisor's business, which may want it as it is.
+    False in a virtual machine, where it is up to the hypervisor.
     """
     gpus = facts.gpus.working
     bridged = {gpu.index for gpu in gpus if gpu.links_up}
@@ -63,7 +62,7 @@ def _nic_pcie(facts: NodeFacts) -> Hit | None:
     evidence, first = [], ""
     for address, name in names.items():
         device = facts.device_at(address)
-        if device is None or address is None or _carries(device, _rate_of_card(facts, address)):
+        if device is None or address is None or _suffices(device, _rate_of_card(facts, address)):
             continue
         parts = []
         if device.width is not None and device.width_max is not None and device.width < device.width_max:
@@ -73,13 +72,11 @@ def _nic_pcie(facts: NodeFacts) -> Hit | None:
         if parts:
             first = first or device.address
             evidence.append(FindingEvidence(f"PCIe link of {name}", ", ".join(parts), f"{device.where}/current_link_*"))
-    if not evidence:
-        return None
-    return Hit(evidence, f"sudo lspci -vv -s {first} | grep Lnk    # then reseat the card, or move it to a wider slot")
+    return hit(evidence, f"sudo lspci -vv -s {first} | grep Lnk    # then reseat the card, or move it to a wider slot")
 
 
 def _rate_of_card(facts: NodeFacts, address: str) -> float:
-    """Return what all ports of the card that `address` is a function of send together, in bits a second."""
+    """Return the total rate of all ports of the card with the function `address`, in bits per second."""
     slot = address.rpartition(".")[0]
     rates: dict[str, float] = {}
     for port in facts.network.active_ports:
@@ -91,8 +88,8 @@ def _rate_of_card(facts: NodeFacts, address: str) -> float:
     return sum(rates.values())
 
 
-def _carries(device: PciDevice, rate: float) -> bool:
-    """Return whether the link as it is suffices for `rate`: less lanes than a card could use cost nothing then."""
+def _suffices(device: PciDevice, rate: float) -> bool:
+    """Return whether the current link suffices for `rate`; then missing lanes cost nothing."""
     if device.speed is None or device.width is None:
         return False
     coding = 0.8 if device.speed <= _LAST_8B10B else 128 / 130
@@ -111,10 +108,8 @@ def _acs(facts: NodeFacts) -> Hit | None:
                 )
             )
             bridges += re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/config)", device.redirects.where)
-    if not evidence:
-        return None
     ports = " ".join(dict.fromkeys(bridges))
-    return Hit(
+    return hit(
         evidence, f"for port in {ports}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done    # until the next boot"
     )
 
@@ -127,18 +122,16 @@ def _iommu(facts: NodeFacts) -> Hit | None:
         for name, device in _cards(facts)
         if device.iommu_domain is not None and device.iommu_domain.value in _TRANSLATES
     ]
-    if not evidence:
-        return None
-    return Hit(
+    return hit(
         evidence,
-        # Of all makers' IOMMUs, and of ARM's (admin-guide/kernel-parameters.txt); iommu=pt is x86's alone.
+        # Works on x86 and ARM (admin-guide/kernel-parameters.txt); iommu=pt is for x86 only.
         "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu.passthrough=1 /' /etc/default/grub && sudo update-grub"
         "    # then reboot; Red Hat: sudo grubby --update-kernel=ALL --args=iommu.passthrough=1",
     )
 
 
 def _is_spare(port: RdmaPort, ports: Sequence[RdmaPort]) -> bool:
-    """Return whether the port is the second one of a card whose other one is up, where no card here uses its second."""
+    """Return whether it is the second port of a card whose other port is up, and no card here uses its second port."""
     slot, _, function = (port.address or "").rpartition(".")
     up = [((other.address or "").rpartition("."), other.port) for other in ports if other.is_active]
     has_sibling = bool(slot) and any(at[0] == slot for at, _ in up)
@@ -154,9 +147,7 @@ def _port_down(facts: NodeFacts) -> Hit | None:
         and any(other.is_active and other.link_layer == port.link_layer for other in ports)
         and not _is_spare(port, ports)
     ]  # fmt: skip
-    if not evidence:
-        return None
-    return Hit(evidence, "ibstat && sudo dmesg | grep -i mlx    # then check cable, transceiver and switch port")
+    return hit(evidence, "ibstat && sudo dmesg | grep -i mlx    # then check cable, transceiver and switch port")
 
 
 def _port_slow(facts: NodeFacts) -> Hit | None:
@@ -170,11 +161,7 @@ def _port_slow(facts: NodeFacts) -> Hit | None:
             slow = slow or port.device
             text = f"{gigabits(port.rate * 8)}, others of this node {best * 8 / 1e9:g}"
             evidence.append(FindingEvidence(f"{port.device} port {port.port}", text, f"{port.where}/rate"))
-    return (
-        Hit(evidence, f"sudo mlxlink -d {slow} -m -e    # what the link was trained to, and why (NVIDIA's cards)")
-        if evidence
-        else None
-    )
+    return hit(evidence, f"sudo mlxlink -d {slow} -m -e    # what the link was trained to, and why (NVIDIA's cards)")
 
 
 def _no_gpudirect(facts: NodeFacts) -> Hit | None:
@@ -185,23 +172,19 @@ def _no_gpudirect(facts: NodeFacts) -> Hit | None:
         or module is None
         or kernel is None
         or gpudirect(facts) is not None
-        or all("GeForce" in gpu.name for gpu in facts.gpus.working)  # has none (GPUDirect RDMA, Overview)
+        or all("GeForce" in gpu.name for gpu in facts.gpus.working)  # without GPUDirect RDMA (its Overview)
     ):
         return None
     evidence = (
         FindingEvidence("module nvidia_peermem", "not loaded", "/sys/module/nvidia_peermem"),
-        module.says("driver; for dma-buf an open one", module.value.splitlines()[0]),
-        kernel.says("kernel; for dma-buf {}.{}".format(*DMABUF_KERNEL)),
+        module.as_evidence("driver; dma-buf needs an open one", module.value.splitlines()[0]),
+        kernel.as_evidence("kernel; dma-buf needs {}.{}".format(*DMABUF_KERNEL)),
     )
     return Hit(
         evidence,
         "sudo modprobe nvidia-peermem && echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
-        _exposed(facts),
+        local_gain(facts, "communication_hidden"),
     )
-
-
-def _exposed(facts: NodeFacts) -> Gain | None:
-    return local_gain(facts, "communication_hidden")
 
 
 def _far(facts: NodeFacts) -> Hit | None:
@@ -226,31 +209,27 @@ def _far(facts: NodeFacts) -> Hit | None:
                 f"{device.where}/numa_node",
             )
         )
-    return (
-        Hit(evidence, "nvidia-smi topo -m    # bring up the ports on that node, or move a card there")
-        if evidence
-        else None
-    )
+    return hit(evidence, "nvidia-smi topo -m    # bring up the ports on that node, or move a card there")
 
 
 RULES = (
     Rule("nic-pcie-link", Severity.WARNING, "A network card's PCIe link is below its maximum",
-         "its ports send more than its link to the host carries as it is", "machine",
+         "its ports can send more than its current link to the host can carry", "machine",
          NCCL_TROUBLE.at("Networking issues"), _nic_pcie),
     Rule("pci-acs", Severity.WARNING, "PCIe access control sends traffic between cards through the host",
-         "GPUs and network cards below one switch reach each other only by way of the processor", "machine",
+         "GPUs and network cards below one switch reach each other only through the processor", "machine",
          NCCL_TROUBLE.at("PCI Access Control Services (ACS)"), _acs),
     Rule("pci-iommu", Severity.WARNING, "The IOMMU translates the addresses of GPUs or network cards",
-         "direct transfers between cards are sent to the host to be translated, or do not work", "machine",
+         "direct transfers between cards go to the host for translation, or do not work", "machine",
          GPUDIRECT.at("Supported Systems; IOMMUs"), _iommu),
     Rule("rdma-port-down", Severity.WARNING, "An RDMA port is down while others are up",
-         "its GPU's traffic goes over another card, which then carries twice as much", "machine",
+         "its GPU's traffic uses another card, which then carries twice as much", "machine",
          NCCL_ENV.at("NCCL_IB_HCA"), _port_down),
     Rule("rdma-port-slow", Severity.WARNING, "An RDMA port is slower than the others",
          "the ports carry equal shares, so the slowest sets the pace", "machine",
          NCCL_TROUBLE.at("Networking issues"), _port_slow),
-    Rule("rdma-no-gpudirect", Severity.WARNING, "Neither nvidia-peermem nor dma-buf is there for GPUDirect RDMA",
-         "what goes over the network is copied through the host's memory first", "machine",
+    Rule("rdma-no-gpudirect", Severity.WARNING, "GPUDirect RDMA has neither nvidia-peermem nor dma-buf",
+         "network traffic is copied through the host's memory", "machine",
          NCCL_TROUBLE.at("GPU-to-NIC communication; GPUDirect RDMA"), _no_gpudirect),
     Rule("rdma-far", Severity.INFO, "GPUs have no RDMA port on their NUMA node",
          "their traffic crosses the link between the processors", "machine",

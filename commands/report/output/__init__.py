@@ -1,6 +1,10 @@
-"""Shows a report's document as a page, as markdown or on a terminal, by the same tables.
+"""Renders a report's document as a page, as markdown or on a terminal, from the same tables.
 
 In: `document.Report` or `document.RunComparison`.  Out: text.
-Start at `html`, the page, with its `charts`; `markdown` is for an issue, `terminal` for the demo.  The tables, as text,
-are in `tables` (the run), `utilization_tables` (devices, cost, incidents, ranks) and `comparison_tables`.
+
+    html, charts         the page; start here
+    markdown, terminal   for an issue; for the end of the demo
+    tables               pace, ledger, decisions and what-if bounds as text
+    utilization_tables   utilization, energy, cost, incidents, ranks, trust
+    comparison_tables    several runs
 """

@@ -1,8 +1,8 @@
-"""Draws the report's charts as plain SVG: no library, no script, no font and no file from elsewhere.
+"""Draws the report's charts as plain SVG, without a library, script, font or external file.
 
-Each drawing has a title and a sentence that says what it shows, for people who cannot see it; the figures stand in a
-table beside it.  Colours are classes that the page's style gives a value, light or dark, and no colour alone carries a
-meaning: headings stand in the order of the legend, verdicts have marks, expected and measured have other shapes.
+Each drawing has a title and a description for screen readers, and a table beside it has the figures.  Colours are
+classes that the page's style sets for light and dark.  No colour alone carries meaning: headings follow the order of
+the legend, verdicts have marks, and expected and measured gains have different shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["gains", "ladder_bars", "ledger_line", "ledger_pair", "rate_line", "s
 GAINS_DRAWN_MAX = 40
 
 HOLE_PIECES = 4
-"""Pieces of the time line: a longer gap is a stop of the job; in a shorter one no step was measured."""
+"""A gap of more pieces of the time line is a stop of the job; in a shorter one no step was measured."""
 
 
 def _span_ns(report: Report) -> int:
@@ -60,7 +60,7 @@ def _value_axis(high: float, top: float, bottom: float, unit: str) -> Iterator[s
 
 
 def rate_line(report: Report) -> str:
-    """Draw the job's pace over time, with trials above and the stretches that are compared behind."""
+    """Draw the job's pace over time, with trials above and the compared stretches behind."""
     top, bottom = 74, 244
     rates = [(piece.at_ns, _rate(report, piece)) for piece in report.line]
     known = [rate for _, rate in rates if rate is not None]
@@ -110,7 +110,7 @@ def _stretches(report: Report, top: float, bottom: float) -> Iterator[str]:
 
 
 def _trials(report: Report, y: float) -> Iterator[str]:
-    """Yield a lane with each trial from its decision to its verdict, its number, and how it ended."""
+    """Yield a lane with each trial from decision to verdict, with its number and outcome."""
     if report.line_start_wall_ns is None or not report.changes:
         return
     yield _text(4, y + 11, "trials", "axis")
@@ -132,7 +132,7 @@ def _mark(change: ReportChange) -> str:
 
 
 def outcome_words(change: ReportChange) -> str:
-    """Return what became of a change."""
+    """Return the outcome of a change."""
     if change.outcome is None:
         return "advice" if change.kind == "advise" else "still open"
     return change.outcome.replace("_", " ")
@@ -143,12 +143,12 @@ def _way(change: ReportChange) -> str:
 
 
 def ledger_line(report: Report) -> str:
-    """Draw where the time of a step went, over time."""
+    """Draw the ledger of a step over time."""
     top, bottom = 24, 224
     heights = [sum(piece.ledger_ns.values()) for piece in report.line]
     if not heights or max(heights) == 0:
         return ""
-    # One checkpoint must not make all other steps flat: what is higher than four times the usual is cut.
+    # Bars are cut at four times the usual height, so that one checkpoint does not flatten all other steps.
     usual = sorted(heights)[int(len(heights) * 0.9)] if len(heights) > 9 else max(heights)
     high = min(max(heights), 4 * max(usual, 1)) * 1.05 / 1e6
     whole = report.whole or report.before
@@ -176,7 +176,7 @@ def ledger_line(report: Report) -> str:
 
 
 def ledger_words(side: RunSide) -> str:
-    """Return a mean step by heading, in words."""
+    """Return the shares of a mean step by heading."""
     total = sum(side.ledger_ns.values())
     if total == 0:
         return "Nothing was measured."
@@ -202,7 +202,7 @@ def ledger_pair(sides: Sequence[tuple[str, RunSide]]) -> str:
 
 
 def gains(changes: Sequence[ReportChange]) -> str:
-    """Draw what each change was expected to save and what it saved, with the interval that its trial proved."""
+    """Draw the expected and measured saving of each change, with the interval of its trial."""
     shown = [(place, one) for place, one in enumerate(changes, start=1) if one.measured_gain_ratio is not None]
     shown = shown[-GAINS_DRAWN_MAX:]
     if not shown:
@@ -240,7 +240,7 @@ def gains(changes: Sequence[ReportChange]) -> str:
             assert one.measured_gain_ratio is not None, "only those are shown"
             measured, at = "measured" if one.outcome == "kept" else "measured open", x(one.measured_gain_ratio)
             yield f'<circle class="{measured}" cx="{at:.1f}" cy="{y}" r="5"/>'
-            if one.measured_gain_ratio < low:  # off the scale: the figure in place of the place
+            if one.measured_gain_ratio < low:  # off the scale: print the figure
                 yield _text(at + 10, y + 4, percent(one.measured_gain_ratio), "axis")
             yield _text(WIDTH - 100, y + 4, outcome_words(one) + _mark(one))
 
@@ -248,23 +248,24 @@ def gains(changes: Sequence[ReportChange]) -> str:
 
 
 def ladder_bars(ladder: WhatIf) -> str:
-    """Draw how long a step would be without each cost, beside as it is."""
+    """Draw the length of a step today and without each cost."""
     rows = [("as it is", ladder.pace_ns, 0.0)]
     rows += [
-        (SCENARIO_WORDS.get(rung.name, rung.name) if rung.name != "all" else "communication, data, launch gaps gone",
+        (SCENARIO_WORDS.get(rung.name, rung.name) if rung.name != "at_most_all"
+         else "communication, data, launch gaps gone",
          rung.step_ns, rung.gain_ratio)
         for rung in sorted(ladder.rungs, key=lambda rung: -rung.gain_ratio)
     ]  # fmt: skip
-    said = " ".join(f"{name}: {milliseconds(ns)}, saves {percent(gain)}." for name, ns, gain in rows)
     bars = [
-        (name, ns, milliseconds(ns) + (f", saves {percent(gain)}" if row else ""))
+        (name, ns, milliseconds(ns) + (f", saves at most {percent(gain)}" if row else ""))
         for row, (name, ns, gain) in enumerate(rows)
     ]
+    said = " ".join(f"{name}: {words}." for name, _, words in bars)
     return length_bars("What-if ladder", said, bars)
 
 
 def spread_pair(report: Report, sides: Sequence[tuple[str, Spread]]) -> str:
-    """Draw how the windows' rates spread: 5th to 95th percentile, 10th to 90th, median."""
+    """Draw the spread of the windows' rates: 5th to 95th percentile, 10th to 90th, median."""
     high = max((spread.p95 for _, spread in sides), default=0) * 1.05
     if high <= 0:
         return ""

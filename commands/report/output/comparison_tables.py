@@ -1,12 +1,12 @@
-"""Makes the tables of a comparison of runs: the verdicts first, then what the runs were."""
+"""Makes the tables of a comparison of runs: the runs, the verdicts, and their quantities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS
-from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent
+from pacecar.formatting.tables import Table, table_of_rows
 from pacecar.records import LEDGER_HEADINGS
 
 from ..comparison import settled_side
@@ -17,12 +17,12 @@ __all__ = ["comparison_tables", "letter"]
 
 
 def comparison_tables(comparison: RunComparison) -> list[Table]:
-    """Return which run is which, the verdicts, and what the runs were."""
+    """Return the legend of runs, the verdicts, and the quantities of the settled stretches."""
     letters = [letter(place) for place in range(len(comparison.runs))]
     legend = [(name, report.run, report.job, str(report.world_size or report.ranks_seen), elapsed(report.duration_ns))
               for name, report in zip(letters, comparison.runs, strict=True)]  # fmt: skip
     head = ("", "run", "job", "ranks", "lasted")
-    return [Table("The runs", head, legend, texts=3), _verdicts(comparison), _quantities(comparison, letters)]
+    return [table_of_rows("The runs", head, legend, texts=3), _verdicts(comparison), _quantities(comparison, letters)]
 
 
 def _verdicts(comparison: RunComparison) -> Table:
@@ -38,15 +38,15 @@ def _verdicts(comparison: RunComparison) -> Table:
     note = (
         "Change of the median rate against run A with its 95 % interval: circular block bootstrap over windows of steps"
         " (Politis and Romano 1992), block length by Politis and White (2004). Noise is"
-        " how much a run differs from itself between its halves. One run is one sample: what differs from day to day"
-        " is in no interval."
+        " how much a run differs from itself between its halves. One run is one sample: no interval covers what"
+        " differs from day to day."
     )
     head = ("run", "stretch", "median", "mean step", "change", "interval", "noise", "verdict", "why")
-    return Table("Which is faster", head, rows, texts=2, note=note, long=8)
+    return table_of_rows("Which is faster", head, rows, texts=2, note=note, long=8)
 
 
 def letter(place: int) -> str:
-    """Return A, B, C ... for the runs in their order; A1 after Z."""
+    """Return A, B, C ... for the runs in order; A1 after Z."""
     return chr(65 + place % 26) + (str(place // 26) if place >= 26 else "")
 
 
@@ -66,7 +66,9 @@ def _quantities(comparison: RunComparison, names: list[str]) -> Table:
     rows.append(("a million tokens", *(money(_settled_cost(report)) for report in comparison.runs)))
     rows.append(("pacecar's overhead", *(percent(report.overhead.ratio) for report in comparison.runs)))
     rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
-    return Table("The settled stretch of each", ("", *names), rows, note="Differences in brackets are against run A.")
+    return table_of_rows(
+        "The settled stretch of each", ("", *names), rows, note="Differences in brackets are against run A."
+    )
 
 
 def _knobs(sides: Sequence[RunSide | None]) -> Iterator[tuple[str, ...]]:
@@ -77,7 +79,7 @@ def _knobs(sides: Sequence[RunSide | None]) -> Iterator[tuple[str, ...]]:
 
 
 def _with_differences(values: list[int | None]) -> Iterator[str]:
-    """Yield durations, and by how much they differ from the first."""
+    """Yield each duration, with its difference from the first."""
     first = values[0]
     for place, value in enumerate(values):
         differs = place > 0 and value is not None and first is not None

@@ -1,6 +1,6 @@
-"""Writes the report as one HTML page that needs nothing else: no script, no request, no font.
+"""Renders the report as one self-contained HTML page: no script, no request, no font.
 
-Which sections it has, and in what order, is decided here; what a page is made of is `pacecar.formatting.page`.
+The sections and their order are decided here; `pacecar.formatting.page` has the parts of a page.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pacecar.formatting.page.document import (
     box,
     definitions,
     figure,
+    folded,
     legend,
     numbered,
     paragraph,
+    table_html,
     tiles,
     unbroken,
     whole_page,
 )  # fmt: skip
-from pacecar.formatting.page.table import folded, table_html
 from pacecar.formatting.quantities import percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
@@ -145,16 +146,11 @@ def _notices(notices: tuple[Notice, ...]) -> Iterator[Markup]:
         (True, "alarm", "Parts of the run are lost or could not be read"),
         (False, "info", ""),
     ):
-        yield box(classes, title, [_notice_text(notice) for notice in notices if notice.is_damage is is_damage])
-
-
-def _notice_text(notice: Notice) -> str:
-    more = f" ({notice.count} such)" if notice.count > 1 else ""
-    return f"{notice.place}: {notice.text}{more}"
+        yield box(classes, title, [notice.line for notice in notices if notice.is_damage is is_damage])
 
 
 def _tiles(report: Report) -> Iterator[Tile]:
-    """Yield what the reader looks for first: name, figure, and what it is of."""
+    """Yield the figures that readers look for first: name, figure, explanation."""
     side, before = report.after or report.before, report.before
     if side is not None and side.rate is not None:
         was = "" if side is before or before is None or before.rate is None else f"{number(before.rate.median)} before"

@@ -1,12 +1,12 @@
-"""Writes the report's tables as markdown, to paste into an issue or a pull request."""
+"""Renders the report's tables as markdown, to paste into an issue or a pull request."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from pacecar.formatting.page.table import Table
 from pacecar.formatting.plain_text import clean
+from pacecar.formatting.tables import Table
 
 from ..document import Report, RunComparison
 from ..formatting import change_words
@@ -21,10 +21,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<|&~$])")
 def report_markdown(report: Report) -> str:
     """Return one run as markdown."""
     lines = [f"# Run {escaped(report.run)}", "", escaped(tables.headline(report)), ""]
-    for notice in report.notices:
-        word = "lost" if notice.is_damage else "note"
-        more = f" ({notice.count} such)" if notice.count > 1 else ""
-        lines.append(f"- {word}: {escaped(notice.place)}: {escaped(notice.text)}{more}")
+    lines += [f"- {'lost' if notice.is_damage else 'note'}: {escaped(notice.line)}" for notice in report.notices]
     if report.notices:
         lines.append("")
     lines.append(", ".join(f"{name} {escaped(value)}" for name, value in tables.facts(report)))
@@ -58,7 +55,7 @@ def comparison_markdown(comparison: RunComparison) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return `text` so that markdown shows it as it stands, on one line: names come from records."""
+    """Escape `text`, which comes from records, so that markdown shows it literally on one line."""
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 
@@ -68,7 +65,7 @@ def _table(table: Table | None) -> Iterator[str]:
     yield f"## {table.name}"
     yield ""
     yield "| " + " | ".join(escaped(cell) or " " for cell in table.head) + " |"
-    yield "|" + "|".join(" --- " if place < table.texts else " ---: " for place in range(len(table.head))) + "|"
+    yield "|" + "|".join(" --- " if column.is_text else " ---: " for column in table.columns) + "|"
     for row in table.rows:
         yield "| " + " | ".join(escaped(cell) for cell in row) + " |"
     yield ""

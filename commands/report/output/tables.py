@@ -1,8 +1,6 @@
-"""Makes the tables of a report, titles, heads and cells as text, once for both the page and markdown.
+"""Makes the tables of a run as text: pace, ledger, decisions and what-if bounds, and the headline.
 
-The content of each cell is decided here, so that the two cannot say different things; how it looks is theirs.  Here are
-pace, ledger, decisions and what-if bounds; `utilization_tables` has what was used and what it cost,
-`comparison_tables` several runs.
+The content of each cell is decided here; page, markdown and terminal only decide its looks.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS
-from pacecar.formatting.page.table import Table
 from pacecar.formatting.quantities import percent, plural
+from pacecar.formatting.tables import Table, table_of_rows
 from pacecar.records import LEDGER_HEADINGS
 
 from ..document import Report, ReportChange, RunSide
@@ -41,24 +39,24 @@ __all__ = [
 ]  # fmt: skip
 
 ROWS_MAX = 200
-"""Rows of one table; where there are more the page shows the last, and `--json` has all."""
+"""Rows of one table: the page shows the last so many, and `--json` has all."""
 
 LINE_ROWS = 40
 """Rows of the time line in figures: a screen of them."""
 
 STABLE_WORD = f"±{STABLE_RATIO * 100:g} %"
-"""Within what a pace is called stable."""
+"""The limit of a stable pace, as text."""
 
 
 def sides_of(report: Report) -> list[tuple[str, RunSide]]:
-    """Return the stretches that are shown beside each other, by name."""
+    """Return the stretches shown side by side, with their names."""
     if not report.is_tuned:
         return [("run", report.before)] if report.before is not None else []
     return [(name, side) for name, side in (("before", report.before), ("after", report.after)) if side is not None]
 
 
 def headline(report: Report) -> str:
-    """Return what the run showed, in a few sentences: first whether it hung, then what tuning brought."""
+    """Return the result of the run in a few sentences: hangs first, then what tuning brought."""
     return " ".join([*hang_sentences(report), _tuning_words(report)])
 
 
@@ -76,7 +74,7 @@ def _tuning_words(report: Report) -> str:
 
 
 def _kept_words(kept: Sequence[ReportChange]) -> Iterator[str]:
-    """Yield what was kept and is still set, and what was kept and is not set any more."""
+    """Yield the kept changes that are still set, then those that are not."""
     ways: dict[tuple[bool, str], list[str]] = {}
     last_life = max((one.life for one in kept), default=0)
     for one in kept:
@@ -84,8 +82,8 @@ def _kept_words(kept: Sequence[ReportChange]) -> Iterator[str]:
             way = ways.setdefault((one.is_in_force, one.knob), [knob_words(one.knob, one.from_value)])
             way.append(knob_words(one.knob, one.to_value))
     if not ways:
-        yield "Nothing proved better than the settings that the job came with."
-    for is_in_force, text in ((True, "Kept: {}."), (False, "Kept at first, and no longer set at the end: {}.")):
+        yield "Nothing proved better than the initial settings."
+    for is_in_force, text in ((True, "Kept: {}."), (False, "Kept at first, but no longer set at the end: {}.")):
         said = " and ".join(f"{knob} {' → '.join(way)}" for (now, knob), way in ways.items() if now is is_in_force)
         if said:
             yield text.format(said)
@@ -99,13 +97,13 @@ def _proven_words(report: Report) -> Iterator[str]:
         within = "no bound" if low is None else f"bounds {bounds(low, report.proven_gain_high)}"
         yield f"Interleaved trials measured {percent(gain)} of step time saved, with {within}."
         return
-    # The throughput of the bound, not of the measured: that flatters, and the next sentence has what was reached.
+    # The throughput at the bound: that of the measured gain would flatter.
     times = f", {1 / (1 - low):.2f} times the throughput" if low < 1 else ""
     yield f"Interleaved trials prove at least {percent(low)} of step time saved{times} (measured {percent(gain)})."
 
 
 def _change_words(report: Report) -> Iterator[str]:
-    """Yield what before and after show, and why no more."""
+    """Yield the change of throughput, and why it shows no more than it does."""
     change, noise = report.change, report.change_noise_ratio
     if change is None:
         return
@@ -114,9 +112,9 @@ def _change_words(report: Report) -> Iterator[str]:
         return
     if noise is not None and noise >= abs(change.change_ratio):
         says = "decides nothing" if report.change_verdict == "not decided" else "shows no difference"
-        yield f"That {says}: {_drifter(report)} by {percent(noise)}, so the machine changed meanwhile."
+        yield f"That {says}: {_drifter(report)} by {percent(noise)}, so the machine itself changed."
     elif change.low is not None and change.high is not None:
-        yield "That interval holds zero: between these two stretches the machine's own noise was as large."
+        yield "That interval contains zero: the machine's own noise between these two stretches was as large."
     elif report.before is not None and report.after is not None:
         pair = f"{plural(report.before.windows, 'window')} before and {report.after.windows} after"
         yield f"For an interval {pair} are too few, since neighbouring windows are alike."
@@ -125,13 +123,13 @@ def _change_words(report: Report) -> Iterator[str]:
 
 
 def _drifter(report: Report) -> str:
-    """Return which stretch differs from itself by the noise that is named beside it."""
+    """Return which stretch drifted the most."""
     drifts = [(abs(side.drift_ratio or 0.0), name) for name, side in sides_of(report)]
     return f"the second half of '{max(drifts)[1]}' differs from its first"
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return what kind of run it was."""
+    """Return the facts about the run: name and value."""
     seen = report.ranks_seen
     ranks = str(seen) if report.world_size in (None, seen) else f"{seen} of {report.world_size}"
     rows = [
@@ -147,8 +145,12 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("samples", number(report.samples) + (" (a guess)" if report.samples_guessed else "")),
         ("tokens", number(report.tokens)),
     ]
-    if report.losses is not None:
-        rows.append(("loss", f"{number(report.losses.first)} → {number(report.losses.last)}"))
+    losses = report.losses
+    if losses is not None:
+        rows.append(("loss", f"{number(losses.first)} → {number(losses.last)}"))
+        if losses.validation_last is not None:
+            ends = f"{number(losses.validation_first)} → {number(losses.validation_last)}"
+            rows.append(("held-out text", f"{ends} bits per byte"))
     return rows
 
 
@@ -184,7 +186,7 @@ def ledger_table(report: Report) -> Table | None:
     note = "Mean step of a mean rank; overlap is the share of all communication that compute hides."
     if unknown and len(sides) > 1:
         note += f" Most of the time in '{unknown[0]}' is unknown, so only the whole step can be compared."
-    return Table("A mean step by heading", tuple(head), rows, note=note)
+    return table_of_rows("A mean step by heading", tuple(head), rows, note=note)
 
 
 def _change_head(sides: Sequence[object]) -> tuple[str, ...]:
@@ -192,12 +194,12 @@ def _change_head(sides: Sequence[object]) -> tuple[str, ...]:
 
 
 def _changed(words: Callable[[float | None, float | None], str], values: Sequence[float | None]) -> tuple[str, ...]:
-    """Return the cell of the change column; none where there is one stretch only."""
+    """Return the cell of the change column; empty with one stretch only."""
     return (words(values[0], values[1]),) if len(values) == 2 else ()
 
 
 def stability_table(report: Report) -> Table | None:
-    """Return pace and how it spreads."""
+    """Return the pace and its spread."""
     sides = sides_of(report)
     if not sides:
         return None
@@ -234,7 +236,9 @@ def stability_table(report: Report) -> Table | None:
         " samples are those of all ranks. The coefficient of variation is standard deviation over mean: up to"
         f" {STABLE_RATIO * 100:g} % a pace is called stable."
     )
-    return Table("Pace and its stability", ("", *(name for name, _ in sides), *_change_head(sides)), rows, note=note)
+    return table_of_rows(
+        "Pace and its stability", ("", *(name for name, _ in sides), *_change_head(sides)), rows, note=note
+    )
 
 
 def _mean_and_sd(rate: Spread | None) -> str:
@@ -244,7 +248,7 @@ def _mean_and_sd(rate: Spread | None) -> str:
 
 
 def stable_word(rate: Spread | None) -> str:
-    """Return whether a pace keeps within STABLE_RATIO, and how far it goes."""
+    """Return whether a pace stays within STABLE_RATIO, and its variation."""
     if rate is None or rate.cv is None:
         return "-"
     if rate.is_stable is None:
@@ -257,7 +261,7 @@ def _mean_rate(report: Report, side: RunSide) -> float | None:
 
 
 def changes_table(report: Report) -> Table | None:
-    """Return every decision with what it was expected to bring and what it brought."""
+    """Return every decision with its expected and measured gain."""
     if not report.changes:
         return None
     rows: list[tuple[str, ...]] = []
@@ -274,22 +278,22 @@ def changes_table(report: Report) -> Table | None:
     if len(costs) > 1:
         rows.append(("all", *[""] * (len(head) - 2), trial_seconds(sum(costs))))
     note = (
-        "Shares of step time saved. Measured in interleaved trials; the interval holds at every look at the tuner's"
-        " rate of false accepts. A trial costs what its steps took longer than the setting before it would have;"
-        " a negative cost is a trial that gained time."
+        "Shares of step time saved, measured in interleaved trials; the interval holds at every look, at the tuner's"
+        " rate of false accepts. A trial costs the extra time of its steps compared with the setting before it;"
+        " with a negative cost it gained time."
     )
     if left_out:
         note += f" The first {left_out} are left out here."
-    return Table("What changed and what it brought", head, rows, texts=4, note=note)
+    return table_of_rows("What changed and what it brought", head, rows, texts=4, note=note)
 
 
 def _shown_ns(change: ReportChange) -> int | None:
-    """Return a trial's cost as the table shows it, to the hundredth of a second, so that the column adds up."""
+    """Return a trial's cost rounded to a hundredth of a second, as shown, so that the column adds up."""
     return None if change.exploration_ns is None else round(change.exploration_ns / 10_000_000) * 10_000_000
 
 
 def reasons(report: Report) -> list[tuple[int, str]]:
-    """Return why each decision ended as it did, by the number that it has in the table."""
+    """Return the reason for the outcome of each decision, with its number in the table."""
     return list(enumerate((one.reason for one in report.changes), start=1))[-ROWS_MAX:]
 
 
@@ -313,13 +317,16 @@ def ladder_table(report: Report) -> Table | None:
         f"Of {whose}, mean of the last {plural(ladder.steps, 'step')} up to step {ladder.step}{age}; today"
         f" {milliseconds(ladder.pace_ns)}. Lower bounds of the step, no promises, and they do not add up."
     )
-    return Table(
-        "What would help most", ("if only this were gone", "step", "saves", "faster", "bounded by"), rows, note=note
+    return table_of_rows(
+        "What would help most",
+        ("if only this were gone", "step at least", "saves at most", "faster", "bounded by"),
+        rows,
+        note=note,
     )
 
 
 def line_table(report: Report) -> Table | None:
-    """Return the time line as figures, in at most LINE_ROWS rows."""
+    """Return the time line in figures, in at most LINE_ROWS rows."""
     if not report.line:
         return None
     each = -(-len(report.line) // LINE_ROWS)
@@ -335,4 +342,4 @@ def line_table(report: Report) -> Table | None:
         pace = milliseconds(sum(paces) / len(paces) if paces else None)
         rows.append((elapsed(pieces[0].at_ns), pace, *shares))
     head = ("from", "step", *(HEADING_WORDS[name] for name in LEDGER_HEADINGS))
-    return Table("The time line in figures", head, rows)
+    return table_of_rows("The time line in figures", head, rows)

@@ -1,7 +1,7 @@
-"""Draws a report on a terminal with rich, through the same tables as page and markdown; `pacecar demo` ends with it.
+"""Renders a report on a terminal with rich, from the same tables as page and markdown; `pacecar demo` ends with it.
 
-Of all tables these are what a run's end asks for: the pace, the ledger, the changes, what would help, and how far to
-trust that.  The page has the rest.  `pacecar report` does not load this module, so it needs no rich.
+It shows the pace, the ledger, the changes, what would help most, and how far to trust that.  The page has the rest.
+`pacecar report` does not load this module, so it does not need rich.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pacecar.formatting.ledger_bar import ledger_bar
-from pacecar.formatting.page.table import Table
-from pacecar.formatting.tables import rich_table
+from pacecar.formatting.tables import Table
+from pacecar.formatting.terminal_tables import rich_table
 
 from ..document import Report, RunSide
 from . import tables
@@ -25,17 +25,17 @@ __all__ = ["terminal_report"]
 BAR_CELLS_MAX = 79
 
 NAME_CELLS = 9
-"""Of the names before the bars."""
+"""Width of the names before the bars."""
 
 COLUMNS_WIDE = 7
-"""Tables with more have heads of several lines and narrow gaps: that of the changes has nine, for 80 cells."""
+"""Wider tables get multi-line heads and narrow gaps: the table of changes has nine columns in 80 cells."""
 
 WORD_CELLS_MAX = 14
-"""A word that is longer may be folded, so that the columns beside it are not."""
+"""Longer words may be folded, so that the columns beside them are not."""
 
 
 def terminal_report(report: Report, console: Console) -> Iterator[RenderableType]:
-    """Yield the tables, what was wrong with the records, and last, where it is on the screen, what the run showed."""
+    """Yield the tables, the notices, and last, where it stays visible, the headline."""
     yield from _drawn(tables.stability_table(report), console)
     yield from _drawn(tables.ledger_table(report), console)
     for name, side in tables.sides_of(report):
@@ -47,9 +47,7 @@ def terminal_report(report: Report, console: Console) -> Iterator[RenderableType
     yield from _drawn(trust_table(report), console)
     yield Text()
     for notice in report.notices:
-        word = "lost" if notice.is_damage else "note"
-        more = f" ({notice.count} such)" if notice.count > 1 else ""
-        yield _text(f"{word}: {notice.place}: {notice.text}{more}", console, "yellow")
+        yield _text(f"{'lost' if notice.is_damage else 'note'}: {notice.line}", console, "yellow")
     yield _text(tables.headline(report), console, "bold")
 
 
@@ -61,14 +59,14 @@ def _drawn(table: Table | None, console: Console) -> Iterator[RenderableType]:
     drawn.title = _text(table.name, console, "bold")
     drawn.padding = (0, 0 if is_wide else 1, 0, 0)
     drawn.show_header = any(table.head)
-    for place, name in enumerate(table.head):
-        is_figure = place >= table.texts
-        # Where there is no room texts are folded and nothing is cut off: half a verdict says nothing.
+    for column in table.columns:
+        # Texts that do not fit are folded and not cut off: half a verdict is useless.
         drawn.add_column(
-            _text(name.replace(" ", "\n") if is_wide else name, console),
-            justify="right" if is_figure else "left",
+            _text(column.head.replace(" ", "\n") if is_wide else column.head, console),
+            justify="left" if column.is_text else "right",
             overflow="fold",
-            no_wrap=is_figure or all(len(row[place]) <= WORD_CELLS_MAX and " " not in row[place] for row in table.rows),
+            no_wrap=not column.is_text
+            or all(len(text) <= WORD_CELLS_MAX and " " not in text for text, _ in column.cells),
         )
     for row in table.rows:
         drawn.add_row(*(_text(cell, console) for cell in row))
@@ -89,7 +87,7 @@ def _note(text: str, console: Console) -> Padding:
 
 
 def _text(text: str, console: Console, style: str = "") -> Text:
-    """Return `text` without markup, and with nothing that the terminal's encoding lacks."""
+    """Return `text` without markup and without characters that the terminal's encoding lacks."""
     if not console.encoding.startswith("utf"):
         text = text.replace("→", "->").replace("±", "+-")
         text = text.encode(console.encoding, "replace").decode(console.encoding)

@@ -1,16 +1,16 @@
-"""Makes the tables of utilization, energy, cost, incidents and ranks, and of how far the figures may be trusted."""
+"""Makes the tables of utilization, energy, cost, incidents, ranks, and how far to trust the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS
-from pacecar.formatting.page.table import Table
+from pacecar.formatting.ledger_headings import CAUSE_WORDS, UNCALIBRATED_WORDS
 from pacecar.formatting.quantities import percent, plural
+from pacecar.formatting.tables import Table, table_of_rows
 
 from ..document import Cost, CostSide, Energy, Report
 from ..formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
-from ..sections.hangs import CAUSE_WORDS, phase_words
+from ..sections.hangs import STOP_WORDS, phase_words
 from .tables import ROWS_MAX
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
@@ -19,8 +19,7 @@ RANK_HEADINGS = {
     "compute": "compute", "exposed_communication": "exposed comm.", "data_wait": "data wait",
     "host_bound": "host-bound", "unknown": "unknown",
 }  # fmt: skip
-"""The ledger's headings that tell ranks apart, in short; the others are small, and in the JSON.  What a rank did
-that was not calibrated is unknown, which no other column says."""
+"""Short names of the headings that distinguish ranks; the others are small, and in the JSON."""
 
 
 def usage_table(report: Report) -> Table | None:
@@ -40,10 +39,10 @@ def usage_table(report: Report) -> Table | None:
     note = "Mean ± standard deviation over steps (ranks) and readings (torch) or over seconds and devices (daemon)."
     if not any(one.source == "daemon" for one in report.utilization):
         note += (
-            " GPUs, links and hosts as the daemon saw them are not here: no recording of it covers these steps"
+            " The daemon's view of GPUs, links and hosts is missing: no recording covers these steps"
             " (pacecar dump makes one; --recording FILE adds it)."
         )
-    return Table("Utilization", head, rows, texts=2, note=note)
+    return table_of_rows("Utilization", head, rows, texts=2, note=note)
 
 
 def energy_table(report: Report) -> Table | None:
@@ -69,17 +68,19 @@ def energy_table(report: Report) -> Table | None:
         ("measured over", *(_covered(e) for _, e in sides), *([""] if has_both else ())),
     ]  # fmt: skip
     head = ("", *((name if report.is_tuned else "run") for name, _ in sides), *(["change"] if has_both else ()))
-    return Table("Energy", head, rows, note="Of GPUs by their energy counters; processors and memory are not in it.")
+    return table_of_rows(
+        "Energy", head, rows, note="From the energy counters of the GPUs, without processors and memory."
+    )
 
 
 def _covered(energy: Energy) -> str:
     if energy.source == "metrics":
-        return "the run's end, by the daemon's last answer"
+        return "the end of the run, from the daemon's last metrics"
     return f"{elapsed(energy.covered_ns)} of recording, {plural(energy.gpus or 0, 'GPU')}"
 
 
 def cost_table(report: Report) -> Table | None:
-    """Return what it costs."""
+    """Return the costs; None without a price."""
     cost = report.cost
     if cost is None:
         return None
@@ -96,7 +97,7 @@ def cost_table(report: Report) -> Table | None:
     note += f" on {plural(cost.gpus, 'GPU')}, cost {money(cost.run)}."
     if cost.epoch_of is not None and all(side.per_epoch is None for _, side in sides):
         note += f" An epoch of {cost.epoch_of} cannot be priced: the records do not count them."
-    return Table("Cost", head, rows, note=note)
+    return table_of_rows("Cost", head, rows, note=note)
 
 
 def _cost_rows(
@@ -117,9 +118,9 @@ def _seconds(value: float | None) -> str:
 
 
 def _saving_rows(report: Report, cost: Cost) -> Iterator[tuple[str, ...]]:
-    """Yield what the settings at the end save of the largest amount that is priced; where nothing is shown, so too.
+    """Yield what the final settings save on the largest priced amount, or that no saving is shown.
 
-    Where before and after decide nothing, what the trials proved is at least saved: ranks are paid by the hour.
+    If before and after do not decide it, the saving is at least what the trials proved: GPUs are paid by the hour.
     """
     before, after = cost.before, cost.after
     if before is None or after is None or cost.saved_ratio is None:
@@ -127,7 +128,7 @@ def _saving_rows(report: Report, cost: Cost) -> Iterator[tuple[str, ...]]:
     low = report.proven_gain_low
     if report.change_verdict not in ("faster", "slower"):
         if low is not None and low > 0:
-            yield "saved at least, by the trials", "", "", percent(low)
+            yield "saved at least, from the trials", "", "", percent(low)
         else:
             yield "saved", "", f"none is shown ({report.change_verdict})", ""
         return
@@ -143,7 +144,7 @@ def _saving_rows(report: Report, cost: Cost) -> Iterator[tuple[str, ...]]:
 
 
 def ranks_table(report: Report) -> Table:
-    """Return what each rank did."""
+    """Return a row for each rank."""
     rows = []
     for one in report.ranks[:ROWS_MAX]:
         total = sum(one.ledger_ns.values())
@@ -156,12 +157,10 @@ def ranks_table(report: Report) -> Table:
         ))  # fmt: skip
     head = ("rank", "where", "steps", "mean step", *RANK_HEADINGS.values(), "slowest in", "overhead", "dropped",
             "last words")  # fmt: skip
-    note = (
-        "All steps of the run. Slowest in: share of the steps, of those that all ranks measured, in which it was last."
-    )
+    note = "All steps of the run. Slowest in: share of the steps measured by all ranks in which it finished last."
     if len(report.ranks) > ROWS_MAX:
         note += f" {len(report.ranks) - ROWS_MAX} more ranks are left out here."
-    return Table("Ranks", head, rows, texts=2, note=note)
+    return table_of_rows("Ranks", head, rows, texts=2, note=note)
 
 
 def incidents(report: Report) -> Table | None:
@@ -172,9 +171,9 @@ def incidents(report: Report) -> Table | None:
         end = "over" if late.is_over else "not over at the last word"
         worst = f"{milliseconds(late.excess_ns)} a step, at worst, so at most {elapsed(late.lost_ns)} lost"
         what = f"{worst}; {end}. {late.evidence}"
-        rows.append((f"straggler ({late.cause})", who, f"{late.since_step} to {late.last_step}", what))
+        rows.append((f"straggler ({CAUSE_WORDS[late.cause]})", who, f"{late.since_step} to {late.last_step}", what))
     for stop in report.stops[-ROWS_MAX:]:
-        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {phase_words(stop.phase)}"
+        how = f"{STOP_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {phase_words(stop.phase)}"
         rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
     for hang in report.hangs[-ROWS_MAX:]:
         end = "went on" if hang.is_over else "was not seen to go on"
@@ -184,11 +183,11 @@ def incidents(report: Report) -> Table | None:
         rows.append(("suspected hang", f"rank {hang.rank}", str(hang.step), what))
     if not rows:
         return None
-    return Table("Stragglers and hangs", ("what", "who", "steps", "how"), rows, texts=4, long=3)
+    return table_of_rows("Stragglers and hangs", ("what", "who", "steps", "how"), rows, texts=4, long=3)
 
 
 def trust_table(report: Report) -> Table:
-    """Return how far the figures may be trusted, and what measuring them cost."""
+    """Return how far to trust the figures, and what measuring them cost."""
     over, error = report.overhead, report.estimate_error
     within = "-"
     if over.ratio is not None:
@@ -197,7 +196,7 @@ def trust_table(report: Report) -> Table:
         within = percent(over.ratio, digits=digits) + f" of wall time, {word} the "
         within += percent(over.budget_ratio, digits=digits) + " that the"
         within += (
-            " job allows" if over.is_jobs_budget else " configuration here allows (the records do not say the job's)"
+            " job allows" if over.is_jobs_budget else " configuration here allows (the job's is not in its records)"
         )
         if over.worst_ratio is not None:
             within += f"; worst rank {over.worst_rank}, {percent(over.worst_ratio, digits=digits)}"
@@ -210,8 +209,8 @@ def trust_table(report: Report) -> Table:
         if over.exploration_ns is not None and over.exploration_ns >= 0:
             trials += (
                 f"; charged to the exploration budget: {elapsed(over.exploration_ns)},"
-                f" {percent(over.exploration_ratio)} of the run: what the stretches that lost have lost, and the steps"
-                " that settle after a verdict"
+                f" {percent(over.exploration_ratio)} of the run: the losses of losing stretches, and the steps that"
+                " settle after a verdict"
             )
     against = "not checked: it takes two profiled windows on a rank"
     if error is not None:
@@ -225,7 +224,7 @@ def trust_table(report: Report) -> Table:
     records = f"{number(sum(rank.records for rank in report.ranks))} read, {number(lost)} dropped by the hook"
     steps = f"{number(report.compared_steps)} measured by all ranks, {number(report.incomplete_steps)} by some"
     if report.is_sampled:
-        steps += "; one step in several was measured where that would have cost more than allowed"
+        steps += "; not every step was measured, to stay within the budget"
     reasons = [rank.uncalibrated for rank in report.ranks if rank.uncalibrated is not None]
     behind = f"{plural(sum(rank.windows for rank in report.ranks), 'profiled step')}"
     if reasons:
@@ -242,9 +241,9 @@ def trust_table(report: Report) -> Table:
         ("steps", steps),
         ("tuner at the end", report.tuner or "-"),
     ]
-    return Table("How far to trust this", ("", ""), rows, texts=2, long=1)
+    return table_of_rows("How far to trust this", ("", ""), rows, texts=2, long=1)
 
 
 def _digits_apart(ratio: float, limit: float) -> int:
-    """Return how many decimals of a percent tell the two apart: 1.00 % is not over 1.00 %."""
+    """Return how many decimals of a percent distinguish the two: "1.00 %, over the 1.00 %" makes no sense."""
     return next((n for n in (2, 3) if percent(ratio, digits=n) != percent(limit, digits=n)), 4 if ratio != limit else 2)

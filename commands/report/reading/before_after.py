@@ -1,14 +1,14 @@
-"""Decides which steps count as before tuning and which as after, from what the first reading of the records found.
+"""Decides which steps count as before tuning and which as after, from the decisions found in the first reading.
 
-To compare the first half with the second would be wrong three times: it counts warm-up, it counts trials (which are
-half spent in the setting that lost), and it counts steps that a profiled window slowed down.  So
+Comparing the first half of a run with the second would include warm-up, and trials, which spend half their time at the
+setting that loses.  So:
 
     before   after warm-up, up to the first switch
-    after    since the last switch at the settings that were kept, without steps in which a switch still settles
-    run      all of them after warm-up, trials with them
+    after    since the last switch, at the kept settings, without the steps in which a switch settles
+    run      everything after warm-up, including trials
 
-Where the run ended soon after its last switch, `after` takes the steps at the kept settings since the last change that
-was kept, then all at those settings.
+If the run ended soon after its last switch, `after` adds the steps at the kept settings since the last kept change, and
+then all steps at those settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BeforeAfterPlan", "SettingStretch"]
 
 
 class SettingStretch(IntEnum):
-    """The stretch of a run that a step is in.  Of the last three, `after` is the first, or as many as it takes."""
+    """The stretch of a run that a step belongs to; `after` is made of as many of the last three as it needs."""
 
     WARMUP = 0
     BEFORE = 1
@@ -37,7 +37,7 @@ class SettingStretch(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfterPlan:
-    """Says of each step in which stretch it is."""
+    """Maps each step to its stretch."""
 
     first_switch: Key | None
     last_switch: Key | None
@@ -46,13 +46,13 @@ class BeforeAfterPlan:
     switches: frozenset[Key]
 
     @classmethod
-    def of(cls, story: RunIndex) -> BeforeAfterPlan:
-        """Return the plan that follows from what was decided."""
-        switches = frozenset(key for key, _ in story.switches)
-        return cls(story.first_switch, story.last_switch, story.last_kept, story.settled(), switches)
+    def of(cls, index: RunIndex) -> BeforeAfterPlan:
+        """Return the plan for the decisions of a run."""
+        switches = frozenset(key for key, _ in index.switches)
+        return cls(index.first_switch, index.last_switch, index.last_kept, index.settled(), switches)
 
     def stretch(self, key: Key, first_step: int, record: StepRecord) -> SettingStretch:
-        """Return where the step at `key` belongs; `first_step` is the first one of its life."""
+        """Return the stretch of the step at `key`; `first_step` is the first step of its life."""
         life, step = key
         if step < first_step + WARMUP_STEPS:
             return SettingStretch.WARMUP

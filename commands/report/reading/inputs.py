@@ -1,8 +1,7 @@
-"""Finds what a report is made of, in a run folder or in a recording of the daemon, and reads its records rank by rank.
+"""Finds the inputs of a report, in a run folder or a recording of the daemon, and reads the records of each rank.
 
-A folder is what `attach(run_dir=...)` leaves (`rank<r>.jsonl`) and what the demo adds: losses, the daemon's last
-answer, a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found is
-trusted: file names must match as a whole, and a link whose target is not there is an error that says so.
+`attach(run_dir=...)` writes `rank<r>.jsonl` into a folder, and the demo adds losses, the daemon's last metrics page and
+a recording.  A recording alone holds the last minutes of one node and of all its jobs.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ from .notices import ReportError, ReportNotices
 __all__ = ["Inputs", "Row", "find_inputs"]
 
 RECORDINGS_MAX = 256
-"""Recordings of one run: of as many nodes, or of as many triggers."""
+"""Recordings of one run: one for each node and trigger."""
 
 PIECES_BYTES = 32 << 20
-"""How much of all ranks' files together is in memory at a time."""
+"""Memory for pieces of all ranks' files together."""
 
 PIECE_BYTES_MIN = 16 * 1024
-"""Read at a time where there are thousands of ranks; it still holds some records."""
+"""Smallest piece, for thousands of ranks; it still holds several records."""
 
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
 LATE_KINDS = frozenset({b"step", b"vitals"})
-"""Kinds of records that make up nearly all of a file; the first reading skips them, the second reads only them."""
+"""Kinds that make up nearly all of a file; the first reading skips them, the second reads nothing else."""
 
 _KIND = re.compile(rb'"type"\s*:\s*"([^"\\]{1,64})"')
 
 Row = tuple[int, int, int, JobRecord]
-"""Rank, life (how often the rank's job had been attached before), line number, record."""
+"""Rank, life (number of earlier attaches of the job on this rank), line number, record."""
 
 
 class RankInput(NamedTuple):
-    """`rank<r>.jsonl` of one rank, as far as it went when the report began, so that both readings see the same."""
+    """`rank<r>.jsonl` of one rank, up to its size when the report began, so that both readings see the same."""
 
     path: Path
     rank: int
@@ -59,15 +58,15 @@ class RankInput(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return how the file is named in messages."""
+        """The file's name in messages."""
         return self.path.name
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of.  `name` is for people, `folder` is where outputs go by default.
+    """The inputs of a report.  `name` is its title, `folder` is where outputs go by default.
 
-    `recording` is there when it was all that was given; `recordings` are beside the records, for what hosts saw.
+    `recording` holds the records if no folder was given; `recordings` add what the daemons of the hosts measured.
     """
 
     name: str
@@ -79,24 +78,24 @@ class Inputs:
     losses: Path | None = None
     notices: ReportNotices = field(default_factory=ReportNotices)
 
-    def told(self) -> Iterator[Row]:
-        """Yield all records but steps and vitals; what cannot be read becomes a notice."""
+    def events(self) -> Iterator[Row]:
+        """Yield all records except steps and vitals; unreadable lines become notices."""
         for file in self.files:
             yield from _rows(file, self.notices, late=False)
         for rank, record in self._recorded():
             yield rank, 0, 0, record
 
-    def measured(self, notices: ReportNotices | None = None) -> list[Iterator[Row]]:
-        """Return the steps and vitals of each rank, as iterators that may be advanced side by side.
+    def steps_by_rank(self, notices: ReportNotices | None = None) -> list[Iterator[Row]]:
+        """Return an iterator over the steps and vitals of each rank.
 
-        A caller that only looks ahead gives `notices` of its own, or faults would be counted twice.
+        A caller that only looks ahead passes its own `notices`; otherwise faults would count twice.
         """
         if self.recording is None:
             told = self.notices if notices is None else notices
             return [_rows(file, told, late=True) for file in self.files]
         ranks: dict[int, list[JobRecord]] = {}
         for rank, record in self._recorded():
-            ranks.setdefault(rank, []).append(record)  # some minutes of one node: bounded by the recorder
+            ranks.setdefault(rank, []).append(record)  # minutes of one node, bounded by the recorder
         return [iter([(rank, 0, 0, record) for record in records]) for rank, records in sorted(ranks.items())]
 
     def _recorded(self) -> Iterator[tuple[int, JobRecord]]:
@@ -111,13 +110,13 @@ class Inputs:
             self.notices.add(self.recording.path.name, "chunk", str(error))
 
     def ticks(self) -> Iterator[tuple[str, Tick]]:
-        """Yield (host, tick) of all recordings, each moment of a host once, one file in memory at a time."""
+        """Yield (host, tick) of all recordings, without duplicates, with one file in memory at a time."""
         latest: dict[str, int] = {}
         for recording in self._opened():
             host = recording.header.host
             try:
                 for tick in recording.ticks():
-                    # Each file holds the minutes before its trigger, so files of a host overlap.
+                    # Files of a host overlap: each holds the minutes before its trigger.
                     if tick.wall_ns > latest.get(host, -1):
                         latest[host] = tick.wall_ns
                         yield host, tick
@@ -139,14 +138,14 @@ class Inputs:
 
 
 def _rank_of(record: JobRecord) -> int:
-    rank = getattr(record, "rank", 0)  # what is said of the whole job is said by rank 0
+    rank = getattr(record, "rank", 0)  # rank 0 writes the records about the whole job
     return int(rank) if rank is not None else 0
 
 
 def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Row]:
-    """Yield the records of a file; in the `late` reading those of LATE_KINDS, in the first one all others.
+    """Yield the records of a file: those of LATE_KINDS if `late`, else all others.
 
-    Lives are counted in both readings, by the hellos.  Each line is judged in one of the two.
+    Both readings count lives by the hellos.  A faulty line causes a notice in one of the two only.
     """
     lives = 0
     has_spoken = False
@@ -155,7 +154,7 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
         for number, line in reader.lines(file.bytes_end):
             if line is None:
                 if not late:
-                    text = f"line {number}: longer than {LINE_BYTES_MAX} bytes, no record"
+                    text = f"line {number}: longer than {LINE_BYTES_MAX} bytes, not a record"
                     notices.add(file.place, "long", text)
                 continue
             kind = _kind_of(line)
@@ -171,7 +170,7 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
                 continue
             told_rank = getattr(record, "rank", file.rank)
             if told_rank != file.rank and told_rank is not None:
-                notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}; such are left out")
+                notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}, left out")
                 continue
             yield file.rank, max(0, lives - 1), number, record
     except OSError as error:
@@ -180,14 +179,14 @@ def _rows(file: RankInput, notices: ReportNotices, *, late: bool) -> Iterator[Ro
     if late:
         return
     if reader.rest.strip():
-        text = f"line {reader.number + 1}: the last line is cut off: the job was ended, or still runs"
+        text = f"line {reader.number + 1}: the last line is cut off: the job was killed, or is still running"
         notices.add(file.place, "cut", text, is_damage=False)
     if not has_spoken:
         notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
 
 
 def _kind_of(line: bytes) -> bytes | None:
-    """Return the tag of the record in `line`, which stands first in what we write; None: it has none."""
+    """Return the tag of the record in `line`, which pacecar writes first; None if there is none."""
     found = _KIND.search(line)
     return None if found is None else found[1]
 
@@ -202,23 +201,23 @@ def _refuse(file: RankInput, notices: ReportNotices, number: int, kind: bytes | 
 
 
 def find_inputs(run: Path, extra_recordings: tuple[Path, ...] = ()) -> Inputs:
-    """Return what lies at `run`.
+    """Return the inputs at `run`.
 
     Raises:
-        ReportError: nothing is there, or nothing that a report could be made of.
+        ReportError: `run` does not exist, or is not a run folder or recording.
     """
     try:
         if run.is_symlink() and not run.exists():
-            raise ReportError(f"{run}: a link to {run.readlink()}, which is not there")
+            raise ReportError(f"{run}: a link to {run.readlink()}, which does not exist")
         if not run.exists():
             raise ReportError(f"{run}: no such run folder or recording")
         run = run.resolve()
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
-    return _of_recording(run, extra_recordings) if run.is_file() else _of_folder(run, extra_recordings)
+    return _from_recording(run, extra_recordings) if run.is_file() else _from_folder(run, extra_recordings)
 
 
-def _of_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
+def _from_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
     try:
         recording = read_recording(run, salvage=True)
     except RecordingError as error:
@@ -229,7 +228,7 @@ def _of_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
     return inputs
 
 
-def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
+def _from_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     notices = ReportNotices()
     try:
         names = {path.name for path in run.iterdir()}
@@ -250,12 +249,12 @@ def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
             notices.add(path.name, "read", f"{path}: not a file")
     if not files:
         said = f": {notices.list()[0].text}" if notices.list() else ""
-        raise ReportError(f"{run}: no rank<r>.jsonl that can be read, so this is no run folder{said}")
+        raise ReportError(f"{run}: not a run folder: no readable rank<r>.jsonl{said}")
     found = [path for folder in (run, run / "recordings") for path in folder.glob("*.recording")]
-    # Their names begin with the time at which they were written.
+    # Names begin with the time of writing.
     found.sort(key=lambda path: path.name)
     if len(found) > RECORDINGS_MAX:
-        text = f"{len(found)} recordings, the last {RECORDINGS_MAX} are read"
+        text = f"{len(found)} recordings: only the last {RECORDINGS_MAX} are read"
         notices.add(run.name, "recordings", text, is_damage=False)
     return Inputs(
         run.name,

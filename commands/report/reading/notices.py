@@ -1,8 +1,7 @@
-"""Collects what was wrong with the input: each kind of fault once a place, with the first example and a count.
+"""Collects faults of the input: each kind once for each place, with the first example and a count.
 
-A file with a million bad lines must not make a million messages, and none may be passed over in silence.  Two weights:
-*damage* means that something which should be there is lost, and the exit code says so; the rest is normal in a run that
-still goes on, or that a newer pacecar wrote.
+A million bad lines must not make a million messages, and none may be hidden.  *Damage* means that expected data is
+lost, and sets the exit code; other notices are normal for a run that is still going or that a newer pacecar wrote.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from pacecar.formatting.plain_text import clean
 __all__ = ["TEXT_CHARACTERS_MAX", "Notice", "ReportError", "ReportNotices"]
 
 NOTICES_MAX = 100
-"""Different notices that are listed; more are only counted, as nobody reads a second hundred."""
+"""Different notices listed; further ones are only counted."""
 
 TEXT_CHARACTERS_MAX = 300
 """Length of one sentence from a file."""
 
 
 class ReportError(ValueError):
-    """There is nothing sound to report; the message names the place and the fault."""
+    """There is nothing to report; the message names the place and the fault."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -32,9 +31,14 @@ class Notice(msgspec.Struct, frozen=True):
     count: int
     is_damage: bool
 
+    @property
+    def line(self) -> str:
+        """The notice in one line."""
+        return f"{self.place}: {self.text}" + (f" ({self.count} such)" if self.count > 1 else "")
+
 
 class ReportNotices:
-    """Collects notices, in the order in which their kinds were first found."""
+    """Collects notices, in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], list[int | str | bool]] = {}
@@ -42,7 +46,7 @@ class ReportNotices:
         self._damage_left_out = False
 
     def add(self, place: str, kind: str, text: str, *, is_damage: bool = True) -> None:
-        """Count one fault; `kind` tells faults apart, `text` is kept of the first."""
+        """Count one fault; faults of the same place and `kind` share the `text` of the first."""
         key = (place, kind)
         known = self._found.get(key)
         if known is not None:
@@ -53,17 +57,8 @@ class ReportNotices:
             self._left_out += 1
             self._damage_left_out |= is_damage
 
-    def count(self, *kinds: str) -> int:
-        """Return how many faults there were of `kinds`, of each the first word of its name."""
-        return sum(int(found[1]) for (_, kind), found in self._found.items() if kind.split()[0] in kinds)
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether anything that should be there is lost."""
-        return self._damage_left_out or any(bool(found[2]) for found in self._found.values())
-
     def list(self) -> tuple[Notice, ...]:
-        """Return what was found."""
+        """Return the notices."""
         said = [
             Notice(clean(place, TEXT_CHARACTERS_MAX), str(text), int(count), bool(damage))
             for (place, _), (text, count, damage) in self._found.items()

@@ -1,11 +1,10 @@
-"""Indexes a run's records by job: who ran and what was decided; the first of two readings, which skips steps.
+"""Indexes a run's records by job: ranks, decisions and events.  This is the first of two readings; it skips steps.
 
-Steps are nearly all of a run's bytes, and what they count for (before the first change, after the last one that was
-kept) is known only when all verdicts are.  So they are read afterwards, with this index.
+Steps are nearly all of a run's bytes, and only the verdicts decide whether a step is before or after tuning.  So steps
+are read afterwards, with this index.
 
-A job that is started again in the same folder appends to the same files.  Each attach begins a *life* with a step 0
-of its own, so a place in a run is (life, step).  Two different jobs in one folder are two runs: they are told apart
-by name.
+A job that is restarted in the same folder appends to the same files.  Each attach begins a *life* with its own step 0,
+so a place in a run is (life, step).  Different jobs in one folder are separate runs, identified by name.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pacecar.records.measurements.estimate_check import CheckedError
 
 from .inputs import Row
 
-__all__ = ["EVENTS_MAX", "Key", "RunIndex", "gather"]
+__all__ = ["EVENTS_MAX", "Key", "RunIndex", "index_jobs"]
 
 T = TypeVar("T")
 
@@ -42,15 +41,15 @@ Key = tuple[int, int]
 """A life and a step in it."""
 
 EVENTS_MAX = 20_000
-"""Kept of each kind, the last ones: thousands of decisions are days of tuning."""
+"""The last so many of each kind are kept: thousands of decisions are days of tuning."""
 
 
 @dataclass(slots=True)
 class RunIndex:
-    """What the records of one job hold besides its steps; decisions and verdicts are by (life, number).
+    """The records of one job except its steps; decisions and verdicts are by (life, number).
 
-    `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more;
-    `goodbyes` are by (life, rank).
+    `worlds` is life -> the ranks that said hello, and the world size, which changes in an elastic job.  `goodbyes` are
+    by (life, rank).
     """
 
     job: str
@@ -77,12 +76,12 @@ class RunIndex:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job, as its hellos say; None when there is no hello."""
+        """The world size from the hellos; None without a hello."""
         return max((hello.world_size for hello in self.hellos.values()), default=None)
 
     @property
     def last_switch(self) -> Key | None:
-        """The life and step at which knobs were turned last."""
+        """The life and step of the last switch."""
         return max((key for key, _ in self.switches), default=None)
 
     @property
@@ -93,30 +92,30 @@ class RunIndex:
 
     @property
     def overhead_budget(self) -> float | None:
-        """The share of wall time that the job allowed pacecar; None where no hello says it."""
+        """The job's budget for pacecar, as a share of wall time; None if no hello holds it."""
         said = [hello.overhead_budget for hello in self.hellos.values() if hello.overhead_budget is not None]
         return max(said, default=None)
 
     @property
     def tuner(self) -> str | None:
-        """What the tuner said last; None when it said nothing."""
+        """The tuner's last status; None if there is none."""
         return None if self.status is None else f"{self.status.state}: {self.status.detail}"
 
     @property
     def explored_ns(self) -> int | None:
-        """What trials cost in all starts of the job; None where no tuner said it."""
+        """The exploration cost in all starts of the job; None if no tuner reported it."""
         return sum(self.exploration_ns.values()) if self.exploration_ns else None
 
     @property
     def last_ladder(self) -> WhatIf | None:
-        """The job's last what-if bounds; where it has none those of the lowest rank that has."""
+        """The job's last what-if bounds, or else those of the lowest rank that has any."""
         ranks = self.rank_ladders
         return self.ladder or (ranks[min(ranks)] if ranks else None)
 
     def settled(self) -> dict[str, KnobValue]:
-        """Return the knobs that the job was left at; empty when none was turned.
+        """Return the knobs with which the job ended; empty if none was turned.
 
-        Those of the last switch; where the job ended inside a trial, the value that the trial began with.
+        They are those of the last switch.  If the job ended inside a trial, its knob has the value before the trial.
         """
         if not self.switches:
             return {}
@@ -130,68 +129,68 @@ class RunIndex:
         return values
 
 
-def gather(rows: Iterable[Row]) -> dict[str, RunIndex]:
+def index_jobs(rows: Iterable[Row]) -> dict[str, RunIndex]:
     """Return job -> its index."""
-    stories: dict[str, RunIndex] = {}
+    indexes: dict[str, RunIndex] = {}
     for rank, life, _, record in rows:
-        story = stories.get(record.job)
-        if story is None:
-            story = stories[record.job] = RunIndex(record.job)
-        story.records += 1
-        story.lives.add(life)
-        _take(story, rank, life, record)
-    return stories
+        index = indexes.get(record.job)
+        if index is None:
+            index = indexes[record.job] = RunIndex(record.job)
+        index.records += 1
+        index.lives.add(life)
+        _add(index, rank, life, record)
+    return indexes
 
 
-def _take(story: RunIndex, rank: int, life: int, record: object) -> None:
+def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
     match record:
         case JobHello():
-            story.hellos[rank] = record
-            there, world = story.worlds.get(life, (set(), 0))
-            story.worlds[life] = ({*there, rank}, max(world, record.world_size))
+            index.hellos[rank] = record
+            there, world = index.worlds.get(life, (set(), 0))
+            index.worlds[life] = ({*there, rank}, max(world, record.world_size))
         case Goodbye():
-            story.goodbyes[life, rank] = record
+            index.goodbyes[life, rank] = record
         case KnobSwitch():
-            _switched(story, life, record)
+            _add_switch(index, life, record)
         case Decision():
-            _keep(story.decisions, (life, record.decision), record)
+            _keep_latest(index.decisions, (life, record.decision), record)
         case Verdict():
-            _keep(story.verdicts, (life, record.decision), record)
+            _keep_latest(index.verdicts, (life, record.decision), record)
         case TunerOrder():
-            story.orders.append(((life, record.step), record))
+            index.orders.append(((life, record.step), record))
         case TunerStatus():
-            # Each rank has a status; the one that decides is the one that came furthest.
-            if story.status is None or (life, record.step, record.wall_ns) >= story.status_at:
-                story.status, story.status_at = record, (life, record.step, record.wall_ns)
-            story.exploration_ns[life] = max(record.exploration_ns, story.exploration_ns.get(life, 0), key=abs)
+            # Each rank has a status; the one with the latest step counts.
+            if index.status is None or (life, record.step, record.wall_ns) >= index.status_at:
+                index.status, index.status_at = record, (life, record.step, record.wall_ns)
+            index.exploration_ns[life] = max(record.exploration_ns, index.exploration_ns.get(life, 0), key=abs)
         case EstimateCheck():
             if record.error is not None:
-                story.checks.append(record.error)
+                index.checks.append(record.error)
         case WhatIf(of_rank=None):
-            story.ladder = record
+            index.ladder = record
         case WhatIf():
-            story.rank_ladders[rank] = record
+            index.rank_ladders[rank] = record
         case Straggler():
-            story.stragglers.append(((life, record.step), record))
+            index.stragglers.append(((life, record.step), record))
         case HangSuspicion():
-            story.hangs.append(((life, record.step), record))
+            index.hangs.append(((life, record.step), record))
         case ProcessStop():
-            story.stops.append(((life, record.step), record))
+            index.stops.append(((life, record.step), record))
         case _:
             pass
 
 
-def _switched(story: RunIndex, life: int, switch: KnobSwitch) -> None:
-    """Add a switch.  All ranks report each, so only one rank's records are kept."""
+def _add_switch(index: RunIndex, life: int, switch: KnobSwitch) -> None:
+    """Add a switch.  All ranks record each switch, so those of one rank are kept."""
     key = (life, switch.step)
-    story.first_switch = key if story.first_switch is None else min(story.first_switch, key)
-    story.applied.setdefault((life, switch.decision), switch.step)
-    if story.switches and switch.rank != story.switches[-1][1].rank:
+    index.first_switch = key if index.first_switch is None else min(index.first_switch, key)
+    index.applied.setdefault((life, switch.decision), switch.step)
+    if index.switches and switch.rank != index.switches[-1][1].rank:
         return
-    story.switches.append((key, switch))
+    index.switches.append((key, switch))
 
 
-def _keep(kept: dict[Key, T], key: Key, value: T) -> None:
+def _keep_latest(kept: dict[Key, T], key: Key, value: T) -> None:
     kept[key] = value
     if len(kept) > EVENTS_MAX:
         del kept[next(iter(kept))]

@@ -1,10 +1,10 @@
-"""Joins the records of all ranks by step: a merge of their sorted streams, with one step in memory at a time.
+"""Joins the records of all ranks by step: merges their sorted streams, with one step in memory at a time.
 
-To sort by time of day would mix steps where clocks differ; to keep all steps until a rank's file is at hand would take
-gigabytes.  Each file is in order by itself, so that merging is enough: the lowest (life, step) of all ranks goes next.
+Sorting by wall-clock time would mix steps where clocks differ, and holding all steps would take gigabytes.  Each file
+is already in order, so a merge by (life, step) is enough.
 
-Where a file is not in order (a restart whose hello was lost, a file that was put together by hand) a new life begins
-there, and steps of this rank then match those of the others only by luck: they are counted as incomplete.
+If a file is not in order (a restart whose hello was lost, a file concatenated by hand), a new life begins there.  Steps
+of that rank may then not match those of the others, and count as incomplete.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .inputs import Row
 from .notices import ReportNotices
 from .run_index import Key
 
-__all__ = ["Measured", "weave"]
+__all__ = ["Measured", "join_steps"]
 
 Measured = StepRecord | Vitals
 
 NUMBER_END = 1 << 63
-"""The end of signed 64-bit integers, in which hooks and daemons count."""
+"""The end of the range of signed 64-bit integers, which hooks and daemons use."""
 
 
-def weave(
+def join_steps(
     streams: Iterable[Iterator[Row]], job: str, notices: ReportNotices
 ) -> Iterator[tuple[Key, list[tuple[int, Measured]]]]:
-    """Yield, ascending, (life, step) and what the ranks of `job` measured there."""
+    """Yield (life, step), in ascending order, and what the ranks of `job` measured there."""
     merged = heapq.merge(*(_ordered(stream, job, notices) for stream in streams), key=lambda item: item[0])
     key: Key | None = None
     together: list[tuple[int, Measured]] = []
@@ -46,21 +46,21 @@ def weave(
 def _ordered(
     stream: Iterator[Row], job: str, notices: ReportNotices
 ) -> Iterator[tuple[tuple[int, int, int], Measured]]:
-    """Yield the rows of one rank with keys that never fall."""
+    """Yield the rows of one rank with ascending keys."""
     extra, last = 0, (0, -1)
     for rank, life, number, record in stream:
         if record.job != job or not isinstance(record, StepRecord | Vitals):
             continue
         if isinstance(record, Vitals):
-            # Written between two steps, about those before: it goes with the last one.
+            # Written between two steps, it describes the time before: it belongs to the last one.
             yield (*max(last, (life + extra, 0)), rank), record
             continue
         if not _is_possible(record):
-            notices.add(*_where(rank, number, "range", "a number that no step can have"))
+            notices.add(*_where(rank, number, "range", "a number out of the range for a step"))
             continue
         key = (life + extra, record.step)
         if key == last:
-            text = f"step {record.step} a second time; only the first counts"
+            text = f"step {record.step} appears twice; only the first counts"
             notices.add(*_where(rank, number, "twice", text))
             continue
         if key < last:
@@ -73,12 +73,12 @@ def _ordered(
 
 
 def _where(rank: int, number: int, kind: str, text: str) -> tuple[str, str, str]:
-    """Return place, kind and text of a fault; a recording has no lines."""
+    """Return place, kind and text of a fault; a recording has no line numbers."""
     return (f"rank{rank}.jsonl", kind, f"line {number}: {text}") if number else (f"rank {rank}", kind, text)
 
 
 def _is_possible(record: StepRecord) -> bool:
-    """Return whether every number that is added up is in the range of a count or a time."""
+    """Return whether every number that is summed is in the range of a count or time."""
     counts = (
         record.step, record.wall_ns, record.ended_wall_ns, record.samples, record.tokens, record.total_steps,
         record.total_samples, record.total_tokens, record.total_overhead_ns, record.total_windows,

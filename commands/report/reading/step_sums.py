@@ -1,10 +1,10 @@
-"""Adds up the steps of a run in bounded memory: windows, a time line, and sums for each stretch and each rank.
+"""Sums the steps of a run in bounded memory: windows, a time line, and totals for each stretch and rank.
 
-Where there would be too many windows or bins, neighbours are joined and all become twice as long.  So a report of a
-minute shows seconds and one of a week shows minutes, from the same code, and nobody has to know the length beforehand.
+When there are too many windows or bins, neighbours are merged and all become twice as long.  So a report of a minute
+resolves seconds and one of a week minutes, without knowing the length in advance.
 
-Samples are those of all ranks.  Steps that not all ranks measured count in the ranks' sums and the ledger over time,
-and in no pace.
+Samples are those of all ranks.  Steps that not all ranks measured count in the ranks' totals and the ledger over time,
+but not in the pace.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ BINS_MAX = 320
 FIRST_BIN_NS = 250_000_000
 
 CLOCK_JUMP_NS = 600_000_000_000
-"""If between two steps of a rank the time of day differs by more than that from their durations, the clock was set."""
+"""The clock was set if wall-clock time between two steps of a rank differs from their durations by more than this."""
 
 VITALS_MIN = 8
-"""Readings needed since the last switch, of which a rank gives one every some seconds; fewer say little."""
+"""Readings needed since the last switch; a rank records one every few seconds."""
 
 VITALS: dict[str, Callable[[Vitals], float | None]] = {
     "mfu": lambda vitals: vitals.mfu_ratio,
@@ -59,7 +59,7 @@ def _known_headings(ledger: Ledger) -> Sequence[int]:
 
 
 class JoinedStep(NamedTuple):
-    """One step of all ranks that measured it: what parts and time line add up."""
+    """One step of all ranks that measured it, summed for parts and time line."""
 
     walls: list[int]
     ledger: list[int]
@@ -96,10 +96,10 @@ class JoinedStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepSumPart:
-    """One stretch of the run: the job's pace, and the ledgers of all its ranks added up.
+    """One stretch of the run: the job's pace, and the sum of the ledgers of all ranks.
 
-    `ledger` and what belongs to it are those of `ledger_steps` steps of ranks: of the calibrated ones, where there are
-    any.  Before a rank's first exact window most of its steps is unknown, which says nothing of where the time went.
+    The ledger covers `ledger_steps` rank steps: the calibrated ones if there are any.  Before its first exact window,
+    most of a rank's step time is unknown.
     """
 
     windows: WindowSums = field(default_factory=WindowSums)
@@ -150,7 +150,7 @@ class StepSumPart:
             self.ledger_steps += steps
 
     def join(self, other: StepSumPart) -> None:
-        """Add all of `other`, which comes later, but its windows."""
+        """Add `other`, which comes later, without its windows."""
         self.paces.join(other.paces)
         self.first, self.last = self.first or other.first, other.last or self.last
         self.first_wall_ns = other.first_wall_ns if self.first_wall_ns is None else self.first_wall_ns
@@ -204,7 +204,7 @@ class TimeLine:
         self.bins: dict[int, Bin] = {}
 
     def at(self, wall_ns: int, began_ns: int) -> Bin:
-        """Return the bin of a step that ended at `wall_ns`; the first one that is asked for begins the line."""
+        """Return the bin of a step that ended at `wall_ns`; the first call starts the line at `began_ns`."""
         if self.start_ns is None:
             self.start_ns = began_ns
         self.end_ns = max(self.end_ns, wall_ns)
@@ -223,7 +223,7 @@ class TimeLine:
         return found
 
     def add(self, together: JoinedStep, *, is_whole: bool) -> None:
-        """Add one step; where it `is_whole`, measured by all ranks, it counts for the pace too."""
+        """Add one step; it counts for the pace if it `is_whole`, which means that all ranks measured it."""
         piece = self.at(together.ended_ns, together.began_ns)
         wall_ns, ranks = sum(together.walls), len(together.walls)
         piece.ledger = list(map(operator.add, piece.ledger, together.ledger))
@@ -239,7 +239,7 @@ class TimeLine:
 
 @dataclass(slots=True)
 class RankSum:
-    """One rank over all its lives; `lives` are the last records of each, whose totals add up."""
+    """One rank over all its lives; `lives` holds the last record of each, whose totals add up."""
 
     rank: int
     records: int = 0
@@ -256,10 +256,10 @@ class RankSum:
 
 
 class StepSums:
-    """The sums of the second reading, which adds the steps of the job one after another."""
+    """The sums of the second reading; steps are added in order."""
 
     def __init__(self, plan: BeforeAfterPlan, ranks: int, ranks_of: Mapping[int, int] | None = None) -> None:
-        """`ranks` make a step whole; `ranks_of` says life -> how many, where in some there were fewer."""
+        """A step is complete with `ranks` records, or fewer in a life for which `ranks_of` says so."""
         self._plan = plan
         self._ranks = ranks
         self._ranks_of = ranks_of or {}
@@ -273,7 +273,7 @@ class StepSums:
         self._utilization: dict[str, tuple[Moments, Moments, Moments]] = {}
         self.complete_steps = 0
         self.guessed_steps = 0
-        """Of them those whose samples are a guess, on any rank."""
+        """Complete steps whose samples are guessed on any rank."""
         self.incomplete_steps = 0
         self.is_sampled = False
         self.jumps_ns: list[int] = []
@@ -283,16 +283,16 @@ class StepSums:
 
     @property
     def run_ns(self) -> int | None:
-        """How long the run took by the time of day, less what its clock was set forward or back; None without steps."""
+        """Wall-clock duration of the run, corrected for changes of the clock; None without steps."""
         if self.line.start_ns is None or self._ended_ns is None:
             return None
         ended_ns = self._ended_ns if self.jumps_ns else self.line.end_ns
         return ended_ns - self.line.start_ns - sum(self.jumps_ns) + self._rest_ns
 
     def complete(self, goodbyes: Mapping[tuple[int, int], Goodbye], lives: Set[int]) -> None:
-        """Add to each rank's sums the steps that were only counted after its last record; `goodbyes` by (life, rank).
+        """Add the steps that a rank only counted after its last record; `goodbyes` are by (life, rank).
 
-        Not where a damaged file has more `lives` than it told of: then nobody knows which of them a goodbye ends.
+        A rank with more lives than `lives` is skipped: its file is damaged, so its goodbyes cannot be assigned.
         """
         for total in self.ranks.values():
             if not total.lives.keys() <= lives:
@@ -303,7 +303,7 @@ class StepSums:
                     self._rest_ns = max(self._rest_ns, whole.totals.wall_ns - last.totals.wall_ns)
 
     def _watch_clock(self, life: int, first: StepRecord) -> None:
-        """Compare the time of day of one rank's steps with how long they took."""
+        """Compare the wall-clock time between one rank's steps with their durations."""
         now = (life, first.rank, first.ended_wall_ns, first.totals.wall_ns)
         if self._clock is not None and self._clock[:2] == now[:2]:
             jump = (now[2] - self._clock[2]) - (now[3] - self._clock[3])
@@ -311,22 +311,22 @@ class StepSums:
                 self.jumps_ns.append(jump)
         self._clock = now
 
-    def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> SettingStretch | None:
-        """Add what all ranks measured at `key`; return the stretch in whose pace it counts, None where in none."""
+    def add(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
+        """Add what the ranks measured at `key`."""
         records: list[StepRecord] = []
         for rank, record in measured:
             total = self.ranks.get(rank)
             if total is None:
                 total = self.ranks[rank] = RankSum(rank)
             if isinstance(record, Vitals):
-                self._vital(key, record)
+                self._add_vitals(key, record)
                 continue
             total.records += 1
             total.lives[key[0]] = record
             self.is_sampled |= record.measured_every != 1
             records.append(record)
         if not records:
-            return None
+            return
         first_step = self._first_step.setdefault(key[0], key[1])
         self._watch_clock(key[0], records[0])
         together = JoinedStep.of(records)
@@ -335,22 +335,20 @@ class StepSums:
         self.line.add(together, is_whole=is_whole)
         if not is_whole:
             self.incomplete_steps += 1
-            return None
+            return
         self.complete_steps += 1
         self.guessed_steps += any(record.samples_guessed for record in records)
         self.ranks[records[together.walls.index(max(together.walls))].rank].slowest_in += 1
         if any(record.disturbed or record.source == "exact" for record in records):
-            return None
+            return
         stretch = self._plan.stretch(key, first_step, records[0])
-        if stretch is SettingStretch.WARMUP:
-            return None
-        self.parts[stretch].add(key, together)
-        self._run_windows.add(together.walls, together.samples, together.tokens)
-        return stretch
+        if stretch is not SettingStretch.WARMUP:
+            self.parts[stretch].add(key, together)
+            self._run_windows.add(together.walls, together.samples, together.tokens)
 
     @property
     def run(self) -> StepSumPart:
-        """The whole run after warm-up: all parts, and windows that span from one part to the next."""
+        """The whole run after warm-up: all parts, with windows that span them."""
         whole = StepSumPart()
         for part in sorted((p for p in self.parts.values() if p.last is not None), key=lambda p: p.last or (0, 0)):
             first = whole.first
@@ -360,8 +358,8 @@ class StepSums:
         whole.windows = self._run_windows
         return whole
 
-    def stretches_after(self) -> list[SettingStretch]:
-        """Return the stretches that make up `after`, in their order: the fewest that are enough."""
+    def after_stretches(self) -> list[SettingStretch]:
+        """Return the stretches that make up `after`, in order: as few as have AFTER_STEPS_MIN steps."""
         chosen: list[SettingStretch] = []
         for stretch in (SettingStretch.SINCE_LAST_SWITCH, SettingStretch.SINCE_LAST_KEPT, SettingStretch.AT_SETTLED):
             chosen.insert(0, stretch)
@@ -370,14 +368,14 @@ class StepSums:
         return [stretch for stretch in chosen if self.parts[stretch].windows.steps]
 
     def vital(self, name: str) -> tuple[Moments, Moments] | None:
-        """Return before and after of one of VITALS; after the last switch, or where that is little the last kept."""
+        """Return one of VITALS before and after, which is since the last switch or, if that is short, the last kept."""
         found = self._utilization.get(name)
         if found is None:
             return None
         before, since_kept, since_switch = found
         return before, since_switch if since_switch.count >= VITALS_MIN else since_kept
 
-    def _vital(self, key: Key, vitals: Vitals) -> None:
+    def _add_vitals(self, key: Key, vitals: Vitals) -> None:
         plan = self._plan
         place = 0
         if plan.first_switch is not None and key > plan.first_switch:

@@ -1,8 +1,8 @@
-"""Adds up a stretch of steps as windows of a few steps each, at most WINDOWS_MAX of them, and gives their rates.
+"""Sums a stretch of steps in windows of a few steps each, and computes their rates.
 
-Where there would be more, neighbours are joined and all become twice as long.  A window takes as long as its slowest
-rank.  To add up the slowest rank of each step would be too much: ranks take turns in being last, and one that begins a
-step late has ended the one before late, too.
+There are at most WINDOWS_MAX windows: beyond that, neighbours are merged and all become twice as long.  A window takes
+as long as its slowest rank.  Summing the slowest rank of each step would overcount: ranks take turns being last, and a
+rank that begins a step late also finished the previous one late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WINDOWS_MAX = 4096
 
 
 class WindowSums:
-    """Wall time, samples and tokens of consecutive windows; None as soon as one step does not say them."""
+    """Wall time, samples and tokens of consecutive windows; the counts are None if any step lacks them."""
 
     def __init__(self) -> None:
         self.steps_each = WINDOW_STEPS
@@ -34,11 +34,11 @@ class WindowSums:
 
     @property
     def wall_ns(self) -> int:
-        """How long all steps together took the slowest rank."""
+        """Wall time of all steps on the slowest rank."""
         return max(self.rank_walls, default=0)
 
     def add(self, walls: Sequence[int], samples: int | None, tokens: int | None) -> None:
-        """Add one step of the job: how long it took each rank, in the order of ranks, and what it held."""
+        """Add one step of the job: its wall time on each rank, in order, and its samples and tokens."""
         self.steps += 1
         self.rank_walls = added(self.rank_walls, walls)
         self.samples = None if self.samples is None or samples is None else self.samples + samples
@@ -64,9 +64,9 @@ class WindowSums:
             )
 
     def rates(self, unit: str) -> list[float]:
-        """Return samples, tokens or steps a second, window by window; empty where the unit was not counted.
+        """Return samples, tokens or steps per second for each window; empty if the unit was not counted.
 
-        A remainder that is shorter than a window counts only where there is no whole window.
+        An incomplete window counts only if there is no complete one.
         """
         walls: Sequence[int] = self._walls
         counts: Sequence[int] = {"samples": self._samples, "tokens": self._tokens}.get(unit, self._walls)
@@ -83,7 +83,7 @@ class WindowSums:
 
 
 def added(sums: Sequence[int], values: Sequence[int]) -> list[int]:
-    """Return the sums with one more value each; as long as the longer of both."""
+    """Add `values` to `sums` element by element; the shorter list is padded with zeros."""
     if len(sums) == len(values):
         return list(map(operator.add, sums, values))
     return [a + b for a, b in zip_longest(sums, values, fillvalue=0)]

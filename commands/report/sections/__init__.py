@@ -1,7 +1,10 @@
 """Computes the parts of the report's document, each from the index and the sums of a run.
 
 In: `reading.run_index.RunIndex` and `reading.step_sums.StepSums`.  Out: types of `document`; `build` calls all of them.
-Start at `events`: decisions, orders, stragglers, hangs and stops, of which `hangs` makes sentences.  `rank_totals`
-says what each rank did and what pacecar cost; `utilization_rows` how busy devices were, with what the daemons recorded
-(`recorded_utilization`); `costs` is the price, `loss_log` the first and the last loss.
+
+    events                decisions, orders, stragglers, hangs and stops; start here
+    hangs                 sentences about hangs and stops
+    rank_totals           what each rank did, and pacecar's overhead
+    utilization_rows      how busy devices were, partly from the daemons' recordings (`recorded_utilization`)
+    costs, loss_log       prices; first and last losses
 """

@@ -1,7 +1,7 @@
-"""Computes what training cost: price times GPUs times hours, for an epoch, a million tokens, the whole run.
+"""Computes what training costs: price times GPUs times hours, for an epoch, a million tokens and the whole run.
 
-A rank is one GPU, as data-parallel training has it.  A pace that some ranks' records give is charged for those ranks'
-GPUs; the whole run for all GPUs of the job, idle ones and the time between steps with them.
+One rank is one GPU.  A pace is charged for the GPUs of the ranks that recorded it; the whole run is charged for all
+GPUs of the job, including idle ones and the time between steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NS_PER_HOUR = 3_600_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the user said; an epoch is `tokens_per_epoch` or `samples_per_epoch`, of which one may be given."""
+    """Prices from the user; at most one of `tokens_per_epoch` and `samples_per_epoch` is given."""
 
     per_gpu_hour: float | None = None
     samples_per_epoch: int | None = None
@@ -29,7 +29,7 @@ class Prices:
 def cost_of(
     prices: Prices, gpus: int, measured_gpus: int, sides: Mapping[str, RunSide], run_ns: int | None
 ) -> Cost | None:
-    """Return what the stretches and the run cost; None without a price."""
+    """Return the costs of the stretches and the run; None without a price."""
     if prices.per_gpu_hour is None:
         return None
     before, after = (_side(prices, measured_gpus, sides.get(name)) for name in ("before", "after"))
@@ -52,7 +52,7 @@ def cost_of(
 
 
 def _saved_ratio(before: RunSide | None, after: RunSide | None) -> float | None:
-    """Return the share of the price that is saved: all ranks are paid by the hour, so it is that of the time."""
+    """Return the share of the price that is saved: GPUs are paid by the hour, so it is the share of time saved."""
     if before is None or after is None:
         return None
     was, now = before.samples_per_second, after.samples_per_second

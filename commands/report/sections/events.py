@@ -1,7 +1,6 @@
-"""Extracts what happened in a run, one row an event: decisions with verdicts, orders, stragglers, hangs, stops.
+"""Extracts the events of a run, one row each: decisions with verdicts, orders, stragglers, hangs and stops.
 
-A straggler is reported again and again while it is late, and so is a rank that hangs; here each is one row, from when
-it began to the last report of it.
+Records repeat a straggler or a hang while it lasts; here it is one row, from its start to its last report.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from ..reading.step_sums import StepSums
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 
-def changes_of(story: RunIndex) -> tuple[ReportChange, ...]:
-    """Return every decision, in the order in which they were made."""
-    in_force = _in_force(story)
+def changes_of(index: RunIndex) -> tuple[ReportChange, ...]:
+    """Return every decision, in order."""
+    in_force = _in_force(index)
     return tuple(
         ReportChange(
             life=key[0],
@@ -30,7 +29,7 @@ def changes_of(story: RunIndex) -> tuple[ReportChange, ...]:
             from_value=decision.from_value,
             to_value=decision.to_value,
             step=decision.step,
-            applied_step=story.applied.get(key),
+            applied_step=index.applied.get(key),
             verdict_step=None if verdict is None else verdict.step,
             wall_ns=decision.wall_ns,
             verdict_wall_ns=None if verdict is None else verdict.wall_ns,
@@ -44,48 +43,47 @@ def changes_of(story: RunIndex) -> tuple[ReportChange, ...]:
             is_in_force=key in in_force,
             reason=clean(judged.reason, TEXT_CHARACTERS_MAX),
         )
-        for key, judged in pair(story.decisions, story.verdicts).items()
+        for key, judged in pair(index.decisions, index.verdicts).items()
         for decision, verdict in (judged,)
         if decision is not None
     )
 
 
-def _in_force(story: RunIndex) -> set[Key]:
-    """Return the kept decisions whose gain the job ended with.
+def _in_force(index: RunIndex) -> set[Key]:
+    """Return the kept decisions whose value was still set at the end of the job.
 
-    A job that was started again proves the same change again, from the settings that it came with: only the last start
-    that kept any counts, or the same gain counts twice.  A knob that a person or the compression rollback turned away
-    later has none.
+    A restarted job proves the same change again, so only the last start that kept any counts: otherwise the same gain
+    would count twice.  A knob that a user or the compression rollback changed later does not count.
     """
-    kept = [key for key, verdict in story.verdicts.items() if verdict.outcome == "kept" and key in story.decisions]
+    kept = [key for key, verdict in index.verdicts.items() if verdict.outcome == "kept" and key in index.decisions]
     last_life = max((life for life, _ in kept), default=0)
-    settled = story.settled()
+    settled = index.settled()
     by_knob: dict[str, list[Key]] = {}
     for key in sorted(key for key in kept if key[0] == last_life):
-        by_knob.setdefault(story.decisions[key].knob, []).append(key)
+        by_knob.setdefault(index.decisions[key].knob, []).append(key)
     found: set[Key] = set()
     for knob, keys in by_knob.items():
-        to_value = story.decisions[keys[-1]].to_value
+        to_value = index.decisions[keys[-1]].to_value
         if settled.get(knob, to_value) == to_value:
             found.update(keys)
     return found
 
 
-def orders_of(story: RunIndex) -> tuple[str, ...]:
-    """Return what people ordered, a sentence each."""
+def orders_of(index: RunIndex) -> tuple[str, ...]:
+    """Return one sentence for each manual order to the tuner."""
     said = []
-    for (_, step), order in story.orders:
-        who = "somebody" if order.uid is None else f"uid {order.uid}"
+    for (_, step), order in index.orders:
+        who = "an unknown user" if order.uid is None else f"uid {order.uid}"
         values = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in order.values.items())
         named = f" {values}" if values else ""
         said.append(f"step {step}: {who} ordered {order.action}{named}: {order.outcome}: {order.detail}")
     return tuple(clean(sentence, TEXT_CHARACTERS_MAX) for sentence in said)
 
 
-def slowdowns_of(story: RunIndex) -> tuple[Slowdown, ...]:
+def slowdowns_of(index: RunIndex) -> tuple[Slowdown, ...]:
     """Return each straggler once."""
     found: dict[tuple[int, int | None, str, str, int], Slowdown] = {}
-    for (life, _), one in story.stragglers:
+    for (life, _), one in index.stragglers:
         key = (life, one.late_rank, one.cause, one.phase, one.since_step)
         before = found.get(key)
         excess_ns = max(one.excess_ns, 0 if before is None else before.excess_ns)
@@ -104,10 +102,10 @@ def slowdowns_of(story: RunIndex) -> tuple[Slowdown, ...]:
     return tuple(found.values())
 
 
-def hangs_of(story: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
-    """Return each suspected hang once, a rank each; it is over where the rank said so, or did more."""
+def hangs_of(index: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
+    """Return one row for each suspected hang of a rank; it is over if the rank said so or continued."""
     found: dict[tuple[Key, int], ReportHang] = {}
-    for key, one in story.hangs:
+    for key, one in index.hangs:
         before = found.get((key, one.rank))
         found[key, one.rank] = ReportHang(
             life=key[0],
@@ -117,23 +115,23 @@ def hangs_of(story: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
             wall_ns=one.wall_ns - one.silent_ns if before is None else before.wall_ns,
             silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
             last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
-            is_over=one.ended or _went_on(story, sums, key, one.rank),
+            is_over=one.ended or _continued(index, sums, key, one.rank),
         )
     return tuple(found.values())
 
 
-def _went_on(story: RunIndex, sums: StepSums, hung: Key, rank: int) -> bool:
-    """Return whether the rank ended the step that it hung in, closed without a failure, or was started again."""
+def _continued(index: RunIndex, sums: StepSums, hung: Key, rank: int) -> bool:
+    """Return whether the rank finished the step in which it hung, closed without a failure, or was restarted."""
     (life, step), total = hung, sums.ranks.get(rank)
     if total is not None and any((its_life, last.step) >= hung for its_life, last in total.lives.items()):
         return True
-    bye = story.goodbyes.get((life, rank))
+    bye = index.goodbyes.get((life, rank))
     counted = None if bye is None else bye.total_steps
     return bye is not None and (not bye.reason.startswith("failed") or (counted is not None and counted > step))
 
 
-def stops_of(story: RunIndex) -> tuple[Stopped, ...]:
-    """Return each time that a rank's process did not run."""
+def stops_of(index: RunIndex) -> tuple[Stopped, ...]:
+    """Return one row for each time that a rank's process was stopped."""
     return tuple(
         Stopped(
             life=life,
@@ -144,5 +142,5 @@ def stops_of(story: RunIndex) -> tuple[Stopped, ...]:
             stopped_ns=one.stopped_ns,
             cause=one.cause,
         )
-        for (life, _), one in story.stops
+        for (life, _), one in index.stops
     )

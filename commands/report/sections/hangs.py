@@ -1,10 +1,9 @@
-"""Says when a run stood still, for how long and on which rank, in a sentence or two for the top of its report.
+"""Writes the sentences about hangs at the top of a report: when, for how long, and on which rank.
 
-A run of two hours of which one rank was stopped for twenty minutes looks like a slow run in every mean below.  Two
-kinds of records show it: a rank's own record that its process did not run (`ProcessStop`), and the suspicions of ranks
-that ended no step (`HangSuspicion`).  While one rank is stopped all others report that they wait.  So a rank that was
-stopped is named before one that was silent, and one that was silent in a phase of its own before one that waited for
-others.
+A two-hour run with one rank stopped for twenty minutes looks merely slow in every mean.  Two kinds of records show it:
+a rank's process was stopped (`ProcessStop`), or a rank finished no step (`HangSuspicion`).  While one rank is stopped,
+all others report that they wait.  So a stopped rank is named before a silent one, and a rank that was silent in its own
+work before one that waited for others.
 
 Pure: a document in, sentences out.
 """
@@ -20,23 +19,23 @@ from pacecar.formatting.quantities import percent, plural
 from ..document import Report, ReportHang, Stopped
 from ..formatting import elapsed
 
-__all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "phase_words", "ranks_word"]
+__all__ = ["HUNG_NS_MIN", "STOP_WORDS", "hang_sentences", "phase_words", "ranks_word"]
 
 HUNG_NS_MIN = 1_000_000_000
-"""Shorter stops are in the ledger; they are not called a hang."""
+"""Shorter stops appear in the ledger only."""
 
 NAMED_MAX = 3
-"""Hangs that are described, the longest; of the others only the number is given."""
+"""The longest hangs are described; the others are only counted."""
 
 SHORT_STOPS_RATIO_MIN = 0.01
-"""Share of the run that shorter stops take together before the top of the report says so."""
+"""Shorter stops are mentioned at the top of the report if together they take this share of the run."""
 
 RANKS_MAX = 8
 
 WAITING = "tail"
 """The phase in which a rank waits for others."""
 
-CAUSE_WORDS = {
+STOP_WORDS = {
     None: "stopped",
     "throttled": "held back by its CPU quota",
     "frozen": "frozen with its control group",
@@ -46,21 +45,21 @@ CAUSE_WORDS = {
 
 
 PHASE_WORDS = {"data_wait": "data wait", "outside": "the loop's own code"}
-"""Phases whose name in the records is no word; "outside" is between all that pacecar knows of a step."""
+"""Words for phases whose name in the records is not readable; "outside" is time outside all known phases."""
 
 
-class _Standstill(NamedTuple):
+class _Hang(NamedTuple):
     lasted_ns: int
     text: str
 
 
 def hang_sentences(report: Report) -> list[str]:
-    """Return the sentences about the run's standstills, long ones and many short ones; none where there was none."""
-    return [*_long_ones(report), *_short_stops(report)]
+    """Return the sentences about hangs and about many short stops; empty if there were none."""
+    return [*_long_hangs(report), *_short_stops(report)]
 
 
 def _short_stops(report: Report) -> list[str]:
-    """Return what a rank's stops that are no hangs add up to: a CPU quota holds a job back a little in every step."""
+    """Return the total of a rank's short stops: a CPU quota, for example, delays every step a little."""
     sums: dict[tuple[int, str | None], list[int]] = {}
     for stop in report.stops:
         if stop.stopped_ns < HUNG_NS_MIN:
@@ -71,18 +70,18 @@ def _short_stops(report: Report) -> list[str]:
     ratio = sum(lasted) / report.duration_ns
     if ratio < SHORT_STOPS_RATIO_MIN:
         return []
-    what = f"{CAUSE_WORDS[cause]} for {elapsed(sum(lasted))} in all, {percent(ratio)} of the run"
+    what = f"{STOP_WORDS[cause]} for {elapsed(sum(lasted))} in all, {percent(ratio)} of the run"
     return [f"Rank {rank} was {what}, in {plural(len(lasted), 'stop')} of less than a second."]
 
 
-def _long_ones(report: Report) -> list[str]:
+def _long_hangs(report: Report) -> list[str]:
     stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
-    found = [_of_stops(group, report) for group in _together(stops)]
+    found = [_from_stops(group, report) for group in _together(stops)]
     steps: dict[tuple[int, int], list[ReportHang]] = {}
     for hang in report.hangs:
         if not any(_explains(stop, hang) for stop in stops):
             steps.setdefault((hang.life, hang.step), []).append(hang)
-    found += [_of_hangs(hangs, report) for hangs in steps.values()]
+    found += [_from_hangs(hangs, report) for hangs in steps.values()]
     if not found:
         return []
     found.sort(key=lambda one: -one.lasted_ns)
@@ -95,7 +94,7 @@ def _long_ones(report: Report) -> list[str]:
 
 
 def phase_words(phase: str) -> str:
-    """Return a phase of a step for people."""
+    """Return the words for a phase of a step."""
     return PHASE_WORDS.get(phase, phase)
 
 
@@ -109,7 +108,7 @@ def ranks_word(ranks: Iterable[int], of: int | None = None) -> str:
 
 
 def _explains(stop: Stopped, hang: ReportHang) -> bool:
-    """Return whether a rank may have ended no step because another one was stopped, in that step or the one before."""
+    """Return whether a stop explains another rank's hang: same or adjacent step, and half the time in common."""
     began = max(stop.wall_ns, hang.wall_ns)
     ended = min(stop.wall_ns + stop.stopped_ns, hang.wall_ns + hang.silent_ns)
     is_near = stop.life == hang.life and abs(stop.step - hang.step) <= 1
@@ -117,7 +116,7 @@ def _explains(stop: Stopped, hang: ReportHang) -> bool:
 
 
 def _together(stops: Sequence[Stopped]) -> list[list[Stopped]]:
-    """Group stops that overlap in time: all ranks of a job may be stopped at once."""
+    """Group stops that overlap in time, as when all ranks of a job are stopped at once."""
     groups: list[list[Stopped]] = []
     until_ns = 0
     for stop in sorted(stops, key=lambda one: one.wall_ns):
@@ -130,18 +129,18 @@ def _together(stops: Sequence[Stopped]) -> list[list[Stopped]]:
     return groups
 
 
-def _of_stops(group: Sequence[Stopped], report: Report) -> _Standstill:
+def _from_stops(group: Sequence[Stopped], report: Report) -> _Hang:
     longest = max(group, key=lambda one: one.stopped_ns)
     began, ended = min(s.wall_ns for s in group), max(s.wall_ns + s.stopped_ns for s in group)
     ranks = {stop.rank for stop in group}
     was = "was" if len(ranks) == 1 else "were"
     who = ranks_word(ranks, report.world_size)
     where = f"in step {longest.step} ({phase_words(longest.phase)})"
-    text = f"{who} {was} {CAUSE_WORDS[longest.cause]} from {second_text(began)} on, {where}"
-    return _Standstill(ended - began, text)
+    text = f"{who} {was} {STOP_WORDS[longest.cause]} from {second_text(began)} on, {where}"
+    return _Hang(ended - began, text)
 
 
-def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
+def _from_hangs(hangs: Sequence[ReportHang], report: Report) -> _Hang:
     own = [hang for hang in hangs if hang.phase != WAITING] or list(hangs)
     first = min(hangs, key=lambda one: one.wall_ns)
     heard = {hang.rank for hang in hangs}
@@ -154,4 +153,4 @@ def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
         text = f"{ranks_word((hang.rank for hang in own), report.world_size)} ended no step {where} ({phases})"
     if not any(hang.is_over for hang in hangs):
         text += ", and was not seen to go on"
-    return _Standstill(max(hang.silent_ns for hang in hangs), text)
+    return _Hang(max(hang.silent_ns for hang in hangs), text)

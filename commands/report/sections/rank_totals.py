@@ -1,6 +1,6 @@
-"""Adds up what each rank did in all starts of the job, and what pacecar cost in them: rows of the report's last tables.
+"""Sums what each rank did in all starts of the job, and pacecar's overhead: rows of the report's last tables.
 
-A rank that said hello and ended no step has a row too: that it is there and did nothing is what one wants to see.
+A rank that said hello but finished no step has a row too, because that is what the reader needs to see.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ __all__ = ["mean_ledger", "overhead_of", "rank_rows", "total_of"]
 def mean_ledger(sums: Sequence[int], steps: int, *, sees_data: bool) -> dict[str, int]:
     """Return heading -> nanoseconds of a mean step, from sums in the order of the headings.
 
-    A wait for data is left out where no loader was seen.
+    The wait for data is left out if no data loader was seen.
     """
     mean = {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
     return mean if sees_data else {heading: part for heading, part in mean.items() if heading != "data_wait"}
 
 
 def total_of(sums: StepSums, name: str) -> int | None:
-    """Return the counter `name` of all ranks and starts; None where one of them does not count it, or there is none."""
+    """Return the sum of the counter `name` over ranks and starts; None if any of them lacks it."""
     counts = [getattr(last, name) for total in sums.ranks.values() for last in total.lives.values()]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
-def rank_rows(story: RunIndex, sums: StepSums) -> tuple[RankRow, ...]:
-    """Return a row for each rank that left a step or said hello, in their order."""
-    ranks = sorted(sums.ranks.keys() | story.hellos.keys())
-    return tuple(_rank_row(sums.ranks.get(rank) or RankSum(rank), story, sums) for rank in ranks)
+def rank_rows(index: RunIndex, sums: StepSums) -> tuple[RankRow, ...]:
+    """Return a row for each rank that recorded a step or said hello, in order."""
+    ranks = sorted(sums.ranks.keys() | index.hellos.keys())
+    return tuple(_rank_row(sums.ranks.get(rank) or RankSum(rank), index, sums) for rank in ranks)
 
 
-def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
-    hello, ledger = story.hellos.get(total.rank), total.totals
+def _rank_row(total: RankSum, index: RunIndex, sums: StepSums) -> RankRow:
+    hello, ledger = index.hellos.get(total.rank), total.totals
     steps = sum(last.total_steps for last in total.lives.values())
     overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
-    bye = next((bye for (_, rank), bye in reversed(story.goodbyes.items()) if rank == total.rank), None)
+    bye = next((bye for (_, rank), bye in reversed(index.goodbyes.items()) if rank == total.rank), None)
     return RankRow(
         rank=total.rank,
         host=hello.host if hello is not None else None,
@@ -51,7 +51,7 @@ def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
         records=total.records,
         step_mean_ns=ledger.wall_ns // steps if steps else None,
         ledger_ns={heading: part_ns // max(1, steps) for heading, part_ns in ledger.parts().items()},
-        # One rank alone is slowest in every step, which says nothing of it.
+        # A single rank is the slowest in every step, which is meaningless.
         slowest_ratio=total.slowest_in / sums.complete_steps if sums.complete_steps and len(sums.ranks) > 1 else None,
         overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
         windows=sum(last.total_windows for last in total.lives.values()),
@@ -62,9 +62,9 @@ def _rank_row(total: RankSum, story: RunIndex, sums: StepSums) -> RankRow:
 
 
 def overhead_of(
-    story: RunIndex, sums: StepSums, changes: Sequence[ReportChange], budget_ratio: float
+    index: RunIndex, sums: StepSums, changes: Sequence[ReportChange], budget_ratio: float
 ) -> ReportOverhead:
-    """Return what pacecar cost on all ranks, and what its trials did."""
+    """Return pacecar's overhead on all ranks, and the cost of its trials."""
     costs = [change.exploration_ns for change in changes if change.exploration_ns is not None]
     ratios: dict[int, float] = {}
     overhead_ns = wall_ns = 0
@@ -75,13 +75,13 @@ def overhead_of(
         if its_wall:
             ratios[rank] = mine / its_wall
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
-    exploration_ns, run_ns = story.explored_ns, sums.run_ns
+    exploration_ns, run_ns = index.explored_ns, sums.run_ns
     return ReportOverhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],
         worst_rank=worst,
-        budget_ratio=budget_ratio if story.overhead_budget is None else story.overhead_budget,
-        is_jobs_budget=story.overhead_budget is not None,
+        budget_ratio=budget_ratio if index.overhead_budget is None else index.overhead_budget,
+        is_jobs_budget=index.overhead_budget is not None,
         exploration_ns=exploration_ns,
         exploration_ratio=exploration_ns / run_ns if exploration_ns is not None and run_ns else None,
         trials_ns=sum(costs) if costs else None,

@@ -1,10 +1,10 @@
-"""Computes how busy GPUs, links and hosts were before and after, from the daemons' recordings of that time.
+"""Computes how busy GPUs, links and hosts were before and after tuning, from recordings of the daemons.
 
-A rank knows what it launched; how busy that kept the device only the device knows, and the daemon reads it.  So
-these rows exist where a recording lies beside the records (the demo leaves one, `pacecar dump` makes one), and of the
-part of the run that it covers.  Only GPUs that the job's ranks named are counted, where they named any.
+A rank knows what it launched, but only the daemon reads how busy that kept the device.  So these rows need a recording
+beside the records (the demo leaves one, `pacecar dump` makes one), and describe the part of the run that it covers.  If
+the job's ranks named their GPUs, only those count.
 
-Counters are made rates between two ticks; a counter that fell was reset, and that pair is left out.
+Counters become rates between two ticks; a counter that fell was reset, so that pair is skipped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..figures import Moments
 __all__ = ["Hosts", "Span"]
 
 Span = tuple[int, int]
-"""Time of day, from and to."""
+"""Start and end, in wall-clock nanoseconds."""
 
 GAP_NS_MAX = 30_000_000_000
-"""Two ticks further apart do not follow each other."""
+"""Two ticks further apart are not consecutive."""
 
 GAUGES: dict[str, tuple[str, str, float]] = {
     "pacecar_gpu_utilization_ratio": ("GPU utilization", "ratio", 1.0),
@@ -36,7 +36,7 @@ GAUGES: dict[str, tuple[str, str, float]] = {
     "pacecar_gpu_temperature_celsius": ("GPU temperature", "celsius", 1.0),
     "pacecar_host_cpu_utilization_ratio": ("host CPU", "ratio", 1.0),
 }
-"""Metric -> label, unit, factor from inside units."""
+"""Metric -> label, unit, factor from internal units."""
 
 QUOTIENTS: dict[str, tuple[str, str, str]] = {
     "gpu_memory_used": ("GPU memory in use", "pacecar_gpu_memory_used_bytes", "pacecar_gpu_memory_size_bytes"),
@@ -60,7 +60,7 @@ GPU_INFO = "pacecar_gpu_info"
 
 @dataclass
 class Hosts:
-    """Adds up ticks; `rows` is quantity -> label, unit and a spread for each stretch."""
+    """Sums over ticks; `rows` is quantity -> label, unit, and moments by stretch."""
 
     spans: Mapping[str, Span]
     hellos: Iterable[JobHello] = ()
@@ -75,7 +75,7 @@ class Hosts:
         self._interfaces = {(hello.host, hello.interface) for hello in self.hellos if hello.interface}
 
     def add(self, host: str, tick: Tick) -> None:
-        """Add one tick of a host; one of a host that is not the job's, or outside the stretches, is not counted."""
+        """Add one tick of a host; ticks of other jobs' hosts or outside the stretches are ignored."""
         if self._hosts and host not in self._hosts:
             return
         side = next((name for name, (start, end) in self.spans.items() if start <= tick.wall_ns <= end), None)
@@ -103,7 +103,7 @@ class Hosts:
         row[2].setdefault(side, Moments()).add(value)
 
     def _gpus_of(self, values: Mapping[Series, int | float]) -> set[str] | None:
-        """Return the numbers of the job's GPUs; None: the ranks name none, so all count."""
+        """Return the indices of the job's GPUs; None if the ranks named none, so that all count."""
         if not self._uuids:
             return None
         return {labels[0] for metric, labels in values if metric == GPU_INFO and self._uuids & set(labels)}
@@ -121,22 +121,22 @@ class Hosts:
             if was is None or value < was or not self._is_ours(metric, labels, gpus):
                 continue
             if metric == ENERGY:
-                # Of each GPU by itself: one that missed a tick was not at 0 W meanwhile.
+                # For each GPU on its own: one that missed a tick did not draw 0 W.
                 total = self.energies.setdefault((side, host, labels[0]), [0, 0])
                 total[0] += int(value - was)
                 total[1] += wall_ns
-            elif COUNTERS[metric][1] != "interface" or self._carries(host, labels[0]):
+            elif COUNTERS[metric][1] != "interface" or self._carries_collectives(host, labels[0]):
                 self._add(side, metric, COUNTERS[metric][0], "bytes_per_second", (value - was) * 1e9 / wall_ns)
 
     def watts(self, side: str) -> tuple[float, int, int] | None:
-        """Return the mean power of the job's GPUs on all hosts in a stretch, how many, and how much was covered."""
+        """Return the power of the job's GPUs on all hosts in a stretch, their number, and the time covered."""
         found = [total for (name, _, _), total in self.energies.items() if name == side and total[1] > 0]
         if not found:
             return None
         return sum(mj * 1e6 / ns for mj, ns in found), len(found), min(ns for _, ns in found)
 
-    def _carries(self, host: str, interface: str) -> bool:
-        """Return whether the job's collectives go through this interface; loopback counts only where a rank says so."""
+    def _carries_collectives(self, host: str, interface: str) -> bool:
+        """Return whether collectives use this interface; loopback counts only if a rank named it."""
         if any(name == host for name, _ in self._interfaces):
             return (host, interface) in self._interfaces
         return interface != "lo"

@@ -1,8 +1,8 @@
-"""Computes how well device, memory and network were used, and what energy that took: rows of the utilization table.
+"""Computes utilization of device, memory and network, and energy: rows of the utilization table.
 
-Three sources, and each row names its own: the ranks' ledgers (what the training thread or the device did), torch's
-allocator and FLOP count, and the daemon's recordings.  They may differ, and are not merged: a GPU whose utilization
-is 100 % may compute half the time.
+There are three sources, and each row names its own: the ranks' ledgers, torch's allocator and FLOP count, and the
+daemon's recordings.  They are not merged, since they may disagree: a GPU at 100 % utilization may compute only half the
+time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _VITAL_ROWS = (
 
 
 def utilization_of(
-    inputs: Inputs, story: RunIndex, sums: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
+    inputs: Inputs, index: RunIndex, sums: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
 ) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
-    """Return what the recordings hold, and all rows that there are figures for."""
+    """Return the sums over recordings, and all rows with figures."""
     names = ("before", "after")
     spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
-    hosts = Hosts(spans, tuple(story.hellos.values()))
+    hosts = Hosts(spans, tuple(index.hellos.values()))
     for host, tick in inputs.ticks():
         hosts.add(host, tick)
     rows = []
@@ -75,21 +75,22 @@ def _stat(moments: Moments) -> Stat | None:
 def energies_of(
     inputs: Inputs, job: str, launches: frozenset[str], hosts: Hosts, before: RunSide | None, after: RunSide | None
 ) -> tuple[Energy | None, Energy | None]:
-    """Return the energy before and after, by the GPUs' counters in recordings.
+    """Return the energy before and after, from the GPUs' counters in recordings.
 
-    Without those it is what the daemon's last page of metrics says, which is of the end of the run and so of the last
+    Without a recording it comes from the daemon's last metrics page, which describes the end of the run and so the last
     side.
     """
     found = [
-        None if side is None else _recorded(hosts, name, side) for name, side in (("before", before), ("after", after))
+        None if side is None else _recorded_energy(hosts, name, side)
+        for name, side in (("before", before), ("after", after))
     ]
     if found[0] is None and found[1] is None and inputs.metrics is not None:
-        last = _last_answer(inputs, job, launches)
+        last = _energy_of_last_scrape(inputs, job, launches)
         found = [None, last] if after is not None else [last, None]
     return found[0], found[1]
 
 
-def _recorded(hosts: Hosts, name: str, side: RunSide) -> Energy | None:
+def _recorded_energy(hosts: Hosts, name: str, side: RunSide) -> Energy | None:
     power = hosts.watts(name)
     if power is None:
         return None
@@ -105,8 +106,8 @@ def _recorded(hosts: Hosts, name: str, side: RunSide) -> Energy | None:
     )
 
 
-def _last_answer(inputs: Inputs, job: str, launches: frozenset[str]) -> Energy | None:
-    """Return what the daemon's last page of metrics says of the job's energy; None where it says nothing."""
+def _energy_of_last_scrape(inputs: Inputs, job: str, launches: frozenset[str]) -> Energy | None:
+    """Return the job's energy from the daemon's last metrics page; None if it has none."""
     assert inputs.metrics is not None, "asked only where there is one"
     values: dict[str, float] = {}
     try:

@@ -1,12 +1,12 @@
 """The batch's knobs: micro-batches, and the global batch (adaptive).
 
-In come sizes in samples or padded tokens, out goes a batch that is cut or put together otherwise, with weighed losses.
+Input: sizes in samples or padded tokens.  Output: batches that are cut or combined differently, with weighted losses.
 Start with `micro_batch_knobs` and `global_batch`.
 
-    micro_batch                splits a batch by `batch_slicing` (pure) and weighs the losses
-    micro_batch_knobs          which sizes may be tried; `micro_batch_eligibility` where none may
+    micro_batch                splits a batch (`batch_slicing`, pure) and weights the losses
+    micro_batch_knobs          which sizes may be tried; `micro_batch_eligibility` says where none may
     oom_safe_trial             tries a larger size where a failure costs no step; `memory_forecast` predicts
-    global_batch               puts the loader's batches together into one update
-    gradient_noise_meter       measures; `gradient_noise_scale` (pure) says what a batch is worth, and
+    global_batch               combines the loader's batches into one update
+    gradient_noise_meter       measures; `gradient_noise_scale` (pure) computes what a batch is worth, and
                                `statistical_pace` lets a policy judge by that
 """

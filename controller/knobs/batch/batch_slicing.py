@@ -1,17 +1,18 @@
 """Cuts a batch into micro-batches by samples or padded tokens, and computes each piece's share of the loss.
 
-The obvious answer, "every n samples, and each piece counts by its samples", is wrong for text: two samples of 2048
-tokens take the memory of 64 of 64 tokens, padding included, and where the loss is a mean over *tokens*, a piece's share
-of the samples is not its share of the loss.  So a cut may be bounded by padded tokens too, and a piece is weighed by
-the loss terms that the script counts:
+The obvious way, every n samples and weights by samples, is wrong for text.  Two samples of 2048 tokens take the memory
+of 64 samples of 64 tokens, padding included; and if the loss is a mean over *tokens*, a piece's share of the samples is
+not its share of the loss.  So cuts may be bounded by padded tokens, and pieces weighted by the loss terms that the
+script counts:
 
     lengths 5 2 2 6, at most 6 padded tokens, trimmed      [5....] [2. 2.] [6.....]     samples stay in their order
     loss terms 4 1 0 5                                       0.4     0.1     0.5        weights sum to one
 
-Samples are never sorted or moved: a batch is cut between neighbours only, so that a loss which looks at the order sees
-the same one.  A piece without a single loss term is left out, its mean would be 0/0; the others hold all of the loss.
+Samples are never sorted or moved: a batch is cut between neighbours only, so a loss that depends on the order sees the
+same one.  A piece without loss terms is left out (its mean would be 0/0); the others contain all of the loss.
 
-Left out: which size is best (a knob), packing several samples into one row (the collate function's), ragged tensors.
+Not here: which size is best (a knob), packing several samples into one row (the collate function's job), ragged
+tensors.
 """
 
 from __future__ import annotations
@@ -22,24 +23,36 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["BatchSlices", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of", "width_of"]
+__all__ = [
+    "BatchSlices",
+    "Given",
+    "Lengths",
+    "cut",
+    "leaves",
+    "map_tensors",
+    "measure",
+    "plan",
+    "samples_in",
+    "terms_of",
+    "width_of",
+]
 
 NEST_DEPTH_MAX = 32
-"""Deepest nest that is accepted: no batch nests deeper, and a list that contains itself would."""
+"""No batch nests deeper; a list that contains itself would."""
 
 Given = Tensor | Sequence[int]
-"""One whole number a sample, or (samples, positions) where everything but 0 counts."""
+"""One whole number for each sample, or (samples, positions) where everything but 0 counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of each sample up to its last one, and the width that all of them are padded to."""
+    """The number of tokens of each sample up to its last one, and the width that all are padded to."""
 
     each: tuple[int, ...]
     width: int
 
     def padded(self, low: int, high: int, *, trim: bool) -> int:
-        """Return the tokens that samples `low` to `high` take in one piece, padding included."""
+        """Return the tokens of samples `low` to `high` in one piece, padding included."""
         return (high - low) * (self.longest(low, high) if trim else self.width)
 
     def longest(self, low: int, high: int) -> int:
@@ -49,7 +62,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlices:
-    """Samples `low` to `high`, their share of the loss, and the width kept of what is padded (None: all)."""
+    """Samples `low` to `high`, their share of the loss, and the padded width to keep (None: all)."""
 
     low: int
     high: int
@@ -60,13 +73,12 @@ class BatchSlices:
 def measure(tokens: Given, samples: int, width: int | None = None) -> Lengths:
     """Return the samples' lengths from a mask (samples, positions) or from the lengths themselves.
 
-    A mask is as wide as what is padded; with lengths `width` says it, None: they are padded to the longest.
-
-    In a mask a sample reaches to its last position that is not 0, so padding on the left is counted as tokens: it
-    cannot be trimmed without moving what follows.
+    A mask is as wide as the padding; lengths are padded to `width`, by default to the longest.  In a mask a sample
+    reaches to its last position that is not 0.  Padding on the left thus counts as tokens; trimming it would move what
+    follows.
 
     Raises:
-        ValueError: not one entry a sample, or one that is longer than `width`.
+        ValueError: not one entry for each sample, or one longer than `width`.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() == 1:
         each = _numbers(tokens, samples, "tokens")
@@ -87,7 +99,7 @@ def terms_of(count: Given, samples: int) -> tuple[int, ...]:
     """Return each sample's number of loss terms from a mask (samples, ...) or from the numbers themselves.
 
     Raises:
-        ValueError: not one entry a sample, or a negative one.
+        ValueError: not one entry for each sample, or a negative one.
     """
     if isinstance(count, Tensor) and count.dim() > 1:
         if count.shape[0] != samples:
@@ -117,8 +129,8 @@ def plan(
 ) -> list[BatchSlices]:
     """Cut `samples` into as few pieces of neighbours as the bounds allow, filled from the front.
 
-    A sample that alone is over `tokens_max` is a piece of its own.  Pieces without loss terms are left out, unless none
-    has any.
+    A sample that exceeds `tokens_max` alone is a piece of its own.  Pieces without loss terms are left out, unless
+    there are no others.
     """
     edges = [0]
     for at in range(1, samples):
@@ -140,9 +152,9 @@ def plan(
 
 
 def cut(batch: Any, piece: BatchSlices, width: int | None = None) -> Any:  # noqa: ANN401  the same nest out
-    """Return the piece of every tensor in `batch`; those `width` wide in dim 1 lose columns of padding.
+    """Return the piece of every tensor in `batch`; tensors `width` wide in dim 1 lose columns of padding.
 
-    Tensors without dimensions and everything that is no tensor pass through whole.
+    Tensors without dimensions and everything that is not a tensor pass through whole.
     """
     keep = piece.keep if width is not None and piece.keep is not None and piece.keep < width else None
 
@@ -152,21 +164,23 @@ def cut(batch: Any, piece: BatchSlices, width: int | None = None) -> Any:  # noq
         rows = tensor[piece.low : piece.high]
         return rows[:, :keep] if keep is not None and rows.dim() > 1 and rows.shape[1] == width else rows
 
-    return _mapped(batch, slice_)
+    return map_tensors([batch], lambda same: slice_(same[0]))
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401  any nest in, the same nest out
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
-    if isinstance(value, tuple):
-        parts = [_mapped(item, change) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        return [_mapped(item, change) for item in value]
-    return value
+def map_tensors(nests: Sequence[Any], change: Callable[[Sequence[Tensor]], Tensor]) -> Any:  # noqa: ANN401
+    """Return a nest like the first of `nests`, with `change` of all tensors at the place of each tensor."""
+    first = nests[0]
+    if isinstance(first, Tensor):
+        return change(nests)
+    if isinstance(first, Mapping):
+        items = {key: map_tensors([nest[key] for nest in nests], change) for key in first}
+        return items if type(first) is dict else type(first)(items)  # type: ignore[call-arg]
+    if isinstance(first, (list, tuple)):
+        parts = [map_tensors(column, change) for column in zip(*nests, strict=True)]
+        if isinstance(first, list):
+            return parts
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return first
 
 
 def samples_in(batch: object) -> int:
@@ -176,7 +190,7 @@ def samples_in(batch: object) -> int:
         ValueError: there is no tensor to split, or two tensors differ in dim 0; names the leaf.
     """
     first: tuple[str, int] | None = None
-    for path, tensor in _leaves(batch, "batch"):
+    for path, tensor in leaves(batch):
         if first is None:
             first = (path, tensor.shape[0])
         elif tensor.shape[0] != first[1]:
@@ -190,11 +204,16 @@ def samples_in(batch: object) -> int:
 
 
 def width_of(batch: object) -> int | None:
-    """Return dim 1 of the first tensor in `batch` that has one; None where none has."""
-    return next((tensor.shape[1] for _, tensor in _leaves(batch, "batch") if tensor.dim() > 1), None)
+    """Return dim 1 of the first tensor in `batch` that has one; None without one."""
+    return next((tensor.shape[1] for _, tensor in leaves(batch) if tensor.dim() > 1), None)
 
 
-def _leaves(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def leaves(value: object, path: str = "batch", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in a nest that has dimensions, with its place.
+
+    Raises:
+        ValueError: it is nested deeper than NEST_DEPTH_MAX.
+    """
     if depth > NEST_DEPTH_MAX:
         raise ValueError(f"{path}: nested deeper than {NEST_DEPTH_MAX}")
     if isinstance(value, Tensor):
@@ -202,8 +221,8 @@ def _leaves(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, Ten
             yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{path}[{key!r}]", depth + 1)
+            yield from leaves(item, f"{path}[{key!r}]", depth + 1)
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{names[index]}" if names else f"{path}[{index}]", depth + 1)
+            yield from leaves(item, f"{path}.{names[index]}" if names else f"{path}[{index}]", depth + 1)

@@ -1,26 +1,25 @@
-"""Implements the knob "batch_samples" (adaptive): puts several of the loader's batches together into one update.
+"""Implements the knob "batch_samples" (adaptive): combines several of the loader's batches into one update.
 
-A data loader's batch size cannot be changed while it runs, and need not be: one update may take several of its batches.
+A data loader's batch size cannot change while it runs, and need not: one update may take several of its batches.
 
     loader           [0][1][2][3][4][5][6][7]             batch_samples = 4 ranks x 8 = 32, later 64
     pacer.batches    [0][1][2][3][4 5][6 7]               each piece is one optimizer update
 
-`batches` puts them together along dim 0, so that the loop stays as it was; what is then too large to go through the
-model at once is cut by the micro-batch, which is the loader's batch where the script named none.  No sample is lost or
-comes twice, the loader's order is kept, and what is left at the end of an epoch is an update of its own size.
+`batches` concatenates them along dim 0, so the loop stays as it was.  A result too large for one pass is cut into
+micro-batches, by default of the loader's batch size.  No sample is lost or repeated, the loader's order is kept, and
+what is left at the end of an epoch is an update of its own size.
 
-The learning rate follows the update's true size by the rule that the user named, inside `optimizer.step` only: what a
-scheduler or the script wrote is there again afterwards.  Fewer updates an epoch stretch a schedule that counts updates,
-so an optimizer with a torch scheduler is refused, unless the script says that it steps it by samples or epochs
-(`scheduler_by_samples`).
+The learning rate follows the update's true size by the user's rule, inside `optimizer.step` only: afterwards the value
+that a scheduler or the script wrote is back.  Fewer updates per epoch stretch a schedule that counts updates, so an
+optimizer with a torch scheduler is refused unless the script steps it by samples or epochs (`scheduler_by_samples`).
 
-Left out: batches smaller than the loader's; loaders whose batches cannot be put together (other shapes beyond dim 0).
+Not supported: batches smaller than the loader's; batches that differ in shape beyond dim 0.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -34,9 +33,9 @@ from pacecar.profiler.hook import step_hooks
 from pacecar.profiler.hook.step_hooks import after_step, before_step, weakly
 from pacecar.torch_internals import lacking
 
-from ..actuator import ActuatorError
-from .batch_slicing import samples_in
-from .gradient_noise_meter import GradientNoiseMeter, Tell
+from ..actuator import Actuator, ActuatorError, StartGather
+from .batch_slicing import map_tensors, samples_in
+from .gradient_noise_meter import GradientNoiseMeter
 from .gradient_noise_scale import learning_rate_factor
 from .micro_batch import MicroBatcher
 
@@ -45,48 +44,40 @@ __all__ = ["BatchGrouper", "GlobalBatchActuator", "LearningRate", "open_global_b
 T = TypeVar("T")
 
 MULTIPLIERS = tuple(2**i for i in range(11))
-"""Loader batches in one update that may be tried."""
+"""Numbers of loader batches in one update that may be tried."""
 
 
 def put_together(batches: list[Any]) -> Any:  # noqa: ANN401  any nest in, the same nest out
-    """Return one batch of several along dim 0; what is no tensor is taken from the first.
+    """Concatenate batches along dim 0; anything that is not a tensor comes from the first.
 
     Raises:
-        ValueError: tensors differ beyond dim 0; says both shapes.
+        ValueError: tensors differ beyond dim 0; names both shapes.
     """
-    first = batches[0]
-    if len(batches) == 1:
+    return batches[0] if len(batches) == 1 else map_tensors(batches, _concatenate)
+
+
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    if first.dim() == 0:
         return first
-    if isinstance(first, Tensor):
-        if first.dim() == 0:
-            return first
-        odd = next((b for b in batches if b.shape[1:] != first.shape[1:]), None)
-        if odd is not None:
-            raise ValueError(
-                f"batches of shape {tuple(first.shape)} and {tuple(odd.shape)} make no larger one: pad all batches to "
-                'one width, or leave "batch_samples" out of knobs'
-            )
-        return torch.cat(batches)
-    if isinstance(first, Mapping):
-        items = {key: put_together([b[key] for b in batches]) for key in first}
-        return items if type(first) is dict else type(first)(items)  # type: ignore[call-arg]
-    if isinstance(first, (list, tuple)):
-        parts = [put_together(list(column)) for column in zip(*batches, strict=True)]
-        if isinstance(first, list):
-            return parts
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return first
+    odd = next((tensor for tensor in tensors if tensor.shape[1:] != first.shape[1:]), None)
+    if odd is not None:
+        raise ValueError(
+            f"batches of shapes {tuple(first.shape)} and {tuple(odd.shape)} cannot be combined: pad all batches to "
+            'one width, or leave "batch_samples" out of knobs'
+        )
+    return torch.cat(tuple(tensors))
 
 
 class BatchGrouper:
-    """Puts `multiplier` batches of a loader together.  `loader_samples` is the largest batch seen, None before."""
+    """Combines `multiplier` batches of a loader.  `loader_samples` is the largest batch seen, None before the first."""
 
     def __init__(self, batcher: MicroBatcher) -> None:
         self._batcher = batcher
         self.multiplier = 1
         self.loader_samples: int | None = None
         self.present_samples: int | None = None
-        """Samples in the update under way."""
+        """Samples in the current update."""
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield the batch of each update; the multiplier is read when an update begins."""
@@ -112,11 +103,11 @@ class BatchGrouper:
 
 
 class LearningRate:
-    """Multiplies the learning rates of `optimizer` by `factor()` for the time of its `step`.
+    """Multiplies the learning rates of `optimizer` by `factor()` during its `step`.
 
-    A subclass's `step` may run the hooks twice: torch puts them around the `step` of every class of which there was an
-    optimizer, and so around the `super().step()` inside.  That belongs to the step under way, whose frame tells it from
-    the step after one that raised.
+    A subclass's `step` may run the hooks twice: torch puts them around the `step` of every optimizer class in use, and
+    so around the `super().step()` inside.  The inner call belongs to the current step; its frame distinguishes it from
+    the next step after one that raised.
     """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[], float]) -> None:
@@ -124,15 +115,15 @@ class LearningRate:
         self._before: list[Any] = []
         self._step: FrameType | None = None
         self._handles = [
-            before_step(optimizer, self._raise),
+            before_step(optimizer, self._scale),
             after_step(optimizer, self._restore),
         ]
 
-    def _raise(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
+    def _scale(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
         caller = _step_frame()
         if self._step is not None and _is_inside(caller, self._step):
             return
-        self._put_back(optimizer)  # a step that raised left its own
+        self._put_back(optimizer)  # left by a step that raised
         factor = self._factor()
         if factor == 1.0:
             return
@@ -141,7 +132,7 @@ class LearningRate:
             rate = group["lr"]
             self._before.append(rate.clone() if isinstance(rate, Tensor) else rate)
             if isinstance(rate, Tensor):
-                rate.mul_(factor)  # in place: a captured graph reads this tensor
+                rate.mul_(factor)  # in place, since a captured graph reads this tensor
             else:
                 group["lr"] = rate * factor
 
@@ -159,7 +150,7 @@ class LearningRate:
                 group["lr"] = rate
 
     def remove(self) -> None:
-        """Leave the optimizer as it was."""
+        """Restore the optimizer."""
         for handle in self._handles:
             handle.remove()
 
@@ -178,11 +169,13 @@ def _is_inside(frame: FrameType | None, outer: FrameType) -> bool:
     return frame is not None
 
 
-class GlobalBatchActuator:
+class GlobalBatchActuator(Actuator):
     """The knob "batch_samples": samples of one update over all ranks, in multiples of the loader's batch.
 
-    `tell` sends numbers to all ranks, for the measurement of the noise scale, which `noise_scale` returns.
+    `start_gather` sends numbers to all ranks to measure the noise scale, which `noise_scale` returns.
     """
+
+    knob = "batch_samples"
 
     def __init__(
         self,
@@ -192,11 +185,11 @@ class GlobalBatchActuator:
         config: TuneConfig,
         world_size: int,
         *,
-        tell: Tell,
+        start_gather: StartGather,
         noise_scale: Callable[[], float | None],
     ) -> None:
         self.noise_scale = noise_scale
-        self._tell = tell
+        self._start_gather = start_gather
         self._rate: LearningRate | None = None
         self.grouper = grouper
         self.follow(optimizer)
@@ -205,20 +198,15 @@ class GlobalBatchActuator:
         self._world_size = world_size
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Set the learning rate of `optimizer` from its next step on: the script updates its model with it now."""
+        """Set the learning rate of `optimizer` from its next step on: the script now trains its model with it."""
         if self._rate is not None:
             self._rate.remove()
         self._optimizer = weakly(optimizer)
         self._rate = LearningRate(optimizer, self.factor)
 
     @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "batch_samples"
-
-    @property
     def base(self) -> int:
-        """Samples of one update when each is one batch of the loader.
+        """Samples of one update of one loader batch.
 
         Raises:
             ActuatorError: no batch was seen yet.
@@ -228,12 +216,12 @@ class GlobalBatchActuator:
         return self.grouper.loader_samples * self._world_size
 
     def factor(self) -> float:
-        """Return by what the learning rate is multiplied in the update under way, by its true size."""
+        """Return the learning-rate factor for the true size of the current update."""
         present = self.grouper.present_samples
         if present is None or self.grouper.loader_samples is None:
             return 1.0
         batches = present / self.grouper.loader_samples
-        if batches <= 1:  # the smaller rest of an epoch is as the script has it
+        if batches <= 1:  # the script decides about the smaller rest of an epoch
             return 1.0
         return learning_rate_factor(self._config.learning_rate_rule, self.noise_scale(), self.base, batches * self.base)
 
@@ -264,36 +252,36 @@ class GlobalBatchActuator:
         step = getattr(self._optimizer(), "step", None)
         if getattr(step, "_wrapped_by_lr_sched", False) and not self._config.scheduler_by_samples:
             return (
-                "a learning rate scheduler counts this optimizer's steps, of which there would be fewer; "
-                "scheduler_by_samples=True says that the script steps it by samples or epochs"
+                "a learning rate scheduler counts this optimizer's steps, and there would be fewer; "
+                "set scheduler_by_samples=True if the script steps it by samples or epochs"
             )
         return None
 
     def layout(self) -> str:
-        """Return what must be the same on all ranks: the loader's batch."""
+        """Return the loader's batch, which must be the same on all ranks."""
         return str(self.grouper.loader_samples)
 
     def apply(self, value: int) -> None:
-        """Put as many of the loader's batches together from the next update on, and measure noise from now on.
+        """Combine as many of the loader's batches from the next update on, and start to measure noise.
 
-        Measuring takes collectives, so it begins here: all ranks apply, for the first time in the rehearsal, at one
-        boundary, while attaching may have failed on some of them.
+        Measuring takes collectives, so it begins here: all ranks apply at one boundary, first in the rehearsal, while
+        attaching may have failed on some of them.
 
         Raises:
-            ActuatorError: `value` is no multiple of the loader's batch.
+            ActuatorError: `value` is not a multiple of the loader's batch.
         """
         ddp = self._batcher.ddp
         if self._batcher.meter is None and ddp is not None and self._world_size > 1:
-            self._batcher.meter = GradientNoiseMeter(ddp, self._tell)
+            self._batcher.meter = GradientNoiseMeter(ddp, self._start_gather)
         if value < self.base or value % self.base:
-            raise ActuatorError(f"{value} samples are no multiple of the loader's batch over all ranks, {self.base}")
+            raise ActuatorError(f"{value} samples are not a multiple of the loader's batch over all ranks, {self.base}")
         self.grouper.multiplier = value // self.base
 
     def close(self) -> None:
-        """Leave the learning rate to the script, where every batch of the loader is an update.
+        """Leave the learning rate to the script if every batch of the loader is an update.
 
-        Where it is not, the ranks could not go back together: one alone would make other updates than they, and soon
-        wait for them for ever.  So the updates stay, and so does the rate that goes with them.
+        Otherwise the ranks could not go back together: one alone would make other updates than the rest, and soon wait
+        for them forever.  So the updates stay, and the rate that goes with them.
         """
         if self.grouper.multiplier != 1:
             return
@@ -303,9 +291,9 @@ class GlobalBatchActuator:
 
 
 def open_global_batch(
-    optimizer: Optimizer, batcher: MicroBatcher, config: TuneConfig, world_size: int, tell: Tell
+    optimizer: Optimizer, batcher: MicroBatcher, config: TuneConfig, world_size: int, start_gather: StartGather
 ) -> GlobalBatchActuator | None:
-    """Return the knob; None where the user did not ask for it."""
+    """Return the knob; None if the user did not ask for it."""
     if not (allows(config.mode, "batch_samples") and "batch_samples" in config.knobs):
         return None
 
@@ -313,7 +301,9 @@ def open_global_batch(
         return None if batcher.meter is None else batcher.meter.noise_scale
 
     grouper = BatchGrouper(batcher)
-    return GlobalBatchActuator(optimizer, grouper, batcher, config, world_size, tell=tell, noise_scale=noise_scale)
+    return GlobalBatchActuator(
+        optimizer, grouper, batcher, config, world_size, start_gather=start_gather, noise_scale=noise_scale
+    )
 
 
 def _scheduled_step() -> object:

@@ -1,21 +1,21 @@
-"""Computes the gradient noise scale, and from it what a larger batch is worth and by what the learning rate changes.
+"""Computes the gradient noise scale, and from it what a larger batch is worth and how the learning rate changes.
 
-"Twice the samples a second" is not twice the training: beyond some size samples only average away noise that was small
-already.  McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", equation 2.8 and appendix A.1): with the
-true gradient G and the covariance Sigma of one sample's gradient, a batch of B has E|g_B|^2 = |G|^2 + tr(Sigma)/B.
-Two batch sizes give both without bias:
+"Twice the samples a second" is not twice the training: beyond some size, more samples only average away noise that was
+small already.  McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", equation 2.8 and appendix A.1):
+with the true gradient G and the covariance Sigma of one sample's gradient, a batch of B has E|g_B|^2 = |G|^2 +
+tr(Sigma)/B. Two batch sizes give both without bias:
 
     |G|^2     = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)
     tr(Sigma) = (|g_small|^2 - |g_big|^2) / (1/B_small - 1/B_big)           noise scale = tr(Sigma) / |G|^2
 
-DDP has both for free: a rank's own gradient (small) and the mean over the ranks (big).  The two estimates are noisy,
-and their ratio is biased where each is not, so both are averaged first and divided then.
+DDP has both for free: a rank's own gradient (small) and the mean over the ranks (big).  Both estimates are noisy, and
+their ratio is biased although each is not, so both are averaged first and divided then.
 
 What a batch is worth (Pollux, Qiao et al. 2021, equation 7): efficiency(B) = (phi + B0) / (phi + B) of a sample at B0,
-so a step of B moves the training B/B0 x efficiency(B) steps of B0.  That is AdaScale's gain (Johnson et al. 2020), with
-its variances written as phi: the same number is progress here and the factor of the learning rate there.
+so a step of B is worth B/B0 x efficiency(B) steps of B0.  That is AdaScale's gain (Johnson et al. 2020) with its
+variances written as phi: one number is the progress here and the factor of the learning rate there.
 
-Pure.  Left out: momentum and Adam's preconditioning, under which phi is a rough guide (Pollux uses it all the same).
+Pure.  Ignores momentum and Adam's preconditioning, under which phi is a rough guide (Pollux uses it all the same).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DECAY = 0.95
 """Weight of the past in the averages: about the last 20 measurements count."""
 
 MEASUREMENTS_MIN = 10
-"""Least measurements before a noise scale is returned: one alone is off by its own size."""
+"""Fewest measurements before a noise scale is returned: a single one is off by its own size."""
 
 
 class GradientNoiseScale:
@@ -43,7 +43,7 @@ class GradientNoiseScale:
         self.measurements = 0
 
     def observe(self, small_squared: float, small: float, big_squared: float, big: float) -> None:
-        """Take the squared norms of a gradient over `small` samples and of one over `big`; not finite is left out."""
+        """Add the squared norms of a gradient over `small` samples and of one over `big`; ignore non-finite ones."""
         if not (0 < small < big and math.isfinite(small_squared) and math.isfinite(big_squared)):
             return
         signal = (big * big_squared - small * small_squared) / (big - small)
@@ -54,9 +54,9 @@ class GradientNoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """The noise scale in samples; None before enough was measured, and where noise hides the gradient altogether.
+        """The noise scale in samples; None before enough measurements, and if noise hides the gradient altogether.
 
-        What the averages lack because they began at zero cancels in their ratio.
+        The averages began at zero; what they lack cancels in their ratio.
         """
         if self.measurements < MEASUREMENTS_MIN or self._signal <= 0:
             return None
@@ -64,9 +64,9 @@ class GradientNoiseScale:
 
 
 def progress(noise_scale: float | None, base: float, batch: float) -> float:
-    """Return how many steps of `base` samples a step of `batch` is worth; 1 where the noise scale is not known.
+    """Return how many steps of `base` samples a step of `batch` is worth; 1 if the noise scale is not known.
 
-    Unknown is taken for no noise at all: then a larger batch is worth nothing, and is not tried.
+    Unknown counts as no noise at all: a larger batch is then worth nothing, and is not tried.
     """
     if noise_scale is None:
         return 1.0
@@ -74,7 +74,7 @@ def progress(noise_scale: float | None, base: float, batch: float) -> float:
 
 
 def learning_rate_factor(rule: Rule, noise_scale: float | None, base: float, batch: float) -> float:
-    """Return by what the learning rate of `base` samples is multiplied for `batch`."""
+    """Return the learning-rate factor for going from `base` to `batch` samples."""
     if rule == "none":
         return 1.0
     if rule == "adascale":

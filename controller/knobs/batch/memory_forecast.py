@@ -2,16 +2,16 @@
 
     peak(m) = fixed + m * slope        weights, gradients and optimizer state; activations of m samples or tokens
 
-One size seen gives a bound (all of it might grow: the fixed part is what makes a guess from one size too pessimistic),
-two give the line.  Peaks (`max_memory_allocated`, on a CPU the most that the process held, getrusage(2)) only ever grow
-and belong to the script, so they are read before and after a larger size ran and never reset.  Where the peak did not
-move, something else (an evaluation, say) is higher, and nothing is learnt.
+One size gives a bound (as if all of it grew, which is too pessimistic because of the fixed part), two give the line.
+Peaks (`max_memory_allocated`; on a CPU the most that the process held, getrusage(2)) only ever grow and belong to the
+script, so they are read before and after a larger size ran and never reset.  If the peak did not move, something else
+(an evaluation, say) is higher, and there is nothing to learn.
 
-The limit is what this process holds and what it could still take (`room`, by the node's daemon): a neighbour on the
-device leaves less than its size says.  A device that runs out of memory says so, and a first run where it does no harm
-finds out what a guess cannot.  A host that runs out kills the process, so there the pessimistic bound counts as well.
+The limit is what this process holds plus what it could still take (`room`, from the node's daemon), since a neighbour
+on the device leaves less than its size.  A device reports that it runs out of memory, so a harmless first run can find
+out what a guess cannot.  A host kills the process, so there the pessimistic bound counts as well.
 
-Left out: fragmentation (the allocator's retries say when it begins to cost); a container's own limit, whose page cache
+Ignored: fragmentation (the allocator's retries show when it begins to cost); a container's own limit, whose page cache
 cannot be told from what is held; a neighbour that grows later.
 """
 
@@ -28,7 +28,7 @@ from pacecar.kernel_files.reader import KernelFiles
 __all__ = ["MemoryForecast", "predict", "unused_bytes"]
 
 SIZES_MAX = 16
-"""Most sizes whose peaks are kept: each is larger than the one before, so a few doublings are all there are."""
+"""Most sizes whose peaks are kept: each is larger than the one before, so there are only a few doublings."""
 
 FULL_RATIO = 0.95
 """A predicted peak over this share of the memory is not even tried: an allocator that runs out flushes its cache, and
@@ -36,7 +36,7 @@ fragments of it remain."""
 
 
 def predict(peaks: Mapping[int, int], size: int) -> int | None:
-    """Return the peak in bytes expected at `size` by the line through the two largest sizes seen; None before that."""
+    """Return the peak in bytes expected at `size`, by the line through the two largest sizes; None with fewer."""
     if len(peaks) < 2:
         return None
     small, large = sorted(peaks)[-2:]
@@ -50,7 +50,7 @@ def unused_bytes(device: torch.device) -> int:
 
 
 class MemoryForecast:
-    """Forecasts for the memory of `device`; none for one that is neither CUDA nor a CPU."""
+    """Forecasts for the memory of `device`; none unless it is CUDA or a CPU."""
 
     def __init__(self, device: torch.device, *, statm: Path = Path("/proc/self/statm")) -> None:
         self._device = device
@@ -61,7 +61,7 @@ class MemoryForecast:
     def refuse(self, present: int, size: int, room: int | None = None) -> str | None:
         """Learn the peak of the `present` size; return why `size` should not even be tried, or None.
 
-        `room` is what this process could still take beside what it holds and uses; None: unknown.
+        `room` is what this process could still take beyond what it holds and uses; None: unknown.
         """
         if self._device.type == "cpu":
             return None if room is None else self._refuse_on_host(present, size, room)

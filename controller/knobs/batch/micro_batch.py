@@ -1,17 +1,17 @@
-"""Splits a rank's batch into micro-batches, and weighs their losses so that the gradient stays the whole batch's.
+"""Splits a rank's batch into micro-batches, and weights their losses so that the gradient stays the whole batch's.
 
-The obvious answer, "as many samples at once as fit", is wrong twice: the fastest size is often smaller than the
-largest, and a size that the script fixed for another GPU is often far too small.  So the size is a knob, and the rank's
-batch stays what the data loader gave: only the number of forward/backward passes in one optimizer update changes.
+"As many samples at once as fit" is wrong in two ways: the fastest size is often smaller than the largest, and a size
+that the script fixed for another GPU is often far too small.  So the size is a knob, and the rank's batch stays what
+the data loader gave: only the number of forward/backward passes in one optimizer update changes.
 
     batch of 10, micro-batch 4:   0123 4567 89      weights 0.4 0.4 0.2     gradients synchronized with the last only
 
-Exact for a loss that is a mean: each micro-batch's mean is weighted by its share of what it is a mean over, samples or
-the loss terms that the script counts (`batch_slicing`), and the sum of the weighted gradients is the gradient of the
-batch's mean, but for the order of summation.
+Exact for a loss that is a mean: each micro-batch's mean is weighted by its share of the samples, or of the loss terms
+that the script counts (`batch_slicing`).  The sum of the weighted gradients is the gradient of the batch's mean, except
+for the order of summation.
 
-Left out.  Batch normalization and dropout depend on the micro-batch and are refused by the knob; losses across samples
-(contrastive) cannot be seen from here.  What does not fit: `oom_safe_trial`.
+The knob refuses models with batch normalization or dropout, which depend on the micro-batch; losses across samples
+(contrastive) cannot be detected here.  For sizes that do not fit see `oom_safe_trial`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ T = TypeVar("T")
 class MicroBatchLimit:
     """A bound on micro-batches that is the same on all ranks: what is in force, what fitted, and what did not.
 
-    Every rank makes the same calls in the same order, so that all of them hold the same sizes for proven.  The size
-    that the script began with counts as proven: if it does not fit, that is the script's own affair.
+    Every rank makes the same calls in the same order, so all hold the same sizes for proven.  The script's first size
+    counts as proven: whether it fits is the script's own affair.
     """
 
     def __init__(self, value: int | None = None) -> None:
         self.value = value
         self.barred_from: int | None = None
         self.fallback: int | None = None
-        """The last size in force that was proven."""
+        """The last proven size that was in force."""
         self._proven: int | None = None
 
     @property
     def is_unproven(self) -> bool:
-        """Whether what is in force is larger than everything that was seen to fit."""
+        """Whether the size in force is larger than every size that was seen to fit."""
         return self._proven is not None and self.value is not None and self.value > self._proven
 
     def turn(self, value: int, present: int) -> None:
-        """Bring it from `present` to `value`.
+        """Change it from `present` to `value`.
 
         Raises:
             ActuatorError: the value makes no sense, or did not fit before.
@@ -67,17 +67,17 @@ class MicroBatchLimit:
         self.value = value
 
     def is_barred(self, value: int) -> bool:
-        """Whether `value` is at least as large as one that did not fit."""
+        """Return whether `value` is at least as large as one that did not fit."""
         return self.barred_from is not None and value >= self.barred_from
 
     def prove(self) -> None:
-        """Note that what is in force fits, on all ranks."""
+        """Record that the size in force fits, on all ranks."""
         if self.is_unproven:
             self._proven = self.value
 
     def retreat(self) -> tuple[int, int]:
-        """Bar what is in force, which does not fit on some rank, and go back; return what was barred, what is now."""
-        assert self.value is not None, "the whole batch is no unproven size"
+        """Bar the size in force, which does not fit on some rank, and go back; return the barred and the new size."""
+        assert self.value is not None, "the whole batch always counts as proven"
         assert self.fallback is not None, "a size is unproven only after it was turned"
         self.barred_from, self.value = self.value, self.fallback
         return self.barred_from, self.value
@@ -91,14 +91,14 @@ class MicroBatcher:
             batcher.backward(loss)
         optimizer.step()
 
-    `ddp` is the model's DistributedDataParallel, None where there is none.  `micro_batch` is the largest number of
-    samples in one forward/backward, `micro_tokens` of padded tokens where the loop says them; None: the whole batch at
-    once.  `scaler` is a torch.amp.GradScaler or its like.
+    `ddp` is the model's DistributedDataParallel, if any.  `micro_batch` is the largest number of samples in one
+    forward/backward, `micro_tokens` of padded tokens if the loop gives them; None: the whole batch at once.  `scaler`
+    is a torch.amp.GradScaler or similar.
 
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
-    `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
-    `refused`: why the size must not be changed under the caller; None where it may.
+    `whole_samples` is what goes through at once if no `micro_batch` is in force and batches are combined.  `refused` is
+    the reason why the size must not be changed under the caller; None if it may.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class MicroBatcher:
         self.is_last = True
         self.refused: str | None = None
         self.ddp = ddp
-        # Where torch has no such switch, every micro-batch synchronizes: slower, and the same gradients.
+        # Without this switch in torch, every micro-batch synchronizes: slower, with the same gradients.
         self._gated = ddp if hasattr(ddp, "require_backward_grad_sync") else None
         self._scaler = scaler
         self._sync_before: bool | None = None
@@ -132,7 +132,7 @@ class MicroBatcher:
 
     @property
     def has_scaler(self) -> bool:
-        """Whether losses are scaled by a GradScaler or its like."""
+        """Whether losses are scaled by a GradScaler or similar."""
         return self._scaler is not None
 
     @property
@@ -146,14 +146,14 @@ class MicroBatcher:
         """Yield `batch` in slices along dim 0 of every tensor in it, the last one possibly smaller.
 
         Tensors are found in tuples, lists, dicts, namedtuples and other mappings; tensors without dimensions and
-        everything else are passed through whole, to every slice.  While a slice that is not the last is out, DDP's
+        everything else are passed through whole, to every slice.  While a slice other than the last is out, DDP's
         gradient synchronization is off, as in `no_sync()`; it is restored when the loop ends, breaks or raises.  A
         batch that is not larger than the micro-batch is yielded as it is.
 
-        `tokens` and `count` are each a mask or one number a sample (on a device they are waited for): a sample's
-        length, for the bound on padded tokens, and its terms in the loss, for the weights.  `trim` drops the
-        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as the mask, or, where
-        `tokens` are lengths, as the first tensor that has one.
+        `tokens` and `count` are each a mask or one number for each sample (reading them from a device waits for it): a
+        sample's length, for the bound on padded tokens, and its terms in the loss, for the weights.  `trim` drops the
+        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as the mask, or, if `tokens`
+        are lengths, as the first tensor that has one.
 
         Raises:
             ValueError: there is no tensor to split, two tensors differ in dim 0 (names the leaf), or `tokens` or
@@ -166,7 +166,7 @@ class MicroBatcher:
         terms = None if count is None else terms_of(count, samples)
         self.batch_samples = max(samples, self.batch_samples or samples)
         if lengths is not None:
-            self._note_tokens(lengths, samples, trim=trim)
+            self._record_lengths(lengths, samples, trim=trim)
         self._present_samples = samples
         bounds = [b for b in (self.samples.value or self.whole_samples, self.samples_cap) if b is not None]
         cuts = plan(
@@ -179,18 +179,18 @@ class MicroBatcher:
         )
         return self._slices(batch, cuts, samples, lengths)
 
-    def _note_tokens(self, lengths: Lengths, samples: int, *, trim: bool) -> None:
+    def _record_lengths(self, lengths: Lengths, samples: int, *, trim: bool) -> None:
         whole = lengths.padded(0, samples, trim=trim)
         self.batch_tokens = max(whole, self.batch_tokens or whole)
         longest = lengths.longest(0, samples) if trim else lengths.width
         self.sample_tokens = max(longest, self.sample_tokens or longest)
 
     def _slices(self, batch: T, cuts: list[BatchSlices], samples: int, lengths: Lengths | None) -> Iterator[T]:
-        self._restore()  # an earlier loop that was left without being closed
+        self._restore()  # an earlier loop may have been abandoned
         self.weight, self.is_last = 1.0, True
         width = None if lengths is None else lengths.width
         if len(cuts) == 1 and cuts[0].high - cuts[0].low == samples and cuts[0].keep in (None, width):
-            yield batch  # an empty batch too: it is the script's to handle
+            yield batch  # an empty batch too, which the script must handle
             return
         ddp = self._gated
         if ddp is not None:
@@ -215,8 +215,8 @@ class MicroBatcher:
     def backward(self, loss: Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
         """Run `loss.backward(**kwargs)`, weighted by this micro-batch's share and scaled by the scaler, if any.
 
-        `loss` must be the mean over the samples of the micro-batch, or over the loss terms that `split` was told; for
-        another loss say the `weight`: 1.0 for a sum.  With the whole batch at once nothing is multiplied, so the
+        `loss` must be the mean over the samples of the micro-batch, or over the loss terms given to `split`; for
+        another loss give the `weight`: 1.0 for a sum.  With the whole batch at once nothing is multiplied, so the
         gradients are those of `loss.backward()` to the last bit.
         """
         share = self.weight if weight is None else weight

@@ -1,6 +1,6 @@
 """Checks whether a model's result depends on how a batch is cut, so that its micro-batch must not be changed.
 
-Left out: what cannot be seen in modules (a functional dropout with a literal rate, a loss across samples).
+Some cases do not show in modules: a functional dropout with a literal rate, a loss across samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def inexact(model: nn.Module) -> str | None:
 
 
 def _dropout(module: nn.Module) -> str | None:
-    """Return the attribute by which `module` drops at random (dropout, attention_dropout, drop_prob ...), or None.
+    """Return the attribute with which `module` drops at random (dropout, attention_dropout, drop_prob ...), or None.
 
     Dropout called as a function leaves its rate in some attribute with "drop" in its name in every model we know.
     """
@@ -51,5 +51,5 @@ def _dropout(module: nn.Module) -> str | None:
 
 
 def _is_called(module: nn.Module, base: str) -> bool:
-    """Return whether `module` has a base of that name: torch's own private ones, which other libraries use."""
+    """Return whether `module` has a base of that name: torch's private ones, which other libraries use."""
     return any(kind.__name__ == base for kind in type(module).__mro__)

@@ -1,24 +1,24 @@
 """Implements the knobs "micro_batch" (samples) and "micro_tokens" (padded tokens): which sizes may be tried.
 
-A job has one of them: where the loop says how many tokens its samples have and `attach` began with a budget of tokens,
-that is what memory and time follow, and samples otherwise.
+A job has one of them.  If the loop gives its samples' tokens and `attach` began with a budget of tokens, memory and
+time follow tokens; otherwise samples.
 
-How large a size is offered depends on how the loop is written.  `pacer.train_batch` controls forward and backward and
-finds out whether a size fits without losing the step, so it may try them all.  In a plain loop only the script can
-catch what its forward raises.  So only sizes are offered there that fit even if all memory at the peak grew with the
-size (it grows slower), with a fifth of the device's memory to spare.
+How large a size is offered depends on the loop.  `pacer.train_batch` controls forward and backward and finds out
+whether a size fits without losing the step, so it may try all sizes.  In a plain loop only the script can catch what
+its forward raises.  There only sizes are offered that fit even if all memory at the peak grew with the size (it grows
+slower), with a fifth of the device's memory to spare.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
 
-from ..actuator import ActuatorError
+from ..actuator import Actuator, ActuatorError
 from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
 from .oom_safe_trial import OomSafeTrial
@@ -32,30 +32,23 @@ DOUBLINGS_MAX = 24
 """Most powers of two that are offered in either direction."""
 
 
-class _Size(ABC):
-    """What both knobs have in common; `rescue` knows whether the loop uses `train_batch`."""
+class _SizeActuator(Actuator):
+    """What both knobs have in common; `trials` knows whether the loop uses `train_batch`."""
 
     def __init__(
-        self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig, rescue: OomSafeTrial | None = None
+        self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig, trials: OomSafeTrial | None = None
     ) -> None:
         self._model = model
         self._batcher = batcher
         self._config = config
-        self._rescue = rescue
+        self._trials = trials
 
     @abstractmethod
     def _limit(self) -> MicroBatchLimit: ...
 
-    @abstractmethod
-    def value(self) -> int: ...
-
     def is_barred(self, value: int) -> bool:
-        """Whether `value` did not fit into memory on some rank."""
+        """Return whether `value` did not fit into memory on some rank."""
         return self._limit().is_barred(value)
-
-    def layout(self) -> str:
-        """Return the empty string: ranks may hold different batches, each splits its own."""
-        return ""
 
     def apply(self, value: int) -> None:
         """Split the next batches by `value`.
@@ -75,7 +68,7 @@ class _Size(ABC):
     def _memory_ceiling(self, value: int) -> int:
         """Return the largest size that fits if all memory at the peak grew with it; DOUBLINGS_MAX more where safe."""
         parameter = next(self._model.parameters(), None)
-        is_guarded = self._rescue is not None and self._rescue.is_used
+        is_guarded = self._trials is not None and self._trials.is_used
         if parameter is None or parameter.device.type != "cuda" or is_guarded:
             return value << DOUBLINGS_MAX
         peak = torch.cuda.max_memory_reserved(parameter.device)
@@ -83,13 +76,10 @@ class _Size(ABC):
         return max(value, int(value * UNGUARDED_RATIO * total / peak)) if peak > 0 else value
 
 
-class MicroBatchActuator(_Size):
+class MicroBatchActuator(_SizeActuator):
     """The knob "micro_batch": samples in one forward/backward of one rank; the batch stays as it is."""
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "micro_batch"
+    knob = "micro_batch"
 
     def _limit(self) -> MicroBatchLimit:
         return self._batcher.samples
@@ -130,13 +120,10 @@ class MicroBatchActuator(_Size):
         return inexact(self._model)
 
 
-class MicroTokensActuator(_Size):
+class MicroTokensActuator(_SizeActuator):
     """The knob "micro_tokens": padded tokens in one forward/backward of one rank; the batch stays as it is."""
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "micro_tokens"
+    knob = "micro_tokens"
 
     def _limit(self) -> MicroBatchLimit:
         return self._batcher.tokens
@@ -149,13 +136,13 @@ class MicroTokensActuator(_Size):
         """
         value = self._batcher.tokens.value
         if value is None:
-            raise ActuatorError("there is no budget of tokens: give attach(micro_tokens=...)")
+            raise ActuatorError("no budget of tokens was given: pass attach(micro_tokens=...)")
         return value
 
     def domain(self) -> tuple[int, ...]:
         """Return the present value times powers of two, from one sample to the first that takes the whole batch.
 
-        By what this rank has seen so far; ranks see other lengths, and only what all of them offer is tried.
+        Based on what this rank has seen.  Ranks see different lengths, and only what all of them offer is tried.
         """
         value, whole, longest = self.value(), self._batcher.batch_tokens, self._batcher.sample_tokens
         if whole is None or longest is None:
@@ -168,5 +155,5 @@ class MicroTokensActuator(_Size):
         if self._batcher.tokens.value is None:
             return "no budget of tokens was given (attach(micro_tokens=...))"
         if self._batcher.batch_tokens is None:
-            return "lengths are not known: say them (pacer.microbatches(batch, tokens=mask))"
+            return "sample lengths are not known: pass them (pacer.microbatches(batch, tokens=mask))"
         return inexact(self._model)

@@ -1,23 +1,23 @@
 """Runs a larger micro-batch for the first time where running out of memory costs neither the step nor the job.
 
-"Catch the error and try again" works for one rank.  Under DDP a rank that fails inside a backward that synchronizes
-leaves the others waiting in a collective until the group's timeout; and a generator cannot catch what the body of its
-loop raises.  So forward and backward must be called from here (`train_batch`), and a size that is larger than
-everything seen so far runs first where it can do no harm:
+"Catch the error and try again" works for one rank.  Under DDP a rank that fails inside a synchronizing backward leaves
+the others waiting in a collective until the group's timeout, and a generator cannot catch what the body of its loop
+raises.  So forward and backward must be called from here (`train_batch`), and a size larger than any before runs first
+where it can do no harm:
 
     switch at a boundary, all ranks      micro-batch 8 -> 16
     next step, all ranks                 scratch: forward and backward of 16 without any collective, undone
                                          did any rank fail?
-                    no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, and the tuner is told
+                    no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, the tuner is informed
 
-Undone means: the gradients are the very tensors they were, buffers and random numbers are put back, DDP's flags are
-what they were, the scaler's scale is only read.  The cache is freed after a failure.
+Undone means: the gradients are the same tensors as before, buffers, random numbers and DDP's flags are restored, and
+the scaler's scale is only read.  The cache is freed after a failure.
 
-A size that fitted may still fail later, with longer samples.  That step is redone at half the size, by this rank
-alone.  It needs no agreement (ranks may cut differently; only the last micro-batch synchronizes), where nothing is
-lost by it: the gradients were empty when the step began, and no collective is out.  Else the error goes to the script.
+A size that fitted may still fail later, with longer samples.  Then this rank alone redoes that step at half the size.
+It needs no agreement (ranks may cut differently; only the last micro-batch synchronizes) and loses nothing if the
+gradients were empty when the step began and no collective is out.  Otherwise the error goes to the script.
 
-Left out: engines that communicate in forward (FSDP); a `loss_fn` with collectives of its own is the script's risk.
+Not supported: engines that communicate in forward (FSDP).  A `loss_fn` with its own collectives is the script's risk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .batch_slicing import Given, samples_in
+from .batch_slicing import Given, leaves, samples_in
 from .memory_forecast import MemoryForecast
 from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
@@ -55,24 +55,24 @@ REASON_CHARS_MAX = 200
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory, the device's or the host's, ran out."""
+    """Return whether `error` means that memory ran out, the device's or the host's."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 class TrialPeers:
-    """Those who are concerned when a larger size is tried: here nobody, as in a job that is not tuned."""
+    """The other ranks, the tuner and the node during a trial; this base class serves a job that is not tuned."""
 
     def any_rank(self, is_so: bool) -> bool:
-        """Return whether `is_so` on any rank; all ranks ask, as all of them turned at the same boundary."""
+        """Return whether `is_so` on any rank; all ranks ask, as all turned at the same boundary."""
         return is_so
 
     def reverted(self, reason: str) -> None:
-        """Take why a size was barred, on all ranks in the same step."""
+        """Report why a size was barred, on all ranks in the same step."""
 
     def room_bytes(self) -> int | None:
-        """Return what this rank could still take of its memory; None: unknown."""
+        """Return how much more memory this rank could take; None: unknown."""
         return None
 
 
@@ -92,7 +92,7 @@ class OomSafeTrial:
         self._peers = TrialPeers()
 
     def join(self, peers: TrialPeers) -> None:
-        """Ask and tell `peers` from now on: the job is tuned."""
+        """Use `peers` from now on: the job is tuned."""
         self._peers = peers
 
     def train_batch(
@@ -106,8 +106,8 @@ class OomSafeTrial:
     ) -> Tensor:
         """Run forward and backward of `batch` in micro-batches; return the batch's loss, detached.
 
-        `loss_fn` is called with each slice and returns its mean loss; the keywords are `MicroBatcher.split`'s.  Every
-        rank must call this equally often between two optimizer steps.
+        `loss_fn` is called with each slice and returns its mean loss; the keywords are those of `MicroBatcher.split`.
+        Every rank must call this equally often between two optimizer steps.
         """
         self.is_used = True
         how = {"tokens": tokens, "count": count, "trim": trim}
@@ -119,19 +119,22 @@ class OomSafeTrial:
     # --- a new size -------------------------------------------------------------------------------------
 
     def _largest(self, batch: T, how: dict[str, Any]) -> T:
-        """Return the slice with the most elements; the weights it would have do not matter for its memory."""
-        return max(self.batcher.split(batch, **how), key=_numel)
+        """Return the slice with the most elements; its weight does not matter for its memory."""
+        return max(
+            self.batcher.split(batch, **how),
+            key=lambda piece: sum(tensor.numel() for _, tensor in leaves(piece)),
+        )
 
     def _prove(
         self, name: str, limit: MicroBatchLimit, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]
     ) -> None:
-        """Find out whether what is in force fits on all ranks; else go back on all of them."""
-        assert limit.value is not None, "the whole batch is no unproven size"
-        headroom, size = self._forecasts[name], limit.value
-        failure = headroom.refuse(limit.fallback or size, size, self._peers.room_bytes())
+        """Find out whether the size in force fits on all ranks; otherwise go back on all of them."""
+        assert limit.value is not None, "the whole batch always counts as proven"
+        forecast, size = self._forecasts[name], limit.value
+        failure = forecast.refuse(limit.fallback or size, size, self._peers.room_bytes())
         if failure is None:
             failure = self._scratch(largest, loss_fn)
-            if failure is None and headroom.is_strained(size):
+            if failure is None and forecast.is_strained(size):
                 failure = "the allocator had to flush its cache"
             if failure is not None:
                 self._free()
@@ -144,17 +147,17 @@ class OomSafeTrial:
         self._peers.reverted(reason)
 
     def _scratch(self, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> str | None:
-        """Run forward and backward for nothing but their memory; return why they failed."""
+        """Run forward and backward only to see whether they fit; return why they failed."""
         try:
             with self._undone():
                 self.batcher.backward(loss_fn(largest()), weight=1.0)
-        except Exception as error:  # noqa: BLE001  the other ranks must be told; an error of the script comes again
+        except Exception as error:  # noqa: BLE001  the other ranks wait for the answer; an error of the script comes again
             return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
         return None
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
-        """Undo all that runs inside, and let no rank wait for another meanwhile."""
+        """Undo everything that runs inside, and keep ranks from waiting for each other meanwhile."""
         ddp = self.batcher.ddp
         is_gated = hasattr(ddp, "require_backward_grad_sync") and hasattr(ddp, "require_forward_param_sync")
         flags = (ddp.require_backward_grad_sync, ddp.require_forward_param_sync) if ddp and is_gated else None
@@ -196,7 +199,7 @@ class OomSafeTrial:
                 size = self._running
                 if not (was_empty and size > 1 and is_out_of_memory(error) and self._may_redo()):
                     raise
-                said = f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
+                failure = f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
             batcher.samples_cap = size // 2
             for parameter in self._model.parameters():
                 parameter.grad = None
@@ -210,7 +213,7 @@ class OomSafeTrial:
                 "pacecar: a micro-batch of %d samples did not fit (%s): this rank redoes the step, at %d samples until "
                 "the size is turned again",
                 size,
-                said,
+                failure,
                 batcher.samples_cap,
             )
 
@@ -219,7 +222,7 @@ class OomSafeTrial:
         return torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if is_cuda else None
 
     def _may_redo(self) -> bool:
-        """Whether no collective is out that another rank waits for, and a second pass computes the same."""
+        """Return whether no collective is out that another rank waits for, and a second pass computes the same."""
         if self.batcher.ddp is not None and self._was_last:
             return False
         if self._can_redo is None:
@@ -240,11 +243,3 @@ class OomSafeTrial:
             slices.close()  # type: ignore[attr-defined]
         assert total is not None, "a batch has at least one slice"
         return total
-
-
-def _numel(batch: Any) -> int:  # noqa: ANN401  any nest
-    if isinstance(batch, Tensor):
-        return batch.numel()
-    if isinstance(batch, dict):
-        return sum(map(_numel, batch.values()))
-    return sum(map(_numel, batch)) if isinstance(batch, (list, tuple)) else 0

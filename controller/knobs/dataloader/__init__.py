@@ -1,7 +1,7 @@
 """The data loader's knobs: workers and prefetch, changed between two batches.
 
-In comes a number of workers, out goes a loader that continues with the next batch of the same order.
-Start with `knobs`, which chooses the loader; `switchable_loader` is what the script iterates, `worker_set` starts and
-ends a set of processes behind it, `index_sampler` shares its sampler among them.  `randomness_check` sees random draws
-in the workers, `worker_limits` says what there is room for; what other workers are worth is `forecast.dataloader`.
+Input: a number of workers.  Output: a loader that continues with the next batch of the same order.  Start with `knobs`,
+which chooses the loader.  The script iterates `switchable_loader`; `worker_set` starts and ends a set of processes
+behind it, and `index_sampler` shares its sampler among them.  `randomness_check` detects random draws in the workers,
+`worker_limits` computes how many fit; `forecast.dataloader` predicts what other workers are worth.
 """

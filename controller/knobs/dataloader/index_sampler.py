@@ -1,19 +1,18 @@
 """Shares one epoch's index lists among changing sets of data loader workers, and keeps the order of delivery.
 
-A DataLoader cannot be given another number of workers: its iterator owns the sampler's iterator.  A second DataLoader
-over the rest of the epoch would need to know where the sampler is, and a sampler runs ahead of the training loop by
-what is in flight.  So the sampler is iterated here, once an epoch as torch would, and each set of workers draws
-from its own tap on it:
+A DataLoader cannot get another number of workers: its iterator owns the sampler's iterator.  A second DataLoader over
+the rest of the epoch would need the sampler's position, and a sampler runs ahead of the training loop by what is in
+flight. So the sampler is iterated here, once per epoch as torch would, and each set of workers draws from its own tap
+on it:
 
-    sampler ---> IndexFeed ---> IndexTap (4 workers)   shut when the other takes over; what it asked for is delivered
+    sampler ---> IndexFeed ---> IndexTap (4 workers)   shut when the other takes over; what it requested is delivered
                            '--> IndexTap (8 workers)
 
-Every list that is out is remembered with the tap it went through, in order.  That is the order of delivery, whatever
-the workers do, and what must be asked for again should a set of workers fail.
+Every list that is out is remembered in order, with its tap.  That is the order of delivery, whatever the workers do,
+and what must be requested again if a set of workers fails.
 
-Nothing here refers to a DataLoader or its iterator: a cycle would keep worker processes until
-the garbage collector ran.
-Left out: how workers are started and stopped (`worker_set`).
+Nothing here refers to a DataLoader or its iterator: a reference cycle would keep worker processes alive until the
+garbage collector ran.  How workers start and stop is in `worker_set`.
 """
 
 from __future__ import annotations
@@ -21,28 +20,18 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, Protocol
+from typing import Any
+
+from .randomness_check import SamplerWatch
 
 __all__ = ["IndexFeed", "IndexTap"]
-
-
-class RandomnessWatch(Protocol):
-    """Checks for random draws between `begin` and `end`."""
-
-    def begin(self) -> None:
-        """Note the state of the generators before a draw."""
-        ...
-
-    def end(self) -> None:
-        """Compare the state after the draw."""
-        ...
 
 
 class IndexFeed:
     """The index lists of one epoch.
 
-    `source` is the user's batch sampler (or sampler, where batches are not made).  `asks` is how often torch would
-    call `iter(source)` for this epoch: twice when it starts worker processes, else once; a sampler may count.  `ahead`
+    `source` is the user's batch sampler (or sampler, if batches are not made).  `asks` is how often torch would call
+    `iter(source)` for this epoch, which a sampler may count: twice when it starts worker processes, else once.  `ahead`
     keeps the sampler that many lists ahead of delivery, as the user's own setting would, for samplers whose position
     goes into checkpoints; None: as far as the workers ask.  `watch` is called around the draws after the first.
     """
@@ -53,7 +42,7 @@ class IndexFeed:
         *,
         asks: int = 1,
         ahead: int | None = None,
-        watch: RandomnessWatch | None = None,
+        watch: SamplerWatch | None = None,
     ) -> None:
         self._source = source
         self._asks_left = asks
@@ -65,15 +54,15 @@ class IndexFeed:
         self._drawn = 0
         self._delivered = 0
         self.batch_length: int | None = None
-        """How many samples the last delivered batch holds by its list; None: it was not made of a list."""
+        """How many samples the last delivered batch has by its list; None if it was not made from a list."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the sampler is kept at the place where it would be with the user's own setting."""
+        """Whether the sampler is kept at the position that it would have with the user's own setting."""
         return self._ahead is not None
 
     def begin(self) -> None:
-        """Iterate the sampler anew, if torch would at this point."""
+        """Start a new iteration of the sampler, if torch would at this point."""
         if self._asks_left > 0:
             self._asks_left -= 1
             self._iterator = iter(self._source)
@@ -85,7 +74,7 @@ class IndexFeed:
         self._keep_ahead()
 
     def shuffle(self) -> None:
-        """Draw the first list if that was not done: a sampler may shuffle, and workers would have made it do so."""
+        """Draw the first list unless that was done: a sampler may shuffle then, and workers would have made it."""
         if self._drawn == 0:
             with contextlib.suppress(StopIteration):
                 self._waiting.append(self._draw())
@@ -101,7 +90,7 @@ class IndexFeed:
         return index
 
     def holder(self) -> int | None:
-        """Return which tap the next batch to deliver was asked for through; None when nothing is out."""
+        """Return the tap through which the next batch to deliver was requested; None if nothing is out."""
         return self._out[0][0] if self._out else None
 
     def out(self, tap: int) -> int:
@@ -109,14 +98,14 @@ class IndexFeed:
         return sum(1 for holder, _ in self._out if holder == tap)
 
     def delivered(self) -> None:
-        """Note that the batch of the oldest list out has reached the training loop."""
+        """Record that the batch of the oldest list out has reached the training loop."""
         _, index = self._out.popleft()
         self.batch_length = len(index) if type(index) is list else None
         self._delivered += 1
         self._keep_ahead()
 
     def take_back(self, keep: int | None = None) -> None:
-        """Give out again what is out, but for what went through tap `keep`; nothing of it will be delivered.
+        """Give out again what is out, except what went through tap `keep`; none of it will be delivered.
 
         What is kept must be older than the rest, as it is while another set is being started.
         """
@@ -143,7 +132,7 @@ class IndexFeed:
 
 
 class IndexTap:
-    """The sampler of one set of workers.  Once shut it gives no more lists; what went through it is still out."""
+    """The sampler of one set of workers.  A shut tap gives no more lists; what went through it is still out."""
 
     def __init__(self, number: int, feed: IndexFeed, source: Sized, drawn: Callable[[], None]) -> None:
         self.number = number

@@ -1,25 +1,26 @@
 """Implements the knobs "loader_workers" and "loader_prefetch": which loader is tuned, to which values, and whether.
 
-The first loader that goes through `pacer.data` is taken for the one that the job trains on, unless another is named
-(`pacer.data(loader, tune=True)`); an evaluation's is seldom what limits a job, and tuning two at once measures neither.
+The first loader that goes through `pacer.data` counts as the training loader, unless another is named
+(`pacer.data(loader, tune=True)`).  An evaluation's loader rarely limits a job, and tuning two at once measures neither.
 
-Exact means that the same batches come in the same order with the same values.  `switchable_loader` keeps order and
-number.  Values are kept by refusing where they would depend on the workers: random augmentation, and, where the user
-never had two workers, datasets that two processes must not share.  Whoever regards another draw of the augmentation as
-the same run sets `loader_redraw = true`.
+Exact means the same batches in the same order with the same values.  `switchable_loader` keeps order and number.
+Values are kept by refusing loaders whose values would depend on the workers: random augmentation, and, if the user
+never had two workers, datasets that two processes must not share.  A user who accepts another draw of the augmentation
+sets `loader_redraw = true`.
 
-A sampler that can save its position is a special case: the position in a checkpoint counts what is in flight.  There
-the batches in flight stay as many as with the user's own setting, and more workers keep fewer ready each.
+A sampler that can save its position is a special case, since the position in a checkpoint counts what is in flight.
+The number of batches in flight then stays that of the user's own setting, and more workers keep fewer ready each.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from pacecar.config import TuneConfig
 
-from ..actuator import Actuator, ActuatorError
+from ..actuator import Actuator, ActuatorError, powers_of_two
 from .switchable_loader import SwitchableLoader, unfit
 from .worker_limits import WorkerRoom, entangled, read_room, workers_max
 from .worker_set import WorkerSetting
@@ -48,10 +49,10 @@ class LoaderKnobs:
         if "loader_prefetch" in names:
             self.actuators.append(LoaderPrefetchActuator(self, config))
 
-    def take(self, loader: Iterable[T], tune: bool | None) -> Iterable[T]:
-        """Return what to iterate instead of `loader`: itself, unless it is the one to tune.
+    def wrap(self, loader: Iterable[T], tune: bool | None) -> Iterable[T]:
+        """Return what to iterate instead of `loader`: `loader` itself, unless it is the one to tune.
 
-        `tune`: True names it, False rules it out, None takes the first.  Once the knobs were offered the choice stays.
+        `tune`: True names it, False rules it out, None takes the first.  Once the knobs are offered, the choice stays.
         """
         present = self.loader
         if present is not None and present.user_loader is loader:
@@ -59,18 +60,18 @@ class LoaderKnobs:
         if not self.actuators or self.is_offered or tune is False or self._is_named:
             return loader
         if tune is None and (present is not None or self._reason is not NO_LOADER):
-            return loader  # a first one was passed; even if it was unfit, a second one hardly limits the job
+            return loader  # a first one was passed; even if it was unfit, a second one rarely limits the job
         self._is_named = tune is True
         self.loader = None
         reason = unfit(loader)
         if reason is not None:
             self._reason = reason
             return loader
-        self.loader = SwitchableLoader(loader)  # type: ignore[arg-type]  # `unfit` looked at its type
+        self.loader = SwitchableLoader(loader)  # type: ignore[arg-type]  # `unfit` checked its type
         return self.loader
 
     def close(self, timeout_seconds: float) -> None:
-        """Wait for workers that are ending, at most so long; what is being iterated goes on."""
+        """Wait for workers that are ending, at most this long; what is being iterated goes on."""
         if self.loader is not None:
             self.loader.close(timeout_seconds)
 
@@ -101,6 +102,10 @@ class LoaderKnobs:
             tied = entangled(loader.user_loader.dataset, loader.user_loader.collate_fn)
             if tied is not None:
                 return f"the dataset never had two workers, and {tied}"
+        # Without workers a loader has no start method of its own; this call does not set one.  Python 3.14: forkserver.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if loader.home.workers == 0 and method != "fork":
+            return f"a first worker would run the script's top level again (start method {method}); try num_workers=1"
         return None
 
     def room(self) -> WorkerRoom:
@@ -108,7 +113,7 @@ class LoaderKnobs:
         return self._room(self.known().pids)
 
     def workers_max(self) -> int:
-        """Return the largest number of workers for which this machine has room."""
+        """Return the largest number of workers that this machine has room for."""
         loader = self.known()
         most = workers_max(
             self.room(),
@@ -119,10 +124,10 @@ class LoaderKnobs:
         return min(most, loader.home.in_flight) if loader.keeps_position else most
 
     def turn(self, *, workers: int | None = None, prefetch: int | None = None) -> None:
-        """Take another number of workers or of batches ready.
+        """Use another number of workers or of batches ready.
 
         Raises:
-            ActuatorError: it must not be; nothing was changed.
+            ActuatorError: it is refused; nothing was changed.
         """
         loader = self.known()
         setting = WorkerSetting(
@@ -134,17 +139,16 @@ class LoaderKnobs:
         loader.turn(setting, may_redraw=self._config.loader_redraw)
 
 
-class WorkersActuator:
-    """The knob "loader_workers"; a value is in force from the next batch that the loop asks for."""
-
+class _LoaderActuator(Actuator):
     def __init__(self, knobs: LoaderKnobs, config: TuneConfig) -> None:
         self._knobs = knobs
         self._config = config
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "loader_workers"
+
+class WorkersActuator(_LoaderActuator):
+    """The knob "loader_workers"; a value takes effect with the next batch that the loop requests."""
+
+    knob = "loader_workers"
 
     def value(self) -> int:
         """Return the number that all ranks turned to.
@@ -155,9 +159,9 @@ class WorkersActuator:
         return self._knobs.known().agreed.workers
 
     def domain(self) -> tuple[int, ...]:
-        """Return powers of two within bounds and for which there is room, and the present value."""
+        """Return the powers of two within bounds that there is room for, and the present value."""
         most = min(self._config.loader_workers_max, self._knobs.workers_max())
-        return _powers(max(1, self._config.loader_workers_min), most, self.value())
+        return powers_of_two(max(1, self._config.loader_workers_min), most, self.value())
 
     def refusal(self) -> str | None:
         """Return why the workers must stay as they are, or None."""
@@ -165,10 +169,6 @@ class WorkersActuator:
         if reason is None and len(self.domain()) == 1:
             return "there is no room for another number of workers within the bounds"
         return reason
-
-    def layout(self) -> str:
-        """Return the empty string: ranks may load different data."""
-        return ""
 
     def apply(self, value: int) -> None:
         """Load with `value` processes from the next batch on.
@@ -179,17 +179,10 @@ class WorkersActuator:
         self._knobs.turn(workers=value)
 
 
-class LoaderPrefetchActuator:
+class LoaderPrefetchActuator(_LoaderActuator):
     """The knob "loader_prefetch": batches that each worker keeps ready."""
 
-    def __init__(self, knobs: LoaderKnobs, config: TuneConfig) -> None:
-        self._knobs = knobs
-        self._config = config
-
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "loader_prefetch"
+    knob = "loader_prefetch"
 
     def value(self) -> int:
         """Return the number that all ranks turned to.
@@ -200,7 +193,7 @@ class LoaderPrefetchActuator:
         return self._knobs.known().agreed.prefetch
 
     def domain(self) -> tuple[int, ...]:
-        """Return powers of two within bounds, for which there is room with all the workers that may be."""
+        """Return the powers of two within bounds that fit with all possible workers, and the present value."""
         loader = self._knobs.known()
         most = self._config.loader_prefetch_max
         if loader.batch_bytes:
@@ -209,7 +202,7 @@ class LoaderPrefetchActuator:
                 self._knobs.room(), present=0, prefetch=most, batch_bytes=loader.batch_bytes
             ) < min(workers, self._config.loader_workers_max):
                 most //= 2
-        return _powers(self._config.loader_prefetch_min, most, self.value())
+        return powers_of_two(self._config.loader_prefetch_min, most, self.value())
 
     def refusal(self) -> str | None:
         """Return why it must stay as it is, or None."""
@@ -223,10 +216,6 @@ class LoaderPrefetchActuator:
             return "the sampler can save its position, which counts the batches that are ready"
         return "there is no room for another number within the bounds" if len(self.domain()) == 1 else None
 
-    def layout(self) -> str:
-        """Return the empty string: ranks may load different data."""
-        return ""
-
     def apply(self, value: int) -> None:
         """Let each worker keep `value` batches ready, from the next batch on.
 
@@ -234,9 +223,3 @@ class LoaderPrefetchActuator:
             ActuatorError: see `SwitchableLoader.turn`.
         """
         self._knobs.turn(prefetch=value)
-
-
-def _powers(low: int, high: int, present: int) -> tuple[int, ...]:
-    """Return the powers of two from `low` to `high`, and `present`, ascending."""
-    found = {1 << e for e in range(high.bit_length()) if low <= 1 << e <= high}
-    return tuple(sorted(found | {present}))

@@ -1,15 +1,15 @@
 """Checks whether loading a batch draws random numbers, so that other workers would make other batches.
 
-torch seeds each worker with a base seed plus its number, so what an augmentation draws depends on which worker handles
-the sample and what it handled before.  With another number of workers every crop is another crop: as good, but not
-the same run.  No dataset says whether it draws.  So the state of the global generators (torch, random, numpy) is
-compared after each batch where batches are made, behind the collate function: if it changed, something drew.
+torch seeds each worker with a base seed plus its number, so an augmentation's draws depend on which worker handles the
+sample and what it handled before.  With another number of workers every crop is another crop: as good, but not the same
+run.  No dataset declares that it draws.  So the state of the global generators (torch, random, numpy) is compared after
+each batch, behind the collate function: if it changed, something drew.
 
-Runs in worker processes, whatever their start method: everything here can be pickled, and what is seen is a byte in
-shared memory.  A worker that is not forked imports this module anew, perhaps hours after the job did.  Where it cannot
-(pacecar was upgraded or removed meanwhile) it has the user's own functions in place of ours.
+Runs in worker processes, whatever their start method: everything here can be pickled, and the finding is a byte in
+shared memory.  A worker that is not forked imports this module again, perhaps hours after the job did.  If it cannot
+(pacecar was upgraded or removed meanwhile), it uses the user's own functions in place of ours.
 
-Left out: generators of the dataset's own, which cannot be seen from outside (each worker has a copy).
+Generators of the dataset's own cannot be seen from outside (each worker has a copy).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 __all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit"]
 
 BATCHES_EACH = 64
-"""The first so many batches of a worker are all checked (20 us each); then one in BATCHES_EVERY, for rare draws."""
+"""A worker checks its first batches up to this number (20 us each), then one in BATCHES_EVERY, for rare draws."""
 
 BATCHES_EVERY = 256
 
 LISTS_MAX = 16
-"""Index lists during whose making the generators are compared."""
+"""Number of index lists during whose making the generators are compared."""
 
 
 def fingerprint() -> int:
@@ -56,7 +56,7 @@ except Exception:
 def _pickled(kind: str, state: tuple[Any, ...], *, instead: object) -> tuple[Any, ...]:
     """Return what pickle rebuilds as `kind(*state)`, or as `instead` in a process that cannot import this module.
 
-    Pickle names a function to call, and the only ones that are there for certain are python's own.
+    Pickle names a function to call, and only python's own are certain to exist.
     """
     scope = {"kind": kind, "state": state, "instead": instead}
     return eval, ("(exec(source, scope), scope['made'])[1]", {"source": _MAKE, "scope": scope})
@@ -78,7 +78,7 @@ class Draws:
 
     @property
     def were_seen(self) -> bool:
-        """Whether a batch moved a global generator, in any worker."""
+        """Whether a batch changed a global generator, in any worker."""
         return bool(self._seen.item())
 
     @property
@@ -139,7 +139,7 @@ class WatchedCollate:
 
 
 class WatchedInit:
-    """The user's worker_init_fn, if any, with the first state kept after it."""
+    """The user's worker_init_fn, if any, followed by recording the first state."""
 
     def __init__(self, init: Callable[[int], None] | None, draws: Draws) -> None:
         self._init = init

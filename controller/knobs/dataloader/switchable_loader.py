@@ -1,24 +1,24 @@
-"""Gives a running DataLoader other workers between two batches, so that every sample comes once and in order.
+"""Gives a running DataLoader other workers between two batches; every sample comes once and in order.
 
-torch fixes workers and prefetching when an iterator is made, and an epoch may take days.  So the user's loader is
-never touched: what is iterated are copies of it that differ in these two numbers, and that share the sampler through an
-`IndexFeed`.  To switch, the tap of the copy in force is shut and another copy opens its own.  What the first one has in
-flight is delivered before anything that the second one loads, so nothing is lost, repeated or out of order:
+torch fixes workers and prefetching when an iterator is made, and an epoch may take days.  So the user's loader is never
+touched: the loop iterates copies of it that differ in these two numbers and share the sampler through an `IndexFeed`.
+To switch, the tap of the present copy is shut and another copy opens its own.  What the first has in flight is
+delivered before anything that the second loads, so nothing is lost, repeated or out of order:
 
-    asked of   A A A A A A B B B B B B        batches arrive in the order of asking, whichever copy loads them
-    delivered      A A A A A A B B B B
-                       ^ the switch
+    requested of   A A A A A A B B B B B B    batches arrive in the order of the requests, whichever copy loads them
+    delivered          A A A A A A B B B B
+                           ^ the switch
 
-At most two sets of workers exist at a time.  The one not in force waits idle for the way back (a trial goes
-back and forth), and is ended on a thread of its own when it was not needed for `IDLE_BATCHES_MAX` batches.  A set that
-the user did not ask for and that fails (memory, a dataset that does not support it) costs no step: what is out is
-loaded again by workers of the user's own number, and only what fails there too is raised.
+At most two sets of workers exist at a time.  The idle one waits for the way back (a trial goes back and forth), and is
+ended on a thread of its own if it was not needed for `IDLE_BATCHES_MAX` batches.  If a set that the user did not ask
+for fails (memory, a dataset that does not support it), it costs no step: what is out is loaded again by workers of the
+user's own number, and only what fails there too is raised.
 
-Random numbers.  The global generators of the job are drawn from exactly as torch would with the user's own setting.
-Those of the workers cannot be (`randomness_check`); a loader whose workers draw is refused.
+The job's global generators are drawn from exactly as torch would with the user's own setting.  Those of the workers
+cannot be (`randomness_check`); a loader whose workers draw is refused.
 
-Left out: iterable datasets (their order is the workers' own), subclasses of DataLoader (they bring their own
-iteration), and which numbers are worth trying (`knobs`).
+Not supported: iterable datasets (their order is the workers' own) and subclasses of DataLoader (they bring their own
+iteration).  `knobs` decides which numbers are worth trying.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from pacecar.torch_internals import lacking
 
 from ..actuator import ActuatorError
+from ..batch.batch_slicing import leaves
 from .index_sampler import IndexFeed
 from .randomness_check import Draws, SamplerWatch
 from .worker_set import Workers, WorkerSet, WorkerSetting, sampler_of
@@ -44,15 +45,13 @@ __all__ = ["SwitchableLoader", "unfit"]
 logger = logging.getLogger(__name__)
 
 PREFETCH_DEFAULT = 2
-"""torch's own default, where there are workers and prefetch_factor is not set."""
+"""torch's own default if there are workers and prefetch_factor is not set."""
 
 IDLE_BATCHES_MAX = 256
-"""Batches after which idle workers are ended, as they keep their memory; longer than the windows of a trial."""
+"""Batches after which idle workers, which keep their memory, are ended; longer than the windows of a trial."""
 
 MEASURED_BATCHES = 8
-"""Batches whose size is measured; the largest counts."""
-
-NEST_DEPTH_MAX = 4
+"""Number of batches whose size is measured; the largest counts."""
 
 
 def unfit(loader: object) -> str | None:
@@ -75,13 +74,13 @@ class SwitchableLoader:
         self._loader = loader
         self.home = WorkerSetting(loader.num_workers, loader.prefetch_factor or PREFETCH_DEFAULT)
         self.setting = self.home
-        self.agreed = self.home  # what all ranks turned to; another than `setting` after a failure
+        self.agreed = self.home  # what all ranks turned to; differs from `setting` after a failure
         self.failed: str | None = None
         self.draws = Draws()
         self._sampler = SamplerWatch()
         self.batch_bytes: int | None = None
         self.batches = 0
-        self.pids: tuple[int, ...] = ()  # of the workers in force; not the processes, which must end with the epoch
+        self.pids: tuple[int, ...] = ()  # of the workers in force, not process objects, which must end with the epoch
         self._epochs = 0
         self._standing: dict[int, Workers] = {}
         self.workforce = WorkerSet(loader, self.home, self.draws)
@@ -123,10 +122,10 @@ class SwitchableLoader:
         return any(callable(getattr(sampler, "state_dict", None)) for sampler in samplers)
 
     def turn(self, setting: WorkerSetting, *, may_redraw: bool = False) -> None:
-        """Take another setting from the next batch on; `may_redraw`: also where other random numbers will be drawn.
+        """Use another setting from the next batch on; `may_redraw`: even if other random numbers will be drawn.
 
         Raises:
-            ActuatorError: it must not be; nothing was changed.
+            ActuatorError: it is refused; nothing was changed.
         """
         if setting not in (self.agreed, self.home):
             reason = self.failed or (None if may_redraw else self.random_reason())
@@ -136,7 +135,7 @@ class SwitchableLoader:
         self.setting = self.home if self.failed is not None else setting
 
     def random_reason(self) -> str | None:
-        """Return what draws random numbers that depend on the workers, as far as was seen; None if nothing does."""
+        """Return what was seen to draw random numbers that depend on the workers, or None."""
         if self.draws.were_seen:
             return "loading a batch draws random numbers (augmentation), and other workers would draw others"
         if self._sampler.saw_draws:
@@ -144,17 +143,17 @@ class SwitchableLoader:
         return None
 
     def close(self, timeout_seconds: float) -> None:
-        """Wait for sets of workers that are ending, at most so long."""
+        """Wait for sets of workers that are ending, at most this long."""
         self.workforce.close(timeout_seconds)
 
     # --- what an epoch asks for -------------------------------------------------------------------
 
     def begin_epoch(self) -> tuple[IndexFeed, dict[int, Workers], Workers | None]:
-        """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it is made already.
+        """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it exists already.
 
-        What torch would do with the user's own setting decides how often samplers and generators are asked, and when:
-        workers ask for the first batch when the epoch begins, and a training process that loads itself when it wants
-        that batch (`begin_loading`).
+        Samplers and generators are asked as often, and when, torch would with the user's own setting: workers request
+        the first batch when the epoch begins, a training process that loads by itself when it wants that batch
+        (`begin_loading`).
         """
         loader, home = self._loader, self.home
         is_reset = loader.persistent_workers and home.workers > 0 and self._epochs > 0
@@ -214,7 +213,7 @@ class SwitchableLoader:
         self.batches += 1
         if self.batches <= MEASURED_BATCHES:
             with contextlib.suppress(Exception):  # a batch is whatever the user makes
-                self.batch_bytes = max(self.batch_bytes or 0, _nbytes(batch))
+                self.batch_bytes = max(self.batch_bytes or 0, sum(tensor.nbytes for _, tensor in leaves(batch)))
 
     def fail(self, error: Exception) -> None:
         """Use only the user's own setting for the rest of the run: another one failed with `error`."""
@@ -233,7 +232,7 @@ class _Epoch(Iterator[Any]):
 
     @property
     def pacecar_batch_length(self) -> int | None:
-        """How many samples the last batch holds, as the batch sampler said; the hook asks for it by this name."""
+        """How many samples the last batch has, by the batch sampler; the hook asks for it by this name."""
         return self._feed.batch_length
 
     @property
@@ -279,7 +278,7 @@ class _Epoch(Iterator[Any]):
         others = [workers for workers in self._sets.values() if workers is not self._current]
         if any(feed.out(workers.tap.number) for workers in others):
             return
-        if feed.is_ahead:  # the sampler must not be asked for more than with the user's setting: one after the other
+        if feed.is_ahead:  # the sampler must not run further ahead than with the user's setting: one after the other
             self._current.tap.is_open = False
             if feed.out(self._current.tap.number):
                 return
@@ -290,7 +289,7 @@ class _Epoch(Iterator[Any]):
             else:
                 self._dismiss()
                 target = owner.workforce.start(setting, feed)
-        except Exception as error:  # noqa: BLE001  no memory for a process, a worker that died: the present set goes on
+        except Exception as error:  # noqa: BLE001  no memory for a process, a dead worker: the present set goes on
             for number in {number for number in self._sets if self._sets[number] is not self._current}:
                 owner.workforce.retire(self._sets.pop(number))
             feed.take_back(keep=self._current.tap.number)
@@ -312,7 +311,7 @@ class _Epoch(Iterator[Any]):
                 self._owner.workforce.retire(self._sets.pop(number))
 
     def _fall_back(self, error: Exception) -> None:
-        """Load what is out again, with the user's own setting."""
+        """Load again what is out, with the user's own setting."""
         self._owner.fail(error)
         for workers in self._sets.values():
             self._owner.workforce.retire(workers)
@@ -328,13 +327,3 @@ class _Epoch(Iterator[Any]):
             for workers in self._sets.values():
                 workers.shut_down()
             self._owner.pids = ()
-
-
-def _nbytes(batch: object, depth: int = NEST_DEPTH_MAX) -> int:
-    """Return the bytes of all tensors in nested tuples, lists and mappings."""
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if depth == 0 or isinstance(batch, str | bytes):
-        return 0
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return sum(_nbytes(part, depth - 1) for part in parts)

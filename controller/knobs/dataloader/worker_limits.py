@@ -1,15 +1,15 @@
-"""Computes how many worker processes fit on this machine, and whether a dataset may be read by several at all.
+"""Computes how many worker processes fit on this machine, and whether several may read a dataset at all.
 
-"As many as there are cores" forgets that the ranks of a node share them, that batches travel through /dev/shm (64 MiB
+"As many as there are cores" ignores that the ranks of a node share them, that batches travel through /dev/shm (64 MiB
 in a container by default; a worker that writes past its end dies of SIGBUS), and that each worker keeps a copy of what
-it touches.  So the numbers come from this machine: cores, shared memory, available memory, what the present workers
+it touches.  So the numbers come from this machine: cores, shared memory, available memory and what the present workers
 hold, each divided by the ranks of the node.
 
-And a dataset that was only ever read by one process may not support two: an open file has one position, whoever
-reads; a lock may be held while the process forks.  Such things cannot be pickled.  So the dataset is walked through as
-pickle would, without writing anything, and what cannot be shared is named.
+A dataset that only one process has ever read may not support two: an open file has one position for all readers; a lock
+may be held while the process forks.  Such objects cannot be pickled.  So the dataset is walked as pickle would, without
+writing anything, and the first object that cannot be shared is named.
 
-Left out: what the workers' reads do to a file server, and limits of the container that are not cgroup v2.
+Ignored: what the workers' reads do to a file server, and container limits other than cgroup v2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARE_MAX = 0.5
 """Share of the free shared memory and of the available memory that all workers of a node may take."""
 
 WORKER_BYTES_PRIOR = 256 * 2**20
-"""Memory of its own that a worker is assumed to take where none runs yet: torch, pages of the parent that it writes."""
+"""Memory that a worker is assumed to take if none runs yet: torch, and the parent's pages that it writes."""
 
 WORKERS_FLOOR = 4
 """Workers offered on any machine: those that only wait, for a disk or a network, need no core."""
@@ -43,7 +43,7 @@ WORKERS_FLOOR = 4
 WORKERS_PER_CORE = 2
 
 WALK_BYTES_MAX = 16 * 2**20
-"""A dataset is walked through up to so many bytes of pickle (about 0.1 s); a larger one counts as not shareable."""
+"""A dataset is walked up to this many bytes of pickle (about 0.1 s); a larger one counts as not shareable."""
 
 HANDLES = frozenset({"h5py", "lmdb", "sqlite3", "_io", "socket"})
 """Modules whose objects hold a position or a connection."""
@@ -63,7 +63,7 @@ class WorkerRoom:
 def read_room(
     pids: Sequence[int], *, environ: Mapping[str, str] = os.environ, root: Path = Path("/"), shm: str = "/dev/shm"
 ) -> WorkerRoom:
-    """Return what there is now; `pids` are this rank's workers, whose own memory is read."""
+    """Return what is available now; `pids` are this rank's workers, whose own memory is read."""
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     try:
         stat = os.statvfs(shm)
@@ -84,7 +84,7 @@ def read_room(
 
 
 def workers_max(room: WorkerRoom, *, present: int, prefetch: int, batch_bytes: int | None) -> int:
-    """Return the largest number of workers that fits, at least `present`: with `prefetch` batches ready in each."""
+    """Return the largest number of workers that fits, at least `present`, with `prefetch` batches ready in each."""
     ceiling = max(WORKERS_FLOOR, WORKERS_PER_CORE * room.cores // room.ranks)
     more: list[int] = []
     if room.memory_bytes is not None:
@@ -102,12 +102,12 @@ def entangled(*parts: object) -> str | None:
         walk.dump(parts)
     except _Found as found:
         return str(found)
-    except Exception as error:  # noqa: BLE001  what cannot be walked through cannot be known
-        return f"it holds something that cannot be looked through ({type(error).__name__}: {str(error)[:80]})"
+    except Exception as error:  # noqa: BLE001  an object that cannot be walked may not be shareable
+        return f"it holds something that cannot be checked ({type(error).__name__}: {str(error)[:80]})"
     return None
 
 
-class _Found(Exception):  # noqa: N818  it carries the answer, and is no error
+class _Found(Exception):  # noqa: N818  it carries the answer
     pass
 
 
@@ -118,12 +118,12 @@ class _Sink:
     def write(self, data: Any) -> int:  # noqa: ANN401  bytes-like
         self._written += len(data)
         if self._written > WALK_BYTES_MAX:
-            raise _Found(f"it is too large to be looked through (over {WALK_BYTES_MAX >> 20} MiB)")
+            raise _Found(f"it is too large to check (over {WALK_BYTES_MAX >> 20} MiB)")
         return len(data)
 
 
 class _Walk(pickle.Pickler):
-    """Visits what pickle would, and gives up at the first thing that is not to be shared."""
+    """Visits what pickle would, and gives up at the first object that must not be shared."""
 
     def persistent_id(self, obj: object) -> object:
         """Skip what is harmless and large: values of tensors and arrays, and code."""
@@ -147,14 +147,14 @@ class _Walk(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401  pickle's protocol
         """Name what pickle cannot copy: it belongs to this process.
 
-        A handle that `__getstate__` leaves out is not copied by pickle, but by fork it is shared all the same.
+        Pickle does not copy a handle that `__getstate__` omits, but fork shares it all the same.
         """
         for inside in getattr(obj, "__dict__", {}).values():
             if callable(getattr(inside, "fileno", None)) or type(inside).__module__.partition(".")[0] in HANDLES:
                 _refuse(inside)
         try:
             obj.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001  locks, handles, generators: each says it its own way
+        except Exception:  # noqa: BLE001  locks, handles and generators raise different errors
             _refuse(obj)
         return NotImplemented
 

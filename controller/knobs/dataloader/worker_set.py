@@ -1,10 +1,8 @@
 """Starts and ends one set of a data loader's workers, as a copy of the user's loader, which is never touched.
 
-The copy has its own workers and prefetching, draws from an `IndexTap` in place of the sampler, and reports whether
-random numbers are drawn.  torch waits for workers to end when their iterator goes.  A training step must not wait, so a
-set that is not needed ends on a thread of its own.
-
-Left out: when to start a set, and which is in force (`switchable_loader`).
+The copy has its own workers and prefetching, draws from an `IndexTap` instead of the sampler, and reports whether
+random numbers are drawn.  torch waits for workers to end when their iterator goes.  A training step must not wait, so
+an unneeded set ends on a thread of its own.  `switchable_loader` decides when to start a set and which is in force.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from .randomness_check import Draws, WatchedCollate, WatchedInit
 __all__ = ["WorkerSet", "WorkerSetting", "Workers", "sampler_of"]
 
 RETIRING_MAX = 4
-"""Sets of workers that end on threads at once; one more is waited for, as torch does at the end of an epoch."""
+"""Sets of workers that may end on threads at once; for one more the caller waits, as torch does at the end of an epoch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Workers:
         self.iterator: Iterator[Any] = iter(())
 
     def open(self, feed: IndexFeed) -> None:
-        """Begin to load from `feed`; what was asked for before must have been delivered or been taken back."""
+        """Begin to load from `feed`; everything requested before must have been delivered or taken back."""
         self.tap.feed, self.tap.is_open = feed, True
         self.iterator = iter(self.loader)
 
@@ -63,7 +62,7 @@ class Workers:
         return tuple(w.pid for w in getattr(self.iterator, "_workers", ()) if w.pid is not None)
 
     def shut_down(self) -> None:
-        """End the processes and wait for them; nothing where the training process itself loads."""
+        """End the processes and wait for them; do nothing if the training process itself loads."""
         shut_down = getattr(self.iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
@@ -86,14 +85,14 @@ class WorkerSet:
         number = next(self._numbers)
         is_home = setting == self._home
         clone = copy.copy(self._loader)
-        # Nothing that a tap holds refers back to its user: in a cycle workers would outlive their last use.  Where the
-        # training process loads itself, what moves the generators after the tap is the data.
-        begin = self._draws.begin if setting.workers == 0 else _nothing
+        # A tap must not refer back to its user: in a reference cycle workers would outlive their last use.  If the
+        # training process loads by itself, only the data draws from the generators after the tap.
+        begin = self._draws.begin if setting.workers == 0 else _do_nothing
         tap = IndexTap(number, feed, sampler_of(self._loader), begin)
         if not is_own:
             generator = torch.Generator()
             generator.manual_seed((torch.initial_seed() + number) % 2**63)
-        # Past __setattr__, which protects a loader that is in use; this copy is not yet.
+        # Bypass __setattr__, which protects a loader in use; this copy is not in use yet.
         clone.__dict__.update(
             {
                 "num_workers": setting.workers,
@@ -108,7 +107,9 @@ class WorkerSet:
             }
         )
         if not is_home:
-            clone.__dict__["check_worker_number_rationality"] = _nothing  # torch warns the user only of his own number
+            clone.__dict__["check_worker_number_rationality"] = (
+                _do_nothing  # torch warns about the user's own number only
+            )
         workers = Workers(clone, tap, setting, is_home=is_home)
         workers.open(feed)
         if not is_home:
@@ -130,7 +131,7 @@ class WorkerSet:
             self._retiring.pop(0).join()
 
     def close(self, timeout_seconds: float) -> None:
-        """Wait for sets of workers that are ending, at most so long."""
+        """Wait for sets of workers that are ending, at most this long."""
         for thread in self._retiring:
             thread.join(timeout_seconds / max(1, len(self._retiring)))
 
@@ -140,15 +141,15 @@ def sampler_of(loader: DataLoader[Any]) -> Any:  # noqa: ANN401  a sampler of th
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 def _unwatch(iterator: object) -> None:
-    """Let a worker's death be found where its batch is waited for, instead of raised wherever the training thread is.
+    """Have a worker's death found where its batch is waited for, instead of raised wherever the training thread is.
 
-    torch raises from a signal handler when a process that it watches dies.  For ours it must not: `next` then finds the
-    worker gone within 5 s, and the epoch falls back to the user's own setting.
+    torch raises from a signal handler when a process that it watches dies.  For our workers it must not: `next` then
+    finds the worker gone within 5 s, and the epoch falls back to the user's own setting.
     """
     remove = find("torch.utils.data._utils.signal_handling._remove_worker_pids")
     if remove is not None and getattr(iterator, "_worker_pids_set", False):

@@ -1,18 +1,16 @@
 """Implements the knobs of DDP's gradient buckets: the size of all of them, and that of the first one.
 
-"As large as possible" (fewer collectives) and "as small as possible" (early communication) are both wrong somewhere:
-what small buckets win is the tail, the communication that is still to do when backward ends, and what they cost is the
-fixed price of a collective, times their number.  Which wins depends on the link and on the model, so both are tried.
+"As large as possible" (fewer collectives) and "as small as possible" (early communication) are both wrong somewhere.
+Small buckets shorten the tail, the communication still to do when backward ends; they cost the fixed price of a
+collective, times their number.  Which effect wins depends on the link and on the model, so both are tried.
 
-`DdpKnobs` makes the knobs of a model under DDP together, because all of them share its one Reducer.
+`DdpKnobs` creates the knobs of a model under DDP together, because all of them share its one Reducer.
 
-Left out: a size for every bucket (torch's bucket_cap_mb_list; see docs/decisions/0004-buckets-in-place.md for what the
-model and measurements say of it), and how a Reducer is replaced (`reducer`).
+Not supported: a size for every bucket (torch's bucket_cap_mb_list; docs/decisions/0004-buckets-in-place.md has what
+model and measurements show).  `reducer` replaces the Reducer.
 """
 
 from __future__ import annotations
-
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -21,36 +19,25 @@ from torch import nn
 from pacecar.config import TuneConfig
 from pacecar.knobs import allows
 
-from ..actuator import Actuator
+from ..actuator import Actuator, powers_of_two
 from .compression import CompressionActuator
 from .gradient_check import GradientCheck
-from .reducer import DdpReducer
+from .reducer import DdpReducer, ReducerActuator
 
-__all__ = [
-    "BucketActuator",
-    "DdpKnobs",
-    "FirstBucketActuator",
-]
+__all__ = ["BucketActuator", "DdpKnobs", "FirstBucketActuator"]
 
 BUCKETS_MAX = 64
 """The smallest bucket offered is this fraction of all gradients: more buckets cost latency and win no overlap."""
 
 
-class BucketActuator:
+class BucketActuator(ReducerActuator):
     """The knob "bucket_bytes": the size to which DDP fills a gradient bucket before it is reduced.
 
-    Without the knob of the first bucket, the value that DDP came with brings its own first bucket back (torch makes it
-    1 MiB by default), and any other value is the size of the first bucket too, as with an explicit `bucket_cap_mb`.
+    Without the knob of the first bucket, DDP's initial value brings its own first bucket back (1 MiB by default in
+    torch), and any other value is the size of the first bucket too, as with an explicit `bucket_cap_mb`.
     """
 
-    def __init__(self, model: nn.Module, config: TuneConfig, reducer: DdpReducer | None = None) -> None:
-        self._config = config
-        self._reducer = reducer if reducer is not None else DdpReducer(model)
-
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "bucket_bytes"
+    knob = "bucket_bytes"
 
     def value(self) -> int:
         """Return the bucket size in force.
@@ -62,14 +49,10 @@ class BucketActuator:
 
     def domain(self) -> tuple[int, ...]:
         """Return powers of two from 1/64 of all gradients to all gradients, within bounds, and the present value."""
-        total = sum(self.gradient_bytes())
+        total = sum(self._reducer.gradient_bytes())
         low = max(self._config.bucket_bytes_min, total // BUCKETS_MAX, 1)
         high = min(self._config.bucket_bytes_max, 1 << max(0, total - 1).bit_length())
-        return _powers_of_two(low, high, self.value())
-
-    def gradient_bytes(self) -> tuple[int, ...]:
-        """Return the size of each synchronized gradient in the order in which they become ready; () without DDP."""
-        return self._reducer.gradient_bytes()
+        return powers_of_two(low, high, self.value())
 
     def refusal(self) -> str | None:
         """Return why the buckets must not be changed here, or None; also decides how they would be."""
@@ -77,19 +60,12 @@ class BucketActuator:
         if reason is not None:
             return reason
         if len(self.domain()) == 1:
-            return f"all gradients ({sum(self.gradient_bytes())} bytes) fit in the smallest bucket: nothing to choose"
+            total = sum(self._reducer.gradient_bytes())
+            return f"all gradients ({total} bytes) fit in the smallest bucket: nothing to choose"
         return self._reducer.prepare()
 
-    def layout(self) -> str:
-        """Return a hash of recipe, parameters and gradient-ready order."""
-        return self._reducer.layout()
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Return the context in which what shares the Reducer is changed at once."""
-        return self._reducer.gathered()
-
     def apply(self, value: int) -> None:
-        """Replace DDP's Reducer by one with buckets of `value` bytes, also when that is the present size.
+        """Replace DDP's Reducer by one with buckets of `value` bytes, even if that is the present size.
 
         Raises:
             ActuatorError: see `DdpReducer.request`.
@@ -97,21 +73,17 @@ class BucketActuator:
         self._reducer.request(bucket_bytes=value)
 
 
-class FirstBucketActuator:
-    """The knob "first_bucket_bytes": the size of the bucket that is reduced first; no larger than the others in effect.
+class FirstBucketActuator(ReducerActuator):
+    """The knob "first_bucket_bytes": the size of the bucket that is reduced first, in effect at most the others'.
 
-    While there is this knob, the first bucket keeps its size when the others change theirs.
+    While this knob exists, the first bucket keeps its size when the others change theirs.
     """
 
-    def __init__(self, config: TuneConfig, reducer: DdpReducer) -> None:
-        self._config = config
-        self._reducer = reducer
-        reducer.pin_first()
+    knob = "first_bucket_bytes"
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "first_bucket_bytes"
+    def __init__(self, config: TuneConfig, reducer: DdpReducer) -> None:
+        super().__init__(config, reducer)
+        reducer.pin_first()
 
     def value(self) -> int:
         """Return the size in force.
@@ -122,11 +94,11 @@ class FirstBucketActuator:
         return self._reducer.first_bytes
 
     def domain(self) -> tuple[int, ...]:
-        """Return powers of two within bounds, below buckets and gradients of now, and the present value."""
+        """Return powers of two within bounds, below the present buckets and all gradients, and the present value."""
         total = sum(self._reducer.gradient_bytes())
         low = max(self._config.first_bucket_bytes_min, min(self._reducer.gradient_bytes(), default=1))
         high = min(self._config.first_bucket_bytes_max, self._reducer.plan.bucket_bytes, max(1, total - 1))
-        return _powers_of_two(low, high, self.value())
+        return powers_of_two(low, high, self.value())
 
     def refusal(self) -> str | None:
         """Return why the first bucket must not be changed here, or None."""
@@ -140,14 +112,6 @@ class FirstBucketActuator:
             return f"torch {torch.__version__}: DDP's own helper takes no size for the first bucket"
         return reason
 
-    def layout(self) -> str:
-        """Return a hash of recipe, parameters and gradient-ready order."""
-        return self._reducer.layout()
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Return the context in which what shares the Reducer is changed at once."""
-        return self._reducer.gathered()
-
     def apply(self, value: int) -> None:
         """Replace DDP's Reducer by one whose first bucket has `value` bytes.
 
@@ -155,12 +119,6 @@ class FirstBucketActuator:
             ActuatorError: see `DdpReducer.request`.
         """
         self._reducer.request(first_bytes=value)
-
-
-def _powers_of_two(low: int, high: int, present: int) -> tuple[int, ...]:
-    """Return the powers of two from `low` to `high`, and `present`, ascending."""
-    sizes = {1 << e for e in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << e <= high}
-    return tuple(sorted(sizes | {present}))
 
 
 class DdpKnobs:
@@ -171,7 +129,7 @@ class DdpKnobs:
         self.actuators: list[Actuator] = []
         names = [name for name in config.knobs if allows(config.mode, name)]
         if "bucket_bytes" in names:
-            self.actuators.append(BucketActuator(model, config, self.reducer))
+            self.actuators.append(BucketActuator(config, self.reducer))
         if "first_bucket_bytes" in names:
             self.actuators.append(FirstBucketActuator(config, self.reducer))
         if "compression" in names:
@@ -183,9 +141,9 @@ class DdpKnobs:
         return "none" if hook is None else hook.choice
 
     def gradient_check(self) -> GradientCheck | None:
-        """Return what compares the ranks' gradients; None where DDP does not reduce over all ranks of the job.
+        """Return the comparison of the ranks' gradients; None if DDP does not reduce over all ranks of the job.
 
-        With several groups of ranks one could find a difference that the others do not see at the same boundary.
+        With several groups of ranks, one could find a difference that the others do not see at the same boundary.
         """
         ddp = self.reducer.ddp
         if ddp is None or not dist.is_initialized():

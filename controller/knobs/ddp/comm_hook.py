@@ -1,6 +1,6 @@
 """Compresses DDP's gradients in one communication hook: bf16 or fp16 rounding, top-k with error feedback, PowerSGD.
 
-A Reducer takes one hook, once, so there is one hook for all choices and its state says which is meant:
+A Reducer takes one hook, once, so one hook serves all choices and its state says which one is meant:
 
     bf16, fp16   half the bytes.  Divided by the ranks before the sum as torch's own hooks do, so that fp16 does not
                  overflow in the sum; torch's bf16 hook refuses gloo by name, the arithmetic does not.
@@ -10,15 +10,16 @@ A Reducer takes one hook, once, so there is one hook for all choices and its sta
     powersgd     torch's PowerSGD (Vogels et al. 2019).  NCCL only: on gloo it deadlocks with more than one bucket.
 
 "None" is not among them, because a hook that changes nothing still changes the last bit.  Without a hook the Reducer
-multiplies by 1/ranks while it copies a gradient, or divides in place where the gradient is a view.  A hook sees the
+multiplies by 1/ranks while it copies a gradient, or divides in place if the gradient is a view.  A hook sees the
 undivided bucket and cannot tell which it would have been, so at 3 ranks its last bit differs.  No compression therefore
 means no hook.
 
 Residuals belong to parameters, not to buckets, so they survive a change of the buckets.  PowerSGD's state belongs to
-buckets and starts anew with them.  A gradient that is not finite is passed on, so that every rank sees it, and never
-kept as a residual.
+buckets and starts again with them.  A non-finite gradient is passed on, so that every rank sees it, and never kept as a
+residual.
 
-Left out: momentum correction and warm-up of the ratio (DGC), quantization below 16 bits, sparse gradients (refused).
+Not supported: momentum correction and warm-up of the ratio (DGC), quantization below 16 bits, sparse gradients
+(refused).
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ Bucket = Any
 """A torch.distributed.GradBucket, which torch does not type."""
 
 _c10d: Any = dist
-"""torch.distributed with what it does not type."""
+"""torch.distributed, including what it does not type."""
 
 _gather = getattr(_c10d, "all_gather_single", None) or _c10d.all_gather_into_tensor
-"""torch 2.13 renamed it and warns of the old name."""
+"""torch 2.13 renamed it and warns about the old name."""
 
 
 def sent_by_reduce(payload_bytes: int, ranks: int) -> int:
@@ -76,7 +77,7 @@ class Compressor:
     """The hook's state on one rank.
 
     `dense_bytes` and `sent_bytes` add up what a ring would have sent uncompressed and what it sends, since the
-    compressor was made; `buckets` counts.  PowerSGD's share is counted from its own statistics.
+    compressor was made; `buckets` counts.  PowerSGD's share comes from its own statistics.
     """
 
     def __init__(self, choice: Choice, group: Any, *, topk_ratio: float, powersgd_rank: int) -> None:  # noqa: ANN401

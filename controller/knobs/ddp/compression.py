@@ -1,21 +1,18 @@
 """Implements the knob "compression" (lossy): DDP sends gradients as they are, rounded, or reduced to fewer values.
 
-Fewer bytes are not always less time: on a fast link rounding costs more than it saves (TUNING: bf16 is 2 % slower at
-7-10 Gbit/s).  So every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
-proves itself by a trial like any other knob.  What it saves must not be paid for by the result: `divergence_detector`
-watches loss and gradient norm, and `compression_rollback` takes compression back when one leaves its band.
+Fewer bytes are not always less time: on a fast link rounding costs more than it saves (bf16 is 2 % slower at 7-10
+Gbit/s).  So a choice is offered only if it sends fewer bytes than plain DDP at this world size, and then has to prove
+itself in a trial like any other knob.  Its gain must not cost accuracy: `divergence_detector` watches loss and gradient
+norm, and `compression_rollback` takes compression back when one leaves its band.
 
-With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit; what compression had kept
-(residuals) is dropped with it.  Every change builds a new Reducer, also from one choice to another: the ranks then do
-the same whatever each of them had in force before a failed switch.
-
-Left out: the arithmetic (`comm_hook`), FSDP and other engines.
+With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit, and the residuals are
+dropped.  Every change builds a new Reducer, even from one choice to another, so that ranks do the same whatever each of
+them had in force before a failed switch.  The arithmetic is in `comm_hook`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -25,9 +22,9 @@ from pacecar.config import TuneConfig
 from pacecar.knobs import by_name
 from pacecar.torch_internals import lacking
 
-from ..actuator import ActuatorError
+from ..actuator import MEMORY_RATIO_MAX, ActuatorError, peak_ratio
 from .comm_hook import Choice, Compressor, sent_by_gather, sent_by_reduce, topk_count
-from .reducer import DdpReducer
+from .reducer import DdpReducer, ReducerActuator
 
 __all__ = ["CHOICES", "CompressionActuator", "choice_of", "sent_ratio"]
 
@@ -39,9 +36,6 @@ NONE = 0
 SENT_RATIO_MAX = 0.75
 """A choice that sends more than this share of plain DDP's bytes cannot win back what it computes."""
 
-MEMORY_RATIO_MAX = 0.9
-"""A copy of all gradients (residuals) is made only if the device's peak stays under this share of its memory."""
-
 
 def choice_of(value: int) -> str:
     """Return the choice's name."""
@@ -49,7 +43,7 @@ def choice_of(value: int) -> str:
 
 
 def sent_ratio(choice: str, *, element_size: int, ranks: int, topk_ratio: float) -> float | None:
-    """Return what a rank sends, as a share of what plain DDP's ring all-reduce sends; None where it depends on shapes.
+    """Return what a rank sends, as a share of plain DDP's ring all-reduce; None if it depends on shapes.
 
     top-k: each value is sent as 8 bytes (value and place) to every other rank, so its share grows with the ranks.
     """
@@ -64,24 +58,19 @@ def sent_ratio(choice: str, *, element_size: int, ranks: int, topk_ratio: float)
     return None
 
 
-class CompressionActuator:
+class CompressionActuator(ReducerActuator):
     """The knob "compression".  `has_scaler`: losses are scaled by a factor that changes (torch.amp.GradScaler)."""
 
-    def __init__(self, config: TuneConfig, reducer: DdpReducer, *, has_scaler: bool = False) -> None:
-        self._config = config
-        self._reducer = reducer
-        self._has_scaler = has_scaler
+    knob = "compression"
 
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "compression"
+    def __init__(self, config: TuneConfig, reducer: DdpReducer, *, has_scaler: bool = False) -> None:
+        super().__init__(config, reducer)
+        self._has_scaler = has_scaler
 
     @property
     def compressor(self) -> Compressor | None:
         """The hook's state, with its counters; None without compression."""
-        hook = self._reducer.plan.hook
-        return hook if isinstance(hook, Compressor) else None
+        return self._reducer.plan.hook
 
     def value(self) -> int:
         """Return the choice in force.
@@ -90,10 +79,10 @@ class CompressionActuator:
             ActuatorError: the model is not under DistributedDataParallel.
         """
         hook = self._reducer.plan.hook
-        return NONE if hook is None else CHOICES.index(cast(Compressor, hook).choice)
+        return NONE if hook is None else CHOICES.index(hook.choice)
 
     def domain(self) -> tuple[int, ...]:
-        """Return the values of "none", of the choices that the user allows and this job can use, and of the present."""
+        """Return the values of "none", of the choices that the user allows and this job can use, and the present."""
         usable = (v for v, choice in enumerate(CHOICES) if v == NONE or self.unusable(choice) is None)
         return tuple(sorted({*usable, self.value()}))
 
@@ -142,26 +131,19 @@ class CompressionActuator:
         if self._has_scaler:
             return "a GradScaler changes the scale of the gradients that error feedback keeps"
         device = self._reducer.ddp.device if self._reducer.ddp is not None else None
-        if device is None or device.type != "cuda":
-            return None
-        peak = torch.cuda.max_memory_allocated(device) + sum(self._reducer.gradient_bytes())
-        total = torch.cuda.get_device_properties(device).total_memory
-        if peak > MEMORY_RATIO_MAX * total:
-            return f"a copy of all gradients would bring the device's memory to {peak / total:.0%}"
+        ratio = peak_ratio(device, sum(self._reducer.gradient_bytes()))
+        if ratio is not None and ratio > MEMORY_RATIO_MAX:
+            return f"a copy of all gradients would bring the device's memory to {ratio:.0%}"
         return None
 
     def layout(self) -> str:
-        """Return a hash of recipe, parameters and gradient-ready order, and the numbers that the hook goes by."""
-        return f"{self._reducer.layout()} {self._config.topk_ratio} {self._config.powersgd_rank}"
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Return the context in which what shares the Reducer is changed at once."""
-        return self._reducer.gathered()
+        """Return a hash of recipe, parameters and gradient-ready order, and the numbers that the hook uses."""
+        return f"{super().layout()} {self._config.topk_ratio} {self._config.powersgd_rank}"
 
     def apply(self, value: int) -> None:
-        """Give DDP a Reducer that compresses by choice `value`, or one without a hook; residuals start anew.
+        """Give DDP a Reducer that compresses by choice `value`, or one without a hook; residuals start again.
 
-        Applied anew, the present choice keeps its residuals.
+        The present choice keeps its residuals when it is applied again.
 
         Raises:
             ActuatorError: there is no such choice; or see `DdpReducer.request`.
@@ -186,7 +168,7 @@ class CompressionActuator:
 
 
 def _backend(group: Any, device: torch.device) -> str:  # noqa: ANN401  dist.ProcessGroup
-    """Return the backend that a gradient on `device` is reduced by; a group may have one for each kind of device."""
+    """Return the backend that reduces a gradient on `device`; a group may have one for each kind of device."""
     try:
         return str(group._get_backend(device).name()).lower()
     except Exception:  # noqa: BLE001  private API, and groups of other makes

@@ -5,19 +5,19 @@ C++ Reducer rebuilds its buckets once only and takes one communication hook, onc
 the script with a `model` that no longer communicates.  So the Reducer is replaced at a step boundary, on all ranks at
 the same one.
 
-Two recipes; which one is used is decided before tuning, is part of `layout()` and so is the same on all ranks:
+There are two recipes.  The choice is made before tuning and is part of `layout()`, so it is the same on all ranks:
 
-    ordered   a Reducer whose buckets are laid out in the gradient-ready order that the first Reducer recorded.  The
-              first step afterwards already overlaps.
+    ordered   a Reducer whose buckets follow the gradient-ready order that the first Reducer recorded.  The first step
+              afterwards already overlaps.
     helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters and static_graph, which record no order,
-              and where this torch's Reducer takes arguments that are not known here.  Without unused parameters its
-              first step has one bucket and no overlap.
+              and if this torch's Reducer takes unknown arguments.  Without unused parameters its first step has one
+              bucket and no overlap.
 
-A third, wrapping the model anew, is left out for the reason above.  Where neither recipe works the
-knobs are refused with the reason.  Bucket sizes and compression are knobs of their own on this one Reducer, so that a
-switch of several rebuilds it once: what is requested inside `gathered()` is carried out when the outermost ends.
+If neither recipe works, the knobs are refused with the reason.  Bucket sizes and compression are separate knobs of this
+one Reducer, so that a switch of several rebuilds it once: requests inside `gathered()` are carried out when the
+outermost context ends.
 
-Left out: the user's hooks that keep state by bucket (PowerSGD), FSDP and engines that own their buckets: refused.
+Refused: the user's hooks that keep state by bucket (PowerSGD), FSDP, and engines that own their buckets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import nn
 
+from pacecar.config import TuneConfig
+from pacecar.controller.restart_advice import engine_advice
 from pacecar.profiler.ranks.data_parallel import (
     find_ddp,
     is_fsdp,
@@ -42,48 +44,30 @@ from pacecar.profiler.ranks.data_parallel import (
 )
 from pacecar.torch_internals import lacking
 
-from ...restart_advice import engine_advice
-from ..actuator import ActuatorError
+from ..actuator import Actuator, ActuatorError
 from . import torch_internals as private
+from .comm_hook import Compressor
 
-__all__ = ["BucketPlan", "CommHook", "DdpReducer"]
+__all__ = ["BucketPlan", "DdpReducer", "ReducerActuator"]
 
 Recipe = Literal["ordered", "helper"]
 
 
-class CommHook(Protocol):
-    """A communication hook of ours with its state."""
-
-    @property
-    def choice(self) -> str:
-        """What it does to gradients, in one word."""
-        ...
-
-    def renew(self) -> None:
-        """Drop the state that belongs to the buckets of the Reducer before."""
-        ...
-
-    @staticmethod
-    def hook(state: Any, bucket: Any) -> Any:  # noqa: ANN401  what torch's comm hooks take and give
-        """Reduce one bucket; called by the Reducer with this object as `state`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """What the Reducer shall be.
+    """What the Reducer must be.
 
     `first_bytes` None: as DDP does it, 1 MiB with the size that it came with if that was the default, else the size of
-    all buckets.  `hook` None: no communication hook but the user's, so that the arithmetic is DDP's own, bit for bit.
+    all buckets.  `hook` None: no communication hook but the user's, so the arithmetic is DDP's own, bit for bit.
     """
 
     bucket_bytes: int
     first_bytes: int | None = None
-    hook: CommHook | None = None
+    hook: Compressor | None = None
 
 
 _in_force: weakref.WeakKeyDictionary[nn.Module, BucketPlan] = weakref.WeakKeyDictionary()
-"""What an earlier tuner of this process left in force; DDP itself holds what the user gave."""
+"""What an earlier tuner of this process left in force; DDP itself holds the user's values."""
 
 
 class DdpReducer:
@@ -94,7 +78,7 @@ class DdpReducer:
         ddp: private.PrivateDdp | None = find_ddp(model)
         self._lacks = None if ddp is None else lacking("ddp_buckets", {"DDP": ddp})
         if self._lacks is not None:
-            ddp = None  # this torch's DDP is not understood, so it is treated as none
+            ddp = None  # an unknown DDP is treated as none
         self.ddp = ddp
         self._initial = {} if ddp is None else {n: getattr(ddp, n) for n in private.CAP_ATTRIBUTES if hasattr(ddp, n)}
         self._initial_first = None if ddp is None else private.initial_first_bytes(ddp)
@@ -107,7 +91,7 @@ class DdpReducer:
 
     @property
     def plan(self) -> BucketPlan:
-        """What is in force.
+        """The plan in force.
 
         Raises:
             ActuatorError: the model is not under DistributedDataParallel.
@@ -118,7 +102,7 @@ class DdpReducer:
 
     @property
     def not_ddp(self) -> str:
-        """Why this model's Reducer cannot be replaced: it has none that is known here."""
+        """Why this model's Reducer cannot be replaced: it has no known one."""
         kind, ddp = type(self._model).__name__, "torch.nn.parallel.DistributedDataParallel"
         others, divided = wrapper_of_others(self._model), _divided(self._model)
         return (
@@ -141,7 +125,7 @@ class DdpReducer:
     def gradient_bytes(self) -> tuple[int, ...]:
         """Return the size of each synchronized gradient in the order in which they become ready; () without DDP.
 
-        Before the first Reducer has recorded that order it is the reversed order of registration, as DDP assumes.
+        Until the first Reducer has recorded that order, it is the reversed order of registration, as DDP assumes.
         """
         if self.ddp is None:
             return ()
@@ -151,13 +135,13 @@ class DdpReducer:
 
     @property
     def can_size_first(self) -> bool:
-        """Whether the first bucket can have any size: DDP's helper knows its own two only, before torch 2.12."""
+        """Whether the first bucket can have any size: before torch 2.12, DDP's helper knows only its own two."""
         return self.recipe == "ordered" or "_bucket_config" in self._initial
 
     def pin_first(self) -> None:
-        """Give the first bucket a size of its own, which other knobs do not change.
+        """Give the first bucket its own size, which other knobs do not change.
 
-        Part of the layout, so that ranks of which only some have the knob turn no bucket size at all.
+        Part of the layout: if only some ranks have the knob, none turns any bucket size.
         """
         if self._plan is not None and self._plan.first_bytes is None:
             self._plan = replace(self._plan, first_bytes=self.first_bytes)
@@ -172,7 +156,7 @@ class DdpReducer:
         return _unsupported(ddp)
 
     def prepare(self) -> str | None:
-        """Decide the recipe; return why there is none, or None.  Asked after `refusal`."""
+        """Decide the recipe; return why there is none, or None.  Called after `refusal`."""
         ddp = self.ddp
         assert ddp is not None, "refusal() comes first"
         parts = private.parts_of(ddp)
@@ -211,9 +195,9 @@ class DdpReducer:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Hold back what is requested inside; carry it out at once, with one new Reducer, when the outermost ends.
+        """Hold back what is requested inside; carry it out with one new Reducer when the outermost context ends.
 
-        Where something raises inside, what was requested is forgotten.
+        An exception inside discards what was requested.
         """
         self._depth += 1
         try:
@@ -227,13 +211,13 @@ class DdpReducer:
             self._carry_out()
 
     def request(self, **changes: Any) -> None:  # noqa: ANN401  fields of BucketPlan
-        """Replace the Reducer by one with `changes` of the plan, also when they change nothing: ranks do it together.
+        """Replace the Reducer by one with `changes` of the plan, even if they change nothing: ranks do it together.
 
         Must be called on all ranks at the same step boundary, outside forward and backward.
 
         Raises:
-            ActuatorError: it failed; a new Reducer of the old plan is in place (all ranks must then do the same), or,
-                when the message says so, none could be built.
+            ActuatorError: it failed.  A new Reducer of the old plan is in place (all ranks must then do the same).
+                If the message says so, none could be built.
         """
         self._wanted = replace(self._wanted or self.plan, **changes)
         if self._depth == 0:
@@ -253,8 +237,8 @@ class DdpReducer:
             try:
                 self._rebuild(ddp, old)
             except Exception as second:
-                raise ActuatorError(f"{_named(wanted)} failed ({error}), and so did going back") from second
-            raise ActuatorError(f"{_named(wanted)}: {type(error).__name__}: {error}") from error
+                raise ActuatorError(f"{_describe(wanted)} failed ({error}), and so did going back") from second
+            raise ActuatorError(f"{_describe(wanted)}: {type(error).__name__}: {error}") from error
         self._plan = wanted
 
     def _rebuild(self, ddp: private.PrivateDdp, plan: BucketPlan) -> None:
@@ -268,7 +252,7 @@ class DdpReducer:
         elif plan.first_bytes is None and cap == self._initial["bucket_bytes_cap"]:
             private.build_by_helper(ddp, parts)
         else:
-            # DDP's helper looks for the sizes in DDP, which is pickled and copied with what the user gave.
+            # DDP's helper reads the sizes from DDP, which is pickled and copied with the user's own values.
             private.set_caps(ddp, cap, first)
             try:
                 private.build_by_helper(ddp, parts)
@@ -280,7 +264,7 @@ class DdpReducer:
             private.register_hook(ddp, state, hook)
         if plan.hook is not None:
             plan.hook.renew()
-            private.register_hook(ddp, plan.hook, type(plan.hook).hook)
+            private.register_hook(ddp, plan.hook, Compressor.hook)
 
     def _sizes(self, plan: BucketPlan) -> tuple[int, int]:
         """Return the size of the buckets and of the first one, which is at most the size of the others."""
@@ -290,13 +274,29 @@ class DdpReducer:
         return cap, cap if first is None else min(first, cap)
 
     def _ready_order(self, count: int) -> tuple[int, ...] | None:
-        """Return the recorded gradient-ready order, once there is one; later Reducers keep it."""
+        """Return the recorded gradient-ready order, if there is one; later Reducers keep it."""
         if self._order is None and self.ddp is not None and not self.ddp.find_unused_parameters:
             self._order = private.recorded_order(self.ddp, count)
         return self._order
 
 
-def _named(plan: BucketPlan) -> str:
+class ReducerActuator(Actuator):
+    """A knob of the one Reducer that several knobs share."""
+
+    def __init__(self, config: TuneConfig, reducer: DdpReducer) -> None:
+        self._config = config
+        self._reducer = reducer
+
+    def layout(self) -> str:
+        """Return a hash of recipe, parameters and gradient-ready order."""
+        return self._reducer.layout()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return the context that rebuilds the Reducer once for all knobs."""
+        return self._reducer.gathered()
+
+
+def _describe(plan: BucketPlan) -> str:
     return f"buckets of {plan.bucket_bytes} bytes" + ("" if plan.hook is None else " with a communication hook")
 
 
@@ -330,9 +330,9 @@ def _unsupported(ddp: private.PrivateDdp) -> str | None:
 
 
 def _divided(model: nn.Module) -> str | None:
-    """Return what divides the parameters of `model` among the ranks, in words; None where nothing does.
+    """Return what divides the parameters of `model` among the ranks, in words; None if nothing does.
 
-    Such ranks hold different parameters: to wrap the model in DDP is no advice for them.
+    Such ranks hold different parameters, so "wrap the model in DDP" would be wrong advice.
     """
     kind = type(model).__name__
     sharded = [("FSDP2", wrapper) for wrapper in wrappers_in(model) if is_fsdp(wrapper)]

@@ -1,11 +1,9 @@
 """Takes the Reducer out of DDP and puts another one in.
 
-A Reducer is built from parameters, a bucket for each, and limits.  Everything that is used here is probed on a
-throw-away Reducer, never assumed from a version (`reducer` decides by that, see
-docs/decisions/0004-buckets-in-place.md).  Functions on a DDP object; they keep nothing.  The private names are those of
-the table in `pacecar.torch_internals`, which says what is off without them.
-
-Left out: when and why (`reducer`), and which sizes (`buckets`).
+A Reducer is built from parameters, a bucket for each, and limits.  Everything used here is probed on a throw-away
+Reducer, never assumed from a version; `reducer` decides by the result (docs/decisions/0004-buckets-in-place.md).  These
+are functions on a DDP object; they keep no state.  `pacecar.torch_internals` lists the private names and what is off
+without them.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ def initial_first_bytes(ddp: PrivateDdp) -> int:
 
 
 def set_caps(ddp: PrivateDdp, cap: int, first: int) -> None:
-    """Write the sizes where DDP's own helper looks for them, for the time of its call.
+    """Write the sizes where DDP's own helper looks for them, during its call.
 
     Before torch 2.12 it knows no first size but its own.
     """
@@ -109,7 +107,7 @@ def drop_reducer(ddp: PrivateDdp) -> None:
     """Take the Reducer out of `ddp` and free its buckets before new ones are made.
 
     Raises:
-        ActuatorError: something else keeps the old Reducer alive, so that every switch would leak its buckets.
+        ActuatorError: something else keeps the old Reducer alive, so every switch would leak its buckets.
     """
     reducer: Any = getattr(ddp, "reducer", None)
     if reducer is None:
@@ -126,10 +124,10 @@ def drop_reducer(ddp: PrivateDdp) -> None:
 
 
 def _forget_copies(reducer: weakref.ref[Any]) -> None:
-    """Take `reducer` and its logger out of the copies of DDP's attributes that torch.compile made.
+    """Remove `reducer` and its logger from the copies of DDP's attributes that torch.compile made.
 
     torch.compile(ddp) wraps with functools.wraps, which copies the whole `__dict__` to the wrapper.  Those copies are
-    never read, they only keep the first Reducer's buckets.  Looking for them costs some 50 ms, once.
+    never read; they only keep the first Reducer's buckets.  Finding them costs some 50 ms, once.
     """
     for holder in gc.get_referrers(reducer()):
         if isinstance(holder, dict) and "__wrapped__" in holder and holder.get("reducer") is reducer():
@@ -185,7 +183,7 @@ def _reducer_options(ddp: PrivateDdp, parts: ReducerParts, cap: int, first: int)
     """Return the keyword arguments that this torch's Reducer takes.
 
     Raises:
-        ActuatorError: it takes an argument that is not known here, or lacks one that is needed.
+        ActuatorError: it takes an unknown argument, or lacks a needed one.
     """
     known: dict[str, Any] = {
         "expect_sparse_gradients": parts.expect_sparse,

@@ -1,6 +1,5 @@
-"""Detects that a job has changed, while nothing is tried or in spite of what is tried.
+"""Detects that conditions changed, also during trials: observations in, alarms for `tuning_policy` out.
 
-In: observations of steps.  Out: alarms for `tuning_policy`, with the windows since the change.
-Start at `change_detector`: by the job's pace, which `pace_tracker` tracks (CUSUM), or by its all-reduces.
-`stall_detector` detects that a rank is failing, and that it is over.
+Start with `change_detector`: by the job's pace, which `pace_tracker` tracks (CUSUM), or by its all-reduces.
+`stall_detector` detects that a rank is failing, and that this is over.
 """

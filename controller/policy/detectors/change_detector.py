@@ -1,30 +1,23 @@
 """Detects that the job's conditions changed, by its pace (CUSUM) or its all-reduces, and keeps the windows since then.
 
-A job's pace shows most changes, its all-reduces those that the pace does not show.  Either means that what was learnt
-about settings no longer holds.  What was seen since the change does hold: forecasts for the new search begin with those
-windows.  More of them are asked for as soon as a change is suspected, not once it is certain.
+Either change makes what was learned about settings invalid.  Windows since the change are still valid, so the new
+search begins with forecasts from them, and more are requested as soon as a change is suspected.
 
-`LinkChangeDetector` detects a changed link, also where the job's pace does not show it, from the all-reduces of exact
-windows.
-
-The obvious sign is the pace.  But where communication lies under backward, or half of it was rounded away, the pace
-stays where it is while alpha or beta change by a multiple.  Every forecast then goes on resting on a link that is no
-more, and on a mixture of both once new windows come in.  So windows of one setting are compared: of each bucket the
-duration over its usual one (median), of the buckets the median of these ratios, weighed by how long the buckets take.
-By these weights a changed beta shows in the large buckets, and a changed alpha in jobs whose buckets cost little else.
-The first bucket, which waits for the last rank, never decides among several.
+`LinkChangeDetector` finds a changed link in exact windows.  The pace alone is not enough: if communication lies under
+backward, or compression halved it, the pace stays while alpha or beta change by a multiple, and every forecast goes on
+with a link that no longer exists.  So windows of one setting are compared: for each bucket its duration over the usual
+one, for the window the median of these ratios, weighted by how long the buckets take.  A changed beta then shows in the
+large buckets, and a changed alpha in jobs whose buckets cost little else.  The first bucket, which waits for the last
+rank, never decides among several.
 
     before   [1 MiB] 7 ms   [25 MiB] 210 ms   [14 MiB] 120 ms
     now      [1 MiB] 9 ms   [25 MiB]  44 ms   [14 MiB]  25 ms     -> 0.21 of what it was
 
-One window alone proves nothing: another job's burst or a garbage collection on a core that sends looks the same.
-CONFIRM_WINDOWS in a row must agree, each by far more than windows differ; after the first of them whoever takes windows
-is asked for the next ones soon (`is_suspicious`).
+One window proves nothing: another job's burst or a garbage collection on a sending core looks the same.
+CONFIRM_WINDOWS in a row must agree, each by far more than windows differ.
 
-Pure.  Left out: windows that did not record their all-reduces one by one (a sum of communication includes the wait for
-other ranks, which `pace_tracker` judges), and slow drift, which the reference follows.
-
-Left out: what follows from a change (the policy).
+Pure.  Left out: windows that did not record their all-reduces one by one (their sum includes the wait for other ranks,
+which `pace_tracker` judges), and slow drift, which the reference follows.
 """
 
 from __future__ import annotations
@@ -35,8 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ...forecast.setting_history import Setting, setting_of
-from ...observation import Observation
+from pacecar.controller.forecast.setting_history import Setting, setting_of
+from pacecar.controller.observation import Observation
+
 from .pace_tracker import QUARTILE, PaceAlarm, PaceTracker
 
 __all__ = [
@@ -53,14 +47,13 @@ CONFIRM_WINDOWS = 3
 REFERENCE_MIN = 4
 
 REFERENCE_MAX = 8
-"""Windows that say what is usual: fewer do not show how much windows differ, and of more the oldest are out of date."""
+"""Windows that define the usual: fewer do not show how windows differ, and with more the oldest are out of date."""
 
 CHANGE_NOISES = 4.0
-"""Standard deviations of a window below which a difference is noise and no change."""
+"""Smaller differences, in standard deviations of a window, are noise."""
 
 NOISE_MIN = 0.1
-"""Least noise: a few windows that happen to agree must cause no false alarms (a bucket in two windows: 29.7 and 31.7
-ms)."""
+"""Least noise: a few windows that happen to agree must cause no false alarms (one bucket took 29.7 and 31.7 ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +69,7 @@ class DetectedChange:
 
 
 class ChangeDetector:
-    """Takes the levels of windows of steps (for a `PaceTracker`) and the hook's exact windows."""
+    """Takes the levels of windows of steps (for `PaceTracker`) and the hook's exact windows."""
 
     def __init__(self) -> None:
         self._watch = PaceTracker()
@@ -84,18 +77,18 @@ class ChangeDetector:
         self._recent: deque[Observation] = deque(maxlen=CONFIRM_WINDOWS)
 
     def restart(self) -> None:
-        """Track the pace anew: another setting is in force, with a pace of its own."""
+        """Start tracking the pace of another setting."""
         self._watch = PaceTracker()
 
     def keep_window(self, step: Observation) -> None:
-        """Keep an exact window, of whatever setting."""
+        """Keep an exact window of any setting."""
         if step.exact:
             self._recent.append(step)
 
     def observe(
         self, kept: Mapping[str, int], level: float | None, noise: float, step: Observation
     ) -> DetectedChange | None:
-        """Take a step of the kept setting outside trials, with the level of the window that it ended, if it did."""
+        """Take a step of the kept setting outside trials, and the level of the window that it ended, if any."""
         factor = self._link.observe(kept, step)
         change = None if level is None else self.pace([level], noise, step)
         if change is not None or factor is None:
@@ -106,7 +99,7 @@ class ChangeDetector:
         return DetectedChange(f"all-reduces take {factor:.2g} times as long as before", windows, suspicion)
 
     def pace(self, levels: Sequence[float], noise: float, step: Observation) -> DetectedChange | None:
-        """Take levels of windows that ended with `step`; in trials they are the kept setting's, interleaved."""
+        """Take levels of the kept setting's windows that ended with `step`, also from trials."""
         for level in levels:
             alarm = self._watch.observe(level, noise, step=step.step)
             if alarm is not None:
@@ -120,7 +113,7 @@ class ChangeDetector:
         return None
 
     def wants_window(self) -> bool:
-        """Return whether something seems to have changed, and windows of it are missing."""
+        """Return whether conditions seem to have changed and windows since then are missing."""
         alarm = self._watch.suspicion
         if alarm is None:
             return self._link.is_suspicious
@@ -128,12 +121,12 @@ class ChangeDetector:
 
 
 CHANGE_MIN = math.log(1.5)
-"""Logarithm of the smallest factor that counts.  Below it other settings are hardly worth more than before: a link's
-share of a step is seldom over a half."""
+"""Logarithm of the smallest factor that counts.  Below it other settings hardly gain more than before: a link's share
+of a step is rarely over a half."""
 
 
 class LinkChangeDetector:
-    """Takes the windows of the setting in force, in order."""
+    """Compares the windows of the setting in force, in order."""
 
     def __init__(self) -> None:
         self._setting: Setting = ()
@@ -146,9 +139,9 @@ class LinkChangeDetector:
         return bool(self._suspects)
 
     def observe(self, values: Mapping[str, int], window: Observation) -> float | None:
-        """Take a window under `values`; return by what factor all-reduces take longer now, where the last ones agree.
+        """Take a window under `values`; return the factor by which all-reduces take longer, once enough windows agree.
 
-        Other values, or another number of buckets, need another reference, which is begun anew.
+        Other values, or another number of buckets, start a new reference.
         """
         durations = _durations(window)
         if durations is None:
@@ -178,7 +171,7 @@ class LinkChangeDetector:
         return factor
 
     def _noise(self, usual: Sequence[float]) -> float:
-        """Return the standard deviation of a window's change, raised by what so few windows may be off by."""
+        """Return the standard deviation of a window's change, raised by the error of so few windows."""
         spread = median(abs(_change(seen, usual)) for seen in self._reference) / QUARTILE
         return max(NOISE_MIN, spread * (1 + 1 / math.sqrt(len(self._reference))))
 
@@ -191,7 +184,7 @@ def _durations(window: Observation) -> tuple[float, ...] | None:
 
 
 def _change(durations: Sequence[float], usual: Sequence[float]) -> float:
-    """Return the logarithm of how much longer the buckets took than usual: the median, weighed by the usual."""
+    """Return the log of how much longer the buckets took than usual: the median, weighted by the usual."""
     ratios = sorted((math.log(now / then), then) for now, then in zip(durations, usual, strict=True))
     half, passed = math.fsum(usual) / 2, 0.0
     for ratio, weight in ratios:

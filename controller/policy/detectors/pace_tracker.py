@@ -1,13 +1,13 @@
-"""Tracks the job's pace with nothing being tried, and its noise, and raises an alarm when the pace has moved (CUSUM).
+"""Tracks the job's pace and noise while nothing is tried, and raises an alarm when the pace has moved (CUSUM).
 
-Tuners that search once and stop lose what they won when the network changes (no peer recovers; horovod#2133 asks since
-2020).  Re-tuning on a timer pays for ever.  So: tune, then track the pace, and begin again when it has moved.
+Tuners that search once lose what they won when the network changes (no peer recovers; horovod#2133, open since 2020),
+and re-tuning on a timer pays forever.  So: tune, then track the pace, and begin again when it has moved.
 
-The obvious alarm, "slower than x % for one step", fires at every garbage collection.  Here the unit is the window of
-`ab_trial`.  Its deviation from the reference is measured in the noise of windows, clipped so that no single window
-can raise the alarm, and summed in both directions (CUSUM: Page 1954).  A faster job is a changed job too.
+An alarm on one slow step fires at every garbage collection.  Here the unit is the window of `ab_trial`.  Its deviation
+from the reference is measured in the noise of windows, clipped so that no single window can raise the alarm, and summed
+in both directions (CUSUM: Page 1954), because a faster job is a changed job too.
 
-Left out: slow drift.  The reference follows it, because there is no moment at which to ask again.
+Left out: slow drift, which the reference follows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ...experiment.ab_trial import DROP_RATIO, QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS, IncumbentPace
-from ...experiment.sequential_test import location
+from pacecar.controller.experiment.ab_trial import (
+    DROP_RATIO,
+    QUIET_WINDOW_STEPS,
+    SETTLE_STEPS,
+    WINDOW_STEPS,
+    IncumbentPace,
+)
+from pacecar.controller.experiment.sequential_test import location
 
 __all__ = ["NULL_PAIRS_MIN", "QUARTILE", "PaceAlarm", "PaceTracker", "TrackedPace"]
 
@@ -28,27 +34,27 @@ NULL_PAIRS_MIN = 2
 little power."""
 
 NULL_PAIRS_MAX = 8
-"""Null pairs that a trial is weighed with: older noise may be different noise."""
+"""Null pairs that a trial is weighed with: older noise may differ."""
 
 WATCH_PAIRS_MAX = 32
-"""Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and cause false alarms."""
+"""Null pairs for the alarm's noise: with eight it would be off by a quarter and cause false alarms."""
 
 QUIET_SPREAD = 0.06
-"""Largest spread in log pace, from the fastest to the slowest of the first window's steps, at which windows are short.
-What a short one is worth is measured all the same, by null pairs of its own length."""
+"""Largest spread in log pace among the first window's steps at which windows are short.  Null pairs of the same length
+then measure the noise of short windows."""
 
 RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
 
 
 NOISE_MIN = 0.005
-"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not cause false alarms."""
+"""Least window noise, 0.5 %: two quiet null pairs must not cause false alarms."""
 
 QUARTILE = 0.6745
 """The median deviation of Gaussian noise, in standard deviations."""
 
 CLIP = 4.0
-"""A window's deviation counts for at most this many standard deviations: under `ALARM` + `SLACK`, so it takes two."""
+"""Most standard deviations that one window counts for: below `ALARM` + `SLACK`, so an alarm takes two."""
 
 SLACK = 1.0
 ALARM = 5.0
@@ -58,32 +64,31 @@ SHIFT_MIN = 0.04
 """A change in pace below 4 % is not worth a new search."""
 
 SHIFT_NOISES = 2.0
-"""Nor is one below so many standard deviations of a window."""
+"""Nor is one below this many standard deviations of a window."""
 
 CONFIRM_WINDOWS = 5
-"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like
-changed conditions in two windows in a row, and each false alarm costs a search (replayed without: one in 500 steps at 5
-% correlated noise)."""
+"""Windows whose median must confirm a suspicion.  Another job that uses the link for twenty steps looks like a change
+in two windows, and each false alarm costs a search (without this: one in 500 steps at 5 % correlated noise)."""
 
 CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
-"""Steps that a change must have lasted; in a trial, where every other stretch is the candidate's, fewer windows span
-them."""
+"""Steps that a change must last.  In a trial fewer windows span them, because every other stretch is the
+candidate's."""
 
 JUMP_MIN = 0.2
-"""A change (in log pace) that is this large is confirmed sooner: then waiting costs more."""
+"""A change (in log pace) this large is confirmed sooner, because waiting costs more."""
 
 CONFIRM_WINDOWS_MIN = 2
-"""Least windows that confirm any change, a jump too: one alone proves nothing."""
+"""Fewest windows that confirm any change: one alone proves nothing."""
 
 FOLLOW = 0.05
-"""Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
+"""Share of a window's (clipped) deviation that the reference takes over: it follows drift but not a jump."""
 
 RUN_MAX = 8
 """Windows of a suspected change that are remembered."""
 
 
 class TrackedPace:
-    """The pace under the setting in force, outside trials.  It takes settled and unsettled steps alike, in order."""
+    """The pace under the setting in force, outside trials.  Takes settled and unsettled steps, in order."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS_MAX)
@@ -93,34 +98,35 @@ class TrackedPace:
         self._since_switch = 0
         self._is_sized = False
         self.window_steps = WINDOW_STEPS
-        """Judged steps of one window, here and in trials: settled with the first, so that all null pairs are alike."""
+        """Judged steps of one window, here and in trials; fixed with the first window, so that all null pairs are
+        alike."""
         self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
 
     def restart(self) -> None:
-        """Begin anew under a new setting or new conditions.  The noise that was learnt is kept."""
+        """Start over under a new setting or new conditions; keep the learned noise."""
         self._recent.clear()
         self._sum_ns = 0.0
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Let the next steps settle first: the setting was not in force for a while."""
+        """Let the next steps settle: another setting was in force for a while."""
         self._filling, self._half = [], None
         self._since_switch = 0
 
     def resume(self, log_paces: list[float]) -> None:
-        """Take these steps as the recent ones: conditions changed, and these came after the change."""
+        """Start over with these steps, which came after conditions changed."""
         self.restart()
         self._recent.extend(log_paces)
         self._sum_ns = math.fsum(math.exp(x) for x in self._recent)
         self._since_switch = SETTLE_STEPS
 
     def drop_nulls(self, windows: int) -> None:
-        """Drop the null pairs of the last windows: the change lies within them, so they are not noise."""
+        """Drop the null pairs of the last windows: a change lies within them, so they are not noise."""
         for _ in range(min(len(self._noise), windows // 2 + 1)):
             self._noise.pop()
 
     def add_nulls(self, pairs: Sequence[float]) -> None:
-        """Take null pairs that were seen elsewhere: in the longer stretches of a trial."""
+        """Add null pairs from the longer stretches of a trial."""
         self._noise.extend(pairs)
 
     def observe(self, pace_ns: int, *, profiled: bool) -> float | None:
@@ -167,7 +173,7 @@ class TrackedPace:
 
     @property
     def opening(self) -> list[float]:
-        """The last window's worth of settled steps without a break, fewer if there are not so many."""
+        """The last window's worth of settled steps without a break, or all if there are fewer."""
         count = min(self.window_steps, self.settled_steps, len(self._recent))
         return list(self._recent)[len(self._recent) - count :]
 
@@ -199,7 +205,7 @@ class TrackedPace:
 
     @property
     def mean_ns(self) -> float:
-        """Mean pace, rare slow steps included: what the setting really costs a step."""
+        """Mean pace with rare slow steps: what the setting really costs."""
         if not self._recent:
             raise ValueError("no step was judged yet")
         return self._sum_ns / len(self._recent)
@@ -209,9 +215,9 @@ class TrackedPace:
         """Standard deviation of a window's level, from null pairs (a pair varies by the root of two more)."""
         if not self._noise:
             return NOISE_MIN
-        # Few pairs: the estimate may be low by half, so it is raised by what it may be off.
+        # With few pairs the estimate may be low by half, so raise it by its own error.
         margin = 1 + 1 / math.sqrt(len(self._noise))
-        # By the median: one window full of spikes must not raise the noise, which would hide a change.
+        # The median, because one window full of spikes must not raise the noise and hide a change.
         return max(NOISE_MIN, margin * median(abs(x) for x in self._noise) / (QUARTILE * math.sqrt(2)))
 
 
@@ -219,7 +225,7 @@ class TrackedPace:
 class PaceAlarm:
     """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower).
 
-    It was suspected after `suspected_at`, so what was seen since then is of the new conditions.
+    It was suspected at step `suspected_at`; later steps belong to the new conditions.
     """
 
     change_ratio: float
@@ -241,7 +247,7 @@ class PaceTracker:
 
     @property
     def suspicion(self) -> PaceAlarm | None:
-        """The change that is being confirmed; None where there is none."""
+        """The change that is being confirmed, or None."""
         if self._confirming is None:
             return None
         windows = len(self._run) + len(self._confirming)
@@ -255,7 +261,7 @@ class PaceTracker:
             return None
         if self._confirming is not None:
             return self._confirm(level, self._reference, noise, step)
-        # The reference itself is a mean of windows: its own error is not a change of the job.
+        # The reference is a mean of windows too, with an error of its own.
         score = (level - self._reference) / (noise * math.sqrt(1 + 1 / self._seen))
         score = max(-CLIP, min(CLIP, score))
         self._slower = max(0.0, self._slower + score - SLACK)

@@ -1,30 +1,23 @@
-"""Derives what the driver does not report: time by clock event reason, and mean power from the energy counter.
+"""Derives what the driver does not report: time by clock event reason, mean power, and totals that never fall.
 
-The driver says which reasons hold the clocks down *now*.  A gauge of that is worthless at the scrape interval: what
-counts is for how long.  Newer drivers count that time for some reasons, which is exact; for the others the time between
-two samples is charged to what the later one saw.  The label `source` says which it is.  A driver whose fields are
-numbered otherwise than its version says would hide a slowdown behind a number that means something else, so its count
-is compared with the samples, which go on, and one that contradicts them is not believed.
+The driver reports which reasons limit the clocks *now*, but what counts is for how long.  Newer drivers count that time
+for some reasons, which is exact; for the others the time between two samples is charged to what the later one saw.  The
+label `source` tells them apart.  A driver that numbers its fields differently than its version suggests would hide a
+slowdown behind an unrelated number.  So its count is compared with the samples, and dropped if they contradict it.
 
 Power as the driver samples it covers about a quarter of the time on A100 and H100.  The energy counter covers all of
-it, so the mean power of a window is energy over time.
+it, so mean power is energy over time.
 
-`GpuCounter` adds up the driver's counters so that the total never falls, across wraps and restarts.
+Prometheus takes a counter that falls for one that restarted.  So a 32-bit counter that wraps would lose the rest of its
+round; but to take the zero of a reloaded driver for a wrap would invent four billion bytes.  `GpuCounter` therefore
+takes a fall for a wrap only if it crosses from the upper half of the range to the lower half and the driver was not
+reloaded; every other fall is a restart.  A driver may also answer 0 once and then continue.  So a fall counts only if
+the next reading is below the last total too; until then there is no total.  Some counters with 64 declared bits wrap at
+32 (nvml.h says of fields 197 and 198 only that the value can wrap), so both widths are tried.
 
-A counter that falls is read by Prometheus as one that started again, so a counter of 32 bits that wraps loses the rest
-of its last round each time, which is most of it.  The other way round is worse: a driver that was reloaded starts at
-zero, and to take that for a wrap invents four billion bytes.  So a fall is a wrap only when it crosses from the upper
-half of the counter's range to the lower one, and only while the driver was not reloaded; every other fall is a restart.
-
-A driver also answers 0 once and goes on where it was.  So a fall counts only when the next reading is below the last
-total too; until then there is no total.
-
-Some counters are declared with 64 bits and wrap at 32 all the same (nvml.h says of fields 197 and 198 only that the
-value can wrap), so both widths are tried.
-
-A counter that wraps more than once between two readings is read wrong whatever one does: at 20 GB/s one of 32 bits
-wraps five times a second.  So where a link can move a whole round in the time that has passed, there is no total
-(`LinkCounter`), until the counter shows by a value that it has more bits.
+A counter that wraps more than once between two readings cannot be followed: at 20 GB/s a 32-bit one wraps five times a
+second.  So while a link can move a whole round in the time that has passed, `LinkCounter` has no total, until a value
+shows that the counter has more bits.
 """
 
 from __future__ import annotations
@@ -54,31 +47,32 @@ CHARGED_NS_MAX = 10 * NS_PER_SECOND
 """The most time charged to one sample: after a longer gap (a hang, a lost GPU) the reasons in between are unknown."""
 
 COMPARED_NS = 10 * NS_PER_SECOND
-"""How long all samples must agree before the driver's count is compared: some counters move every second or two."""
+"""How long all samples must agree before they are compared with the driver's count, which may move every second or
+two."""
 
 HELD_RATIO_MIN = 0.01
-"""Least share of such a time that a driver counts: power capping goes on and off within milliseconds, and samples may
+"""Least share of such a time that the driver must count: power capping flickers within milliseconds, and samples may
 meet it each time."""
 
 UNSEEN_RATIO_MAX = 0.9
-"""Largest share that ten samples can miss: one in ten billion such stretches by chance."""
+"""Largest share that ten samples can miss: by chance, that happens in one of ten billion such stretches."""
 
 COUNTED_RATIO_MAX = 1.5
-"""No time passes faster than time; the counter is read a little before or after the sample."""
+"""The counter is read a little before or after the sample, so it may exceed the time that passed."""
 
 ENERGY_WINDOW_NS_MIN = NS_PER_SECOND // 2
-"""The counter moves in steps of 20 to 100 ms; over half a second a step is at most a fifth."""
+"""The counter moves in steps of 20 to 100 ms, at most a fifth of half a second."""
 
 
 NO_NUMBERS = frozenset({2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1})
-"""What a driver answers that does not know a number.  A counter that is really there is read again a tick later."""
+"""Answers of a driver that does not know a number.  A real counter with this value is read again a tick later."""
 
 ROUND = 1 << 32
-"""What a counter of 32 bits counts before it wraps."""
+"""The range of a 32-bit counter."""
 
 
 class _Stretch(NamedTuple):
-    """Since when all samples said the same of a reason, and the driver's count at that time."""
+    """A time in which all samples agreed about a reason: since when, and the driver's count then."""
 
     is_held: bool
     since_ns: int
@@ -86,7 +80,7 @@ class _Stretch(NamedTuple):
 
 
 class ClockEvents:
-    """Time by reason, added up from samples; and the reasons of which the driver's own count is not believed."""
+    """Time by reason, added up from samples, and the reasons whose driver count is disbelieved."""
 
     def __init__(self, gpu: str) -> None:
         self.disbelieved: set[str] = set()
@@ -96,14 +90,14 @@ class ClockEvents:
         self._stretches: dict[int, _Stretch] = {}
 
     def restart(self) -> None:
-        """Believe a new driver."""
+        """Trust a new driver again."""
         self.disbelieved.clear()
         self._stretches.clear()
 
     def update(self, mask: int, supported: int, now_ns: int, counted: Mapping[str, int]) -> Iterator[Sample]:
         """Yield the time of each supported reason that the driver does not count, after `mask` was read.
 
-        `counted` is the time that the driver counted of a reason, in ns, as read just before.
+        `counted` maps reasons to the ns that the driver has counted, read just before.
         """
         elapsed = 0 if self._sampled_ns is None else now_ns - self._sampled_ns
         self._sampled_ns = now_ns
@@ -120,7 +114,7 @@ class ClockEvents:
                 self.disbelieved.add(reason)
 
     def _contradicts(self, bit: int, *, is_held: bool, now_ns: int, counted_ns: int) -> bool:
-        """Return whether the driver counted nearly nothing while all samples saw the reason, or the reverse."""
+        """Return whether the driver counted almost nothing while all samples saw the reason, or the reverse."""
         stretch = self._stretches.get(bit)
         if stretch is None or stretch.is_held != is_held:
             self._stretches[bit] = _Stretch(is_held, now_ns, counted_ns)
@@ -143,7 +137,7 @@ class MeanPower:
         self._milliwatts: float | None = None
 
     def update(self, energy_millijoules: int, now_ns: int) -> Iterator[Sample]:
-        """Yield the mean power of the last whole window; nothing before there is one."""
+        """Yield the mean power of the last complete window; nothing before the first."""
         if self._base is None:
             self._base = (energy_millijoules, now_ns)
         elapsed = now_ns - self._base[1]
@@ -154,33 +148,44 @@ class MeanPower:
             yield Sample("pacecar_gpu_power_mean_watts", (self._gpu,), self._milliwatts)
 
     def restart(self) -> None:
-        """Forget the window: the counter began anew, or was not read for a while."""
+        """Drop the window: the counter restarted, or was not read for a while."""
         self._base = self._milliwatts = None
 
 
-class GpuCounter:
-    """Adds up a driver's counter; `total` never falls.
+class _Counter:
+    """A driver's counter that is added up, so that `total` never falls."""
 
-    With `doubts_zero` a first reading of 0 is held back too: of what is never 0 once a GPU has run, as its energy.
-    """
-
-    def __init__(self, *, doubts_zero: bool = False) -> None:
+    def __init__(self) -> None:
         self.total = 0
-        self._last = 0
         self._fallen: int | None = None
-        """A reading below `_last`, which the next one confirms or not."""
-        self._may_be_anew = False
-        self._doubts_zero = doubts_zero
+        """A reading below the last one that is not a wrap; the next one confirms it or not."""
+        self._may_be_reloaded = False
 
     @property
     def has_fallen(self) -> bool:
-        """Whether the last reading was a fall that is not confirmed."""
+        """Whether the last reading was an unconfirmed fall."""
         return self._fallen is not None
 
-    def update(self, value: int, bits: int = 64) -> int | None:
-        """Return the total after the driver's counter was read as `value`, of a type with `bits` bits.
+    def restart(self) -> None:
+        """Note that the driver may have been reloaded: a fall before the next value is a restart, not a wrap."""
+        self._may_be_reloaded = True
 
-        None for a fall, until the next reading says whether it was one.
+
+class GpuCounter(_Counter):
+    """Adds up a driver's counter.
+
+    With `doubts_zero` a first reading of 0 is held back too, for a counter that is never 0 once a GPU has run (energy).
+    """
+
+    def __init__(self, *, doubts_zero: bool = False) -> None:
+        super().__init__()
+        self._last = 0
+        self._doubts_zero = doubts_zero
+
+    def update(self, value: int, bits: int = 64) -> int | None:
+        """Return the total after a reading of `value`, from a type with `bits` bits.
+
+        None after a fall, until the next reading confirms it or not.
         """
         fallen, self._fallen = self._fallen, None
         is_doubted, self._doubts_zero = self._doubts_zero and value == 0, False
@@ -188,7 +193,7 @@ class GpuCounter:
             return None
         if value >= self._last:
             self.total += value - self._last
-        elif self._may_be_anew:
+        elif self._may_be_reloaded:
             self.total += value
         elif fallen is None or value < fallen:
             self._fallen = value
@@ -196,37 +201,25 @@ class GpuCounter:
         else:
             round_length = _wrapped_at(self._last, fallen, bits)
             self.total += value if round_length is None else value + round_length - self._last
-        self._last, self._may_be_anew = value, False
+        self._last, self._may_be_reloaded = value, False
         return self.total
 
-    def restart(self) -> None:
-        """Note that the driver may have been loaded anew: a fall before the next value is no wrap, and is believed."""
-        self._may_be_anew = True
 
-
-class LinkCounter:
-    """Adds up the bytes that a link moved; `total` never falls."""
+class LinkCounter(_Counter):
+    """Adds up the bytes that a link moved."""
 
     def __init__(self) -> None:
-        self.total = 0
+        super().__init__()
         self.is_wide = False
-        """Whether it has more than 32 bits: then it does not wrap while the daemon runs."""
+        """Whether it has more than 32 bits, so that it does not wrap while the daemon runs."""
         self._last: int | None = None
-        self._fallen: int | None = None
-        """A reading below `_last` that is no wrap, which the next one confirms or not."""
         self._asked_ns = 0
-        self._may_be_anew = False
-
-    @property
-    def has_fallen(self) -> bool:
-        """Whether the last reading was a fall that is not confirmed."""
-        return self._fallen is not None
 
     def update(self, value: int, asked_ns: int, answered_ns: int, bytes_per_second_max: float | None) -> int | None:
-        """Return the total after the driver's counter was read as `value`; None where a wrap may have gone unseen.
+        """Return the total after a reading of `value`; None if it may have wrapped unseen.
 
-        The driver was asked at `asked_ns` and had answered by `answered_ns` (monotonic); when in between it read the
-        counter is not known.  `bytes_per_second_max` is the most that the link can move; None: not known.
+        The driver read the counter between `asked_ns` and `answered_ns` (monotonic). `bytes_per_second_max` is the
+        link's speed; None: unknown.
         """
         self.is_wide = self.is_wide or value >= ROUND
         last, elapsed_ns_max = self._last, answered_ns - self._asked_ns
@@ -236,14 +229,14 @@ class LinkCounter:
             return self.total if self.is_wide else None
         moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns_max / NS_PER_SECOND
         round_later = value + ROUND - last
-        anew, self._may_be_anew = self._may_be_anew, False
+        was_reloaded, self._may_be_reloaded = self._may_be_reloaded, False
         fallen, self._fallen = self._fallen, None
-        can_wrap = not anew and not self.is_wide and fallen is None
+        can_wrap = not was_reloaded and not self.is_wide and fallen is None
         if value >= last:
             self.total += value - last
         elif can_wrap and (moved_max is None or round_later <= moved_max):
             self.total += round_later
-        elif anew or (fallen is not None and value >= fallen):  # no link is that fast: it began again
+        elif was_reloaded or (fallen is not None and value >= fallen):  # no link is that fast: it restarted
             self.total += value
         else:
             self._fallen = value
@@ -251,13 +244,9 @@ class LinkCounter:
         self._last, self._asked_ns = value, asked_ns
         return self.total if self.is_wide or (moved_max is not None and moved_max < ROUND) else None
 
-    def restart(self) -> None:
-        """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""
-        self._may_be_anew = True
-
 
 def _wrapped_at(last: int, value: int, bits: int) -> int | None:
-    """Return where a counter wrapped on its way from `last` down to `value`; None: it started again."""
+    """Return where a counter wrapped on its way from `last` down to `value`; None: it restarted."""
     for width in sorted({32, bits}):
         half = 1 << (width - 1)
         if width <= bits and value < half <= last < 2 * half:

@@ -1,14 +1,13 @@
-"""Says which driver versions give a field's number the meaning that we read it with.
+"""Says in which driver versions a field number has the meaning that we read it with.
 
-Numbers were moved: driver 575 and the first releases of 580 count clock events in fields 251 to 253, and those before
-and after them use these numbers for power smoothing; 269 to 271 are the other way round.  A driver that is asked by the
-wrong numbering answers all the same, and its answer is plausible.  So a number is asked only of drivers whose header
-defines it.
+Numbers were moved: driver 575 and the first releases of 580 count clock events in fields 251 to 253, which other
+versions use for power smoothing; 269 to 271 are the other way round.  A driver asked by the wrong numbering still gives
+a plausible answer.  So a number is asked only of drivers whose header defines it.
 
-The source is the constants NVML_FI_* of the 22 releases of nvidia-ml-py from 11.470.66 to 13.615.71, each of which is
-made from the header of that driver.  `since` is the first release that has the name under that number, `until` the
-first version without it.  Between 580.65 and 580.82 there is no release, so neither numbering of clock events is
-trusted there.  A driver that is newer than all of them, or whose version cannot be read, is asked by the newest header.
+Source: the constants NVML_FI_* of the 22 releases of nvidia-ml-py from 11.470.66 to 13.615.71, each made from the
+header of that driver.  `since` is the first release with the name under that number, `until` the first version without
+it. Between 580.65 and 580.82 there is no release, so clock events of those versions are not asked for.  Newer or
+unreadable versions are treated as the newest header.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _VERSION = re.compile(r"(\d{3,4})\.(\d{1,4})")
 
 
 class Definition(NamedTuple):
-    """The name of a number, without NVML_FI_, in drivers from `since` to before `until` (None: to the newest)."""
+    """The name of a number, without NVML_FI_, in drivers from `since` to before `until` (None: no end)."""
 
     name: str
     since: Version = _OLDEST
@@ -94,7 +93,7 @@ DEFINED = {
     270: Definition("DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", (580, 82)),
     271: Definition("DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", (580, 82)),
 }
-"""Number -> what it means in which drivers; every field that is asked for is here."""
+"""Number -> its meaning and drivers, for every field that is asked for."""
 
 
 def is_defined(number: int, driver: str) -> bool:

@@ -1,10 +1,10 @@
-"""Reads a GPU's fields in one call a tick: all that change fast, and a slice of the slow ones.
+"""Reads a GPU's fields in one call a tick: all fast ones and a slice of the slow ones.
 
-While probing, all fields are asked for, in parts.  Each field is treated on its own: one that fails is missing until it
-is read again, and one that is refused is asked ever less often (`refusals`), in the same call.  A call that fails as a
-whole is a failure of each field in it.
+A probe asks for all fields, in parts.  Fields are independent: one that fails is missing until it is read again, and
+one that is refused is asked for less and less often (`refusals`), in the same call.  If the whole call fails, each
+field in it has failed.
 
-Left out on purpose: what the fields mean; that is the table in `fields`.
+Left out: what the fields mean (`fields`).
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ from .derived import NO_NUMBERS
 from .fields import Field, FieldMeanings
 from .refusals import Attempts, RefusedNumbers
 
-__all__ = ["FieldReader", "must_go_on"]
+__all__ = ["FieldReader", "raise_if_fatal"]
 
 PROBE_FIELDS_MAX = 128
-"""Fields in one call while probing; a driver has to walk over all of them."""
+"""Fields in one call of a probe; a driver walks over all of them."""
 
 SLOW_FIELDS_MAX = 32
 """Slow fields that join the call of one tick, so that all ticks cost the same."""
 
 SLOW_FIELDS_NS_MIN = NS_PER_SECOND // 2
-"""Between two such slices: ten ticks a second must not make slow fields fast."""
+"""Least time between two slices: ten ticks a second must not make slow fields fast."""
 
 
-def must_go_on(error: NvmlError) -> None:
+def raise_if_fatal(error: NvmlError) -> None:
     """Raise `error` if it means that no other query will be answered either."""
     if isinstance(error, (GpuLostError, DriverStoppedError, DriverMissingError)):
         raise error
 
 
 class FieldReader:
-    """The fields of one GPU: what to ask, and the last answers of the slow ones."""
+    """The fields of one GPU: which to ask for, and the last answers of the slow ones."""
 
     def __init__(self, gpu: str, nvml: Nvml, clock: Clock) -> None:
         self.meanings = FieldMeanings(gpu)
         self.calls = 0
         self.must_probe = False
-        """Whether an answer means that other numbers may be there now: a link came up or went down, or is not asked by
-        its field any more."""
+        """Whether other numbers may be available now: a link went up or down, or its field is no longer answered."""
         self._gpu = gpu
         self._nvml = nvml
         self._clock = clock
@@ -68,26 +67,26 @@ class FieldReader:
         self._slow_asked_ns: int | None = None
 
     def begin(self, fields: list[Field]) -> None:
-        """Take `fields` as those to probe for."""
+        """Start a probe for `fields`."""
         self._slow_fields.clear()
         self._attempts.clear()
         self._refused.clear()
         self._withdrawn = 0
         self.must_probe = False
-        self.meanings.ask(fields)
+        self.meanings.set_fields(fields)
 
     def refused(self) -> RefusedNumbers:
         """Return how many fields are refused."""
         return RefusedNumbers(len(self._refused) - self._withdrawn, self._withdrawn)
 
     def leave_to_query(self, field_id: FieldId) -> None:
-        """Ask no more for a refused field, because a query of its own reads the number."""
+        """Stop asking for a refused field, because a query reads the same number."""
         for field in [field for field in self._refused if field.field == field_id]:
             del self._refused[field]
             self._withdrawn -= self._attempts[field].was_answered
 
     def drop_doubles(self) -> None:
-        """Drop the fields that repeat an earlier one of the same series."""
+        """Drop the fields that repeat the series of an earlier one."""
         for field in list(self.meanings.without_doubles()):
             self.meanings.drop(field)
             self._slow_fields.pop(field, None)
@@ -96,9 +95,17 @@ class FieldReader:
         """Return the last answers of the slow fields."""
         return list(self._slow_fields.values())
 
-    def ask(self, handle: Handle, failures: list[str], *, everything: bool) -> dict[Field, Sample]:
+    def details(self) -> dict[Field, Sample]:
+        """Return the last answers of the fast fields that are details."""
+        kept = self.meanings.kept
+        return {field: kept[field][1] for field in self.meanings.details if field in kept}
+
+    def ask(
+        self, handle: Handle, failures: list[str], *, everything: bool, with_details: bool = True
+    ) -> dict[Field, Sample]:
         """Ask for the fields that are due in one call (several while probing) and return the fast ones."""
-        asked = self.meanings.asked() if everything else self._due_fields()
+        due = self._due_fields if with_details else lambda: self.meanings.essential
+        asked = self.meanings.asked() if everything else due()
         answers: dict[Field, Sample] = {}
         for start in range(0, len(asked), PROBE_FIELDS_MAX if everything else max(1, len(asked))):
             part = asked[start : start + PROBE_FIELDS_MAX] if everything else asked
@@ -107,28 +114,28 @@ class FieldReader:
             try:
                 values = self._nvml.fields(handle, [field.field for field in part])
             except NvmlError as error:
-                must_go_on(error)
+                raise_if_fatal(error)
                 failed_one_by_one: list[str] = []
                 for field in part:
-                    self._take_field(field, error, asked_ns, answers, failed_one_by_one)
+                    self._record_answer(field, error, asked_ns, answers, failed_one_by_one)
                 failures += [f"fields: {error}"] if failed_one_by_one else []
                 continue
             kept = self.meanings.kept
             for field, value in zip(part, values, strict=True):
                 if (before := kept.get(field)) is None or before[0] != value:
-                    self._take_field(field, value, asked_ns, answers, failures)
+                    self._record_answer(field, value, asked_ns, answers, failures)
                 elif field.fast:  # the sample of a slow one is still there
                     answers[field] = before[1]
         return answers
 
-    def look(self, handle: Handle, fields: Sequence[Field]) -> None:
-        """Read `fields`, counters that wrap too soon to be read once a tick, in one call."""
+    def read_counters(self, handle: Handle, fields: Sequence[Field]) -> None:
+        """Read counters that wrap too soon for one reading a tick, in one call."""
         self.calls += 1
         asked_ns = self._clock.monotonic_ns()
         values = self._nvml.fields(handle, [field.field for field in fields])
         for field, value in zip(fields, values, strict=True):
             if isinstance(value, FieldValue):
-                self.meanings.look(field, value, asked_ns, self._clock.monotonic_ns())
+                self.meanings.update_counter(field, value, asked_ns, self._clock.monotonic_ns())
 
     def _due_fields(self) -> list[Field]:
         """Return the fast fields, the next slice of the slow ones, and refused ones that are due."""
@@ -145,7 +152,7 @@ class FieldReader:
         return fast + slow[start : start + SLOW_FIELDS_MAX] + again
 
     def _due_again(self, now_ns: int) -> list[Field]:
-        """Return the next refused fields to ask for again; none whose series another field gives."""
+        """Return the next refused fields to ask for, without those whose series another field has."""
         given = self.meanings.series()
         due = [field for field, due_ns in self._refused.items() if due_ns <= now_ns and field.series not in given]
         if len(due) <= SLOW_FIELDS_MAX:
@@ -153,7 +160,7 @@ class FieldReader:
             self._retry_ns = min(later, default=now_ns + NS_PER_SECOND)
         return due[:SLOW_FIELDS_MAX]
 
-    def _take_field(
+    def _record_answer(
         self,
         field: Field,
         answer: FieldValue | NvmlError,
@@ -165,9 +172,9 @@ class FieldReader:
         if attempts is None:
             attempts = self._attempts[field] = Attempts()
         if isinstance(answer, FieldValue) and answer.bits < field.bits_min:
-            answer = UnsupportedError(f"{answer.bits} bits are no count of {field.metric}")
+            answer = UnsupportedError(f"{answer.bits} bits cannot be a count of {field.metric}")
         if isinstance(answer, NvmlError):
-            must_go_on(answer)
+            raise_if_fatal(answer)
             self._forget(field)
             wait_ns = attempts.refused() if isinstance(answer, UnsupportedError) else attempts.failed()
             if attempts.is_backed_off:
@@ -177,12 +184,12 @@ class FieldReader:
             return
         if (field.counts or field.is_wide) and (answer.value < 0 or answer.value in NO_NUMBERS):
             self._forget(field)
-            failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
+            failures.append(f"field {field.field.number} ({field.metric}): implausible count {answer.value}")
             return
         if field in self._refused:
             del self._refused[field]
             self._withdrawn -= attempts.was_answered
-            self.meanings.take_back(field)
+            self.meanings.restore(field)
         attempts.answered()
         sample = self.meanings.sample(field, answer, asked_ns, self._clock.monotonic_ns())
         if sample is None:
@@ -199,9 +206,9 @@ class FieldReader:
             self.must_probe = True
 
     def _forget(self, field: Field) -> None:
-        """Serve no older answer of `field`: what was not read now is missing."""
+        """Drop the last answer of `field`: what was not read now is missing."""
         self._slow_fields.pop(field, None)
-        self.meanings.kept.pop(field, None)  # so that the next answer is news
+        self.meanings.kept.pop(field, None)  # so that the next answer counts as new
 
     def _back_off(self, field: Field, attempts: Attempts, wait_ns: int) -> None:
         due_ns = self._clock.monotonic_ns() + wait_ns
@@ -213,7 +220,7 @@ class FieldReader:
         self._refused[field] = due_ns
 
     def link_totals(self, answers: dict[Field, Sample]) -> list[Sample]:
-        """Return the sums over links where the driver gives none, and only when every link answered."""
+        """Return sums over links that the driver does not report, if every link answered."""
         totals: list[Sample] = []
         for metric, fields in self.meanings.of_links():
             links = [answers[field].value for field in fields if field in answers]

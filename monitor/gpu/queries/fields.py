@@ -1,16 +1,15 @@
-"""Lists the fields of one nvmlDeviceGetFieldValues a tick, with their metrics, and turns their values into samples.
+"""Lists the fields of the one nvmlDeviceGetFieldValues call a tick, and turns their values into samples.
 
-A field costs a tenth of a call, and each has its own return code: one that a GPU lacks is dropped, and the others stay.
-What changes in normal use is read at every tick; what changes when hardware breaks (errors, retired pages, the state of
-a link) joins the same call slice by slice.
+A field costs a tenth of a call and has its own return code: one that a GPU lacks is dropped, and the others stay.
+Fields that change in normal use are read at every tick; those that change when hardware breaks (errors, retired pages,
+link states) join the same call slice by slice.
 
-By nvml.h: 138 and 139 count KiB, 197 and 198 bytes, 83 mJ, 164 MB/s, and the clock event counters nanoseconds.  The
-scope of the NVLink fields is a link, all ones for the sum over all links.  201 to 222 came with NVLink 5.  Which driver
-knows a number by which meaning is in `field_numbers`.
+By nvml.h, 138 and 139 count KiB, 197 and 198 bytes, 83 mJ, 164 MB/s, and the clock event counters nanoseconds.  The
+scope of the NVLink fields is a link, or all ones for the sum over all links.  201 to 222 came with NVLink 5.
+`field_numbers` knows which driver uses a number with which meaning.
 
-Left out on purpose: the bit error ratios (218, 220, 222), coded as mantissa and exponent, which say nothing between
-two ticks that the error counts beside them do not; field 185, which took milliseconds where it was measured; raw
-NVLink traffic with its protocol (140, 141), because people compare data with data.
+Left out: the bit error ratios (218, 220, 222), which add nothing to the error counts between two ticks; field 185,
+which took milliseconds; and raw NVLink traffic with its protocol (140, 141), because people compare payloads.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ LINK_STATE = FieldId(165)
 class Field:
     """A field, its metric, the metric's labels after `gpu` and the factor to the inside unit.
 
-    There is one object of each, for all GPUs: it is looked up some hundred times a tick, so by what it is and not by
-    what is in it.
+    All GPUs share one object of each.  Equality is identity, because fields are looked up some hundred times a tick.
     """
 
     field: FieldId
@@ -52,13 +50,18 @@ class Field:
     has_query: bool = False
     """Whether a query reads the same number where the field is refused."""
     is_wide: bool = False
-    """Whether its gauge counts without a bound, so that no range leaves out all ones: the reader does."""
+    """Whether its gauge has no upper bound, so that no range excludes the answer "all ones": the reader does."""
     bits_min: int = 0
-    """An answer of fewer bits is that of another field: the driver numbers them otherwise."""
+    """An answer with fewer bits belongs to another field: this driver uses another numbering."""
+
+    @property
+    def is_detail(self) -> bool:
+        """Whether it is a counter of one link, which is read only when its result will be looked at."""
+        return self.fast and self.counts and self.metric.startswith("pacecar_gpu_nvlink_link_")
 
     @property
     def series(self) -> tuple[str, tuple[str, ...]]:
-        """What its samples are told apart by, on one GPU."""
+        """What distinguishes its samples on one GPU."""
         return self.metric, self.labels
 
 
@@ -96,7 +99,7 @@ _GPU_FIELDS = (
     _counter(94, "pcie_replays_total"),
     _counter(3, "ecc_errors_total", "corrected", "volatile"),
     _counter(4, "ecc_errors_total", "uncorrected", "volatile"),
-    # As the driver counts: a counter's total does not fall at a reset.
+    # The driver's own count: a counter's total would not fall at a reset.
     replace(_gauge(4, "ecc_uncorrected_errors"), is_wide=True),
     _counter(5, "ecc_errors_total", "corrected", "aggregate"),
     _counter(6, "ecc_errors_total", "uncorrected", "aggregate"),
@@ -132,11 +135,11 @@ LINK_ERRORS = {
     219: "effective",
     221: "symbol",
 }
-"""Field -> the kind under which its errors are counted: 161 to 163 up to NVLink 4, the others on NVLink 5."""
+"""Field -> the kind of its errors: 161 to 163 up to NVLink 4, the others on NVLink 5."""
 
 
 def fields_of(driver: str, links: int) -> list[Field]:
-    """Return the fields of a GPU with so many NVLinks that a driver of that version knows."""
+    """Return the fields that a driver of that version knows, for a GPU with that many NVLinks."""
     every = chain(_GPU_FIELDS, *(_link_fields(link) for link in range(links)))
     return [field for field in every if is_defined(field.field.number, driver)]
 
@@ -148,7 +151,7 @@ def _link_fields(link: int) -> tuple[Field, ...]:
     return (
         _counter(138, "nvlink_link_transmit_bytes_total", label, scope=link, factor=1024, fast=True),
         _counter(139, "nvlink_link_receive_bytes_total", label, scope=link, factor=1024, fast=True),
-        # NVLink 5 counts bytes and packets of a link itself; a GPU that answers both is read at the first.
+        # NVLink 5 counts bytes and packets of a link itself; if a GPU answers both, the first is used.
         _counter(202, "nvlink_link_transmit_bytes_total", label, scope=link, fast=True),
         _counter(204, "nvlink_link_receive_bytes_total", label, scope=link, fast=True),
         _counter(201, "nvlink_link_transmit_packets_total", label, scope=link),
@@ -168,32 +171,42 @@ class FieldMeanings:
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
         self.pcie_bytes_per_second_max: float | None = None
-        """The most that the PCIe link moves in one direction; None: not known."""
+        """The PCIe link's speed in one direction; None: unknown."""
         self._counters: dict[Field, GpuCounter] = {}
         self._link_counters: dict[Field, LinkCounter] = {}
         self._unreliable: set[Field] = set()
         self._missed: set[Field] = set()
         self._fields: list[Field] = []
         self.fast: list[Field] = []
-        """What is asked for at every tick."""
+        """Fields of every tick."""
         self.slow: list[Field] = []
-        """What is asked for slice by slice."""
+        """Fields that are read slice by slice."""
+        self.essential: list[Field] = []
+        """The fast fields that every tick reads."""
+        self.details: list[Field] = []
+        """The other fast fields: counters of single links."""
         self._reasons: list[Field] = []
         self._of_links: list[tuple[str, list[Field]]] | None = None
         self.kept: dict[Field, tuple[FieldValue, Sample]] = {}
-        """The latest answer of each field, where an equal one means the same sample, and that sample."""
+        """The latest answer of each field whose samples depend on the answer alone, and its sample."""
 
-    def ask(self, fields: Iterable[Field]) -> None:
-        """Take `fields` as those that are worth asking; counters that were there before go on."""
+    def set_fields(self, fields: Iterable[Field]) -> None:
+        """Ask for `fields` from now on; existing counters go on."""
         self.kept.clear()
         self._fields = list(fields)
         self.fast = [field for field in self._fields if field.fast]
         self.slow = [field for field in self._fields if not field.fast]
+        self._sort_details()
         self._reasons = [field for field in self._fields if field.metric.endswith(CLOCK_EVENTS)]
         self._of_links = None
 
+    def _sort_details(self) -> None:
+        self.details = [field for field in self.fast if field.is_detail]
+        self.essential = [field for field in self.fast if not field.is_detail]
+        self.fast = self.essential + self.details  # samples keep their order with and without new details
+
     def restart(self) -> None:
-        """Note that the driver may have been loaded anew, so that its counters begin at zero."""
+        """Note that the driver may have been reloaded, so that its counters start at zero."""
         self.kept.clear()
         for counter in self._counters.values():
             counter.restart()
@@ -201,18 +214,20 @@ class FieldMeanings:
             link.restart()
 
     def drop(self, field: Field) -> None:
-        """Ask for `field` no more."""
+        """Stop asking for `field`."""
         self._fields.remove(field)
         (self.fast if field.fast else self.slow).remove(field)
+        self._sort_details()
         self._unreliable.discard(field)
         if field in self._reasons:
             self._reasons.remove(field)
         self._of_links = None
 
-    def take_back(self, field: Field) -> None:
-        """Ask for `field` again, which was dropped."""
+    def restore(self, field: Field) -> None:
+        """Ask again for `field`, which was dropped."""
         self._fields.append(field)
         (self.fast if field.fast else self.slow).append(field)
+        self._sort_details()
         if field.metric.endswith(CLOCK_EVENTS):
             self._reasons.append(field)
         self._of_links = None
@@ -222,7 +237,7 @@ class FieldMeanings:
         return {field.series for field in self._fields}
 
     def of_links(self) -> list[tuple[str, list[Field]]]:
-        """Return metric and summands of what is summed over links, because the driver gives no sum."""
+        """Return metric and summands for sums over links that the driver does not report."""
         if self._of_links is None:
             self._of_links = []
             for way in ("transmit", "receive"):
@@ -233,39 +248,39 @@ class FieldMeanings:
         return self._of_links
 
     def asked(self) -> list[Field]:
-        """Return all fields that are worth asking."""
+        """Return all fields that are asked for."""
         return list(self._fields)
 
     def has(self, field: FieldId) -> bool:
-        """Return whether `field` is among those that are asked for."""
+        """Return whether `field` is asked for."""
         return any(other.field == field for other in self._fields)
 
     def counted_reasons(self) -> list[Field]:
-        """Return the fields in which the driver counts the time of a clock event reason itself."""
+        """Return the fields in which the driver itself counts the time of a clock event reason."""
         return self._reasons
 
     def narrow(self, gap_ns: int) -> tuple[Field, ...]:
-        """Return the PCIe counters that may wrap at 32 bits, if reading them each `gap_ns` is often enough."""
+        """Return the PCIe counters that may wrap at 32 bits, if a reading each `gap_ns` can follow them."""
         most = self.pcie_bytes_per_second_max
         if most is None or most * gap_ns >= ROUND * NS_PER_SECOND:
             return ()
         counters = ((field, self._link_counters.get(field)) for field in self.fast if field.of_link)
         return tuple(field for field, counter in counters if counter is not None and not counter.is_wide)
 
-    def look(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> None:
-        """Take a reading of a PCIe counter between two ticks."""
+    def update_counter(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> None:
+        """Record a reading of a PCIe counter between two ticks."""
         counter = self._link_counters[field]
         if counter.update(answer.value, asked_ns, answered_ns, self.pcie_bytes_per_second_max) is None:
             self._missed.add(field)
 
     def health(self) -> Iterator[Sample]:
-        """Yield whether the PCIe counters are reliable, where there are any."""
+        """Yield whether the PCIe counters are reliable, if there are any."""
         links = [field for field in self.fast if field.of_link and field in self._link_counters]
         if links:
             yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
 
     def sample(self, field: Field, answer: FieldValue, asked_ns: int, answered_ns: int) -> Sample | None:
-        """Return the sample of one answer; None for a counter that may have wrapped unseen, or fell and may be back."""
+        """Return the sample of an answer; None for a counter that may have wrapped unseen or has fallen."""
         kept = self.kept.get(field)
         value = answer.value
         if field.of_link:
@@ -288,17 +303,17 @@ class FieldMeanings:
             value = counted
         labels = (self._gpu, *field.labels) if kept is None else kept[1].labels
         sample = Sample(field.metric, labels, value * field.factor)
-        if not field.of_link:  # whose answer means another time even where it is the same
+        if not field.of_link:  # an equal answer may mean another total
             self.kept[field] = (answer, sample)
         return sample
 
     def has_fallen(self, field: Field) -> bool:
-        """Return whether the last reading of a counter was a fall that is not confirmed."""
+        """Return whether the last reading of a counter was an unconfirmed fall."""
         counter = self._link_counters.get(field) or self._counters.get(field)
         return counter is not None and counter.has_fallen
 
     def without_doubles(self) -> Iterator[Field]:
-        """Yield the fields that repeat an earlier one of the same series."""
+        """Yield the fields that repeat the series of an earlier one."""
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for field in self._fields:
             if field.series in seen:

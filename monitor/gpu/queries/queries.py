@@ -1,12 +1,12 @@
-"""Lists the queries of a GPU beside its fields, each with its driver calls and the time after which it is stale.
+"""Lists the queries of a GPU besides its fields, each with its driver calls and the time after which it is stale.
 
-Asking everything at every tick costs a hundred calls a GPU, and most answers are those of the last tick: limits,
-maxima, thresholds, the address at the other end of a link.  So a query says how many driver calls it makes and
-after how long its answer is stale.  What is always stale is asked at every tick, and the rest fill what is left of the
-tick's calls, the longest overdue first (`query_schedule`).
+Running all of them at every tick would cost a hundred calls a GPU, mostly for unchanged answers: limits, maxima,
+thresholds, the address at the other end of a link.  So a query states how many driver calls it makes and how long its
+answer lasts.  Those that are always stale run at every tick; the rest fill the tick's remaining calls, the longest
+overdue first (`query_schedule`).
 
-Here are the tables for a whole GPU, its NVLinks, fans and processes, and for a MIG instance.  A query yields samples or
-raises NvmlError.
+The tables cover a whole GPU, its NVLinks, fans and processes, and a MIG instance.  A query yields samples or raises
+NvmlError.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
 from ..driver import (
+    DriverProcess,
     Fabric,
     FieldId,
     FieldValue,
@@ -34,22 +35,25 @@ from .derived import GpuCounter
 from .field_numbers import is_defined
 
 __all__ = [
+    "EVERY_TICK",
+    "NEVER",
     "PROCESSES_MAX",
     "C2cLinks",
+    "InstanceProcesses",
     "NvmlQuery",
     "Processes",
     "SramEcc",
-    "fan_questions",
-    "gpu_questions",
-    "instance_questions",
-    "link_questions",
+    "fan_queries",
+    "gpu_queries",
+    "instance_queries",
+    "link_queries",
 ]
 
 PROCESSES_MAX = 16
-"""Processes of one GPU that get series of their own, those with most memory first; `gpu_processes` counts all."""
+"""Processes of one GPU with series of their own, those with most memory; `gpu_processes` counts all."""
 
 FANS_MAX = 16
-"""Fans of one GPU that get series of their own; boards have up to three."""
+"""Fans of one GPU with series of their own; boards have up to three."""
 
 EVERY_TICK = 0
 SECONDS_5 = 5 * NS_PER_SECOND
@@ -58,18 +62,21 @@ SECONDS_15 = 15 * NS_PER_SECOND
 SECONDS_30 = 30 * NS_PER_SECOND
 MINUTES_5 = 300 * NS_PER_SECOND
 NEVER = 1 << 62
-"""For answers that hold until the GPU is probed again."""
+"""For answers that hold until the next probe."""
 
-Ask = Callable[[Nvml, Handle], Iterable[Sample]]
+Ask = Callable[[Nvml, Handle], Iterable[Sample | NvmlError]]
+"""Yields samples, and errors for single numbers in an otherwise good answer."""
 
 
 class NvmlQuery(NamedTuple):
-    """One query; with `stale_ns` 0 it is made at every tick."""
+    """One query; with `stale_ns` 0 it runs at every tick, a detail only at ticks whose result will be looked at."""
 
     name: str
     calls: int
     stale_ns: int
     ask: Ask
+    is_detail: bool = False
+    """Whether it is a level without recorded peaks."""
 
 
 def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> NvmlQuery:
@@ -80,7 +87,7 @@ def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: flo
     return NvmlQuery(which.value, 1, stale_ns, ask)
 
 
-def gpu_questions(gpu: str) -> list[NvmlQuery]:
+def gpu_queries(gpu: str) -> list[NvmlQuery]:
     """Return the queries of a whole GPU, those of every tick first."""
 
     def utilization(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -106,8 +113,8 @@ def gpu_questions(gpu: str) -> list[NvmlQuery]:
             yield Sample("pacecar_gpu_row_remap_banks", (gpu, spare), banks)
 
     def platform(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        told = ("" if part is None else str(part) for part in nvml.platform(handle))
-        yield Sample("pacecar_gpu_platform_info", (gpu, *told), 1)
+        reported = ("" if part is None else str(part) for part in nvml.platform(handle))
+        yield Sample("pacecar_gpu_platform_info", (gpu, *reported), 1)
 
     clocks = {"sm": EVERY_TICK, "memory": SECONDS_5, "graphics": SECONDS_15, "video": SECONDS_15}
     thresholds = {
@@ -118,11 +125,11 @@ def gpu_questions(gpu: str) -> list[NvmlQuery]:
     }
     return [
         NvmlQuery("utilization", 1, EVERY_TICK, utilization),
-        NvmlQuery("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
+        NvmlQuery("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu), is_detail=True),
         _number(Number.POWER, EVERY_TICK, "pacecar_gpu_power_watts", gpu),
-        _number(Number.TEMPERATURE, EVERY_TICK, "pacecar_gpu_temperature_celsius", gpu),
+        _number(Number.TEMPERATURE, EVERY_TICK, "pacecar_gpu_temperature_celsius", gpu)._replace(is_detail=True),
         *(
-            _number(Number(f"{clock} clock"), stale, "pacecar_gpu_clock_hertz", gpu, clock)
+            _number(Number(f"{clock} clock"), stale, "pacecar_gpu_clock_hertz", gpu, clock)._replace(is_detail=True)
             for clock, stale in clocks.items()
         ),
         _number(Number.PERFORMANCE_STATE, SECONDS_5, "pacecar_gpu_performance_state", gpu),
@@ -164,12 +171,12 @@ def _memory(prefix: str, *labels: str) -> Ask:
     return ask
 
 
-def link_questions(
+def link_queries(
     gpu: str, link: int, *, ask_state: bool, remember: Callable[[int, RemoteLink], None]
 ) -> list[NvmlQuery]:
-    """Return the queries of one NVLink; of its state only where the field for it is not there.
+    """Return the queries of one NVLink; its state is included only if its field is not available.
 
-    What is at its other end goes to `remember`, because the driver may not answer for a link that is down.
+    The remote end goes to `remember`, because the driver may not report it while a link is down.
     """
 
     def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -179,13 +186,13 @@ def link_questions(
         remember(link, nvml.link_remote(handle, link))
         return ()
 
-    questions = [NvmlQuery(f"nvlink {link} remote end", 3, NEVER, remote)]
+    queries = [NvmlQuery(f"nvlink {link} remote end", 3, NEVER, remote)]
     if ask_state:
-        questions.append(NvmlQuery(f"nvlink {link} state", 1, SECONDS_30, state))
-    return questions
+        queries.append(NvmlQuery(f"nvlink {link} state", 1, SECONDS_30, state))
+    return queries
 
 
-def fan_questions(gpu: str, fans: int) -> list[NvmlQuery]:
+def fan_queries(gpu: str, fans: int) -> list[NvmlQuery]:
     """Return the queries of each fan: the share of its highest speed and, since driver 565, revolutions a minute."""
 
     def speed(fan: int) -> Ask:
@@ -203,57 +210,53 @@ def fan_questions(gpu: str, fans: int) -> list[NvmlQuery]:
     ]
 
 
-def instance_questions(gpu: str, instance: Instance) -> list[NvmlQuery]:
-    """Return the queries of a MIG device; they use the instance's own handle and not the one that they are given."""
-    labels = (gpu, str(instance.gpu_instance), str(instance.compute_instance))
-    memory = _memory("pacecar_gpu_instance_memory", *labels)
-
-    def processes(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        yield Sample("pacecar_gpu_instance_processes", labels, len(nvml.processes(instance.handle)))
-
+def instance_queries(gpu: str, instance: Instance) -> list[NvmlQuery]:
+    """Return the queries of a MIG device; they use the instance's own handle, not the one passed to them."""
+    memory = _memory("pacecar_gpu_instance_memory", *_instance_labels(gpu, instance))
     name = f"mig {instance.gpu_instance}.{instance.compute_instance}"
-    return [
-        NvmlQuery(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
-        NvmlQuery(f"{name} processes", 2, SECONDS_15, processes),
-    ]
+    return [NvmlQuery(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle))]
+
+
+def _instance_labels(gpu: str, instance: Instance) -> tuple[str, str, str]:
+    return gpu, str(instance.gpu_instance), str(instance.compute_instance)
 
 
 class SramEcc:
-    """The ECC errors of one GPU's SRAM; adds them up across restarts of the driver."""
+    """The ECC errors of one GPU's SRAM, added up across driver restarts."""
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
         self._counters: dict[tuple[str, str], GpuCounter] = {}
 
-    def questions(self) -> list[NvmlQuery]:
+    def queries(self) -> list[NvmlQuery]:
         """Return the query."""
         return [NvmlQuery("sram errors", 1, SECONDS_30, self._ask)]
 
     def _ask(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        told = nvml.sram_errors(handle)
+        reported = nvml.sram_errors(handle)
         for series, errors in {
-            ("corrected", "volatile"): told.volatile_corrected,
-            ("uncorrected_parity", "volatile"): told.volatile_parity,
-            ("uncorrected_sec_ded", "volatile"): told.volatile_sec_ded,
-            ("corrected", "aggregate"): told.aggregate_corrected,
-            ("uncorrected_parity", "aggregate"): told.aggregate_parity,
-            ("uncorrected_sec_ded", "aggregate"): told.aggregate_sec_ded,
+            ("corrected", "volatile"): reported.volatile_corrected,
+            ("uncorrected_parity", "volatile"): reported.volatile_parity,
+            ("uncorrected_sec_ded", "volatile"): reported.volatile_sec_ded,
+            ("corrected", "aggregate"): reported.aggregate_corrected,
+            ("uncorrected_parity", "aggregate"): reported.aggregate_parity,
+            ("uncorrected_sec_ded", "aggregate"): reported.aggregate_sec_ded,
         }.items():
             total = self._counters.setdefault(series, GpuCounter()).update(errors)
             if total is not None:
                 yield Sample("pacecar_gpu_sram_ecc_errors_total", (self._gpu, *series), total)
-        yield Sample("pacecar_gpu_sram_ecc_threshold_exceeded", (self._gpu,), int(told.is_over_threshold))
+        yield Sample("pacecar_gpu_sram_ecc_threshold_exceeded", (self._gpu,), int(reported.is_over_threshold))
 
 
 C2C_LINKS_MAX = 32
-"""Links between a GPU and its CPU that are asked for; Grace Hopper has ten."""
+"""Links between a GPU and its CPU that are read; Grace Hopper has ten."""
 
 _C2C_COUNT, _C2C_UP, _C2C_SPEED = 170, 171, 172
 _C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 
 class C2cLinks:
-    """The NVLink-C2C links of one GPU to its CPU, all together: ten of them, of which none can be replaced alone."""
+    """The NVLink-C2C links of one GPU to its CPU, as one sum: single links cannot be replaced."""
 
     def __init__(self, gpu: str, driver: str) -> None:
         self._gpu = gpu
@@ -261,11 +264,11 @@ class C2cLinks:
         self._is_defined = is_defined(_C2C_COUNT, driver)
         self._counters: dict[str, GpuCounter] = {}
 
-    def questions(self) -> list[NvmlQuery]:
-        """Return the query: a call for the number of links, and one for all of them."""
+    def queries(self) -> list[NvmlQuery]:
+        """Return the query: one call for the number of links, one for all of them."""
         return [NvmlQuery("c2c links", 2, SECONDS_30, self._ask)] if self._is_defined else []
 
-    def _ask(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+    def _ask(self, nvml: Nvml, handle: Handle) -> Iterator[Sample | NvmlError]:
         (links,) = nvml.fields(handle, [FieldId(_C2C_COUNT)])
         if isinstance(links, NvmlError):
             raise links
@@ -276,6 +279,8 @@ class C2cLinks:
         answers = nvml.fields(handle, [FieldId(number, link) for number in numbers for link in every])
         found = {number: _whole(answers[at * len(every) : (at + 1) * len(every)]) for at, number in enumerate(numbers)}
         yield Sample("pacecar_gpu_c2c_links", (self._gpu,), links.value)
+        failed = {answer.code: answer for answer in answers if isinstance(answer, NvmlError)}
+        yield from (error for error in failed.values() if not isinstance(error, UnsupportedError))
         up, speeds = found[_C2C_UP], found[_C2C_SPEED]
         if up is not None:
             yield Sample("pacecar_gpu_c2c_links_up", (self._gpu,), sum(state == 1 for state in up))
@@ -290,43 +295,41 @@ class C2cLinks:
 
 
 def _whole(answers: Sequence[FieldValue | NvmlError]) -> list[int] | None:
-    """Return the numbers in `answers`; None unless each is one, because a sum without some of them is wrong."""
+    """Return the numbers in `answers`; None if any is missing, because a sum without it is wrong."""
     numbers = [answer.value for answer in answers if isinstance(answer, FieldValue)]
     return numbers if len(numbers) == len(answers) else None
 
 
 class Processes:
-    """The processes of one GPU and their share of its SMs; remembers the time of the newest share that was read."""
+    """The processes of one GPU and their share of its SMs; remembers the time of the newest share."""
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
         self._since_us = 0
         self._shown: set[int] = set()
+        self._clients: list[DriverProcess] = []
 
-    def questions(self) -> list[NvmlQuery]:
+    def queries(self) -> list[NvmlQuery]:
         """Return the queries, of two calls each: how many, and which."""
         return [
+            NvmlQuery("mps processes", 2, SECONDS_30, self._mps),
             NvmlQuery("processes", 2, SECONDS_10, self._memory),
             NvmlQuery("process shares", 2, SECONDS_10, self._shares),
-            NvmlQuery("mps processes", 2, SECONDS_30, self._mps),
         ]
 
     def _mps(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
-        yield Sample("pacecar_gpu_mps_processes", (self._gpu,), len(nvml.mps_processes(handle)))
+        self._clients = []
+        self._clients = nvml.mps_processes(handle)
+        yield Sample("pacecar_gpu_mps_processes", (self._gpu,), len(self._clients))
 
     def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         found = nvml.processes(handle)
         yield Sample("pacecar_gpu_processes", (self._gpu,), len(found))
-        # One process may be listed once for each of its contexts: a series is a process.
-        known: dict[int, int] = {}
-        for process in found:
-            if process.memory is not None:
-                known[process.pid] = known.get(process.pid, 0) + process.memory
-        largest = sorted(known, key=lambda pid: (-known[pid], pid))[:PROCESSES_MAX]
+        found = _with_clients(found, self._clients)
+        largest = _largest(found)
         unknown = [process.pid for process in found if process.memory is None]
-        self._shown = set((largest + unknown)[:PROCESSES_MAX])
-        for pid in largest:
-            yield Sample("pacecar_gpu_process_memory_bytes", (self._gpu, str(pid)), known[pid])
+        self._shown = set([*largest, *unknown][:PROCESSES_MAX])
+        yield from _process_memory(self._gpu, largest)
 
     def _shares(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         try:
@@ -336,13 +339,91 @@ class Processes:
         latest = {share.pid: share for share in sorted(shares, key=lambda share: share.stamp_us)}
         self._since_us = max((share.stamp_us for share in shares), default=self._since_us)
         for pid, share in latest.items():
-            # Some drivers fill unused rows with rubbish: pid 0, shares beyond all bounds.
+            # Some drivers fill unused rows with garbage: pid 0, shares far above 100.
             if pid in self._shown and share.sm_percent <= 100:
                 yield Sample("pacecar_gpu_process_sm_ratio", (self._gpu, str(pid)), share.sm_percent / 100)
 
 
+class InstanceProcesses:
+    """The processes of one GPU in MIG mode, from the lists of its instances.
+
+    The driver shows the list of the whole GPU only to privileged processes, and has no SM shares in this mode (nvml.h,
+    nvmlDeviceGetComputeRunningProcesses and nvmlDeviceGetProcessUtilization).
+    """
+
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+        self._lists: dict[tuple[str, str, str], list[DriverProcess] | None] = {}
+        self._clients: dict[tuple[str, str, str], list[DriverProcess] | None] = {}
+        self._add_up()
+
+    def queries(self, instance: Instance) -> list[NvmlQuery]:
+        """Return the queries of an instance, of two calls each: how many, and which."""
+        labels = _instance_labels(self._gpu, instance)
+        self._lists[labels] = self._clients[labels] = None
+        self._add_up()
+
+        def mps(nvml: Nvml, handle: Handle) -> Iterable[Sample]:
+            self._clients[labels] = None
+            try:
+                self._clients[labels] = nvml.mps_processes(instance.handle)
+            finally:
+                self._add_up()
+            return ()
+
+        def processes(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+            self._lists[labels] = None
+            try:
+                found = self._lists[labels] = nvml.processes(instance.handle)
+            finally:
+                self._add_up()
+            yield Sample("pacecar_gpu_instance_processes", labels, len(found))
+
+        name = f"mig {instance.gpu_instance}.{instance.compute_instance}"
+        return [
+            NvmlQuery(f"{name} mps processes", 2, SECONDS_30, mps),
+            NvmlQuery(f"{name} processes", 2, SECONDS_15, processes),
+        ]
+
+    def samples(self, *, are_all_known: bool) -> list[Sample]:
+        """Return each process's memory and, if all instances are known and answered, the number of processes."""
+        return self._memory + self._counts if are_all_known else self._memory
+
+    def _add_up(self) -> None:
+        read = [_with_clients(one, self._clients[at] or []) for at, one in self._lists.items() if one is not None]
+        self._memory = list(_process_memory(self._gpu, _largest([process for one in read for process in one])))
+        self._counts = [
+            Sample(metric, (self._gpu,), sum(len(one) for one in by_instance.values() if one is not None))
+            for metric, by_instance in (
+                ("pacecar_gpu_processes", self._lists),
+                ("pacecar_gpu_mps_processes", self._clients),
+            )
+            if None not in by_instance.values()
+        ]
+
+
+def _with_clients(found: list[DriverProcess], clients: list[DriverProcess]) -> list[DriverProcess]:
+    """Return `found` and the clients of MPS: the driver lists their server in `found`, and the clients separately."""
+    here = {process.pid for process in found}
+    return found + [client for client in clients if client.pid not in here]
+
+
+def _largest(processes: Iterable[DriverProcess]) -> dict[int, int]:
+    """Return pid -> memory of the processes with most memory; one may be listed once per context."""
+    known: dict[int, int] = {}
+    for process in processes:
+        if process.memory is not None:
+            known[process.pid] = known.get(process.pid, 0) + process.memory
+    return {pid: known[pid] for pid in sorted(known, key=lambda pid: (-known[pid], pid))[:PROCESSES_MAX]}
+
+
+def _process_memory(gpu: str, processes: dict[int, int]) -> Iterator[Sample]:
+    for pid, memory in processes.items():
+        yield Sample("pacecar_gpu_process_memory_bytes", (gpu, str(pid)), memory)
+
+
 _FABRIC_STATES = {1: "not_started", 2: "in_progress", 3: "completed"}  # NVML_GPU_FABRIC_STATE_*; 0 is not supported
-_FABRIC_CONDITIONS = {  # condition -> (shift, width, told when it holds), nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*
+_FABRIC_CONDITIONS = {  # condition -> (shift, width, reported when it holds), nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*
     "degraded_bandwidth": (0, 0x3, 1),
     "route_recovery": (2, 0x3, 1),
     "route_unhealthy": (4, 0x3, 1),
@@ -359,7 +440,7 @@ _FABRIC_HEALTH = {1: "healthy", 2: "unhealthy", 3: "limited_capacity"}  # NVML_G
 
 
 def fabric_samples(gpu: str, fabric: Fabric) -> Iterator[Sample]:
-    """Yield state, place and conditions; nothing for a GPU without a fabric, nor for what is not reported."""
+    """Yield state, place and conditions; nothing for a GPU without a fabric or for what is not reported."""
     if fabric.state not in _FABRIC_STATES:
         return
     for state, name in _FABRIC_STATES.items():
@@ -372,14 +453,14 @@ def fabric_samples(gpu: str, fabric: Fabric) -> Iterator[Sample]:
         for summary, name in _FABRIC_HEALTH.items():
             yield Sample("pacecar_gpu_fabric_health", (gpu, name), int(fabric.health_summary == summary))
     for condition, (shift, width, holds) in _FABRIC_CONDITIONS.items():
-        told = 0 if fabric.health_mask is None else fabric.health_mask >> shift & width
-        if told != 0:  # 0 is not supported
-            is_so = told > 1 if holds is None else told == holds
+        reported = 0 if fabric.health_mask is None else fabric.health_mask >> shift & width
+        if reported != 0:  # 0 is not supported
+            is_so = reported > 1 if holds is None else reported == holds
             yield Sample("pacecar_gpu_fabric_condition", (gpu, condition), int(is_so))
 
 
 def _problem(health_mask: int) -> str:
-    """Return in what the fabric's configuration is wrong; the empty text where the driver does not say."""
+    """Return what is wrong with the fabric's configuration; the empty text if the driver does not report it."""
     shift, width, _ = _FABRIC_CONDITIONS["incorrect_configuration"]
-    told = health_mask >> shift & width
-    return _FABRIC_PROBLEMS.get(told, "other") if told else ""
+    reported = health_mask >> shift & width
+    return _FABRIC_PROBLEMS.get(reported, "other") if reported else ""

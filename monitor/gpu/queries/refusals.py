@@ -1,8 +1,8 @@
 """Decides when to ask again for a number that the driver refuses or cannot read.
 
-A refusal may be for good (this GPU does not have the number) or for a moment (the driver initializes, MIG is being set
-up), and the driver says the same in both cases.  So no number is given up: after a few attempts at its usual rate it
-is asked for after RETRY_SECONDS_FIRST, then after twice as long each time, up to RETRY_SECONDS_MAX.
+A refusal may be permanent (this GPU lacks the number) or temporary (the driver initializes, MIG is being set up), and
+the driver answers the same in both cases.  So no number is given up: after a few attempts at its usual rate it is asked
+for after RETRY_SECONDS_FIRST, then after twice as long each time, up to RETRY_SECONDS_MAX.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pacecar.clock import NS_PER_SECOND
 __all__ = ["FAILURES_MAX", "REFUSALS_MAX", "RETRY_SECONDS_FIRST", "RETRY_SECONDS_MAX", "Attempts", "RefusedNumbers"]
 
 REFUSALS_MAX = 3
-"""Refusals in a row after which a number that was answered before is asked for less often; the others are at once."""
+"""Refusals in a row before a number that was answered earlier is asked for less often; others are at once."""
 
 FAILURES_MAX = 10
-"""Failures after which a number that was never answered is asked for less often, or a driver with one broken number
+"""Failures before a number that was never answered is asked for less often; otherwise a driver with one broken number
 would look broken for ever."""
 
 RETRY_SECONDS_FIRST = 10
 
 RETRY_SECONDS_MAX = 3600
-"""A GPU refuses some three hundred numbers for good, most of them fields of links, 32 in a call: ten calls an hour."""
+"""A GPU permanently refuses some three hundred numbers, mostly fields of links, 32 in a call: ten calls an hour."""
 
 
 class RefusedNumbers(NamedTuple):
@@ -49,12 +49,12 @@ class Attempts:
         self.was_answered, self.is_backed_off, self._refusals, self._failures = True, False, 0, 0
 
     def refused(self) -> int:
-        """Note that the driver calls the number unsupported; return for how many ns at least not to ask again."""
+        """Record a refusal; return for how many ns not to ask again, at least."""
         self._refusals += 1
         return self._wait_ns(self._refusals - REFUSALS_MAX if self.was_answered else self._refusals - 1)
 
     def failed(self) -> int:
-        """Note another failure; return for how many ns at least not to ask again."""
+        """Record another failure; return for how many ns not to ask again, at least."""
         self._failures += 1
         return 0 if self.was_answered else self._wait_ns(self._failures - FAILURES_MAX)
 

@@ -1,12 +1,12 @@
-"""Names the source of a TCP client, among which bounds are shared out: the user on this machine, or the address.
+"""Names the source of a TCP client, the unit of fair sharing: the user on this machine, or the address.
 
-All users of a node reach the daemon from 127.0.0.1, and so does the Prometheus that runs beside it: by address alone
-one of them could take everybody's share.  For a loopback connection the kernel knows the uid of the other end
-(sock_diag(7), NETLINK_SOCK_DIAG), and answers in microseconds, without privileges.  /proc/net/tcp says the same, but
-must be read whole: a flood leaves ten thousand lines there.
+All users of a node reach the daemon from 127.0.0.1, and so does a Prometheus beside it: by address alone one of them
+could take everyone's share.  For a loopback connection the kernel knows the uid of the other end (sock_diag(7),
+NETLINK_SOCK_DIAG) and answers in microseconds, without privileges.  /proc/net/tcp has the same information but must be
+read whole, and a flood leaves ten thousand lines there.
 
-An address of IPv6 is cut to its network of 64 bits: a host may have all addresses of it.  Where the kernel does not
-answer, loopback clients are one source.  Left out: what is behind a proxy; it is one source.
+An IPv6 address is cut to its /64 network, because a host may have all addresses of one.  If the kernel does not answer,
+all loopback clients are one source.  Left out: clients behind a proxy, which are one source.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _ANSWER = struct.Struct("=BBBB48xIIIII")
 """struct inet_diag_msg: family, state, timer, retransmits, the socket's id, expiry, two queues, uid, inode."""
 
 ANSWER_SECONDS = 0.05
-"""The kernel answers within the call; a kernel that does not is not waited for."""
+"""The kernel answers within the call, or not at all."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class LoopbackUsers:
-    """Asks the kernel which user is at the other end of a loopback connection.  One thread at a time."""
+    """Asks the kernel for the user at the other end of a loopback connection.  One thread at a time."""
 
     def __init__(self) -> None:
         self._netlink: socket.socket | None = None
         self._is_asking = True
 
     def uid_at(self, peer: tuple[Address, int], own: tuple[Address, int]) -> int | None:
-        """Return the uid that holds the socket `peer` connected to `own`; None when the kernel does not say."""
+        """Return the uid of the socket `peer` connected to `own`; None if the kernel does not tell."""
         if not self._is_asking:
             return None
         try:
@@ -53,11 +53,11 @@ class LoopbackUsers:
                 self._netlink.settimeout(ANSWER_SECONDS)
             self._netlink.send(_question(peer, own))
             return _uid_in(self._netlink.recv(4096))
-        except TimeoutError:  # its answer may come yet and would be taken for the next one's
+        except TimeoutError:  # a late answer would be taken for the next client's
             self.close()
         except OSError:
             self.close()
-            self._is_asking = False  # forbidden, or no such kernel: not tried again for each client
+            self._is_asking = False  # forbidden or not supported: do not try again for each client
         return None
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ def _question(peer: tuple[Address, int], own: tuple[Address, int]) -> bytes:
 
 
 def _uid_in(answer: bytes) -> int | None:
-    """Return the uid; None for an error, and for an end that was closed, of which the kernel reports root."""
+    """Return the uid; None for an error or a closed socket, for which the kernel reports root."""
     if len(answer) < _NLMSG_HEAD.size + _ANSWER.size:
         return None
     if _NLMSG_HEAD.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
@@ -86,10 +86,10 @@ def _uid_in(answer: bytes) -> int | None:
 
 
 def source_of(sock: socket.socket, users: LoopbackUsers) -> str:
-    """Return whose share a connected client takes: "uid 1000", an address, or a network of IPv6."""
+    """Return the source of a connected client: "uid 1000", an address, or an IPv6 network."""
     with suppress(OSError, ValueError, IndexError):
         peer, own = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
-        if peer[0].is_loopback or peer[0] == own[0]:  # to an address of its own a machine talks by loopback, too
+        if peer[0].is_loopback or peer[0] == own[0]:  # a machine reaches its own addresses by loopback, too
             uid = users.uid_at(peer, own)
             return str(peer[0]) if uid is None else f"uid {uid}"
         if isinstance(peer[0], ipaddress.IPv6Address):
@@ -99,7 +99,7 @@ def source_of(sock: socket.socket, users: LoopbackUsers) -> str:
 
 
 def _endpoint(address: tuple[str, int]) -> tuple[Address, int]:
-    """Return address and port, an IPv4 address in IPv6's form as what it is."""
+    """Return address and port; an IPv4-mapped IPv6 address as IPv4."""
     found = ipaddress.ip_address(str(address[0]).partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found), int(address[1])

@@ -1,14 +1,13 @@
-"""Orders the checks of passwords so that no guesser keeps another client's right password from being checked.
+"""Orders password checks so that no guesser keeps another client's right password from being checked.
 
-One allowance for all locks everybody out while one client guesses, and a lock for each user name locks out whoever
-has that name.  So nothing is refused for other clients' guesses.  Checks wait in a fair queue: the next one is of the
-source that was served least recently; within it, of the user name that was served least recently; and among those, any
-one.  A source's wrong guesses use up its own token bucket (GUESSES_AT_ONCE, then GUESSES_PER_SECOND); its further
-checks wait for the next token.  And after a wrong guess nothing is checked for REST_RATIO times as long as it took, so
-that all guessers together take a quarter of a processor.
+One rate limit for all would lock everyone out while one client guesses; a lock per user name would lock out the real
+user.  So checks wait in a fair queue: the next one comes from the source that was served least recently, within it
+from the user name that was served least recently, and among those at random.  Wrong guesses use up the source's own
+token bucket (GUESSES_AT_ONCE, then GUESSES_PER_SECOND), and its further checks wait for the next token.  After a wrong
+guess nothing is checked for REST_RATIO times its duration, so all guessers together take a quarter of a processor.
 
-When WAITING_MAX checks wait, one of the source and name with most of them is turned away, the newcomer as likely
-as any other.  Left out: checking (`basic_auth`), and what a source is (`client_source`).
+When WAITING_MAX checks wait, a random one of the source and name with the most is turned away, perhaps the newcomer.
+Left out: checking (`basic_auth`), and what a source is (`client_source`).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ __all__ = ["GUESSES_AT_ONCE", "GUESSES_PER_SECOND", "REST_RATIO", "WAITING_MAX",
 
 GUESSES_PER_SECOND = 2.0
 GUESSES_AT_ONCE = 8
-"""Tokens of one source after a quiet time; a page, a Prometheus and a person that come together are let in at once."""
+"""Tokens of a source that was quiet: a page, a Prometheus and a person who come together do not wait."""
 
 WAITING_MAX = 64
 REST_RATIO = 3
 SOURCES_MAX = 1024
-"""Sources remembered; the least recently served goes."""
+"""Sources remembered; the least recently served is forgotten."""
 
 T = TypeVar("T")
 
@@ -42,19 +41,19 @@ class _Waiting(NamedTuple):
 
 class _Source:
     def __init__(self, now_ns: int) -> None:
-        self.allowance = float(GUESSES_AT_ONCE)
-        self.then_ns = now_ns
+        self.tokens = float(GUESSES_AT_ONCE)
+        self.refilled_ns = now_ns
         self.served = 0
         self.users: OrderedDict[str, int] = OrderedDict()
 
-    def earn(self, now_ns: int) -> float:
-        earned = (now_ns - self.then_ns) / NS_PER_SECOND * GUESSES_PER_SECOND
-        self.allowance, self.then_ns = min(GUESSES_AT_ONCE, self.allowance + earned), now_ns
-        return self.allowance
+    def refill(self, now_ns: int) -> float:
+        earned = (now_ns - self.refilled_ns) / NS_PER_SECOND * GUESSES_PER_SECOND
+        self.tokens, self.refilled_ns = min(GUESSES_AT_ONCE, self.tokens + earned), now_ns
+        return self.tokens
 
 
 class PasswordQueue(Generic[T]):
-    """Checks that wait.  All methods may be called from any thread."""
+    """Waiting checks.  All methods may be called from any thread."""
 
     def __init__(self, clock: Clock, chance: random.Random | None = None) -> None:
         self._clock = clock
@@ -67,7 +66,7 @@ class PasswordQueue(Generic[T]):
         self._is_closed = False
 
     def put(self, item: T, source: str, user: str) -> T | None:
-        """Let `item` wait; return the one that is turned away for it, which may be itself."""
+        """Add `item`; return the one that is turned away for it, which may be itself."""
         turned_away: _Waiting | None = None
         with self._changed:
             self._waiting.append(_Waiting(source, user, item))
@@ -81,57 +80,57 @@ class PasswordQueue(Generic[T]):
         return None if turned_away is None else turned_away.item  # type: ignore[return-value]  # what was put
 
     def pop(self) -> tuple[T | None, float | None]:
-        """Return the next to be checked; or None and the seconds until there may be one (None: when one is put)."""
+        """Return the next check; or None and the seconds until there may be one (None: not before the next `put`)."""
         with self._changed:
-            return self._take()
+            return self._pop()
 
     def wait(self) -> T | None:
-        """Return the next to be checked, however long that takes; None after `close`."""
+        """Return the next check, however long that takes; None after `close`."""
         with self._changed:
             while not self._is_closed:
-                item, seconds = self._take()
+                item, seconds = self._pop()
                 if item is not None:
                     return item
                 self._changed.wait(seconds)
         return None
 
     def checked(self, source: str, *, is_right: bool, took_ns: int) -> None:
-        """Note what came of a check of `source`: a right password was no guess."""
+        """Record the result of a check for `source`: a right password costs no token."""
         with self._changed:
             if is_right:
                 found = self._source(source, self._clock.monotonic_ns())
-                found.allowance = min(GUESSES_AT_ONCE, found.allowance + 1)
+                found.tokens = min(GUESSES_AT_ONCE, found.tokens + 1)
             else:
                 self._rest_until_ns = self._clock.monotonic_ns() + REST_RATIO * took_ns
             self._changed.notify()
 
     def close(self) -> None:
-        """Let `wait` return."""
+        """Make `wait` return."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _take(self) -> tuple[T | None, float | None]:
+    def _pop(self) -> tuple[T | None, float | None]:
         now = self._clock.monotonic_ns()
         if not self._waiting:
             return None, None
         if now < self._rest_until_ns:
             return None, (self._rest_until_ns - now) / NS_PER_SECOND
-        earned = {one.source: self._source(one.source, now).earn(now) for one in self._waiting}
-        due = [one for one in self._waiting if earned[one.source] >= 1]
+        tokens = {one.source: self._source(one.source, now).refill(now) for one in self._waiting}
+        due = [one for one in self._waiting if tokens[one.source] >= 1]
         if not due:
-            return None, (1 - max(earned.values())) / GUESSES_PER_SECOND
+            return None, (1 - max(tokens.values())) / GUESSES_PER_SECOND
         order = [(self._sources[one.source].served, self._sources[one.source].users.get(one.user, 0)) for one in due]
         first = min(order)
         chosen = self._chance.choice([one for one, place in zip(due, order, strict=True) if place == first])
         self._waiting.remove(chosen)
-        self._serve(chosen)
+        self._note_turn(chosen)
         return chosen.item, 0.0  # type: ignore[return-value]  # what was put
 
-    def _serve(self, chosen: _Waiting) -> None:
+    def _note_turn(self, chosen: _Waiting) -> None:
         self._turns += 1
         source = self._sources[chosen.source]
-        source.allowance -= 1
+        source.tokens -= 1
         source.served = source.users[chosen.user] = self._turns
         source.users.move_to_end(chosen.user)
         while len(source.users) > WAITING_MAX:
@@ -142,7 +141,7 @@ class PasswordQueue(Generic[T]):
         found = self._sources.get(name)
         if found is None:
             found = self._sources[name] = _Source(now_ns)
-            # Those that wait now are at most WAITING_MAX and were looked up last.
+            # At most WAITING_MAX sources wait now, and they were looked up last.
             while len(self._sources) > SOURCES_MAX:
                 self._sources.popitem(last=False)
         return found

@@ -1,17 +1,17 @@
-"""Reads TLS, passwords and headers of the endpoint from a web configuration, in the form that Prometheus' users know.
+"""Reads TLS, passwords and headers of the endpoint from a web configuration file, as Prometheus uses it.
 
-One file serves Prometheus, its exporters and pacecar, in the form of prometheus/exporter-toolkit (its
-docs/web-configuration.md): `tls_server_config`, `http_server_config`, `basic_auth_users`.  A key that we do not act on
-is an error and not ignored: who writes `client_allowed_sans` must not believe that it protects him.
+One file serves Prometheus, its exporters and pacecar.  The format is that of prometheus/exporter-toolkit (its
+docs/web-configuration.md): `tls_server_config`, `http_server_config`, `basic_auth_users`.  A key that we do not support
+is an error: an administrator who sets `client_allowed_sans` must not believe that it works.
 
-Everything is read and tried before any of it is used, so a certificate that does not fit its key is found when it is
-put there, and the one before stays.  No bad file leads to a server without protection.
+The whole file is read and tried before any of it is used.  So a certificate that does not match its key is found at
+once, the previous one stays in use, and no bad file leads to an unprotected server.
 
-It is YAML, and the passwords are bcrypt hashes: neither is in Python.  Both come with the extra `secure`, and are
-imported only where there is such a file.  A hash function of our own would be the wrong place to save a dependency.
+The file is YAML, and passwords are bcrypt hashes.  The extra `secure` brings both libraries; they are imported only if
+such a file is configured.
 
-Left out: HTTP/2 (`http2` is accepted and means nothing), cipher and curve lists (those of the OpenSSL build), inline
-keys, and the two kinds of client certificate that are asked for and not verified.
+Left out: HTTP/2 (`http2` is accepted and ignored), cipher and curve lists (OpenSSL's defaults apply), inline keys, and
+the two client certificate types that request a certificate without verifying it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 __all__ = ["OPEN", "Security", "WebConfigError", "authorization", "read_security"]
 
 BYTES_MAX = 256 * 1024
-"""A web configuration is a few lines, and a line for each user."""
+"""A web configuration has a few lines, plus one for each user."""
 
 USERS_MAX = 1024
 
@@ -45,7 +45,7 @@ _CLIENTS = {
 
 
 class WebConfigError(ValueError):
-    """The web configuration cannot be used; the message names the file, the place and what to do."""
+    """The web configuration cannot be used; the message names the file and the place, and says what to do."""
 
 
 class _Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,27 +77,27 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS context, users, headers and check of passwords, all of it ready for use."""
+    """TLS context, users, headers and password check, ready for use."""
 
     context: ssl.SSLContext | None = None
     users: dict[str, bytes] = {}
-    """User -> bcrypt hash; empty: everybody may read."""
+    """User -> bcrypt hash; empty: anyone may read."""
     headers: tuple[tuple[str, str], ...] = ()
     verify: Callable[[bytes, bytes], bool] | None = None
-    """Whether a password fits a hash; there where there are users."""
+    """Returns whether a password matches a hash; set if there are users."""
     files: tuple[Path, ...] = ()
-    """The files that were read; they are read again when they change."""
+    """The files that were read; they are reloaded when they change."""
 
 
 OPEN = Security()
-"""No encryption and no password: in force where there is no file."""
+"""No encryption and no password: used without a file."""
 
 
 def read_security(file: str | Path | None) -> Security:
-    """Return what `file` asks for; None asks for nothing.
+    """Return what `file` configures; `OPEN` for None.
 
     Raises:
-        WebConfigError: it cannot be read or used; names the place.
+        WebConfigError: it cannot be read or used; the message names the place.
     """
     if file is None:
         return OPEN
@@ -107,7 +107,7 @@ def read_security(file: str | Path | None) -> Security:
     files = [path]
     context = None
     if tls is not None:
-        # Relative to the file that names them, as exporter-toolkit has it.
+        # Relative to the file that names them, as in exporter-toolkit.
         cert, key = path.parent / tls.cert_file, path.parent / tls.key_file
         ca = None if tls.client_ca_file is None else path.parent / tls.client_ca_file
         files += [part for part in (cert, key, ca) if part is not None]
@@ -132,7 +132,7 @@ def _parse(path: Path) -> _File:
     try:
         import yaml
     except ImportError as error:
-        raise WebConfigError(f"{path}: is YAML, and PyYAML is not installed: pip install 'pacecar[secure]'") from error
+        raise WebConfigError(f"{path} is YAML, and PyYAML is not installed: pip install 'pacecar[secure]'") from error
     try:
         with path.open("rb") as stream:
             raw = stream.read(BYTES_MAX + 1)
@@ -146,7 +146,7 @@ def _parse(path: Path) -> _File:
         found = yaml.safe_load(raw)
         return msgspec.convert({} if found is None else found, _File)
     except yaml.MarkedYAMLError as error:
-        # Not str(error): it quotes the line, which may be a key's or a password's.
+        # Not str(error): it quotes the line, which may hold a key or a password.
         line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
         raise WebConfigError(f"{path}: not valid YAML: {line}{error.problem or error.context}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
@@ -156,7 +156,7 @@ def _parse(path: Path) -> _File:
 
 
 def _check_keys(path: Path, node: Any) -> None:  # noqa: ANN401  PyYAML has no types
-    """Raise where a key appears twice: of two hashes of one user YAML silently takes the later."""
+    """Raise if a key appears twice: YAML would silently use the later of a user's two hashes."""
     if node is None or not isinstance(node.value, list):
         return
     seen: set[str] = set()
@@ -166,9 +166,9 @@ def _check_keys(path: Path, node: Any) -> None:  # noqa: ANN401  PyYAML has no t
         key, value = pair
         name, line = str(key.value), key.start_mark.line + 1
         if name in seen:
-            raise WebConfigError(f"{path}: line {line}: {name} stands there twice")
+            raise WebConfigError(f"{path}: line {line}: {name} appears twice")
         seen.add(name)
-        if key.start_mark.line <= value.start_mark.line:  # an alias leads back up, and perhaps to itself
+        if key.start_mark.line <= value.start_mark.line:  # an alias leads back up, perhaps to itself
             _check_keys(path, value)
 
 
@@ -187,11 +187,11 @@ def _context(path: Path, tls: _Tls, cert: Path, key: Path, ca: Path | None) -> s
         except OSError as error:
             raise WebConfigError(f"{place}: {name} {part}: cannot be read: {error.strerror}") from error
     try:
-        # A key with a pass phrase would make OpenSSL ask for it on the terminal.
+        # Without this, OpenSSL would ask for the pass phrase of a key on the terminal.
         context.load_cert_chain(cert, key, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError) as error:
         raise WebConfigError(
-            f"{place}: {cert} and {key} are no certificate with its key (without pass phrase), in PEM: {_reason(error)}"
+            f"{place}: {cert} and {key} are not a certificate with its key (no pass phrase) in PEM: {_reason(error)}"
         ) from error
     if ca is not None:
         try:
@@ -210,7 +210,7 @@ def _hash(path: Path, user: str, text: str) -> bytes:
     found = _HASH.fullmatch(text)
     if not user or ":" in user:
         raise WebConfigError(f"{path}: basic_auth_users: {user!r} cannot be a user's name: it is empty or has a colon")
-    # The text is not in the message: it may be the password itself.
+    # The message leaves the text out: it may be the password itself.
     if found is None:
         raise WebConfigError(
             f"{path}: basic_auth_users: {user}: not a bcrypt hash ($2y$...; `htpasswd -nBC 10 {user}`)"
@@ -232,7 +232,7 @@ def _verifier(path: Path) -> Callable[[bytes, bytes], bool]:
 
 
 def authorization(header: str) -> tuple[str, str] | None:
-    """Return user and password of an Authorization header (RFC 7617); None when it is no such header."""
+    """Return user and password of an Authorization header (RFC 7617); None for any other header."""
     scheme, _, coded = header.partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -1,8 +1,8 @@
-"""Writes HTML pages that need nothing else: no network, no font and no file beside them.
+"""Writes self-contained HTML pages, without network access, fonts or other files.
 
-In: titles, tables and drawings of a report.  Out: one page as a string.  Start with `document.whole_page`;
-`table` has the tables, `svg` what drawings are made of, `template` the parts that `page.html.jinja` makes, `style.css`
-how all of it looks, `sort_tables.js` the one script, for pages whose tables can be sorted.
+In: titles, tables and drawings of a report.  Out: one page as a string.  Start with `document.whole_page`.
+`document` calls the macros of `page.html.jinja`, `svg` has the pieces of drawings, `style.css` is the style, and
+`sort_tables.js` the only script, for pages with sortable tables.
 
-`pacecar report` and `pacecar analyze --html` write theirs with it.
+`pacecar report` and `pacecar analyze --html` use it.
 """

@@ -1,4 +1,4 @@
-// Makes the columns of tables sortable: a button in each head, numbers by their data-value, what is missing last.
+// Makes tables sortable: a button in each head; numbers sort by data-value, missing ones last.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   [...table.tHead.rows[0].cells].forEach((head, place) => {

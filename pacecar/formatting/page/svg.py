@@ -1,7 +1,7 @@
-"""Draws what the charts of pages are made of, as plain SVG: no library, no script, no font and no file from elsewhere.
+"""Draws the charts of pages as plain SVG, without libraries, scripts, fonts or external files.
 
-Each drawing has a title and a sentence that says what it shows, for people who cannot see it; the figures stand in a
-table beside it.  Colours are classes that the page's style gives a value, light or dark.
+Each drawing has a title and a description for people who cannot see it; a table beside it has the figures.  Colours are
+classes, to which the page's style gives a light or dark value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INNER = WIDTH - LEFT - RIGHT
 """Units of the time axis."""
 
 BAR_TEXT, BARS_TEXT = 90, 190
-"""Room for the figures right of stacked bars, and of bars of lengths."""
+"""Space for the figures to the right of stacked bars, and of length bars."""
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -54,7 +54,7 @@ def text(x: float, y: float, words: str, classes: str = "") -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, classes: str, hint: str = "") -> str:
-    """Return a rectangle, with words that show where a pointer rests on it."""
+    """Return a rectangle; `hint` is its tooltip."""
     inside = f"<title>{escape(hint)}</title>" if hint else ""
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{max(height, 0):.2f}" class="{classes}">'
@@ -68,7 +68,7 @@ def line(x1: float, y1: float, x2: float, y2: float, classes: str) -> str:
 
 
 class Bar(NamedTuple):
-    """A bar of parts, by the style's class of each; `figure` stands right of it, `hints` show on the parts."""
+    """A bar of parts, keyed by CSS class; `figure` is written to its right, `hints` are the parts' tooltips."""
 
     name: str
     parts: Mapping[str, float]
@@ -77,7 +77,7 @@ class Bar(NamedTuple):
 
 
 def stacked_bars(title: str, said: str, bars: Sequence[Bar], *, left: int = LEFT, every: int = 34) -> str:
-    """Draw bars below each other, `every` units apart, on one scale; nothing where all are empty."""
+    """Draw bars below each other, `every` units apart, on one scale; return "" if all are empty."""
     longest = max((sum(bar.parts.values()) for bar in bars), default=0)
     if longest <= 0:
         return ""
@@ -98,7 +98,7 @@ def stacked_bars(title: str, said: str, bars: Sequence[Bar], *, left: int = LEFT
 
 
 def length_bars(title: str, said: str, bars: Sequence[tuple[str, float, str]], *, left: int = 290) -> str:
-    """Draw how long something would be: a name, a length and its figure; the first is how it is today."""
+    """Draw one bar per (name, length, figure); the first is today's."""
     longest = max((value for _, value, _ in bars), default=0)
     if longest <= 0:
         return ""

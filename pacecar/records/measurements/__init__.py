@@ -1,6 +1,5 @@
-"""Defines what a job measured of its steps: the values that records carry, each checked as it is made.
+"""Defines what a job measures in its steps, as frozen values that records carry.
 
-In: integers of nanoseconds and bytes, with the types of `ranges`.  Out: frozen values.
-Start at `ledger`, where a step's time went; `estimate_check` says how far off an estimated ledger was, `collectives`
-what communication cost, `device_utilization` FLOPs and memory, `what_if` how much faster the job could be at most.
+Start at `ledger`, where a step's time went.  `estimate_check` has the error of an estimated ledger, `collectives` the
+cost of communication, `device_utilization` FLOPs and memory, `what_if` how much faster the job could be at most.
 """

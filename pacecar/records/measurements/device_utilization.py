@@ -1,7 +1,6 @@
-"""Defines the record of how well a rank uses its device: FLOPs, memory and checkpoints, and the ratios of its figures.
+"""Defines the record of how well a rank uses its device: FLOPs, memory and checkpoints.
 
-The integers are fields and the ratios are properties, so that what travels is what was measured.  Part of
-`pacecar.records.records`, which is where the rooms import it from.
+Measured integers are fields; ratios are properties, computed from them.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ ARITHMETICS = frozenset({
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32", "complex64", "complex128", "int64", "int32",
     "int16", "int8", "uint8", "bool", "other",
 })  # fmt: skip
-"""Every value of the label `arithmetic`: TF32, torch's types by name, and "other" for those that come later."""
+"""Every value of the label `arithmetic`: TF32, torch's dtypes by name, and "other" for newer ones."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What torch's caching allocator says of one device; None for what this allocator does not count.
+    """The memory of one device by torch's caching allocator; None for what this allocator does not count.
 
-    `allocated_bytes` are in tensors, `reserved_bytes` taken from the driver.  `allocated_peak_bytes` is since the
-    script last reset it, `interval_peak_bytes` since the reading before: None when the peak is older than that.
+    `allocated_bytes` are in tensors, `reserved_bytes` taken from the driver.  `allocated_peak_bytes` is the peak since
+    the script last reset it, `interval_peak_bytes` since the last reading; None if the peak is older.
     """
 
     allocated_bytes: Bytes
@@ -39,20 +38,20 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """Reserved memory that no tensor uses, over all reserved (0..1); None when nothing is reserved."""
+        """Reserved memory that no tensor uses, over all reserved (0..1); None if nothing is reserved."""
         if self.reserved_bytes == 0:
             return None
         return (self.reserved_bytes - self.allocated_bytes) / self.reserved_bytes
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True, tag="vitals"):
-    """How well one rank used its device over the last `steps` steps, of `wall_ns` together; `step` is the last of them.
+    """How well one rank used its device in the last `steps` steps, which ended with `step` and took `wall_ns`.
 
-    FLOPs are model FLOPs (forward and backward, nothing computed twice): `step_flops` those of the last step, `flops`
-    those of `flops_steps` steps whose FLOPs are known and which took `flops_wall_ns`.  `flops_source` says whether
-    they were counted or the user gave them, `flops_reason` why there are none.  `arithmetic` is the dtype, or tf32,
-    that most of them are done in, `peak_flops_per_second` what the device could do in it; None: unknown, then there
-    is no MFU.  Checkpoints are all since attach, those outside any step too.
+    FLOPs are model FLOPs (forward and backward, without recomputation): `step_flops` of the last step, `flops` of those
+    `flops_steps` steps whose FLOPs are known and which took `flops_wall_ns`.  `flops_source` says whether they were
+    counted or given by the user, `flops_reason` why there are none.  `arithmetic` is the dtype, or tf32, of most of
+    them, `peak_flops_per_second` the device's peak in it; if that is None, there is no MFU.  Checkpoints are counted
+    since attach, also outside of steps.
     """
 
     job: Label
@@ -77,14 +76,14 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, tag="vitals"):
 
     @property
     def flops_per_second(self) -> float | None:
-        """Model FLOPs per second of wall time; None when no step's FLOPs are known."""
+        """Model FLOPs per second of wall time; None if no step's FLOPs are known."""
         if self.flops is None or self.flops_wall_ns == 0:
             return None
         return self.flops * 1_000_000_000 / self.flops_wall_ns
 
     @property
     def mfu_ratio(self) -> float | None:
-        """Model FLOPs utilization (PaLM, Chowdhery et al. 2022, appendix B); None when FLOPs or peak are unknown."""
+        """Model FLOPs utilization (PaLM, Chowdhery et al. 2022, appendix B); None if FLOPs or peak are unknown."""
         rate = self.flops_per_second
         if rate is None or self.peak_flops_per_second is None:
             return None

@@ -1,9 +1,7 @@
-"""Defines the record that compares the estimate of a step with its exact window, and computes how far off it is.
+"""Defines the record that compares the estimate of a step with its exact window, and computes the error.
 
-Before an exact window is used as a calibration, its step is estimated from its timers as if nobody had profiled it, and
-both ledgers travel.  Their distance (total variation) is the share of the step that stands under a wrong heading.
-
-Part of `pacecar.records.records`, which is where the rooms import it from.
+Before an exact window becomes a calibration, its step is estimated from timers as if it had not been profiled, and both
+ledgers are recorded.  Their total variation distance is the share of the step under a wrong heading.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ __all__ = ["CheckedError", "EstimateCheck"]
 
 
 class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_check"):
-    """An exact window of one rank, and what the estimate with the calibration before it says of the same step.
+    """An exact window of one rank, and the estimate of the same step with the previous calibration.
 
-    That calibration ended `calibration_age_steps` earlier; `is_own_setting` says that it was one of these very knobs.
-    `slowdown_ns` is by how much the phases of this step exceed the usual ones, what the profiler slowed down above all:
-    None when no usual step is known.  `windows` counts the windows that the calibration was made of.
+    That calibration is `calibration_age_steps` old, has the same knobs if `is_own_setting`, and was made from `windows`
+    windows.  `slowdown_ns` is how much longer than usual the phases of this step took, mostly because of the profiler;
+    None if no usual step is known.
     """
 
     job: Label
@@ -43,9 +41,9 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
 
     @property
     def error_ratio(self) -> float | None:
-        """Share of the step under a wrong heading (0..1), the total variation distance; None for a step of no length.
+        """Share of the step under a wrong heading (0..1), the total variation distance; None for an empty step.
 
-        Half the sum of the absolute differences: what is too much under one heading is too little under another.
+        Half the sum of the absolute differences, because what is too much in one heading is missing in another.
         """
         if self.exact.wall_ns == 0:
             return None
@@ -53,10 +51,10 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
 
     @property
     def bias_limit_ratio(self) -> float | None:
-        """Bound of what the profiler's own slow-down can have moved between headings (0..1); None when unknown.
+        """Bound on the share that the profiler's own slowdown moved between headings (0..1); None if unknown.
 
-        A phase that was stretched by d to L has, whatever d was spent on, a mix that is at most d / L away from the
-        undisturbed one; weighed by the phases' lengths that is the sum of all d over the step.
+        Whatever a phase of length L spent its extra time d on, its mix differs by at most d / L from the undisturbed
+        one.  Weighted by the phases' lengths, that is the sum of all d over the step.
         """
         if self.slowdown_ns is None or self.exact.wall_ns == 0:
             return None
@@ -64,10 +62,10 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
 
     @property
     def error(self) -> CheckedError | None:
-        """What the checks of a run are summed up from, small enough to keep; None for a step of no length."""
+        """The part that is kept to sum up a run's checks; None for an empty step."""
         ratio = self.error_ratio
         return None if ratio is None else (ratio, self.is_own_setting, self.bias_limit_ratio)
 
 
 CheckedError = tuple[float, bool, float | None]
-"""Of one check: the share under a wrong heading, whether the setting had a window before, and the bias limit."""
+"""The error ratio of a check, whether the calibration had the same knobs, and the bias limit."""

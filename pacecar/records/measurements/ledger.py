@@ -1,8 +1,4 @@
-"""Defines the ledger: where a stretch of wall time went, in headings that sum to it exactly.
-
-Part of `pacecar.records.records`, which is where the rooms import it from.  Left out: how it is computed (attribution,
-estimate).
-"""
+"""Defines the ledger: where wall time went, in headings that sum to it exactly."""
 
 from __future__ import annotations
 
@@ -23,25 +19,25 @@ LEDGER_HEADINGS = (
     "stopped",
     "unknown",
 )
-"""The headings whose sum is the wall time of a step, in the order in which people read them."""
+"""The headings that sum to the wall time of a step, in reading order."""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a stretch of wall time went, in nanoseconds.  The headings sum to `wall_ns` exactly.
+    """Where wall time went, in nanoseconds.  The headings sum to `wall_ns` exactly.
 
     compute                a compute kernel ran (on CPU: an operator on a training thread)
     exposed_communication  communication ran and no compute did
     exposed_copy           only a copy ran
     data_wait, host_bound, optimizer_host, checkpoint    nothing ran, by cause
     stopped                the process had no processor: a signal, a debugger, a frozen group, a quota, other programs
-    unknown                what could not be told; never hidden in another heading
+    unknown                time that could not be attributed; never hidden in another heading
 
-    `data_wait_ns` is None where nothing that was seen could have waited for data, as no loader was: such waiting, if
-    there is any, is in other headings.  A sum knows what any of its parts knows.
-    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute;
-    `loop_host_ns` is the part of `host_bound_ns` outside of forward, backward and optimizer, where the script's own
-    code runs (a simulator, logging), so that no faster launch would end it.
-    Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
+    `data_wait_ns` is None if no data loader was seen; waits for data are then in other headings.  A sum of ledgers has
+    it if any of them has.
+    Not part of the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute;
+    `loop_host_ns` is the part of `host_bound_ns` outside forward, backward and optimizer, where the script's own code
+    runs (a simulator, logging), which faster launches would not shorten.
+    Raises ValueError if the parts do not add up, so that a wrong ledger cannot exist.
     """
 
     wall_ns: Nanoseconds
@@ -59,7 +55,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     loop_host_ns: Nanoseconds = 0
 
     def __post_init__(self) -> None:
-        # Written out: this runs twice a step inside the training process.
+        # Written out, because this runs twice per step in the training process.
         compute, exposed, copy, data = (
             self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
         )  # fmt: skip
@@ -78,12 +74,12 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 f" plus overlapped {self.overlapped_communication_ns} ns"
             )
         if not 0 <= self.loop_host_ns <= host:
-            raise ValueError(f"host-bound time of the loop {self.loop_host_ns} ns is no part of {host} ns")
+            raise ValueError(f"host-bound time of the loop, {self.loop_host_ns} ns, is not a part of {host} ns")
         if self.overlapped_communication_ns < 0:
             raise ValueError(f"overlapped communication is {self.overlapped_communication_ns} ns")
 
     def parts(self) -> dict[str, int]:
-        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order, without what is not known."""
+        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order, without an unknown data wait."""
         parts = {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
         if self.data_wait_ns is None:
             del parts["data_wait"]
@@ -91,7 +87,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Overlapped communication over all communication (0..1); None when there was none."""
+        """Overlapped communication over all communication (0..1); None if there was none."""
         if self.communication_ns == 0:
             return None
         return self.overlapped_communication_ns / self.communication_ns

@@ -1,6 +1,6 @@
-"""Executes in the training thread what the daemon sends: commands at the step that it named, news of the device.
+"""Handles the daemon's messages on the training thread: commands at the step that it named, news of the device.
 
-In: frames from the daemon.  Out: answers, and the files of a trace.
-Start at `daemon_messages`, which holds them until that step; `trace_request` executes the command `trace`, and
-`trace_file` writes its file where other users may write too.  The command `tune` is the controller's.
+In: frames from the daemon.  Out: answers, and trace files.
+Start at `daemon_messages`, which holds commands until their step; `trace_request` executes the `trace` command, and
+`trace_file` writes its file safely in folders that other users can write in.  The controller handles `tune`.
 """

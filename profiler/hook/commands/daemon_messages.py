@@ -1,16 +1,13 @@
 """Holds commands from the daemon until the step boundary at which the training thread executes them.
 
-A command arrives at any moment, on a thread on which nothing of torch may be touched.  The training thread executes it
-at the boundary before the step that the daemon named, so that the ranks of a node begin together.  If that step has
-passed, the command is executed at once, and the answer says at which step.
+A command arrives at any time, on a thread that must not touch torch.  The training thread executes it at the boundary
+before the step that the daemon named, so that the ranks of a node begin together.  If that step has passed, the command
+is executed at once, and the answer says at which step.  `register` adds the actions.
 
-`ThrottleNews` keeps the daemon's latest news of whether this rank's device throttles its clocks.
-
-The hook does not read that itself: NVML stays out of the job, and a call of the driver may hang for 45 s.  The daemon
-reads the reasons anyway and sends them to the jobs connected to it when they change (`Throttling`).  Nobody waits for
-that: until it has come, and after the connection broke, the state is unknown.
-
-Left out: what the actions do; `register` adds them.
+`ThrottleNews` keeps the daemon's latest news of whether this rank's device throttles its clocks.  The hook does not
+read this itself: NVML stays out of the job, and a driver call may hang for 45 s.  The daemon reads the throttle reasons
+anyway and sends them to its jobs when they change (`Throttling`).  Nothing waits for them: until they arrive, and after
+the connection breaks, the state is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from pacecar.records import Answer, Command, JobHello, Throttling
 __all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet", "Reply", "ThrottleNews"]
 
 ORDERS_MAX = 16
-"""The most commands that wait at one time; a further one is refused."""
+"""The most commands waiting at once; any more are refused."""
 
 Reply = Callable[[Literal["accepted", "done", "refused"], str], None]
 """Answers one command with a state and a detail, now or later."""
@@ -39,8 +36,8 @@ SendAnswer = Callable[[Answer], None]
 _log = logging.getLogger(__name__)
 
 
-class MessageRefusal(ValueError):  # noqa: N818  what an action raises to say no
-    """Raised by an action that cannot execute the command; the message goes to whoever gave it."""
+class MessageRefusal(ValueError):  # noqa: N818  an action's way to say no
+    """Raised by an action that cannot execute the command; the message goes to the user who gave it."""
 
 
 class NotYet(Exception):  # noqa: N818  not a failure
@@ -48,21 +45,21 @@ class NotYet(Exception):  # noqa: N818  not a failure
 
 
 class DaemonMessages:
-    """The waiting commands of one rank.  `receive` may be called from any thread, all else from the training thread."""
+    """One rank's waiting commands.  `receive` may be called on any thread, everything else on the training thread."""
 
     def __init__(self, job: str, rank: int) -> None:
         self._job = job
         self._rank = rank
         self._actions: dict[str, Action] = {}
         self.waiting: deque[Command] = deque()
-        """The commands that `boundary` looks at."""
+        """The commands for `boundary` to check."""
 
     def register(self, name: str, action: Action) -> None:
-        """Execute commands called `name` by `action`."""
+        """Execute commands called `name` with `action`."""
         self._actions[name] = action
 
     def receive(self, command: Command) -> Answer | None:
-        """Queue `command` for the boundary before its step; return the answer where it is refused."""
+        """Queue `command` for the boundary before its step, or refuse it and return the answer."""
         if command.action not in self._actions:
             known = ", ".join(sorted(self._actions)) or "nothing"
             return self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
@@ -72,7 +69,7 @@ class DaemonMessages:
         return None
 
     def boundary(self, step: int, send: SendAnswer) -> None:
-        """Execute the commands for `step`, the step that begins now; `send` sends their answers, now and later."""
+        """Execute the commands for `step`, which begins now; `send` sends their answers, now and later."""
         if not self.waiting:
             return
         for _ in range(len(self.waiting)):
@@ -83,7 +80,7 @@ class DaemonMessages:
                 self._execute(command, send)
 
     def close(self, send: SendAnswer, reason: str = "the job ended first") -> None:
-        """Refuse what still waits."""
+        """Refuse all waiting commands."""
         while self.waiting:
             send(self._answer(self.waiting.popleft(), "refused", reason))
 
@@ -106,18 +103,18 @@ class DaemonMessages:
 
 
 class ThrottleNews:
-    """The daemon's last news of the device of `hello`; `record` is called on the queue's thread: one assignment."""
+    """The daemon's last news of the device in `hello`; the queue's thread calls `record`, a single assignment."""
 
     def __init__(self, hello: JobHello) -> None:
         self._device_uuid = hello.device_uuid
         self._latest: Throttling | None = None
 
     def record(self, news: Throttling | None) -> None:
-        """Record news of the daemon; None: there is no connection."""
+        """Record the daemon's news; None: there is no connection."""
         if news is None or news.device_uuid == self._device_uuid:
             self._latest = news
 
     def is_throttled(self) -> bool | None:
-        """Return whether the device throttles its clocks; None when that is unknown."""
+        """Return whether the device throttles its clocks; None if unknown."""
         latest = self._latest
         return None if latest is None or latest.reasons is None else bool(latest.reasons)

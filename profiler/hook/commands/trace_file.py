@@ -1,8 +1,8 @@
 """Writes one trace into a folder that other users may write in, without following links that they put there.
 
 torch writes to a path, first to a file beside it, with the umask's mode, and follows links.  So it writes into a folder
-of mode 0700 that is made for this trace under a random name, and reaches it by its descriptor: renaming what is in the
-outer folder changes nothing.  The compressed trace is created new, 0600, and gets its name when it is complete.
+of mode 0700 made for this trace under a random name and reached by its descriptor: renames in the outer folder have no
+effect.  The compressed trace is a new file (0600) that gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN = "trace.partial"
 
 
 class TraceFile:
-    """The trace file to be written in the folder `descriptor`, which it closes; `path` is its path for people."""
+    """The trace file to write in the folder `descriptor`, which it closes; `path` is for display."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.path = path
@@ -43,11 +43,11 @@ class TraceFile:
         )
         owner = os.fstat(self._room).st_uid
         if owner not in (os.geteuid(), ANONYMOUS_UID):
-            raise UnsafePathError(self.path.parent, f"what is made there belongs to uid {owner}")
+            raise UnsafePathError(self.path.parent, f"files made there belong to uid {owner}")
         return f"{folder_path(self._room)}/{_PLAIN}"
 
     def check_whole(self) -> None:
-        """Raise OSError unless what torch wrote ends like a trace: kineto does not say when the disk was full."""
+        """Raise OSError unless torch's file ends like a trace: Kineto does not report a full disk."""
         try:
             with os.fdopen(self._open_plain(), "rb") as stream:
                 stream.seek(-1, os.SEEK_END)
@@ -58,7 +58,7 @@ class TraceFile:
         raise OSError("only a part could be written: is the disk full?")
 
     def compress(self) -> None:
-        """Compress what torch wrote into the final file; raises OSError, and then there is no file."""
+        """Compress torch's file into the final one; after an OSError there is no file."""
         draft = f"{self._room_name}.gz"
         handle = create_in(self._folder, draft)
         try:
@@ -75,7 +75,7 @@ class TraceFile:
             raise
 
     def close(self) -> None:
-        """Remove what torch wrote, and close the folders; a second call does nothing."""
+        """Remove torch's file and close the folders; may be called repeatedly."""
         if self._room >= 0:
             with suppress(OSError):
                 for name in os.listdir(self._room):

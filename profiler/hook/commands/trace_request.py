@@ -1,18 +1,18 @@
-"""Executes the command "trace": a full trace of the next steps by torch's own profiler, from boundary to boundary.
+"""Executes the "trace" command: a full trace of the next steps by torch's own profiler, from boundary to boundary.
 
-The hook's windows hold just enough for a ledger and are dropped afterwards.  A person who wants to look needs all of
-it:  shapes, launches, annotations, in the file that every viewer reads.  That has its cost: the traced steps are
-slower, and ending and writing the trace hold the loop up for a moment; only the compression runs on a thread of its
-own.  The steps are marked as disturbed, so that nothing is concluded from their pace.
+The hook's windows contain just enough for a ledger and are dropped afterwards.  A user who wants to inspect a step
+needs shapes, launches and annotations, in a file that every viewer can read.  This has a cost: the traced steps are
+slower, and ending and writing the trace hold up the loop for a moment; only the compression runs on its own thread.
+The steps are marked as disturbed, so that no conclusions are drawn from their pace.
 
-Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that receives the
-command late ends with the others and not later, and one that is too late says so and traces nothing.
+Traces of several ranks are comparable only if they contain the same steps.  So a rank that receives the command late
+ends together with the others, and one that is too late says so and does not trace.
 
-Where collectives may be under way on threads of their group, the trace is paused after its last step and ends a step
+If collectives may be running on threads of their process group, the trace is paused after its last step and ends a step
 later (see `session_pause`).
 
-A job that is being profiled by its own script is left alone: two sessions would empty each other.  There is always a
-whole step between a window of the hook's own and a trace (see `kineto_window`).
+A job whose own script is profiling it is left alone: two sessions would empty each other.  There is always a whole step
+between one of the hook's windows and a trace (see `kineto_window`).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from typing import Any, Protocol
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from pacecar.path_walk import UnsafePathError
+from pacecar.profiler.windows.kineto_log import quiet
+from pacecar.profiler.windows.session_pause import SessionPause, may_collectives_be_out
 from pacecar.records import Command
 from pacecar.records.commands import TOO_LATE
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
-from ...windows.kineto_log import quiet
-from ...windows.session_pause import SessionPause, may_collectives_be_out
 from .daemon_messages import MessageRefusal, NotYet, Reply
 from .trace_file import TraceFile
 
 __all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows", "TracedHook"]
 
 STEPS_MAX = 100
-"""The most steps in one trace: of a large model it has 10 MB and 50 000 events a step."""
+"""The most steps in one trace: a large model has 10 MB and 50 000 events per step."""
 
 PAUSED_STEPS_MAX = 20
-"""After so many more steps a trace ends although collectives of the job have not come to rest."""
+"""A trace ends this many steps later even if collectives of the job are still running."""
 
 CLOSE_SECONDS = 10.0
-"""How long the end of a job waits for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
+"""How long the end of a job waits for a trace to be compressed: 1 GB of JSON takes a few seconds."""
 
 
 class TraceWindows(Protocol):
-    """What a trace must know of the hook's own windows."""
+    """The hook's own windows, as seen by a trace."""
 
     @property
     def is_settled(self) -> bool:
@@ -59,28 +59,28 @@ class TraceWindows(Protocol):
         ...
 
     def let_pass(self) -> None:
-        """Note that a boundary passed while something waits for `is_settled`."""
+        """Record that a boundary passed while something waits for `is_settled`."""
         ...
 
     @property
     def outlived_by(self) -> str | None:
-        """The record that began in a session and may still be open: ending in a later session it kills the process."""
+        """The record that began in a session and may still be open; ending in a later one would kill the process."""
         ...
 
     def session_ended(self, profile: object) -> None:
-        """Note that a profiler has ended, and what was open then."""
+        """Handle the end of a profiler and check which records were open then."""
         ...
 
 
 class TracedHook(Protocol):
-    """What a trace must know of the hook, and tells it."""
+    """The hook, as seen by a trace."""
 
     is_traced: bool
-    """Whether the steps that follow are traced."""
+    """Whether the next steps are traced."""
 
     @property
     def step(self) -> int:
-        """The number of the step that begins."""
+        """The number of the beginning step."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class TracedHook(Protocol):
 
 
 class TraceRequests:
-    """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder)."""
+    """The "trace" action: `steps` steps (default 5) into a file in `directory` (default: the run folder)."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TraceRequests:
         """Begin a trace; `boundary` ends it.
 
         Raises:
-            NotYet: a window of ours has only just been closed.
+            NotYet: one of our windows was closed only just now.
             MessageRefusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
         """
         arguments, now = command.arguments, self._hook.step
@@ -177,7 +177,7 @@ class TraceRequests:
         return self._profile is not None
 
     def boundary(self) -> None:
-        """Note the end of a step; ends the trace when it was the last, or pauses it until it may end."""
+        """Handle the end of a step; after the last one end the trace, or pause it until it may end."""
         if self._profile is None:
             return
         is_last = self._hook.step >= self._end
@@ -189,7 +189,7 @@ class TraceRequests:
             self._finish()
             return
         if is_last:
-            self._pause.begin()  # before the mark of the step that follows, which is not of the trace
+            self._pause.begin()  # before the mark of the next step, which is not part of the trace
         try:
             with quiet():
                 self._profile.step()
@@ -197,11 +197,11 @@ class TraceRequests:
             self._give_up(error)
 
     def _may_collectives_be_out(self) -> bool:
-        """Return whether the trace must be paused; on a device only where that is known: its rows go on meanwhile."""
+        """Return whether the trace must be paused; on a device only if that is certain, because its rows go on."""
         return may_collectives_be_out() and (not self._on_device or bool(self._pause.working()))
 
     def close(self) -> None:
-        """Write what was traced so far, and wait for that, because the job ends."""
+        """Write what was traced so far and wait for it, because the job ends."""
         if self._profile is not None:
             self._finish()
         if self._writer is not None:
@@ -236,7 +236,7 @@ class TraceRequests:
         try:
             self._stop(taken)
             self._windows.session_ended(taken.profiler)
-            taken.export_chrome_trace(file.plain())  # not as .gz: torch would compress on this thread and through /tmp
+            taken.export_chrome_trace(file.plain())  # not as .gz: torch would compress on this thread, through /tmp
             file.check_whole()
         except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on
             file.close()
@@ -253,18 +253,18 @@ class TraceRequests:
         try:
             descriptor = open_folder(folder, make_mode=0o700) if directory else _own(folder)
         except UnsafePathError as error:
-            raise MessageRefusal(f"{folder} belongs to somebody else: {error.strerror}: name a directory") from error
+            raise MessageRefusal(f"{folder} belongs to another user: {error.strerror}: name a directory") from error
         except OSError as error:
             raise MessageRefusal(f"{folder}: {error.strerror}") from error
         if not os.access(".", os.W_OK, dir_fd=descriptor):
             os.close(descriptor)
-            raise MessageRefusal(f"{folder}: the job may not write there")
+            raise MessageRefusal(f"{folder}: the job has no permission to write there")
         path = folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
         return TraceFile(descriptor, path)
 
 
 def _own(folder: Path) -> int:
-    """Open a folder whose name is predictable: anybody may have made it, or a link in its place."""
+    """Open a folder whose name is predictable: another user may have made it, or a link in its place."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISLNK(os.lstat(folder).st_mode):
             raise UnsafePathError(folder, "it is a symbolic link")

@@ -1,22 +1,23 @@
 """Identifies this process in the job: job name, launch, rank, host, device and network interface, in one `JobHello`.
 
-A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job name
-on which all ranks agree without communicating: the name that the user gave (PACECAR_JOB), else what the launcher gave
-all of them, else the script's name and a process id (of the process that started them, or its own).  Two jobs may have
-one name, so a hello also has the launch (`launch_id`), which no two have.
+A rank number does not identify a series: two jobs on a node both have a rank 0.  So every record carries a job name
+that all ranks agree on without communicating: the user's (PACECAR_JOB), or one that the launcher gave to all of them,
+or the script's name and a process id (the parent's, or its own).  Two jobs may have the same name, so a hello also has
+the launch (`launch_id`), which is unique.
 
-    torchrun     its run id; without one ("none") the cluster's job id, and its rendezvous' port; with one that
-                 `--standalone` drew the cluster's job id and the script's name
-    Slurm, LSF, PBS   the job's id
+    torchrun     its run id; without one ("none") the cluster's job id and the rendezvous port; with a random one from
+                 `--standalone` the cluster's job id and the script's name
+    Slurm, LSF, PBS   the job id
     Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
     MPI          the namespace that PMIx gives a launch
 
-Ranks come from torch.distributed when it is initialized, else from the launcher's environment, else the process is
-alone.
+Ranks come from torch.distributed if it is initialized, else from the launcher's environment; otherwise the process is
+the only one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import re
@@ -25,16 +26,17 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from uuid import UUID
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from pacecar.clock import Clock, SystemClock
+from pacecar.profiler.ranks.data_parallel import parallel_of
+from pacecar.profiler.transport.field_filter import FieldFilter
 from pacecar.records import JobHello
 
-from ...ranks.data_parallel import parallel_of
-from ...transport.field_filter import FieldFilter
 from .launch_id import launch_of
 from .network_interface import collective_interface
 
@@ -50,14 +52,18 @@ LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_
 
 SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
 DRAWN_RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""The run id that `torchrun --standalone` draws for each start: a UUID."""
+"""The run id that `torchrun --standalone` generates for each start: a UUID."""
 
 PYTHON = "python"
-"""The name of a job that runs no script."""
+"""The name of a job without a script."""
 
 NO_SCRIPT = ("", "-", "-c", "-m")
-"""What `sys.argv[0]` is where python has no script: at its prompt, from standard input, of `-c`, and before `-m` has
-found its module (docs.python.org/3/library/sys.html#sys.argv)."""
+"""`sys.argv[0]` when Python has no script: at its prompt, from standard input, with `-c`, and before `-m` has found its
+module (docs.python.org/3/library/sys.html#sys.argv)."""
+
+MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""A complete UUID, as in drivers since 470: CUDA also accepts the first digits, and older drivers wrote
+MIG-GPU-<uuid>/<gi>/<ci>."""
 
 NAME_LENGTH_MAX = 253
 """The longest name of a pod: a DNS subdomain (RFC 1123,
@@ -72,10 +78,10 @@ def make_hello(
     environ: Mapping[str, str] = os.environ,
     clock: Clock | None = None,
 ) -> JobHello:
-    """Return the identity of this process; `job` (of the configuration) takes precedence over the environment.
+    """Return the identity of this process; `job` (from the configuration) takes precedence over the environment.
 
-    `overhead_budget` is what the configuration allows pacecar, as a share of wall time.
-    Call it after `torch.distributed` was initialized, if it will be.
+    `overhead_budget` is the configured limit for pacecar, as a share of wall time.
+    If the job initializes `torch.distributed`, call this afterwards.
     """
     is_distributed = dist.is_available() and dist.is_initialized()
     rank = dist.get_rank() if is_distributed else _number(environ, *RANK) or 0
@@ -96,7 +102,7 @@ def make_hello(
         pid=os.getpid(),
         host=socket.gethostname(),
         device=str(device),
-        device_uuid=_device_uuid(device) if is_cuda else None,
+        device_uuid=device_uuid(torch.cuda.get_device_properties(device), environ, device.index) if is_cuda else None,
         backend=backend,
         framework=f"torch {torch.__version__}",
         pacecar_version=metadata.version("pacecar"),
@@ -113,12 +119,12 @@ def make_hello(
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the job id that the environment gives, the same on all ranks of a launched job."""
+    """Return the job id from the environment, the same on all ranks of a launched job."""
     torchrun = environ.get("TORCHELASTIC_RUN_ID")
     cluster = _cluster_job(environ)
-    if torchrun == "none":  # torchrun's default names no run; with the port of its rendezvous two in one job differ
+    if torchrun == "none":  # torchrun's default for no run id; the rendezvous port tells two in one job apart
         torchrun = f"{cluster or 'torchrun'}-{environ.get('MASTER_PORT', 'none')}"
-    elif torchrun and DRAWN_RUN_ID.fullmatch(torchrun):  # a new one for each start says nothing to a person
+    elif torchrun and DRAWN_RUN_ID.fullmatch(torchrun):  # generated for each start, so meaningless to a user
         torchrun = f"{cluster}-{_script()}" if cluster else _script()
     name = environ.get("PACECAR_JOB") or torchrun or cluster or _mpi_job(environ)
     if not name:
@@ -127,12 +133,12 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
         port = environ.get("MASTER_PORT")  # or the ranks were started one by one
         name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
     if not environ.get("PACECAR_JOB"):
-        name = name.lstrip("-") or PYTHON  # commands would take it for an option
+        name = name.lstrip("-") or PYTHON  # commands would mistake it for an option
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
 
 
 def _script() -> str:
-    """Return the name of the script, of a package that is run as a module that of its folder."""
+    """Return the name of the script, or of the folder if a package is run as a module."""
     first = sys.argv[0] if sys.argv else ""
     path = Path(PYTHON if first in NO_SCRIPT else first)
     return path.parent.name if path.stem == "__main__" and path.parent.name else path.stem
@@ -175,10 +181,40 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def _label(environ: Mapping[str, str], *names: str) -> str | None:
-    """Return the first of these variables that is set: Slurm's own, or those usual for a pod's downward API."""
+    """Return the first of these variables that is set: Slurm's own, or the usual ones for a pod's downward API."""
     return next((environ[name][:NAME_LENGTH_MAX] for name in names if environ.get(name)), None)
 
 
-def _device_uuid(device: torch.device) -> str | None:
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return f"GPU-{uuid}" if uuid is not None else None
+def device_uuid(
+    properties: object, environ: Mapping[str, str], index: int | None = None, driver: ctypes.CDLL | None = None
+) -> str | None:
+    """Return the UUID of CUDA device `index` (None: the current one) as NVML writes it: GPU-..., or MIG-....
+
+    CUDA has no prefix for a MIG instance (its name shows that it is one), and before CUDA 12 its runtime reports the
+    UUID of the whole GPU.  So the driver is asked first, then CUDA_VISIBLE_DEVICES, which selected the instance.
+    NVIDIA_VISIBLE_DEVICES of a container does not help: it may list several, and with CDI and DRA it is "void".
+    """
+    if " MIG " not in getattr(properties, "name", ""):
+        uuid = getattr(properties, "uuid", None)
+        return None if uuid is None else f"GPU-{uuid}"
+    told = _driver_uuid(index, driver)
+    if told is not None:
+        return f"MIG-{told}"
+    first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if MIG_UUID.fullmatch(first):
+        return first
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else f"MIG-{uuid}"
+
+
+def _driver_uuid(index: int | None, driver: ctypes.CDLL | None) -> UUID | None:
+    """Return the UUID from cuDeviceGetUuid_v2 (drivers since 470), for a MIG instance its own."""
+    try:
+        driver = driver or ctypes.CDLL("libcuda.so.1")
+        device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        ordinal = torch.cuda.current_device() if index is None else index
+        if driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetUuid_v2(ctypes.byref(uuid), device):
+            return None
+    except (OSError, AttributeError):  # no such library, or one without the function
+        return None
+    return UUID(bytes=bytes(uuid))

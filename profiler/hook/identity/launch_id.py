@@ -1,19 +1,18 @@
 """Agrees on the launch: a random number that all ranks of one start of a job share with no other start.
 
-A name cannot tell jobs apart, because launchers name by port, by script or not at all, and people reuse names.  So the
-first rank that attaches puts a random number into the store in which the ranks met, by compare-and-set, and all others
-read it there.  Nobody waits for anybody: a rank that attaches late reads the same number, and one that never attaches
-is not missed.
+A name does not identify a job, because launchers use the port, the script or nothing, and users reuse names.  So the
+first rank that attaches puts a random number into the job's store by compare-and-set, and all others read it.  No rank
+waits for another: a rank that attaches late reads the same number, and one that never attaches is not missed.
 
-    store of torch.distributed    the number in it; without the prefixes around it, so that a restart by torchrun's
-                                  agent, which keeps its store, is the same launch
-    a launcher, no store (MPI)    a digest of the user and of what the launcher gave all ranks
-    one process                   a random number of its own, the same for all that is attached in it
+    store of torch.distributed    the number in it; without its prefixes, so that a restart by torchrun's agent, which
+                                  keeps its store, is the same launch
+    a launcher, no store (MPI)    a digest of the user and of what the launcher gave to all ranks
+    one process                   a random number, the same for everything attached in this process
 
-A store may not answer: it is asked on a thread of its own, and after AGREE_SECONDS the job goes on without it.
+A store may not answer: it is asked on a separate thread, and after AGREE_SECONDS the job goes on without it.
 
-Left out: telling two starts apart that share one store (a file used again, a TCPStore that a service keeps): torch's
-own keys collide there too.
+Two starts that share a store (a reused file, a TCPStore kept by a service) are not told apart: torch's own keys collide
+there too.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pacecar.torch_internals import need
 __all__ = ["AGREE_SECONDS", "agree", "launch_of"]
 
 AGREE_SECONDS = 5.0
-"""A store answers within a millisecond, over a network within a few; a job whose store is gone is about to fail."""
+"""A store answers within a few milliseconds even over a network; a job whose store is gone is about to fail."""
 
 KEY = "pacecar/launch"
 
@@ -43,7 +42,7 @@ PREFIXES_MAX = 16
 
 _JOB = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID")
 _OF_MPI = (*_JOB, "PMIX_NAMESPACE")
-"""Slurm's step is not among them: mpirun starts the ranks of its own node outside of one."""
+"""Slurm's step is not included: mpirun starts the ranks of its own node outside of one."""
 
 _OF_OTHERS = (*_JOB, "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
@@ -55,15 +54,15 @@ _own: tuple[int, str] | None = None
 def launch_of(name: str, world_size: int, environ: Mapping[str, str] = os.environ) -> str:
     """Return the launch of this process's job; `name` is the job's name.
 
-    A job of several ranks with neither a store nor a launcher that tells starts apart gets a digest of its user and
-    name: the user should name such jobs.
+    A job of several ranks with neither a store nor a launcher that distinguishes starts gets a digest of its user and
+    name; users should name such jobs.
     """
     if dist.is_available() and dist.is_initialized():
         try:
             agreed = agree(need("torch.distributed.distributed_c10d._get_default_store")(), _of_process())
-        except Exception as error:  # noqa: BLE001  the outer boundary: a job never fails for want of a launch
+        except Exception as error:  # noqa: BLE001  the outer boundary: no job may fail for lack of a launch id
             agreed = None
-            _log.warning("pacecar: the job's store names no launch: %s: %s", type(error).__name__, error)
+            _log.warning("pacecar: cannot read the launch from the job's store: %s: %s", type(error).__name__, error)
         if agreed is not None:
             return agreed
     if world_size == 1:
@@ -87,7 +86,7 @@ def agree(store: Any, proposal: str, *, seconds: float = AGREE_SECONDS) -> str |
     asking.start()
     asking.join(seconds)
     if not said:
-        _log.warning("pacecar: the job's store does not answer within %g s: its launch is not known", seconds)
+        _log.warning("pacecar: the job's store did not answer within %g s; the launch is unknown", seconds)
         return None
     if isinstance(said[0], Exception):
         raise said[0]
@@ -109,7 +108,7 @@ def _exchange(store: Any, proposal: str) -> str:  # noqa: ANN401
 
 
 def _of_process() -> str:
-    """Return this process's own number; a forked child has another."""
+    """Return this process's own number; a forked child has a different one."""
     global _own
     if _own is None or _own[0] != os.getpid():
         _own = (os.getpid(), secrets.token_hex(LAUNCH_DIGITS // 2))

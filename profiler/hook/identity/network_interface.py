@@ -1,13 +1,12 @@
-"""Determines the network interface of this rank's collectives; the daemon sees all interfaces and cannot tell.
+"""Determines the network interface of this rank's collectives; the daemon sees all interfaces and cannot know.
 
-It follows the rules of the libraries, as far as they can be known without asking them: the interface that the user
-named, else the one from which the job's master is reached.  None where InfiniBand or RoCE is there for NCCL to use,
-which bypasses every interface, and where nothing tells.
+It follows the libraries' rules as far as they are known: the interface named by the user, else the one that reaches the
+job's master.  None if NCCL can use InfiniBand or RoCE, which bypass every interface, or if it is unknown.
 
 Source: Gloo's and NCCL's variables GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME ("=eth0" exactly, "eth" by prefix, "^" not
 these), NCCL_IB_DISABLE and NCCL_NET (NVIDIA, NCCL user guide, "Environment variables").
 
-Left out: what UCC and MPI choose, and several interfaces at once.
+The choices of UCC and MPI, and several interfaces at once, are not covered.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...transport.local_addresses import interface_addresses, route_to
+from pacecar.profiler.transport.local_addresses import interface_addresses, route_to
 
 __all__ = ["collective_interface"]
 
 INTERFACES_MAX = 256
-"""The most interfaces considered; as many as the daemon serves."""
+"""The most interfaces considered, as many as the daemon serves."""
 
 _DISCARD_PORT = 9
 
@@ -33,7 +32,7 @@ def collective_interface(
     environ: Mapping[str, str] = os.environ,
     sys_root: Path = Path("/sys"),
 ) -> str | None:
-    """Return the interface's name; None where none is used or it cannot be told.  Sends nothing and never raises."""
+    """Return the interface's name; None if none is used or it is unknown.  Sends nothing and never raises."""
     if backend is None:
         return None
     try:

@@ -4,6 +4,6 @@ In: the script's loaders and checkpoints.  Out: phases of the step timer, sample
 Start at `data_loading.DataLoading`, which the hook calls.
 
     timed_loader, data_loading      waits for data, samples, checkpoints
-    batch_lengths                   how many samples a batch has
-    job_length                      does the job end within a minute?
+    batch_lengths                   the number of samples in a batch
+    job_length                      whether the job will end within a minute
 """

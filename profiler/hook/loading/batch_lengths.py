@@ -1,15 +1,13 @@
-"""Tells how many samples a batch of torch's DataLoader holds: as many as its batch sampler named for it.
+"""Determines how many samples a batch of torch's DataLoader has, from the indices that its batch sampler yields for it.
 
-No dimension of the batch says so for sure.  But the loader asks its batch sampler for the indices of each batch, in one
-method that all its iterators share, which is observed where it is defined.  The lengths wait in order: with worker
-processes indices are drawn some batches ahead.  An epoch begins with none: an iterator with persistent workers is used
-again, also after an epoch that the loop left early.  Loaders, iterators and samplers stay the script's own.
+No dimension of the batch is certain.  But the loader gets the indices of each batch from its batch sampler, in one
+method shared by all its iterators, and this method is observed.  The lengths wait in order, because with worker
+processes indices are drawn several batches ahead.  Each epoch begins without any: an iterator with persistent workers
+is reused, even after an epoch that the loop left early.  The script's loaders, iterators and samplers are not changed.
 
-A batch of one index may hold many samples where the script joins samples itself (`collate_fn`): a data set may give
-whole batches, as that of DLRM does.  So its length is unknown.
-
-Left out: loaders without a batch sampler (`batch_size=None`), and those that are not torch's: None, unknown.  Of an
-iterable data set the last batch may be shorter than it was asked to be.
+A batch of one index may have many samples if the data set yields whole batches, as DLRM's does, so its length is
+unknown.  So are lengths from loaders without a batch sampler (`batch_size=None`) and loaders that are not torch's.  The
+last batch of an iterable data set may be shorter than requested.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from pacecar.torch_internals import find
 __all__ = ["BatchLengths"]
 
 AHEAD_MAX = 4096
-"""Batches whose indices were drawn and that did not come; workers prefetch two each."""
+"""The most batches whose indices are drawn but that have not arrived; workers prefetch two each."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ _OWN_NAME = "pacecar_batch_length"
 
 
 class _Lengths:
-    """The lengths of one iterator's batches, in order; the first stands for `unseen` ones drawn before `install`."""
+    """The lengths of one iterator's batches, in order; the first `unseen` ones were drawn before `install`."""
 
     def __init__(self, unseen: int) -> None:
         self.ahead: deque[int | None] = deque(maxlen=AHEAD_MAX)
@@ -58,7 +56,7 @@ class _Lengths:
 
 
 class BatchLengths:
-    """The lengths of batches to come, by iterator, from `install` to `remove`; on the thread that made it."""
+    """The lengths of coming batches, by iterator, from `install` to `remove`; on the thread that made it."""
 
     def __init__(self) -> None:
         self._waiting: weakref.WeakKeyDictionary[Any, _Lengths] = weakref.WeakKeyDictionary()
@@ -67,7 +65,7 @@ class BatchLengths:
         self._ours: Callable[[Any], Any] | None = None
 
     def install(self) -> None:
-        """Begin to observe; in a torch without that method nothing is known."""
+        """Start observing; in a torch without that method all lengths are unknown."""
         original = find(_INDICES)
         if original is None or self._original is not None:
             return
@@ -78,29 +76,29 @@ class BatchLengths:
             if type(indices) is list:
                 try:
                     note(iterator, _length(iterator, len(indices)))
-                except Exception:  # noqa: BLE001  it is the script that asked for a batch
-                    _log.debug("the length of a batch was not noted", exc_info=True)
+                except Exception:  # noqa: BLE001  the script asked for a batch and must get it
+                    _log.debug("the length of a batch was not recorded", exc_info=True)
             return indices
 
         self._original, self._ours = original, _next_index
         find(_ITERATORS)._next_index = _next_index
 
     def remove(self) -> None:
-        """Put torch's own method back, unless somebody has put another there since."""
+        """Restore torch's own method, unless it has been replaced since."""
         iterators = find(_ITERATORS)
         if self._original is not None and vars(iterators).get("_next_index") is self._ours:
             iterators._next_index = self._original
         self._original = self._ours = None
 
     def take(self, iterator: object) -> int | None:
-        """Return how many samples the batch that `iterator` has just given holds; None: not known."""
+        """Return the number of samples in the batch that `iterator` has just yielded; None if unknown."""
         own = getattr(type(iterator), _OWN_NAME, None)  # of the loader whose workers are tuned
         if isinstance(own, property):
             length: int | None = own.__get__(iterator)
             return length
         try:
             waiting = self._waiting.get(iterator)
-        except TypeError:  # an object that no weak reference can be made to
+        except TypeError:  # an object without weak references
             return None
         return None if waiting is None else waiting.take()
 
@@ -118,5 +116,5 @@ class BatchLengths:
 
 
 def _length(iterator: object, indices: int) -> int | None:
-    """Return the samples in a batch of so many indices; None: of one that the script itself makes a batch of."""
+    """Return the samples in a batch of this many indices; None for one index that may be a whole batch."""
     return None if indices == 1 and getattr(iterator, _COLLATE, default_collate) is not default_collate else indices

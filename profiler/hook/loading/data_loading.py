@@ -1,8 +1,6 @@
-"""Offers the user's loop ways to report data waits, batch sizes and checkpoints, which hooks cannot see.
+"""Lets the user's loop report data waits, batch sizes and checkpoints, which hooks cannot see.
 
-All of it is optional: what is not reported is guessed from forward's input or charged to `unknown`.
-
-Left out: what follows from it (`sample_counts`, `step_timer`, `device_utilization`).
+All of it is optional: anything not reported is guessed from forward's input or charged to `unknown`.
 """
 
 from __future__ import annotations
@@ -11,10 +9,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ...timing.failure_guard import FailureGuard
-from ...timing.sample_counts import StepCounts
-from ...timing.step_timer import EVENTS_MAX, StepTimer
-from ...utilization.model_flops_utilization import UtilizationMeter
+from pacecar.profiler.timing.failure_guard import FailureGuard
+from pacecar.profiler.timing.sample_counts import StepCounts
+from pacecar.profiler.timing.step_timer import EVENTS_MAX, StepTimer
+from pacecar.profiler.utilization.model_flops_utilization import UtilizationMeter
+
 from ..phase_hooks import PhaseHooks
 from .batch_lengths import BatchLengths
 from .job_length import JobLength
@@ -52,11 +51,11 @@ class DataLoading:
         self._lengths = BatchLengths()
         self._batch_tokens = batch_tokens
         self.checkpoint_depth = 0
-        """How many `checkpoint` bodies are under way, one inside another."""
+        """The number of nested `checkpoint` bodies that are running."""
         self._checkpointed_ns: int | None = None
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
-        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
+        """Return `loader` with its waits timed and its batches counted; it can be iterated as often as the loader."""
         self.watch_loaders()
         return TimedLoader(
             loader,
@@ -67,16 +66,16 @@ class DataLoading:
         )
 
     def watch_loaders(self) -> None:
-        """Begin to note how long the batches of torch's loaders are; `drew` is told of those not from `data`."""
-        if self._guard.is_alive:  # a script may ask for its loader again after the hook has ended
+        """Start recording the lengths of torch loaders' batches; `drew` is called for those not from `data`."""
+        if self._guard.is_alive:  # a script may iterate its loader again after the hook has ended
             self._lengths.install()
 
     def drew(self, iterator: object) -> None:
-        """Note that the loop has a batch of `iterator`, which did not come through `data`."""
+        """Record that the loop got a batch from `iterator`, not through `data`."""
         self._guard.wrap(self._drew)(iterator)
 
     def exhausted(self, iterator: object) -> None:
-        """Note that `iterator` has no more batches."""
+        """Record that `iterator` is exhausted."""
         self._phases.batches.end(id(iterator))
 
     def _drew(self, iterator: object) -> None:
@@ -90,12 +89,12 @@ class DataLoading:
         self._lengths.remove()
 
     def waits(self) -> None:
-        """Note that the loop begins to wait for a batch that does not come through `data`."""
+        """Record that the loop begins to wait for a batch that does not come through `data`."""
         if self._guard.is_alive:  # a forked child must not mark a device
             self._timer.waits()
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Note that the loop has the batch; whether it is trained on is not known here."""
+        """Record that the loop has the batch; whether it trains on it is not known here."""
         self._guard.wrap(self._waited)(start_ns, end_ns)
 
     def _waited(self, start_ns: int, end_ns: int) -> None:
@@ -109,7 +108,7 @@ class DataLoading:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Charge the time of the body, which gets a batch, to the ledger's `data_wait`."""
+        """Charge the time of the body, which fetches a batch, to the ledger's `data_wait`."""
         self._timer.waits()
         start = self._now_ns()
         try:
@@ -119,7 +118,7 @@ class DataLoading:
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; nested calls count once."""
+        """Charge the body, which saves a checkpoint, to the ledger's `checkpoint`; nested calls count once."""
         start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1
         try:
             yield
@@ -129,7 +128,7 @@ class DataLoading:
                 self._guard.wrap(self._checkpointed)(start, self._now_ns())
 
     def was_paused(self, since_ns: int) -> bool:
-        """Return whether the loop has saved a checkpoint or evaluated since then."""
+        """Return whether the loop has saved a checkpoint or evaluated the model since then."""
         pauses = (self._checkpointed_ns, self._phases.evaluated_ns)
         return any(pause_ns is not None and pause_ns >= since_ns for pause_ns in pauses)
 

@@ -1,10 +1,8 @@
-"""Says whether the job is expected to end within a minute, where an early exact window would not be worth its cost.
+"""Decides whether the job is expected to end within a minute, so that an early exact window is not worth its cost.
 
-What is known, in this order: the seconds or steps that the configuration expects, and the length of the loader that
-the loop trains from.  How many epochs there will be is not known, so a job in its first epoch is expected to end with
-it, and a job in a later one to go on.  A job of which none of these is known is expected to be long.
-
-Left out: what an early window may cost (`overhead_budget`).
+Sources, in this order: the seconds or steps expected by the configuration, and the length of the loader that the loop
+trains from.  The number of epochs is unknown, so a job in its first epoch is expected to end with it, and a job in a
+later one to go on.  If nothing is known, the job is expected to be long.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 __all__ = ["SHORT_JOB_NS", "JobLength"]
 
 SHORT_JOB_NS = 60_000_000_000
-"""The ledger of a job that ends sooner is not worth the second that it may cost."""
+"""The ledger of a shorter job is not worth the second that it may cost."""
 
 
 class JobLength:
@@ -24,12 +22,12 @@ class JobLength:
         self._expected_ns = None if expected_seconds is None else int(expected_seconds * 1e9)
         self._expected_steps = expected_steps
         self._last: int | None = None  # the iterator of the last batch
-        self._first: int | None = None  # the iterator that was trained from when this was asked first
+        self._first: int | None = None  # the iterator in use at the first call of `is_short`
         self._batches: int | None = None
         self._drawn = 0
 
     def drew(self, iterator: Any) -> None:  # noqa: ANN401  of any loader
-        """Note that the loop has a batch of `iterator`."""
+        """Record that the loop has a batch from `iterator`."""
         key = id(iterator)
         if self._first is None and key != self._last:
             self._drawn, self._batches = 0, _length(iterator)
@@ -38,9 +36,9 @@ class JobLength:
             self._drawn += 1
 
     def is_short(self, step: int, step_ns: int) -> bool:
-        """Return whether the job is expected to last SHORT_JOB_NS at most, after `step` steps that took `step_ns` each.
+        """Return whether the job is expected to last at most SHORT_JOB_NS, after `step` steps that took `step_ns` each.
 
-        Asked where a step has ended, so that the last batch was one to train on.
+        Call it when a step has ended, so that the last batch was one to train on.
         """
         if self._expected_ns is not None:
             return self._expected_ns <= SHORT_JOB_NS

@@ -1,11 +1,11 @@
 """Times how long the job waits for data, and counts the samples of each batch.
 
-The time inside `next()` of the loader, measured from outside, is the wait, whatever the loader is: torch's DataLoader,
-a generator, a streaming reader.  How many samples a batch holds a batch sampler says, where there is one
-(`batch_lengths`).  Else it is guessed: the first dimension of the first tensor is right for most batches; for others
-the user passes a function or calls `Hook.count`.
+The wait is the time inside the loader's `next()`, measured from outside, for any kind of loader: torch's DataLoader, a
+generator, a streaming reader.  The number of samples in a batch comes from the batch sampler, if there is one
+(`batch_lengths`).  Otherwise it is guessed: the first dimension of the first tensor is right for most batches; for
+others the user passes a function or calls `DataLoading.count`.
 
-Batches are read and passed on; nothing here keeps one.
+Batches are read and passed on, never kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["TimedLoader", "first_tensor", "guess_samples"]
 T = TypeVar("T")
 
 DEPTH_MAX = 4
-"""Batches are tuples or dicts of tensors; anything nested deeper is not searched on the step path."""
+"""Batches are tuples or dicts of tensors; deeper nesting is not searched on the step path."""
 
 
 def first_tensor(batch: object, depth: int = DEPTH_MAX) -> torch.Tensor | None:
-    """Return the first tensor with a dimension in nested tuples, lists and mappings; None when there is none."""
+    """Return the first tensor that has a dimension in nested tuples, lists and mappings; None if there is none."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.dim() else None
     if depth == 0 or isinstance(batch, str | bytes):
@@ -43,7 +43,7 @@ def first_tensor(batch: object, depth: int = DEPTH_MAX) -> torch.Tensor | None:
 
 
 def guess_samples(batch: object) -> int | None:
-    """Return the first dimension of the batch's first tensor; None when it has none."""
+    """Return the first dimension of the batch's first tensor; None if there is none."""
     tensor = first_tensor(batch)
     return int(tensor.shape[0]) if tensor is not None else None
 
@@ -53,10 +53,10 @@ def _nothing() -> None:
 
 
 class TimedLoader(Generic[T]):
-    """`loader` with its waits reported; iterate it as often as the loader itself, `len()` and attributes pass through.
+    """`loader` with its waits reported; it can be iterated as often as the loader; `len()` and attributes pass through.
 
-    `waits()` is called before each `next()`, `waited(start_ns, end_ns)` after it, also after the last one that finds no
-    more; `drawn(batch, iterator)` for each batch.  None may raise.
+    `waits()` is called before each `next()`, `waited(start_ns, end_ns)` after it, even if the loader is exhausted, and
+    `drawn(batch, iterator)` for each batch.  None of them may raise.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TimedLoader(Generic[T]):
             self._waited(start, self._now_ns())
             self._drawn(batch, iterator)
             yield batch
-            del batch  # or the generator holds it while the loader makes the next one
+            del batch  # otherwise the generator keeps it while the loader makes the next one
             self._waits()
             start = self._now_ns()
 
@@ -96,7 +96,7 @@ class TimedLoader(Generic[T]):
 
     # Pickled and copied as the loader alone: our part belongs to this process.
     def __reduce__(self) -> tuple[Any, ...]:
-        return cast, (None, self._loader)  # a function of the standard library that returns what it is given
+        return cast, (None, self._loader)  # a standard-library function that returns its argument
 
     def __copy__(self) -> Iterable[T]:
         return copy.copy(self._loader)

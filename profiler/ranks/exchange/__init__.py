@@ -1,4 +1,4 @@
-"""Exchanges what the ranks say of their last steps, without ever waiting for another rank.
+"""Exchanges the ranks' figures on their last steps, without ever waiting for another rank.
 
 In: each rank's finished steps.  Out: ranges that all ranks have sent, row by row, and their ledgers (`totals`).
 Start at `gather_schedule`, which decides when a rank sends.  `step_partition` cuts steps into ranges, the same on all

@@ -13,7 +13,7 @@ On a noisy machine every range is unusual, and posting at once all the time woul
 token bucket limits it: each gather that is not a batch's takes a token, one token comes back in three times
 `gather_seconds`, and without a token nothing is posted early.
 
-Pure but for the transport, which is passed in.  Left out: what the rows mean.
+Pure except for the transport, which is passed in.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ..cusum import Usual
-from .gloo_transport import RankTransport
+from .gloo_transport import GlooTransport
 from .phase_sums_message import ROWS_MAX, HostPressure, RankRange, decode, encode
 from .totals import LedgerTotals
 
 __all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "GatherSchedule"]
 
 GATHER_SECONDS_MIN = 0.1
-"""The least time between two gathers, unless a batch is over: a person sees a straggler no sooner."""
+"""The least time between two gathers unless a batch is over; fast enough for a reader of the log."""
 
 TOKENS_MAX = 32
 TOKENS_MIN = 6
 TOKENS_SECONDS = 40.0
 """Size of the token bucket: the early gathers possible after a quiet time, between TOKENS_MIN and TOKENS_MAX.
 
-As many as are due in TOKENS_SECONDS; a finding and its end take ten.
+It holds those that are due in TOKENS_SECONDS; reporting a straggler and its end takes ten.
 """
 
 REFILL_RATIO = 0.35
 """The part of a token that comes back in `gather_seconds`, so that early gathers stay within the budget too."""
 
 CALM_RANGES = 8
-"""The first ranges that trigger no early gather: they are all unusual, and no rank is named so early."""
+"""The first ranges do not trigger an early gather: all are unusual, and no rank is named so early."""
 
 ALARM_TOKENS = 0.25
-"""What inspecting steps at once, because they may be unusual, costs in tokens (gathers)."""
+"""The cost, in tokens, of inspecting steps at once because they may be unusual."""
 
 HURRY_RANGES = 4
-"""Ranges that are sent at once after the last unusual one: three late ranges make a finding."""
+"""Ranges that are sent at once after the last unusual one; three late ranges name a straggler."""
 
 POLLS_SECONDS = (0.008, 0.03)
-"""Waits before looking for a gather's result: it is there in a few milliseconds, or when the next range is over."""
+"""Waits before checking a gather's result: it arrives in a few milliseconds or when the next range is over."""
 
 
 class GatherSchedule:
@@ -62,7 +62,7 @@ class GatherSchedule:
 
     def __init__(
         self,
-        transport: RankTransport,
+        transport: GlooTransport,
         world_size: int,
         now_ns: Callable[[], int],
         *,
@@ -76,7 +76,7 @@ class GatherSchedule:
         self._transport = transport
         self._now_ns = now_ns
         self._pending: deque[RankRange] = deque()  # at most step_partition.LAG, all that may be cut
-        self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
+        self._received: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
         self.may_hurry = True
         """Whether the overhead budget allows gathers before they are due."""
         self.gathers = 0
@@ -97,7 +97,7 @@ class GatherSchedule:
 
     @property
     def poll_seconds(self) -> float | None:
-        """How long to wait before the next look for a gather under way; None: no sooner than for anything else."""
+        """How long to wait before the next check of a gather under way; None if it needs no extra check."""
         if not self.is_out or self._polls == len(POLLS_SECONDS):
             return None
         self._polls += 1
@@ -109,7 +109,7 @@ class GatherSchedule:
         return self._hurry > 0 and self.may_hurry and self._count_tokens() >= 1.0
 
     def alarm(self) -> bool:
-        """Return whether steps that may be unusual should be inspected now, and charge for it; no while `hurries`."""
+        """Return whether to inspect steps that may be unusual now, and charge for it; False while `hurries`."""
         if self.hurries or not self.may_hurry or self._added <= CALM_RANGES or self._count_tokens() < 1.0:
             return False
         self._tokens -= ALARM_TOKENS
@@ -151,13 +151,13 @@ class GatherSchedule:
         self.gathers += 1
         for rank, mine in enumerate(words):
             message = decode(number, mine)
-            self._heard[rank].extend(message.rows)
+            self._received[rank].extend(message.rows)
             self.totals[rank] = message.totals or self.totals[rank]
             if message.leaves:
                 self.left.append(rank)
-        while all(self._heard):
+        while all(self._received):
             self._complete += 1
-            yield [rows.popleft() for rows in self._heard]
+            yield [rows.popleft() for rows in self._received]
 
     @property
     def is_due(self) -> bool:

@@ -1,8 +1,8 @@
-"""Encodes and decodes what a rank tells the others about its last steps: per range a row of sums and medians by phase.
+"""Encodes and decodes a rank's message about its last steps: for each range a row of sums and medians by phase.
 
-Sums alone cannot find a straggler: one garbage collection of 200 ms in four steps looks like 50 ms in each.  The median
-of the same steps does not see it.  So sums go into the job's ledger and medians into the straggler detector.  Medians
-leave out the steps that a profiled window of ours disturbed on this rank.
+Sums alone cannot find a straggler: one garbage collection of 200 ms in four steps looks like 50 ms in each, but does
+not change the median.  So sums go into the job's ledger and medians into the straggler detector.  Medians leave out
+steps that a profiled window disturbed on this rank.
 
     range     steps that are reported in one row; all ranks cut them alike, by the number of the step (`step_partition`)
     measured  those of them that this rank's hook measured: all, one in k, or by chance none
@@ -14,7 +14,7 @@ device job host timers cannot tell the two apart; `on_device` says so.
 
 A message holds up to ROWS_MAX rows, all ranges that ended since the last one, and the rank's ledger (`totals`).
 
-Pure.  Left out: how messages travel (`gloo_transport`) and what rows mean (`straggler_detector`).
+Pure.  `gloo_transport` carries messages, and `straggler_detector` judges rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_
 
 
 class RangeMessageError(ValueError):
-    """A message is not what this version writes, or is not the one that was due."""
+    """A message has another version's format, or is not the one that was due."""
 
 
 class StepNote(msgspec.Struct, frozen=True):
@@ -83,11 +83,11 @@ class StepNote(msgspec.Struct, frozen=True):
 
 
 class HostPressure(msgspec.Struct, frozen=True):
-    """What the kernel reports for the time around a range, as ratios of that time; None where it cannot be read.
+    """The kernel's figures for the time around a range, as ratios of that time; None where it cannot be read.
 
-    `busy_ratio` is the time in which the rank's TCP sockets had sent data that was not acknowledged, added up over all
-    sockets; `cpu_wait_ratio` the time in which its training thread waited for a processor; `pressure_ratio` the time in
-    which any task of the machine did.
+    `busy_ratio` is the time in which the rank's TCP sockets had unacknowledged data, summed over the sockets;
+    `cpu_wait_ratio` is the time in which its training thread waited for a processor, and `pressure_ratio` that in which
+    any task of the machine did.
     """
 
     busy_ratio: float | None = None

@@ -1,4 +1,4 @@
-"""Cuts the steps of a rank into ranges, which are the same on all ranks without any message about them.
+"""Cuts the steps of a rank into ranges that are the same on all ranks without a message about them.
 
 Ranges are intervals of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
 differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
@@ -46,14 +46,14 @@ One batch that waits, one under way, and one to spare.
 """
 
 RANGE_SECONDS_MIN = 0.05
-"""The least a range lasts.  While nothing changes ROWS_MAX rows are sent at a time, so gathers are as much rarer."""
+"""The shortest range.  While nothing changes, ROWS_MAX rows are sent at a time, so gathers are that much rarer."""
 
 FIRST_ROWS = 8
 """Ranges in a batch before it is known how long they last."""
 
 GATHER_COST_SECONDS = 0.0015
 GATHER_COST_SECONDS_A_RANK = 0.000125
-"""Processor time that a gather of ROWS_MAX rows costs a rank, with all that leads to it; rank 0 pays the most."""
+"""Processor time of a gather of ROWS_MAX rows on a rank, with the work before it; rank 0 pays the most."""
 
 BUDGET_SHARE = 0.15
 """The share of the overhead budget that gathers may take when nothing is unusual."""
@@ -64,10 +64,10 @@ GLANCE_SHARE = 0.15
 """The same for glances at the pace; the cost includes the thread that wakes and the one that waits for it."""
 
 RANGE_STEPS_MAX = 256
-"""The longest range: four measured steps where every 64th is measured.  Longer would hide a change from a person."""
+"""The longest range: four measured steps if every 64th is measured.  A longer one would delay reports too much."""
 
 WAITING_MAX = 4096
-"""The most notes that wait to be cut.  With more, some rank has not answered for thousands of steps."""
+"""The most notes that wait to be cut.  If there are more, a rank has not answered for thousands of steps."""
 
 
 class RangesError(RuntimeError):
@@ -76,7 +76,7 @@ class RangesError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RangeCut:
-    """A range that is over: its measured steps, the latest step that is known, and whether it ends a batch."""
+    """A finished range: its measured steps, the latest known step, and whether it ends a batch."""
 
     number: int
     first_step: int
@@ -87,7 +87,7 @@ class RangeCut:
 
 
 class _Plan(NamedTuple):
-    """How many steps a range has, and how many ranges its batch."""
+    """The number of steps in a range and of ranges in its batch."""
 
     steps: int
     rows: int
@@ -104,7 +104,7 @@ class StepRanges:
         self._inside: list[StepNote] = []
         self._number = 0
         self._first = 0
-        self._heard = 0
+        self._received = 0
         self._first_plan = _Plan(period, FIRST_ROWS)
         self._plans: dict[int, _Plan] = {}
 
@@ -134,7 +134,7 @@ class StepRanges:
             RangesError: WAITING_MAX steps wait.
         """
         if len(self._waiting) >= WAITING_MAX:
-            raise RangesError(f"{WAITING_MAX} steps went by and some rank did not answer")
+            raise RangesError(f"a rank did not answer for {WAITING_MAX} steps")
         self._waiting.append(note)
 
     def cut(self) -> Iterator[RangeCut]:
@@ -160,10 +160,10 @@ class StepRanges:
         Raises:
             RangesError: the rows are not of that range.
         """
-        if any((row.number, row.first_step, row.steps) != (self._heard, *_place(rows[0])) for row in rows):
+        if any((row.number, row.first_step, row.steps) != (self._received, *_place(rows[0])) for row in rows):
             places = sorted({(row.number, *_place(row)) for row in rows})
-            raise RangesError(f"ranks speak of different steps where range {self._heard} was due: {places[:4]}")
-        self._heard += 1
+            raise RangesError(f"ranks sent different steps when range {self._received} was due: {places[:4]}")
+        self._received += 1
         walls = [row.wall_ns for row in rows if row.wall_ns is not None]
         wall = median_high(walls) if walls else None
         needed = self._period * max(1, *(row.every for row in rows))

@@ -19,7 +19,7 @@ TOTALS_WORDS = len(LEDGER_HEADINGS) + 6
 """Words of 64 bits: headings, two parts of them, steps, step, age, and whether they are known."""
 
 _UNKNOWN = -1
-"""The word of a heading of which nothing is known; durations are not negative."""
+"""The word of an unknown heading; durations are not negative."""
 
 
 class LedgerTotals(NamedTuple):

@@ -20,6 +20,7 @@ from tests.kit.waiting import until
 pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
 NET = ("-m", "pacecar", "bench", "net")
+RANK_0 = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 SMALL = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "3", "-w", "1", "--seconds-per-size", "1")
 MANY_SIZES = ("-b", "4K", "-e", "16M", "-f", "1.25", "-n", "10000", "--seconds-per-size", "0.5", "--op", "all_reduce")
 """Twenty seconds of sizes: time enough to end a rank after the first row, however late this process sees it."""
@@ -228,8 +229,8 @@ def test_one_process_alone_is_told_how_it_is_started():
 @pytest.mark.parametrize(
     ("arguments", "environ", "named"),
     [
-        (("--op", "all_to_nobody"), {}, "--op all_to_nobody: there are all_reduce, all_gather, reduce_scatter"),
-        (("-b", "much"), {}, "'much' is no size"),
+        (("--op", "all_to_nobody"), {}, "--op all_to_nobody: choose from all_reduce, all_gather, reduce_scatter"),
+        (("-b", "much"), {}, "'much' is not a size"),
         (("-b", "1G", "-e", "1M"), {}, "the smallest size, 1 GiB, is above the largest, 1 MiB"),
         (("-f", "1"), {}, "must be above 1"),
         (("-f", "nan"), {}, "must be above 1"),
@@ -237,8 +238,8 @@ def test_one_process_alone_is_told_how_it_is_started():
         (("-e", "99G"), {}, "out of range"),
         (("--seconds-per-size", "nan"), {}, "--seconds-per-size nan"),
         ((), {"RANK": "0"}, "WORLD_SIZE is not set"),
-        ((), {"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "WORLD_SIZE=two is no number"),
-        ((), {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "nobody to talk to"),
+        ((), RANK_0 | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a number"),
+        ((), RANK_0 | {"WORLD_SIZE": "1"}, "a single process has no peer"),
     ],
 )
 def test_what_is_typed_wrongly_is_named(arguments, environ, named):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.commands.bench.alpha_beta_fit import fit_line
-from pacecar.commands.bench.document import LineFit, Operation, Rated, Row
-from pacecar.commands.bench.rated_bandwidth import RatedLinks, interface_speed, look, rate
+from pacecar.commands.bench.document import LineFit, MeasuredOperation, Rated, Row
+from pacecar.commands.bench.rated_bandwidth import RatedLinks, interface_speed, rate, rated_links
 from pacecar.commands.bench.sizes import SIZES_MAX, SizeError, parse_size, steps
 from pacecar.commands.bench.text import operation_lines, row_line, summary_lines
 from tests.kit.machines import machine
@@ -26,7 +26,7 @@ def test_sizes_are_read_as_powers_of_two(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "1T", "K", "1e3", "nan", "17G"])
-def test_what_is_no_size_is_quoted(text):
+def test_text_that_is_not_a_size_is_quoted(text):
     with pytest.raises(SizeError, match=repr(text) if text else "''"):
         parse_size(text)
 
@@ -92,9 +92,9 @@ def site(network: str, **known: int) -> RatedLinks:
     [
         ("gloo", [site("a", interface_speed=9), site("a", interface_speed=9)], None, "memory of one machine"),
         ("gloo", [site("a", interface_speed=9), site("b", interface_speed=5)], 5, "interface eth0"),
-        ("gloo", [site("a", interface_speed=9), site("b")], None, "does not say its speed"),
+        ("gloo", [site("a", interface_speed=9), site("b")], None, "does not report its speed"),
         ("nccl", [site("a", nvlink_speed=7), site("a", nvlink_speed=4)], 4, "NVLink"),
-        ("nccl", [site("a", nvlink_speed=7), site("a")], None, "no NVLink"),
+        ("nccl", [site("a", nvlink_speed=7), site("a")], None, "NVML reports no NVLink"),
         ("nccl", [site("a", rdma_speed=8, interface_speed=1), site("b", rdma_speed=6, interface_speed=1)], 6, "RDMA"),
         ("nccl", [site("a", rdma_speed=8, interface_speed=2), site("b", interface_speed=1)], 1, "interface eth0"),
     ],
@@ -115,12 +115,14 @@ def test_a_real_interface_says_its_speed_and_a_virtual_one_is_not_believed(tmp_p
 
 
 def test_a_rank_looks_where_its_packets_leave():
-    here = look("gloo", "127.0.0.1", environ={})
+    here = rated_links("gloo", "127.0.0.1", environ={})
     assert (here.address, here.interface, here.interface_speed) == ("127.0.0.1", "lo", None)
-    nowhere = look("gloo", "no-such-host.invalid", environ={})
+    nowhere = rated_links("gloo", "no-such-host.invalid", environ={})
     assert (nowhere.address, nowhere.interface) == (None, None)
-    assert look("gloo", "no-such-host.invalid", environ={"GLOO_SOCKET_IFNAME": "lo"}).interface == "lo"
-    assert look("gloo", "127.0.0.1", environ={"GLOO_SOCKET_IFNAME": "^docker,lo"}).interface == "lo", "the route's"
+    named = {"GLOO_SOCKET_IFNAME": "lo"}
+    assert rated_links("gloo", "no-such-host.invalid", environ=named).interface == "lo"
+    excluding = {"GLOO_SOCKET_IFNAME": "^docker,lo"}
+    assert rated_links("gloo", "127.0.0.1", environ=excluding).interface == "lo", "the route's"
 
 
 def row(size: int, wrong: int = 0) -> Row:
@@ -138,14 +140,14 @@ def test_a_row_has_nccl_tests_units():
 
 
 def test_what_is_unknown_is_said_and_compared_with_nothing():
-    operation = Operation(operation="all_reduce", bus_factor=1.0, rows=(row(4096), row(8192, 3)))
-    text = "\n".join(summary_lines(operation, Rated(bytes_per_second=None, basis="nobody knows")))
+    operation = MeasuredOperation(operation="all_reduce", bus_factor=1.0, rows=(row(4096), row(8192, 3)))
+    text = "\n".join(summary_lines(operation, Rated(bytes_per_second=None, basis="unknown")))
     assert "of rated" not in text
     assert "3 FAILED" in text
     assert "Fit" not in text
     flat = LineFit(alpha_ns=1e3, beta_ns_per_byte=0.0, half_bandwidth_bytes=None, bus_bytes_per_second=None,
                    residual_ratio=0.1, worst_residual_ratio=-0.2, worst_bytes=4096, method="m")  # fmt: skip
-    fitted = Operation(operation="all_reduce", bus_factor=1.0, rows=(row(4096),), fit=flat)
+    fitted = MeasuredOperation(operation="all_reduce", bus_factor=1.0, rows=(row(4096),), fit=flat)
     lines = list(summary_lines(fitted, Rated(bytes_per_second=5_000_000_000, basis="x")))
     assert any("50.0 % of rated" in line for line in lines)
     assert not any("large sizes" in line for line in lines)

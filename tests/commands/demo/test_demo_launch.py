@@ -28,12 +28,10 @@ from pacecar.commands.demo.processes import STOP_FILE, Children, DemoOptions, La
 from pacecar.commands.demo.progress import PLAIN_CELLS_MAX
 from pacecar.commands.demo.run_demo import REFRESH_SECONDS
 from pacecar.commands.demo.train import STOP_CHECK_STEPS, batch_loss
-from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.output.tables import headline
-from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.controller.knobs.batch.micro_batch import MicroBatcher
 from pacecar.monitor.ingest.unix_socket import NAME_BYTES_MAX
-from pacecar.records import LEDGER_HEADINGS
+from tests.commands.report.runs import report_of
 from tests.kit.forking_python import forking_python
 from tests.kit.tools import find_tool
 
@@ -63,7 +61,7 @@ def start_demo(run_dir: Path, *arguments: str, python: str | None = None, **envi
 def wait_for(claim: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not claim():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.1)
 
 
@@ -100,52 +98,61 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return the_run(run_dir), output
 
 
-def result_of(run: tuple[Path, str]) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((run[0] / "result.json").read_text())
-    return result
+def report_json(folder: Path) -> dict[str, Any]:
+    """The document that the demo leaves."""
+    document: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return document
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_a_result_that_adds_up(finished: tuple[Path, str]) -> None:
+def test_a_run_ends_with_its_report(finished: tuple[Path, str]) -> None:
     folder, output = finished
     assert os.readlink(folder.parent / "latest") == folder.name
-    result = result_of(finished)
-    assert result["status"] == "finished"
-    assert result["world_size"] == 2
-    assert 0.0 < result["overhead_ratio"] < 1.0
-    # A run that ends within a trial has nothing to compare.
-    for phase in ("before", "after") if result["ledger_after"] is not None else ("before",):
-        ledger = result[f"ledger_{phase}"]
-        assert sum(ledger[f"{heading}_ns"] for heading in LEDGER_HEADINGS) == ledger["wall_ns"] > 0
-        rate = result[f"throughput_{phase}"]
-        assert 0.0 < rate["low"] <= rate["samples_per_second"] <= rate["high"]
-    assert {rank["steps"] for rank in result["ranks"]} == {result["steps"]}
+    document = report_json(folder)
+    assert document["demo"]["status"] == "finished"
+    assert document["demo"]["duration_seconds"] > document["duration_ns"] / 1e9
+    assert document["world_size"] == 2
+    assert 0.0 < document["overhead"]["ratio"] < 1.0
+    assert {rank["steps"] for rank in document["ranks"]} == {document["steps"]}
     assert "Pace and its stability" in output
-    assert str(folder / "result.json") in output
+    assert str(folder / "report.json") in output
     assert survivors(folder.name) == []
     assert not (folder / "daemon.sock").exists()
 
 
 @pytest.mark.slow
+def test_the_demos_figures_and_the_reports_are_the_same_figures(finished: tuple[Path, str]) -> None:
+    folder, output = finished
+    command = [sys.executable, "-m", "pacecar", "report", str(folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = report_json(folder)
+    assert document.pop("demo").keys() == {"status", "duration_seconds", "within_budget_after_seconds"}
+    assert document == json.loads(done.stdout)
+    report = report_of(folder)
+    assert " ".join(headline(report).split()) in " ".join(output.split())
+
+
+@pytest.mark.slow
 def test_a_run_that_is_told_to_stop_ends_on_all_ranks_where_they_agreed_to(finished: tuple[Path, str]) -> None:
-    steps = result_of(finished)["steps"]
+    steps = report_json(finished[0])["steps"]
     assert steps % STOP_CHECK_STEPS == 0
     assert (finished[0] / "job.log").read_text().count(f"step {steps:5d}  validation") == 1
 
 
 @pytest.mark.slow
 def test_the_model_learns(finished: tuple[Path, str]) -> None:
-    found = result_of(finished)["losses"]
+    found = report_json(finished[0])["losses"]
     assert found["last"] < found["first"]
     assert found["validation_last"] < found["validation_first"]
 
 
 @pytest.mark.slow
-def test_what_pacecar_cost_is_said_beside_what_it_may(finished: tuple[Path, str]) -> None:
+def test_the_overhead_stands_beside_its_budget(finished: tuple[Path, str]) -> None:
     folder, output = finished
-    result = result_of(finished)
-    assert result["overhead_budget"] == 0.2
-    assert re.search(rf"{result['overhead_ratio'] * 100:.2f} % of wall time, (within|over) the 20.00 %", output)
+    overhead = report_json(folder)["overhead"]
+    assert overhead["budget_ratio"] == 0.2
+    assert re.search(rf"{overhead['ratio'] * 100:.2f} % of wall time, (within|over) the 20.00 %", output)
     counted = [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
     steps = [record for record in counted if record["type"] == "step"]
     costs = [record["total_overhead_ns"] for record in steps]
@@ -159,15 +166,13 @@ def test_a_log_gets_calm_lines_and_the_trials(finished: tuple[Path, str]) -> Non
     lines = [line for line in progress if line[:1].isdigit()]
     assert lines
     assert all(len(line) <= PLAIN_CELLS_MAX for line in lines)
-    if result_of(finished)["decisions"]:
+    if report_json(finished[0])["changes"]:
         assert any("trial: micro_batch 1 -> " in line for line in lines)
 
 
 @pytest.mark.slow
 def test_a_report_of_the_latest_run_has_what_the_daemon_saw(finished: tuple[Path, str]) -> None:
     folder, output = finished
-    report = build_report(find_inputs(folder), BuildOptions()).report
-    assert " ".join(headline(report).split()) in " ".join(output.split()), "the demo says what its report says"
     assert f"pacecar report {folder}" in output
     assert len(list(folder.glob("recordings/*.recording"))) == 1
     command = [sys.executable, "-m", "pacecar", "report", str(folder.parent / "latest")]
@@ -180,12 +185,13 @@ def test_a_report_of_the_latest_run_has_what_the_daemon_saw(finished: tuple[Path
 
 @pytest.mark.slow
 def test_every_switch_was_made_at_the_same_step_on_both_ranks(finished: tuple[Path, str]) -> None:
-    decisions = result_of(finished)["decisions"]
-    assert decisions, f"{ENOUGH_STEPS} steps are enough to begin a trial"
-    for decision in decisions:
-        if decision["step_applied"]:
-            assert set(decision["step_applied"]) == {"0", "1"}
-            assert len(set(decision["step_applied"].values())) == 1
+    folder, _ = finished
+    assert report_json(folder)["changes"], f"{ENOUGH_STEPS} steps are enough to begin a trial"
+    switches = []
+    for rank in range(2):
+        told = [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
+        switches.append([(one["decision"], one["epoch"], one["step"]) for one in told if one["type"] == "switch"])
+    assert switches[0] == switches[1]
 
 
 @pytest.mark.slow
@@ -232,7 +238,7 @@ def test_a_larger_micro_batch_learns_the_same_but_for_rounding() -> None:
 @pytest.mark.full
 def test_tuning_does_not_change_what_is_learnt(finished: tuple[Path, str], tmp_path: Path) -> None:
     """Exact knobs change the order of summation only: the same losses but for rounding."""
-    steps = result_of(finished)["steps"]
+    steps = report_json(finished[0])["steps"]
     demo = start_demo(tmp_path, "--steps", str(steps), "--tune", "off", *SMALL)
     output, _ = demo.communicate(timeout=WAIT_SECONDS)
     assert demo.returncode == 0, output
@@ -240,14 +246,14 @@ def test_tuning_does_not_change_what_is_learnt(finished: tuple[Path, str], tmp_p
     assert tuned.keys() == plain.keys()
     for step, loss in plain.items():
         assert tuned[step] == pytest.approx(loss, rel=1e-3), step
-    assert json.loads((the_run(tmp_path) / "result.json").read_text())["decisions"] == []
+    assert report_json(the_run(tmp_path))["changes"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
 )
-def test_a_run_without_its_daemon_goes_on_and_an_interrupted_one_leaves_a_result_and_no_process(
+def test_a_run_without_its_daemon_goes_on_and_an_interrupted_one_leaves_a_report_and_no_process(
     tmp_path: Path, number: int, code: int
 ) -> None:
     demo = start_demo(tmp_path, "--steps", "100000", *SMALL)
@@ -269,8 +275,8 @@ def test_a_run_without_its_daemon_goes_on_and_an_interrupted_one_leaves_a_result
     assert "the daemon ended with exit code -9" in output
     assert "Traceback" not in output
     assert survivors(folder.name) == []
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["status"], result["steps"] > 0) == ("interrupted", True)
+    document = report_json(folder)
+    assert (document["demo"]["status"], document["steps"] > 0) == ("interrupted", True)
 
 
 @pytest.mark.slow
@@ -305,7 +311,8 @@ def test_failing_job_is_shown(tmp_path: Path) -> None:
     assert "Fatal Python error: Aborted" in output
     assert output.rstrip().endswith("rank 1 failed first: it was ended by SIGABRT")
     folder = the_run(tmp_path / "runs")
-    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    assert "no step was completed; the logs are in" in output
+    assert "failed after" in output
     assert survivors(folder.name) == []
 
 
@@ -355,5 +362,5 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     demo = start_demo(tmp_path / "file" / "runs", "--steps", "1")
     output, _ = demo.communicate(timeout=WAIT_SECONDS)
     assert demo.returncode == 1
-    assert "a run folder cannot be made here" in output
+    assert "cannot make a run folder here" in output
     assert "Traceback" not in output

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from msgspec import structs
 from rich.console import Console, RenderableType
 
-from pacecar.commands.demo.closing_tables import closing
+from pacecar.commands.demo.closing_tables import closing, within_budget_after_seconds
 from pacecar.commands.demo.progress import (
     EVENTS_MAX,
     PLAIN_CELLS_MAX,
     RECENT_STEPS,
+    REST_SECONDS,
     DemoSetup,
     Progress,
+    RestDetector,
     event_line,
     plain_line,
     screen,
 )
-from pacecar.commands.demo.rest_detector import REST_SECONDS, RestDetector
-from pacecar.commands.demo.result import DemoLosses, DemoOverhead, Result
-from pacecar.commands.report.build import BuildOptions, build_report
-from pacecar.commands.report.document import Report
+from pacecar.commands.report.document import Report, ReportLosses
 from pacecar.commands.report.output.tables import changes_table, headline, ledger_table, stability_table
 from pacecar.commands.report.output.utilization_tables import trust_table
-from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.commands.report.reading.notices import Notice
 from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.quantities import percent
@@ -38,6 +36,7 @@ from pacecar.records import (
     Goodbye,
     JobHello,
     Knobs,
+    KnobSwitch,
     Ledger,
     Rung,
     StepRecord,
@@ -45,9 +44,9 @@ from pacecar.records import (
     Verdict,
     WhatIf,
 )
-from tests.commands.report.runs import tuned, untuned
+from tests.commands.report.runs import MS, report_of, tuned, untuned
 
-AROUND = DemoSetup(
+SETUP = DemoSetup(
     "20261121T000000Z-abcd",
     "http://127.0.0.1:9850/metrics",
     "runs/20261121T000000Z-abcd",
@@ -118,8 +117,8 @@ def busy() -> Progress:
 @pytest.mark.parametrize("colour", [False, True])
 def test_the_busiest_screen_fits_80_by_24(colour: bool) -> None:
     on = console(colour=colour)
-    text = shown(screen(busy(), AROUND, 83.0, on), on)
-    plain = shown(screen(busy(), AROUND, 83.0, console()), console())
+    text = shown(screen(busy(), SETUP, 83.0, on), on)
+    plain = shown(screen(busy(), SETUP, 83.0, console()), console())
     assert len(text.splitlines()) <= 24
     assert all(len(line) <= 80 for line in plain.splitlines())
     for part in ("199", "320.0 samples/s", "100.0 ms/step", "exposed communication 20.0 %", "micro_batch 4", "trial  "):
@@ -127,9 +126,9 @@ def test_the_busiest_screen_fits_80_by_24(colour: bool) -> None:
     assert "http://127.0.0.1:9850/metrics" in plain
 
 
-def test_before_the_first_step_the_screen_says_what_is_waited_for() -> None:
+def test_before_the_first_step_the_screen_shows_what_it_waits_for() -> None:
     on = console()
-    assert "starting" in shown(screen(Progress(), AROUND, 1.0, on), on)
+    assert "starting" in shown(screen(Progress(), SETUP, 1.0, on), on)
     assert "starting" in plain_line(Progress(), 1.0)
 
 
@@ -174,13 +173,13 @@ def test_bytes_are_written_as_people_write_them_and_missing_is_a_dash() -> None:
 @pytest.fixture(scope="module")
 def tuned_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """micro_batch 2 -> 4 was kept, and saves a fifth of the step."""
-    return build_report(find_inputs(tuned(tmp_path_factory.mktemp("runs") / "one")), BuildOptions()).report
+    return report_of(tuned(tmp_path_factory.mktemp("runs") / "one"))
 
 
-def closed(report: Report, on: Console | None = None, **own: Any) -> str:
+def closed(report: Report, on: Console | None = None, settled_ratio: float | None = None) -> str:
     on = on or console()
-    result = Result(report=report, losses=DemoLosses(first=5.5, last=2.0), **own)
-    return shown(closing(result, report, {"result": "runs/x/result.json"}, on), on)
+    report = structs.replace(report, losses=ReportLosses(first=5.5, last=2.0))
+    return shown(closing(report, settled_ratio, {"report": "runs/x/report.json"}, on), on)
 
 
 def test_the_closing_fits_80_columns_and_has_the_reports_tables(tuned_report: Report) -> None:
@@ -196,7 +195,7 @@ def test_the_closing_fits_80_columns_and_has_the_reports_tables(tuned_report: Re
         assert table.name in words
         for row in table.rows:
             assert all(cell in words for cell in row if " " not in cell), row
-    for part in ("+25.0 %", "micro_batch: kept", "5.500 -> 2.000", "runs/x/result.json"):
+    for part in ("+25.0 %", "micro_batch: kept", "5.500 -> 2.000 nats", "- -> - bits per byte", "runs/x/report.json"):
         assert part in text
 
 
@@ -222,7 +221,7 @@ def test_the_widest_change_is_folded_and_not_cut(tuned_report: Report, knob: str
     assert "back" in text
 
 
-def test_a_trial_without_a_verdict_is_open_its_gain_a_dash_and_what_is_not_there_has_no_table(
+def test_a_trial_without_a_verdict_is_open_and_missing_bounds_have_no_table(
     tuned_report: Report,
 ) -> None:
     trial = structs.replace(
@@ -240,42 +239,64 @@ def test_where_the_terminal_has_ascii_only_nothing_else_is_printed(tuned_report:
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     on = Console(file=ascii_only, width=80, color_system=None)
     closed(tuned_report, on).encode("ascii")
-    on.print(closing(Result(report=tuned_report), tuned_report, {}, on))
+    on.print(closing(tuned_report, None, {}, on))
     assert "micro_batch 2 -> 4" in closed(tuned_report, on)
 
 
-def test_no_gain_and_what_was_wrong_with_the_records_are_said_plainly(tuned_report: Report, tmp_path: Path) -> None:
+def test_missing_gains_and_damaged_records_are_stated(tuned_report: Report, tmp_path: Path) -> None:
     lost = structs.replace(tuned_report, notices=(Notice("rank1.jsonl", "line 5: not a record", 2, True),))
     assert "lost: rank1.jsonl: line 5: not a record (2 such)" in closed(lost)
     for kept, steps, words in ((False, 200, "Nothing proved better"), (True, 5, "too early to compare")):
         folder = tuned(tmp_path / str(steps), steps=steps, kept=kept)
-        assert words in closed(build_report(find_inputs(folder), BuildOptions()).report)
-    assert "No knob was turned" in closed(build_report(find_inputs(untuned(tmp_path / "un")), BuildOptions()).report)
+        assert words in closed(report_of(folder))
+    assert "No knob was turned" in closed(report_of(untuned(tmp_path / "un")))
 
 
 @pytest.mark.parametrize(
-    ("overhead", "said"),
+    ("ratio", "settled", "more", "said"),
     [
-        (DemoOverhead(0.0099, 90.0), None),
-        (DemoOverhead(0.013, 100.0, 0.007), "start and trials are paid back after 100 s more of training"),
-        (DemoOverhead(0.01003, 99.0, 0.009), "start and trials are paid back after 3.0 s more of training"),
-        (DemoOverhead(0.013, 100.0, 0.012), "it goes on over its budget, with 1.20 % of late"),
-        (DemoOverhead(0.013, 100.0), "too early to say"),
+        (0.0099, None, 0.0, None),
+        (0.012, 0.006, 10.0, "within its budget after 10 s more of training"),
+        (0.0104, 0.006, 2.0, "within its budget after 2.0 s more of training"),
+        (0.013, 0.012, None, "still above its budget: 1.20 % since the last switch"),
+        (0.013, None, None, "too early to say"),
+        (None, None, None, None),
     ],
 )
-def test_what_pacecar_cost_stands_beside_its_budget_and_over_it_with_the_time_by_which_it_is_paid(
-    tuned_report: Report, overhead: DemoOverhead, said: str | None
+def test_an_overhead_above_its_budget_stands_with_the_time_until_it_is_within(
+    tuned_report: Report, ratio: float | None, settled: float | None, more: float | None, said: str | None
 ) -> None:
-    report = structs.replace(
-        tuned_report, overhead=structs.replace(tuned_report.overhead, ratio=overhead.ratio, budget_ratio=0.01)
-    )
-    text = closed(report, overhead=overhead, overhead_budget=0.01)
-    word = "within" if overhead.ratio <= 0.01 else "over"
-    digits = 3 if overhead.ratio == 0.01003 else 2
-    assert f"{overhead.ratio * 100:.{digits}f} % of wall time, {word} the {1:.{digits}f} %" in text
+    overhead = structs.replace(tuned_report.overhead, ratio=ratio, budget_ratio=0.01)
+    ranks = [structs.replace(rank, steps=200, step_mean_ns=100 * MS) for rank in tuned_report.ranks]  # 20 s
+    report = structs.replace(tuned_report, overhead=overhead, ranks=tuple(ranks))
+    assert within_budget_after_seconds(report, settled) == (None if more is None else pytest.approx(more))
+    text = closed(report, settled_ratio=settled)
     assert said is None or said in text
     assert ("\noverhead  " in text) is (said is not None)
-    assert "paid back" not in closed(report, overhead=overhead)
+
+
+def costly(costs_ns: dict[int, int], switches: tuple[int, ...]) -> Progress:
+    """Two ranks of 100 steps of 100 ms; from each key of `costs_ns` on, a step costs that much."""
+    progress = Progress()
+    for rank in (0, 1):
+        total_ns = cost_ns = 0
+        for number in range(1, 101):
+            cost_ns = costs_ns.get(number, cost_ns)
+            total_ns += cost_ns
+            totals = Ledger(wall_ns=number * 100 * MS, unknown_ns=number * 100 * MS)
+            progress.add([structs.replace(a_step(rank, number), totals=totals, total_overhead_ns=total_ns)])
+            if number in switches:
+                knobs = Knobs(epoch=number, values={"micro_batch": number})
+                progress.add([KnobSwitch(job="j", rank=rank, decision=1, epoch=number, step=number, knobs=knobs,
+                                         duration_ns=1)])  # fmt: skip
+    return progress
+
+
+def test_the_overhead_since_the_last_switch_leaves_start_up_and_the_switch_out() -> None:
+    progress = costly({1: 20 * MS, 11: MS // 2}, (5, 12))
+    assert progress.settled_overhead_ratio() == pytest.approx(0.005)
+    assert costly({1: MS}, ()).settled_overhead_ratio() is None, "start-up is still in it"
+    assert costly({1: MS}, (12, 90)).settled_overhead_ratio() is None, "0.8 s are too short to tell"
 
 
 def a_trial(number: int) -> Decision:
@@ -301,13 +322,13 @@ def test_the_trial_under_way_is_on_the_screen_with_its_bounds_and_then_its_verdi
     progress.add(a_step(0, number) for number in range(1, 40))
     detail = "micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 % so far (10.0 .. 50.0 %)"
     progress.add([a_trial(1), a_status("trial", detail)])
-    text = shown(screen(progress, AROUND, 5.0, on), on)
+    text = shown(screen(progress, SETUP, 5.0, on), on)
     assert "trial     micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 %" in text
     assert "(10.0 .. 50.0 %)" in text
     assert plain_line(progress, 5.0) == f"0:05  step 250  {detail}"
     progress.add([a_verdict(1), a_status("watching")])
     assert progress.trial is None
-    text = shown(screen(progress, AROUND, 5.0, on), on)
+    text = shown(screen(progress, SETUP, 5.0, on), on)
     assert "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)" in text
     assert "1.00 x the start" in text
     assert "overhead  0.00 % of the time so far, 1.0 % allowed" in text
@@ -318,7 +339,7 @@ def test_a_screen_may_be_wide_and_what_the_tuner_says_too_long(width: int) -> No
     progress = busy()
     progress.add([a_status("watching", "nothing near it is better; " * 40)])
     wide = Console(file=io.StringIO(), width=width, height=24, color_system=None)
-    lines = shown(screen(progress, AROUND, 5.0, wide), wide).splitlines()
+    lines = shown(screen(progress, SETUP, 5.0, wide), wide).splitlines()
     assert len(lines) <= 24
     assert max(len(line) for line in lines) <= width
 
@@ -338,17 +359,17 @@ def test_lines_of_a_log_are_short_and_events_are_bounded() -> None:
     assert len(progress.events) == EVENTS_MAX
 
 
-def test_where_the_price_of_a_window_keeps_the_ledger_unknown_that_is_said() -> None:
+def test_a_ledger_that_waits_for_an_expensive_window_says_so() -> None:
     progress = Progress()
     unknown = Ledger(wall_ns=100_000_000, unknown_ns=99_000_000, host_bound_ns=1_000_000)
-    dear = structs.replace(a_step(0, 1), ledger=unknown, uncalibrated="price", window_price_ns=417_000_000)
-    progress.add([dear])
+    expensive = structs.replace(a_step(0, 1), ledger=unknown, uncalibrated="price", window_price_ns=417_000_000)
+    progress.add([expensive])
     said = "a window of 417 ms is not earned yet"
     assert said in plain_line(progress, 9.0)
-    assert said in shown(screen(progress, AROUND, 9.0, console()), console())
+    assert said in shown(screen(progress, SETUP, 9.0, console()), console())
     progress.add([structs.replace(a_step(0, 2), uncalibrated=None, window_price_ns=None)])
     assert said not in plain_line(progress, 10.0)
-    assert said not in shown(screen(progress, AROUND, 10.0, console()), console())
+    assert said not in shown(screen(progress, SETUP, 10.0, console()), console())
 
 
 def resting(*, cost_ns: int = 0) -> Progress:
@@ -365,7 +386,7 @@ def test_the_demo_ends_when_something_was_kept_and_nothing_is_tried_for_a_while(
     assert rest.is_over(progress, 100.0 + REST_SECONDS)
 
 
-def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
+def test_another_trial_or_search_restarts_the_rest() -> None:
     rest, progress = RestDetector(0.01), resting()
     assert not rest.is_over(progress, 0.0)
     progress.add([a_trial(2), a_status("trial")])
@@ -377,7 +398,7 @@ def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
     assert rest.is_over(progress, 4 * REST_SECONDS)
 
 
-def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
+def test_a_tuner_that_found_nothing_or_is_above_its_budget_does_not_rest() -> None:
     nothing = Progress()
     nothing.add([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
     owing = resting(cost_ns=LEDGER.wall_ns // 50)
@@ -385,16 +406,13 @@ def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
         rest = RestDetector(0.01)
         assert not rest.is_over(progress, 0.0)
         assert not rest.is_over(progress, 100 * REST_SECONDS)
-    assert rest.is_over(resting(cost_ns=LEDGER.wall_ns // 200), 101 * REST_SECONDS), "paid meanwhile"
+    assert rest.is_over(resting(cost_ns=LEDGER.wall_ns // 200), 101 * REST_SECONDS), "back within the budget"
 
 
-MS = 1_000_000
-
-
-def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_promise(tuned_report: Report) -> None:
+def test_the_closing_lists_the_what_if_bounds_largest_first_as_no_promises(tuned_report: Report) -> None:
     rungs = (
-        Rung("communication_hidden", 64 * MS, 0.2, Bound.REST),
-        Rung("all", 40 * MS, 0.5, Bound.COMPUTE),
+        Rung("at_most_communication_hidden", 64 * MS, 0.2, Bound.REST),
+        Rung("at_most_all", 40 * MS, 0.5, Bound.COMPUTE),
     )
     ladder = WhatIf(
         job="j", of_rank=None, step=9, wall_ns=1, steps=120, pace_ns=80 * MS, source="estimate",

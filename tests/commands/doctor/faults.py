@@ -1,4 +1,4 @@
-"""Every fault that a rule knows, planted one by one: the machine that it is planted in, the edit, what must be found.
+"""One planted fault for each condition of each rule: the machine, the edit, and the expected finding.
 
 A fault that brings another with it names both; everything else found beside it is a mistake of the doctor's.
 """
@@ -26,6 +26,7 @@ from tests.commands.doctor.machine import (
     tcp_node,
     workstation,
 )
+from tests.kit.ras_server import ras_answer
 
 
 class Fault(NamedTuple):
@@ -36,7 +37,7 @@ class Fault(NamedTuple):
     plant: Callable[[Machine], object]
     also: frozenset[str] = frozenset()
     shows: str = ""
-    """A text that the evidence must have."""
+    """A text that the evidence must contain."""
 
 
 def variable(name: str, value: str) -> Callable[[Machine], object]:
@@ -88,6 +89,10 @@ def script(old: str, new: str) -> Callable[[Machine], object]:
     return plant
 
 
+def ras(answer: bytes) -> Callable[[Machine], object]:
+    return lambda machine: setattr(machine, "ras", (answer, answer))
+
+
 def log(old: str, new: str) -> Callable[[Machine], object]:
     assert old in LOG
     return lambda machine: setattr(machine, "log", LOG.replace(old, new))
@@ -98,7 +103,7 @@ def both(*plants: Callable[[Machine], object]) -> Callable[[Machine], object]:
 
 
 def known(*gpus: int) -> Callable[[Machine], object]:
-    """The daemon has seen these boards of the recorded driver, and one more with each number above 7."""
+    """The daemon has recorded these boards; numbers above 7 are additional ones."""
 
     def plant(machine: Machine) -> None:
         machine.known_gpus = [
@@ -162,7 +167,7 @@ def load(*, of_five_minutes: float) -> Callable[[Machine], object]:
 
 
 def on_processors(ranks: int, **changes: object) -> Callable[[Machine], object]:
-    """The job computes on the processors of a machine without GPUs, and its script says nothing of interest."""
+    """The job runs on the CPUs of a machine without GPUs, with an empty script."""
 
     def plant(machine: Machine) -> None:
         known = {"device": "cpu", "backend": "gloo", "world_size": ranks, "arithmetic": None} | changes
@@ -219,7 +224,7 @@ FAULTS = (
     Fault("gpu-fabric-misconfigured", h100_node, board(fabric=Fabric(3, 0, "", 0, 0x400)), shows="(no partition)"),
     Fault("gpu-fabric-degraded", h100_node, board(fabric=Fabric(3, 0, "", 0, 0x15)), shows="route unhealthy"),
     Fault("gpu-fabric-degraded", h100_node, board(fabric=Fabric(3, 0, "", 0, None, 3)), shows="limited capacity"),
-    Fault("gpu-memory-failed", h100_node, board(sram_over_threshold=True), shows="than the maker allows"),
+    Fault("gpu-memory-failed", h100_node, board(sram_over_threshold=True), shows="than NVIDIA allows"),
     Fault("gpu-fabric-unready", h100_node, board(fabric=Fabric(3, 999, "", 0, 0)), shows="error 999"),
     Fault("gpu-p2p-off", workstation, lambda machine: machine.peers.update({(0, 1): 4}), shows="registry key"),
     Fault("gpu-p2p-off", h100_node, lambda machine: machine.peers.update({(2, 5): 5}), shows="not supported"),
@@ -275,6 +280,16 @@ FAULTS = (
     Fault("log-warnings", h100_node,
           log("NCCL INFO Connected", "NCCL WARN Call to ibv_reg_mr failed\nNCCL INFO Connected"),
           shows="ibv_reg_mr"),
+    Fault("log-slow-init", h100_node,
+          log("NCCL INFO Connected all rings",
+              "NCCL INFO Init timings - ncclCommInitRank: rank 0 nranks 16 total 41.52 (kernels 0.20, alloc 0.10, "
+              "bootstrap 40.90, allgathers 0.01, topo 0.20, graphs 0.01, connections 0.09, rest 0.01)"),
+          shows="42 s, mostly bootstrap"),
+    Fault("ras-missing", h100_node, ras(ras_answer({0: 7, 1: 7}, missing={2: False, 3: True})), shows="(given up)"),
+    Fault("ras-missing", h100_node,
+          ras(ras_answer({0: 7}, missing={1: True}).replace(b"1001", b"-1").replace(b"10.0.0.1", b"unknown")),
+          shows="rank 1 (of an unknown process)"),
+    Fault("ras-behind", h100_node, ras(ras_answer({0: 7, 1: 7, 2: 6, 3: 7})), shows="rank 2 (pid 1002 on 10.0.0.2)"),
     # TCP
     Fault("net-tcp-buffers", tcp_node,
           both(measured_round_trip, file("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")),
@@ -315,7 +330,7 @@ FAULTS = (
     Fault("memlock-low", h100_node,
           lambda machine: machine.files.update({f"proc/{PID}/limits": "Max locked memory 8388608 8388608 bytes\n"}),
           shows="8 MiB"),
-    # what the machine has beside the job
+    # other load on the machine
     Fault("cpu-contended", h100_node, both(pressure("cpu", "some", 0.31), load(of_five_minutes=9)),
           shows="31% of the last minute"),
     Fault("cpu-contended", h100_node, load(of_five_minutes=40), shows="load over five minutes 40"),
@@ -348,7 +363,7 @@ FAULTS = (
           shows="in the background already"),
     Fault("job-checkpoint-notable", h100_node, job(checkpoint_ns=30 * MS), shows="3.0%"),
     Fault("job-fragmentation", h100_node, job(memory=FRAGMENTED), shows="3 retries"),
-    Fault("job-straggler", h100_node, said(STRAGGLER), shows="rank 1: throttled, 9.0 ms"),
+    Fault("job-straggler", h100_node, said(STRAGGLER), shows="rank 1: throttled compute, 9.0 ms"),
     Fault("job-gloo-on-gpu", h100_node, job(backend="gloo"), shows="gloo, on cuda:0"),
     Fault("job-fp32", h100_node, job(arithmetic="float32"), shows="float32"),
     Fault("job-tf32", h100_node, job(arithmetic="tf32"), shows="tf32"),

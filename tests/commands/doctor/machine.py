@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pacecar.commands.doctor.collect_facts import examine
+from pacecar.commands.doctor.collect_facts import collect_facts
 from pacecar.commands.doctor.host_access import HostAccess
 from pacecar.monitor.gpu.driver import (
     DriverMemory,
@@ -21,13 +21,16 @@ from pacecar.monitor.gpu.driver import (
     Fabric,
     FieldValue,
     GpuLostError,
+    Handle,
     Identity,
+    Instance,
     Number,
     RemoteLink,
     SramErrors,
     UnsupportedError,
 )
 from pacecar.monitor.gpu.known_gpus import KnownGpu
+from pacecar.nccl_ras import compare, parse_ras
 from pacecar.records import Bound, DeviceMemory, JobHello, Knobs, Ledger, Rung, StepRecord, Vitals, WhatIf
 from tests.kit.machines import MACHINES, Site, recording, write
 
@@ -54,7 +57,7 @@ def config(acs: int = 0) -> bytes:
 
 @dataclass
 class Board:
-    """What the driver says of one GPU."""
+    """One GPU, as the driver reports it."""
 
     address: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -78,7 +81,7 @@ class Board:
 
 
 class RecordedDriver:
-    """Those methods of `Nvml` that the doctor uses, answered from boards."""
+    """The methods of `Nvml` that the doctor uses, with answers from boards."""
 
     def __init__(self, boards: list[Board], peers: dict[tuple[int, int], int], *, missing: bool) -> None:
         self.boards, self.peers, self.missing = boards, peers, missing
@@ -129,6 +132,16 @@ class RecordedDriver:
     def processes(self, handle):
         return [DriverProcess(pid, None) for pid in self.boards[handle].pids]
 
+    def instance_slots(self, handle):
+        return 1
+
+    def instance_key(self, handle, slot):
+        return handle
+
+    def instance(self, handle, slot):
+        """Return the single MIG instance of a board, which has all its processes."""
+        return Instance(Handle(handle), 1, 0, f"MIG-{handle}", "MIG 7g.80gb")
+
     def sram_errors(self, handle):
         if self.boards[handle].sram_over_threshold is None:
             raise UnsupportedError("Not Supported (NVML error 3)", 3)
@@ -148,7 +161,7 @@ class RecordedDriver:
 
 @dataclass
 class Machine:
-    """A machine that can be written into a folder and looked at."""
+    """A machine that can be written to a folder for the doctor to read."""
 
     files: dict[str, str | bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -162,9 +175,11 @@ class Machine:
     run: dict[int, list[object]] | None = None
     pid: int | None = None
     round_trip_ns: int | None = None
+    ras: tuple[bytes, bytes] | None = None
+    """Two answers of NCCL's RAS."""
 
     def write(self, place: Path | Site) -> None:
-        """Lay it out in an empty folder, or in place of what stands at a site."""
+        """Write the machine to an empty folder, or replace the one at a site."""
         root = place.root if isinstance(place, Site) else place
         environ = "".join(f"{name}={value}\0" for name, value in self.environ.items())
         self.files.setdefault(f"proc/{PID}/environ", environ)
@@ -173,7 +188,7 @@ class Machine:
         else:
             write(root, self.files, self.links)
         if self.run is not None:
-            shutil.rmtree(root / "run", ignore_errors=True)  # the one before may have had more ranks
+            shutil.rmtree(root / "run", ignore_errors=True)  # the previous machine may have had more ranks
             (root / "run").mkdir()
             for rank, records in self.run.items():
                 lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
@@ -185,21 +200,22 @@ class Machine:
             if text is not None:
                 (root / name).write_text(text)
 
-    def places(self, root: Path) -> HostAccess:
+    def access(self, root: Path) -> HostAccess:
         driver = RecordedDriver(self.boards, self.peers, missing=self.driver_missing)
         for folder in ("proc", "sys", "etc", "home"):
             (root / folder).mkdir(exist_ok=True)
         return HostAccess(
             root / "proc", root / "sys", root / "etc", root / "home", self.environ,
-            driver,  # type: ignore[arg-type]  # it answers what the doctor asks
+            driver,  # type: ignore[arg-type]  # a stand-in with the methods that the doctor calls
             self.pid, known_gpus=root / "known.json",
+            ras=None if self.ras is None else lambda: compare(*map(parse_ras, self.ras or ())),
         )  # fmt: skip
 
-    def examine(self, place: Path | Site):
+    def collect_facts(self, place: Path | Site):
         self.write(place)
         root = place.root if isinstance(place, Site) else place
-        return examine(
-            self.places(root),
+        return collect_facts(
+            self.access(root),
             host=HOST,
             round_trip_ns=self.round_trip_ns,
             run=None if self.run is None else root / "run",
@@ -270,7 +286,7 @@ def add_job(machine: Machine, interface: str | None = None) -> None:
 
 
 def records(rank: int, **changes) -> list[object]:
-    """Return what a healthy rank writes; `changes` are fields of its records, and `ledger` shares of the step in ms."""
+    """Return the records of a healthy rank; `changes` replace fields, and `ledger` has shares of the step in ms."""
     parts = {"compute": 90, "exposed_communication": 4, "data_wait": 0, "host_bound": 5, "unknown": 1}
     parts |= changes.pop("ledger", {})
     wall = sum(parts.values()) * MS
@@ -301,7 +317,7 @@ def records(rank: int, **changes) -> list[object]:
         total_checkpoints=1, total_checkpoint_ns=changes.pop("checkpoint_ns", 5 * MS),
     )  # fmt: skip
     rungs = tuple(
-        Rung(name=name, step_ns=int(wall * (1 - gain)), gain_ratio=gain, bound=Bound.COMPUTE)
+        Rung(name=f"at_most_{name}", step_ns=int(wall * (1 - gain)), gain_ratio=gain, bound=Bound.COMPUTE)
         for name, heading in RUNGS.items()
         for gain in (parts[heading] * MS / wall,)
     )
@@ -323,7 +339,7 @@ def h100_node() -> Machine:
 
 
 def tcp_node() -> Machine:
-    """2 A100 on NVLink bridges, no RDMA: gradients go over 100 Gbit/s Ethernet, set up for it."""
+    """2 A100 on NVLink bridges, no RDMA: gradients go over 100 Gbit/s Ethernet, which is well configured."""
     machine = recorded("tcp_node")
     for index in range(2):
         machine.boards.append(Board(gpu_path(index).rpartition("/")[2], "NVIDIA A100-SXM4-80GB", (8, 0)))

@@ -34,7 +34,7 @@ def draw(path: Path) -> None:
     for rule in SHOWN:
         next(fault for fault in FAULTS if fault.rule == rule).plant(machine)
     with tempfile.TemporaryDirectory() as folder:
-        facts = machine.examine(Path(folder))
+        facts = machine.collect_facts(Path(folder))
         judgement = judge(facts)
     findings = tuple(
         dataclasses.replace(

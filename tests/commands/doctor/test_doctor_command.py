@@ -1,4 +1,4 @@
-"""The command on this machine: exit codes for scripts, JSON that is whole, wrong use that is named, nothing changed."""
+"""The command on this machine: exit codes, JSON, usage errors, terminal output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_exit_codes_follow_fail_on():
         (("--run", "/no/such/folder"), "/no/such/folder"),
         (("--script", "/no/such/train.py"), "/no/such/train.py"),
         (("--nccl-log", "/no/such/log"), "/no/such/log"),
-        (("--script", "/"), "there is no such file"),
+        (("--script", "/"), "no such file"),
         (("--pid", "999999999"), "999999999"),
         (("--pid", "0"), "--pid"),
         (("--fail-on", "always"), "always"),
@@ -97,7 +97,7 @@ def test_what_was_named_and_is_malformed_gives_the_rest_and_exit_3(tmp_path):
     assert done.returncode == 3
     document = json.loads(done.stdout)
     unreadable = "\n".join(document["unreadable"])
-    for part in ("rank0.jsonl: 1 of 1 lines", "train.py:1", "no line of it is NCCL's"):
+    for part in ("rank0.jsonl: 1 of 1 lines", "train.py:1", "no NCCL lines"):
         assert part in unreadable
     assert document["inventory"]["cpu"]["cpus"] == os.cpu_count()
     piped = doctor("--fail-on", "never", "--run", str(tmp_path / "run"))
@@ -157,7 +157,7 @@ def test_everything_of_a_finding_is_on_the_screen(tmp_path):
     for fault in FAULTS:
         if fault.rule in ("nccl-ib-disabled", "job-exposed-communication"):
             fault.plant(machine)
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     judgement = judge(facts)
     text = " ".join(rendered(facts, judgement, width=400).split())
     for finding in judgement.findings:
@@ -173,14 +173,14 @@ def test_a_range_has_no_gap_that_is_told_otherwise(tmp_path):
     machine = h100_node()
     for rule in ("nccl-ib-disabled", "rdma-port-slow"):
         next(fault for fault in FAULTS if fault.rule == rule).plant(machine)
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     text = " ".join(rendered(facts, judge(facts), width=400).split())
     assert "mlx5_0 port 1, mlx5_1 port 1, mlx5_2 port 1 and 4 more: ACTIVE, 400 Gbit/s" in text
     assert "mlx5_5 port 1: ACTIVE, 200 Gbit/s" in text
 
 
 def test_marks_in_what_people_wrote_are_text(tmp_path):
-    facts = h100_node().examine(tmp_path)
+    facts = h100_node().collect_facts(tmp_path)
     evidence = tuple(FindingEvidence(f"[bold]{n}", f"[link=file:///]{n}[/]", "[red]x") for n in range(EVIDENCE_MAX + 5))
     finding = Finding(
         "x", Severity.INFO, "[title]", "[why]", evidence, "[do]", Gain(0.5, "[b]"), FindingSource("[d]", "[s]")
@@ -191,7 +191,7 @@ def test_marks_in_what_people_wrote_are_text(tmp_path):
 
 
 def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
-    facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb", "c\u202ed\udc80"))
+    facts = dataclasses.replace(h100_node().collect_facts(tmp_path), unreadable=("a\x1b[2Jb", "c\u202ed\udc80"))
     evidence = (FindingEvidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
     finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, FindingSource("d", "s"))
     text = rendered(facts, Judgement((finding,), 1, {}))
@@ -204,7 +204,7 @@ def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
 def test_the_screen_is_the_same_however_it_is_printed(tmp_path, capsys):
     from rich.console import Console
 
-    facts = h100_node().examine(tmp_path)
+    facts = h100_node().collect_facts(tmp_path)
     render(facts, judge(facts), Console(width=100))
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("Nothing found.  (")

@@ -1,4 +1,4 @@
-"""The page says what the rules, the options and the document are."""
+"""docs/doctor.md lists the current rules, options and fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_option_is_described():
 def test_every_key_of_the_document_is_described(tmp_path):
     machine = h100_node()
     FAULTS[0].plant(machine)
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     document = as_document(facts, judge(facts))
     described = set(re.findall(r"`(\w+)`", TEXT[TEXT.index("## JSON") : TEXT.index("## Findings")]))
     keys = {*document, *document["findings"][0], *document["findings"][0]["evidence"][0], "at_most_ratio", "basis"}

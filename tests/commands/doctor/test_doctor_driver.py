@@ -1,4 +1,4 @@
-"""A driver that fails, lacks things or hangs costs its own facts only; and the real pynvml answers what is asked."""
+"""A driver that fails, lacks functions or hangs loses only its own facts; pynvml has all functions that are used."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class FailingDriver(RecordedDriver):
 
 
 def look(driver, **options):
-    looker = FactReader(HostAccess(nvml=driver))
-    return read_gpus(looker, **options), looker
+    reader = FactReader(HostAccess(nvml=driver))
+    return read_gpus(reader, **options), reader
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_whichever_call_fails_the_other_gpus_are_read(error):
     while True:
         fail_at += 1
         driver = FailingDriver(boards, fail_at, error)
-        gpus, looker = look(driver)
+        gpus, reader = look(driver)
         if driver.calls < fail_at:
             break
         assert driver.stops == 1, "the library is let go of, whatever happened"
         lost = [gpu for gpu in gpus.boards if gpu.lost is not None]
-        assert len(gpus.working) >= 2 or looker.unreadable
-        assert len(gpus.working) + len(lost) == 3 or looker.unreadable, "a GPU that is left out is named"
+        assert len(gpus.working) >= 2 or reader.unreadable
+        assert len(gpus.working) + len(lost) == 3 or reader.unreadable, "a GPU that is left out is named"
         assert all(gpu.name and gpu.memory_bytes != 0 for gpu in gpus.working)
         if isinstance(error, GpuLostError):
-            assert lost or looker.unreadable
+            assert lost or reader.unreadable
         elif not isinstance(error, UnsupportedError):
-            assert looker.unreadable, "an error that means nothing is never passed over"
+            assert reader.unreadable, "an error that means nothing is never passed over"
     assert fail_at > 100
 
 
@@ -82,9 +82,9 @@ def test_an_identity_that_is_refused_costs_one_gpu_and_names_it():
                 raise NvmlError("Insufficient Permissions", 4)
             return super().identity(handle)
 
-    gpus, looker = look(Nameless(h100_node().boards, {}, missing=False))
+    gpus, reader = look(Nameless(h100_node().boards, {}, missing=False))
     assert [gpu.index for gpu in gpus.working] == [0, 2, 3, 4, 5, 6, 7]
-    assert any("GPU 1" in note for note in looker.unreadable)
+    assert any("GPU 1" in note for note in reader.unreadable)
 
 
 def test_a_gpu_that_hangs_is_named_within_the_deadline_and_the_ones_before_it_are_there():
@@ -97,12 +97,12 @@ def test_a_gpu_that_hangs_is_named_within_the_deadline_and_the_ones_before_it_ar
             return super().memory(handle)
 
     began = time.monotonic()
-    gpus, looker = look(Hanging(h100_node().boards, {}, missing=False), answer_seconds=0.3)
+    gpus, reader = look(Hanging(h100_node().boards, {}, missing=False), answer_seconds=0.3)
     release.set()
     assert time.monotonic() - began < 5
     assert [gpu.index for gpu in gpus.working] == [0, 1]
     assert [gpu.index for gpu in gpus.boards if gpu.lost] == [2]
-    assert any("no answer within 0.3 s" in note for note in looker.unreadable)
+    assert any("no answer within 0.3 s" in note for note in reader.unreadable)
 
 
 def test_a_driver_that_hangs_before_it_tells_of_a_gpu_is_no_machine_without_gpus(tmp_path):
@@ -112,24 +112,24 @@ def test_a_driver_that_hangs_before_it_tells_of_a_gpu_is_no_machine_without_gpus
         def start(self):
             release.wait(30)
 
-    gpus, looker = look(Hanging(h100_node().boards, {}, missing=False), answer_seconds=0.2)
+    gpus, reader = look(Hanging(h100_node().boards, {}, missing=False), answer_seconds=0.2)
     release.set()
     assert gpus.absent == "no answer within 0.2 s"
     assert gpus.boards == ()
-    assert any("no answer within 0.2 s" in note for note in looker.unreadable)
+    assert any("no answer within 0.2 s" in note for note in reader.unreadable)
 
 
 def test_zero_is_a_measurement_and_missing_is_missing(tmp_path):
     machine = h100_node()
     for board in machine.boards:
         board.numbers = dict.fromkeys(board.numbers, 0)
-    gpu = machine.examine(tmp_path).gpus.boards[0]
+    gpu = machine.collect_facts(tmp_path).gpus.boards[0]
     assert (gpu.clock_sm, gpu.power_limit, gpu.is_persistent, gpu.has_mig) == (0, 0, False, False)
     (tmp_path / "second").mkdir()
     for board in machine.boards:
         board.numbers = {}
         board.fields = {}
-    facts = machine.examine(tmp_path / "second")
+    facts = machine.collect_facts(tmp_path / "second")
     gpu = facts.gpus.boards[0]
     assert (gpu.clock_sm, gpu.power_limit, gpu.is_persistent, gpu.has_mig, gpu.remap_pending) == (None,) * 5
     assert judge(facts).findings == ()

@@ -1,4 +1,4 @@
-"""Each planted fault is found, with its evidence, and nothing else; healthy machines have no finding at all."""
+"""The doctor finds exactly the planted fault, with evidence, and nothing on healthy machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEALTHY = {"h100": h100_node, "tcp": tcp_node, "workstation": workstation, "no g
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory):
-    """Machine -> where it stands with one fault after the other."""
+    """Machine -> the folder in which its faults are planted one after the other."""
     return {machine: Site(tmp_path_factory.mktemp("site")) for machine in HEALTHY.values()}
 
 
@@ -28,7 +28,7 @@ def test_nothing_is_found_on_a_healthy_machine(name, is_bare, sites):
     machine = HEALTHY[name]()
     if is_bare:
         machine.run = machine.script = machine.log = machine.pid = None
-    facts = machine.examine(sites[HEALTHY[name]])
+    facts = machine.collect_facts(sites[HEALTHY[name]])
     judgement = judge(facts)
     assert [finding.id for finding in judgement.findings] == []
     assert facts.unreadable == ()
@@ -39,7 +39,7 @@ def test_nothing_is_found_on_a_healthy_machine(name, is_bare, sites):
 def test_the_planted_fault_is_found_and_nothing_else(fault: Fault, sites):
     machine = fault.machine()
     fault.plant(machine)
-    facts = machine.examine(sites[fault.machine])
+    facts = machine.collect_facts(sites[fault.machine])
     judgement = judge(facts)
     assert facts.unreadable == ()
     assert judgement.failed == ()
@@ -71,7 +71,7 @@ def test_the_worst_findings_come_first_and_larger_gains_before_smaller_ones(site
     for fault in FAULTS:
         if fault.rule in ("gpu-persistence-off", "gpu-power-cap", "nccl-ib-disabled", "job-host-bound"):
             fault.plant(machine)
-    findings = judge(machine.examine(sites[h100_node])).findings
+    findings = judge(machine.collect_facts(sites[h100_node])).findings
     ranks = [finding.severity.rank for finding in findings]
     assert ranks == sorted(ranks, reverse=True)
     assert findings[0].severity is Severity.CRITICAL
@@ -83,17 +83,17 @@ def test_gains_are_those_of_the_what_if_ladder(sites):
     machine = h100_node()
     fault = next(fault for fault in FAULTS if fault.rule == "job-exposed-communication")
     fault.plant(machine)
-    (finding,) = judge(machine.examine(sites[h100_node])).findings
+    (finding,) = judge(machine.collect_facts(sites[h100_node])).findings
     assert finding.gain is not None
     assert finding.gain.at_most_ratio == 30 / 126
-    assert "communication_hidden" in finding.gain.basis
+    assert "at_most_communication_hidden" in finding.gain.basis
 
 
 def test_without_a_ladder_no_gain_is_promised(sites):
     machine = h100_node()
     machine.run = None
     machine.environ["NCCL_IB_DISABLE"] = "1"
-    found = judge(machine.examine(sites[h100_node])).findings
+    found = judge(machine.collect_facts(sites[h100_node])).findings
     assert found[0].id == "nccl-ib-disabled"
     assert all(finding.gain is None for finding in found)
 
@@ -106,7 +106,7 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(sites):
     machine.environ["NCCL_IB_DISABLE"] = "1"
     rules = [RULES[0], *(rule for rule in RULES if rule.id == "nccl-ib-disabled")]
     rules[0] = type(rules[0])("broken", Severity.INFO, "t", "w", "machine", rules[0].source, broken)
-    judgement = judge(machine.examine(sites[h100_node]), rules)
+    judgement = judge(machine.collect_facts(sites[h100_node]), rules)
     assert [finding.id for finding in judgement.findings] == ["nccl-ib-disabled"]
     assert "rule broken: KeyError" in judgement.failed[0]
 
@@ -117,7 +117,7 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(sites):
         ("job-exposed-communication", "watching", 'tune="lossy"'),
         ("job-exposed-communication", "bucket_bytes", 'tune="exact"'),
         ("job-data-wait", "loader_workers 1", "num_workers=7"),
-        ("job-data-wait", "loader_workers 8", "make a sample cheaper"),
+        ("job-data-wait", "loader_workers 8", "make samples cheaper"),
         ("job-checkpoint", "in the background already", "save less often"),
         ("job-checkpoint", "20.0%", "async_save"),
         ("cpu-omp-threads", "ranks on this machine 2", "OMP_NUM_THREADS=8"),
@@ -136,7 +136,7 @@ def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rul
     for fault in (fault for fault in FAULTS if fault.rule == rule):
         machine = fault.machine()
         fault.plant(machine)
-        found = next(f for f in judge(machine.examine(sites[fault.machine])).findings if f.id == rule)
+        found = next(f for f in judge(machine.collect_facts(sites[fault.machine])).findings if f.id == rule)
         if evidence in "\n".join(f"{e.what} {e.value} {e.where}" for e in found.evidence):
             commands.append(found.remedy)
     assert any(remedy in command for command in commands), commands
@@ -146,7 +146,7 @@ def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rul
     "plant",
     [
         both(load(of_five_minutes=15), pressure("cpu", "some", 0.05)),
-        # Tasks that wait for a disk count in the load; the pressure says that no processor is missing.
+        # Tasks that wait for a disk count in the load, but the pressure shows that processors are free.
         both(load(of_five_minutes=40), pressure("cpu", "some", 0.02)),
         pressure("memory", "some", 0.5),
         pressure("io", "some", 0.5),
@@ -160,14 +160,14 @@ def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rul
 def test_a_busy_machine_and_a_job_that_loses_little_are_left_alone(plant, sites):
     machine = h100_node()
     plant(machine)
-    judgement = judge(machine.examine(sites[h100_node]))
+    judgement = judge(machine.collect_facts(sites[h100_node]))
     assert [finding.id for finding in judgement.findings] == []
 
 
 def test_as_many_ranks_as_processors_are_not_too_many(sites):
     machine = no_gpu()
     on_processors(16)(machine)
-    assert [finding.id for finding in judge(machine.examine(sites[no_gpu])).findings] == []
+    assert [finding.id for finding in judge(machine.collect_facts(sites[no_gpu])).findings] == []
 
 
 @pytest.mark.parametrize("text", ["some avg10=x\n", "", "weather\n", "some avg10=1 avg60=? total=1\n"])
@@ -175,7 +175,7 @@ def test_a_malformed_pressure_is_named_and_nothing_else_is_lost(text, sites):
     machine = h100_node()
     machine.files["proc/pressure/cpu"] = text
     machine.files["proc/loadavg"] = "busy\n"
-    facts = machine.examine(sites[h100_node])
+    facts = machine.collect_facts(sites[h100_node])
     assert facts.cpus.pressure.cpu is None
     assert facts.cpus.load is None
     assert any("proc/pressure/cpu" in note for note in facts.unreadable)
@@ -185,7 +185,7 @@ def test_a_malformed_pressure_is_named_and_nothing_else_is_lost(text, sites):
 def test_a_shared_memory_without_a_size_is_half_of_the_memory(sites):
     machine = h100_node()
     machine.files[f"proc/{PID}/mounts"] = "shm /dev/shm tmpfs rw 0 0\n"
-    facts = machine.examine(sites[h100_node])
+    facts = machine.collect_facts(sites[h100_node])
     assert facts.limits.shared_memory_bytes is not None
     assert facts.limits.shared_memory_bytes.value == 2113513564 * 1024 // 2
     assert judge(facts).findings == ()

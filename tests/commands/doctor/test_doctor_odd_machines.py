@@ -1,4 +1,4 @@
-"""Machines that are healthy and not like an 8-GPU node: what is as it should be there is no finding."""
+"""Healthy machines unlike an 8-GPU node have no findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bare(machine: Machine) -> Machine:
 
 
 def found(machine: Machine, root) -> dict:
-    facts = machine.examine(root)
+    facts = machine.collect_facts(root)
     judgement = judge(facts)
     assert judgement.failed == ()
     assert facts.unreadable == ()
@@ -64,7 +64,7 @@ def grace_hopper() -> Machine:
 
 
 def cards_with_a_bridge() -> Machine:
-    """Four cards, two of them joined by a bridge; P2P is not for this chipset, so nothing else can join them."""
+    """Four cards, two of them joined by a bridge; the chipset does not support P2P."""
     machine = bare(workstation())
     machine.boards = [Board(gpu_path(n).rpartition("/")[2], "NVIDIA RTX A6000", (8, 6), links=[]) for n in range(4)]
     for n, board in enumerate(machine.boards):
@@ -78,7 +78,7 @@ def cards_with_a_bridge() -> Machine:
 
 
 def unbridged_consumer_cards() -> Machine:
-    """GeForce boards reach each other by no way at all, whatever the IOMMU does."""
+    """GeForce boards have neither NVLink nor P2P, whatever the IOMMU does."""
     machine = cards_with_a_bridge()
     for board in machine.boards:
         board.links, board.name = [], "NVIDIA GeForce RTX 4090"
@@ -106,7 +106,7 @@ def passed_through() -> Machine:
 
 
 def bond_and_bridges() -> Machine:
-    """Two cards in a bond, docker's bridge with its virtual cables, a dead port; NCCL is given the bond."""
+    """Two cards in a bond, docker's bridge with its virtual interfaces, a dead port; NCCL uses the bond."""
     machine = bare(tcp_node())
     for n in (1, 2):
         card = f"pci0000:00/0000:00:0{n + 2}.0/0000:0{n + 3}:00.0"
@@ -148,7 +148,7 @@ def spare_ports() -> Machine:
 
 
 def azure_like() -> Machine:
-    """A virtual machine whose Ethernet card shows a port that carries no RDMA; its owner knows."""
+    """A virtual machine whose Ethernet card has a port without RDMA, which the job disables."""
     machine = bare(tcp_node())
     machine.files["proc/cpuinfo"] = machine.files["proc/cpuinfo"].replace("fpu", "fpu hypervisor")  # type: ignore[union-attr,arg-type]
     machine.files |= {
@@ -161,7 +161,7 @@ def azure_like() -> Machine:
 
 
 def one_node_job() -> Machine:
-    """All ranks of the job are here: no byte goes over a network, whatever is said of it."""
+    """All ranks of the job are on this node, so network settings do not matter."""
     machine = h100_node()
     machine.log = None
     machine.environ["NCCL_IB_DISABLE"] = "1"
@@ -178,7 +178,7 @@ def dataclass_like(record, **changes):
 
 
 def old_peermem() -> Machine:
-    """The module that came before the driver's own."""
+    """The predecessor of the driver's own module."""
     machine = bare(h100_node())
     machine.remove("sys/module/nvidia_peermem")
     machine.files["proc/driver/nvidia/version"] = CLOSED_MODULE
@@ -187,7 +187,7 @@ def old_peermem() -> Machine:
 
 
 def user_clock() -> Machine:
-    """`userspace` is whatever clock somebody chose; tiering is no balancing between nodes; locked memory suffices."""
+    """`userspace` is a chosen clock; tiering does not balance between nodes; the locked memory suffices."""
     machine = bare(h100_node())
     for n in range(16):
         machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor"] = "userspace\n"
@@ -198,14 +198,14 @@ def user_clock() -> Machine:
 
 
 def lists_for_one_collective() -> Machine:
-    """Since NCCL 2.24 a list may be for broadcast alone, of which all-reduce knows nothing."""
+    """Since NCCL 2.24 a list may be for broadcast only, without effect on all-reduce."""
     machine = bare(h100_node())
     machine.environ |= {"NCCL_ALGO": "broadcast:ring", "NCCL_PROTO": "broadcast:LL"}
     return machine
 
 
 def pcie_sender() -> Machine:
-    """Without NVLink NCCL sends by way of the host on its own account, and a variable that says so changes nothing."""
+    """Without NVLink NCCL sends through the host anyway, so a variable that requests it changes nothing."""
     machine = h100_node()
     for board in machine.boards:
         board.links, board.fabric = [], Fabric(0, 0, "", 0, None)
@@ -247,10 +247,10 @@ def test_what_is_healthy_there_is_no_finding(machine, expected, tmp_path):
 
 
 def test_at_work_a_slow_pcie_link_is_a_finding_and_its_command_names_the_card(tmp_path):
-    """Also where a GPU before it could not be read, so that numbers and places differ."""
+    """Also if an earlier GPU is unreadable, so that numbers and list indices differ."""
     machine = bare(h100_node())
     machine.boards[6].numbers |= {Number.PCIE_GENERATION: 3, Number.PCIE_WIDTH: 8}
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     boards = tuple(gpu for gpu in facts.gpus.boards if gpu.index != 1)
     facts = dataclasses.replace(facts, gpus=dataclasses.replace(facts.gpus, boards=boards))
     (finding,) = judge(facts).findings
@@ -307,7 +307,7 @@ def test_workers_are_those_that_the_control_group_has_time_for(tmp_path):
     machine = h100_node()
     machine.files["sys/fs/cgroup/job/cpu.max"] = "600000 100000\n"
     machine.files["sys/fs/cgroup/cpu.max"] = "max 100000\n"
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     assert facts.cpus.quota == 6
     assert loader_workers(facts) == 2, "6 CPUs for 2 ranks, less one for each"
 

@@ -1,4 +1,4 @@
-"""What cannot be read is named and costs nothing else; what is odd in a file is no finding and no crash."""
+"""Unreadable files are reported and lose nothing else; odd contents cause neither findings nor crashes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 
 import pytest
 
-from pacecar.commands.doctor.collect_facts import examine
-from pacecar.commands.doctor.facts.log import LogError, read_log
+from pacecar.commands.doctor.collect_facts import collect_facts
+from pacecar.commands.doctor.facts.evidence import FactError
+from pacecar.commands.doctor.facts.log import read_log
 from pacecar.commands.doctor.facts.model import Seen
 from pacecar.commands.doctor.facts.pci import pci_key
-from pacecar.commands.doctor.facts.run import READ_BYTES, RunError, read_run
-from pacecar.commands.doctor.facts.script import ScriptError, read_script
+from pacecar.commands.doctor.facts.run import READ_BYTES, read_run
+from pacecar.commands.doctor.facts.script import read_script
 from pacecar.commands.doctor.rules.registry import judge
 from pacecar.commands.doctor.topology import distance, nearest, offers
 from pacecar.kernel_files.reader import KernelFiles
@@ -22,8 +23,8 @@ from tests.commands.doctor.machine import HOST, LOG, PID, SCRIPT, h100_node, rec
 class FailingFiles(KernelFiles):
     """Fails at the n-th read (1 is the first)."""
 
-    def __init__(self, places, fail_at):
-        super().__init__(places.proc, places.sys)
+    def __init__(self, access, fail_at):
+        super().__init__(access.proc, access.sys)
         self.fail_at, self.reads, self.failed = fail_at, 0, None
 
     def read(self, path):
@@ -39,9 +40,9 @@ def test_whichever_read_fails_is_named_and_nothing_is_found_because_of_it(tmp_pa
     machine.write(tmp_path)
     reads = 0
     for fail_at in range(1, 2000):
-        places = machine.places(tmp_path)
-        files = FailingFiles(places, fail_at)
-        facts = examine(dataclasses.replace(places, files=files), host=HOST)
+        access = machine.access(tmp_path)
+        files = FailingFiles(access, fail_at)
+        facts = collect_facts(dataclasses.replace(access, files=files), host=HOST)
         if files.failed is None:
             break
         reads += 1
@@ -61,7 +62,7 @@ def test_garbage_in_every_file_at_once_is_no_crash_and_blames_no_hardware(text, 
     machine = h100_node()
     machine.run = machine.script = machine.log = None
     machine.files = {name: text.encode("utf-8", "surrogatepass") for name in machine.files}
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     judgement = judge(facts)
     assert judgement.failed == ()
     assert {finding.id for finding in judgement.findings} <= {"shm-small"}
@@ -78,7 +79,7 @@ def bare(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", sorted({name.rpartition("/")[2] for name in h100_node().files}))
 def test_a_file_of_each_kind_that_cannot_be_read_is_named(kind, bare):
-    """A folder stands where a file should be: reading it fails as a broken file does, for root too."""
+    """A folder in place of a file: reading it fails like a broken file, even for root."""
     machine, root = bare
     names = [name for name in machine.files if name.endswith(f"/{kind}") and f"/self/{kind}" not in name]
     path = root / max(names, key=lambda name: (name.count("/"), name))  # of a card or the port above it: those are read
@@ -86,7 +87,7 @@ def test_a_file_of_each_kind_that_cannot_be_read_is_named(kind, bare):
     path.unlink()
     path.mkdir()
     try:
-        facts = examine(machine.places(root), host=HOST)
+        facts = collect_facts(machine.access(root), host=HOST)
         judgement = judge(facts)
         assert judgement.failed == ()
         assert judgement.findings == ()
@@ -101,7 +102,7 @@ def test_without_any_file_there_is_nothing_to_say(tmp_path):
     machine = h100_node()
     machine.files, machine.links, machine.boards = {}, {}, []
     machine.run = machine.script = machine.log = machine.pid = None
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     assert judge(facts).findings == ()
     assert facts.cpus.count is None
     assert facts.cpus.memory_bytes is None
@@ -113,7 +114,7 @@ def test_an_unreadable_environment_of_another_user_is_named_and_the_files_still_
     machine.write(tmp_path)
     (tmp_path / f"proc/{PID}/environ").unlink()
     (tmp_path / f"proc/{PID}/environ").mkdir()
-    facts = examine(machine.places(tmp_path), host=HOST)
+    facts = collect_facts(machine.access(tmp_path), host=HOST)
     assert [note for note in facts.unreadable if "environ" in note]
     assert "nccl-ib-disabled" in [finding.id for finding in judge(facts).findings]
 
@@ -124,7 +125,7 @@ def test_configuration_space_without_the_extended_part_is_limited_not_broken(tmp
         name: text[:64] if name.endswith("/config") and isinstance(text, bytes) else text
         for name, text in machine.files.items()
     }
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     assert facts.unreadable == ()
     assert len(facts.limited) == 1
     assert "only root" in facts.limited[0]
@@ -135,7 +136,7 @@ def test_variables_win_over_files_and_the_users_file_over_the_administrators(tmp
     machine.files["etc/nccl.conf"] = "# NCCL_PROTO=no\nNCCL_ALGO=Ring\nNCCL_PROTO=LL\nNCCL_DEBUG=INFO\n"
     machine.files["home/.nccl.conf"] = "NCCL_PROTO=LL128\nNCCL_DEBUG=TRACE\n"
     machine.environ["NCCL_DEBUG"] = "WARN"
-    values = machine.examine(tmp_path).settings.values
+    values = machine.collect_facts(tmp_path).settings.values
     assert values["NCCL_ALGO"] == Seen("Ring", f"{tmp_path}/etc/nccl.conf:2")
     assert values["NCCL_PROTO"].value == "LL128"
     assert values["NCCL_DEBUG"].where.endswith("environ")
@@ -145,7 +146,7 @@ def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
     machine = h100_node()
     machine.files[f"proc/{PID}/limits"] = "Max locked memory 8388608 8388608 bytes\n"
     machine.files[f"proc/{PID}/status"] = "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-7\n"
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     assert facts.limits.may_lock_all is True
     assert judge(facts).findings == ()
 
@@ -155,19 +156,19 @@ def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
 def test_a_variable_of_nccls_is_read_as_nccl_reads_it(value, is_on, tmp_path):
     machine = h100_node()
     machine.environ["NCCL_IB_DISABLE"] = value
-    assert ("nccl-ib-disabled" in [f.id for f in judge(machine.examine(tmp_path)).findings]) == is_on
+    assert ("nccl-ib-disabled" in [f.id for f in judge(machine.collect_facts(tmp_path)).findings]) == is_on
 
 
 def test_only_variables_that_a_rule_may_ask_for_are_kept(tmp_path):
     machine = h100_node()
     machine.environ |= {"AWS_SECRET_ACCESS_KEY": "hush", "PASSWORD": "hush", "CUDA_LAUNCH_BLOCKING": "1"}
-    facts = machine.examine(tmp_path)
+    facts = machine.collect_facts(tmp_path)
     assert "hush" not in repr(facts)
     assert facts.settings.is_on("CUDA_LAUNCH_BLOCKING")
 
 
 def test_the_topology_is_that_of_the_tree(tmp_path):
-    facts = h100_node().examine(tmp_path)
+    facts = h100_node().collect_facts(tmp_path)
     first, other, far = (facts.device_at(facts.gpus.boards[n].address) for n in (0, 1, 7))
     port = facts.device_at(facts.network.ports[0].address)
     ethernet = facts.device_at("0000:03:00.0")
@@ -192,7 +193,7 @@ def test_dma_buf_needs_the_open_module_and_its_kernel(tmp_path):
         machine.files["proc/sys/kernel/osrelease"] = kernel
         folder = tmp_path / kernel
         folder.mkdir()
-        facts = machine.examine(folder)
+        facts = machine.collect_facts(folder)
         assert offers(facts)["rdma"]["gpudirect"] == expected
         assert ("rdma-no-gpudirect" in [f.id for f in judge(facts).findings]) == (expected is None)
 
@@ -223,7 +224,7 @@ def test_a_channels_transport_is_known_in_the_forms_of_all_versions(line, transp
 
 def test_a_file_that_is_no_log_is_refused_by_name(tmp_path):
     (tmp_path / "log").write_text("epoch 1\nloss 0.5\n")
-    with pytest.raises(LogError, match="no line of it is NCCL's"):
+    with pytest.raises(FactError, match="no NCCL lines"):
         read_log(tmp_path / "log")
     (tmp_path / "log").write_bytes(b"\xff\xfe\n" + LOG.encode())
     assert read_log(tmp_path / "log")[0].version == "2.21.5+cuda12.4"
@@ -231,10 +232,10 @@ def test_a_file_that_is_no_log_is_refused_by_name(tmp_path):
 
 def test_a_script_that_does_not_parse_is_refused_with_its_line(tmp_path):
     (tmp_path / "train.py").write_text("import torch\nmodel = = 3\n")
-    with pytest.raises(ScriptError, match=r"train\.py:2"):
+    with pytest.raises(FactError, match=r"train\.py:2"):
         read_script(tmp_path / "train.py")
     (tmp_path / "train.py").write_bytes(b"\x00\x01")
-    with pytest.raises(ScriptError):
+    with pytest.raises(FactError):
         read_script(tmp_path / "train.py")
 
 
@@ -249,7 +250,7 @@ def test_what_a_script_computes_is_not_judged(line, tmp_path):
     machine = h100_node()
     machine.run = None
     machine.script = f"{SCRIPT}\n{line}\n"
-    assert judge(machine.examine(tmp_path)).findings == ()
+    assert judge(machine.collect_facts(tmp_path)).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -262,13 +263,13 @@ def test_what_a_script_computes_is_not_judged(line, tmp_path):
 )
 def test_ddp_is_found_by_whatever_name_it_was_imported(imported, tmp_path):
     (tmp_path / "train.py").write_text(imported)
-    assert len(read_script(tmp_path / "train.py").of("DistributedDataParallel")) == 1
+    assert len(read_script(tmp_path / "train.py")[0].of("DistributedDataParallel")) == 1
 
 
 def test_a_run_folder_without_records_is_refused_and_damaged_lines_are_counted(tmp_path):
-    with pytest.raises(RunError, match="no record of any rank"):
+    with pytest.raises(FactError, match="no record of any rank"):
         read_run(tmp_path)
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(FactError, match="cannot be read"):
         read_run(tmp_path / "nowhere")
     machine = h100_node()
     machine.write(tmp_path)
@@ -276,7 +277,7 @@ def test_a_run_folder_without_records_is_refused_and_damaged_lines_are_counted(t
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{broken\n", b"null\n", *lines[3:], b'{"type":"step","half']))
     run, notes = read_run(tmp_path / "run")
-    assert notes == (f"{path}: 2 of {len(lines) + 2} lines are no record and were left out",)
+    assert notes == (f"{path}: 2 of {len(lines) + 2} lines are not records and were left out",)
     assert run.steps == 40
     assert run.share("exposed_communication") == 0.04
 
@@ -323,7 +324,7 @@ def test_the_logs_host_is_known_behind_what_launchers_put_before_it(prefix, tmp_
 
 def test_a_script_that_nests_deeper_than_python_goes_is_refused_not_a_crash(tmp_path, recwarn):
     (tmp_path / "train.py").write_text(f"x = {'+'.join(['a'] * 600)}\n")
-    with pytest.raises(ScriptError, match=r"train\.py"):
+    with pytest.raises(FactError, match=r"train\.py"):
         read_script(tmp_path / "train.py")
     (tmp_path / "train.py").write_text("x = '\\d'\n")
     read_script(tmp_path / "train.py")
@@ -335,5 +336,5 @@ def test_a_pipe_among_the_ranks_is_not_waited_for(tmp_path):
     machine.write(tmp_path)
     os.mkfifo(tmp_path / "run/rank7.jsonl")
     run, notes = read_run(tmp_path / "run")
-    assert notes == (f"{tmp_path}/run/rank7.jsonl: no file",)
+    assert notes == (f"{tmp_path}/run/rank7.jsonl: not a file",)
     assert len(run.hellos) == 2

@@ -1,4 +1,4 @@
-"""Runs for the tests of the report: folders as hooks write them, with every number known."""
+"""Runs for the tests of report and demo: folders as hooks write them, with every number known, and their reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from pacecar.commands.report.build import BuildOptions, Built, build_report
+from pacecar.commands.report.document import Report
+from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.records import Decision, JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, Verdict
 
 MS = 1_000_000
@@ -133,3 +136,19 @@ def tuned(folder: Path, *, steps: int = 200, gain: float = 0.2, kept: bool = Tru
                     records.append(verdict(1, 99, "kept" if kept else "rolled_back", wall_ns=now))
         (folder / f"rank{rank}.jsonl").write_bytes(lines(records))
     return folder
+
+
+def append(folder: Path, rank: int, *records: JobRecord) -> None:
+    """Write more records of a rank."""
+    with (folder / f"rank{rank}.jsonl").open("ab") as stream:
+        stream.write(lines(records))
+
+
+def built(run: Path, **options: object) -> Built:
+    """Return the report of a run with its rates; `options` are those of `BuildOptions`."""
+    return build_report(find_inputs(run), BuildOptions(**options))  # type: ignore[arg-type]
+
+
+def report_of(run: Path, **options: object) -> Report:
+    """Return the report of a run."""
+    return built(run, **options).report

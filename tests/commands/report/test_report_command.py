@@ -35,7 +35,7 @@ def test_the_page_lies_in_the_run_folder_also_through_latest(folder: Path) -> No
     assert done.stdout == f"{folder}/report.html\n"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     assert not list(folder.glob(".report*")), "nothing half written is left"
-    # A second report reads the same run: the page is no record.
+    # A second report reads the same run: the page is not a record.
     assert run(latest).returncode == 0
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_run_is_reported_with_a_code_that_says_so(folder: Path) -> Non
     assert "Parts of the run are lost" in (folder / "report.html").read_text()
 
 
-def test_a_run_that_still_goes_on_is_no_damage(folder: Path) -> None:
+def test_a_run_in_progress_is_not_damaged(folder: Path) -> None:
     with (folder / "rank0.jsonl").open("ab") as stream:
         stream.write(b'{"type":"step","job":"j","ra')
     done = run(folder)
@@ -90,14 +90,14 @@ def test_a_run_that_still_goes_on_is_no_damage(folder: Path) -> None:
     [
         ([], 2, "give a run folder"),
         (["nowhere"], 1, "nowhere: no such run folder"),
-        (["one", "two"], 2, "--compare compares them"),
+        (["one", "two"], 2, "or --compare with several"),
         (["--compare", "one"], 2, "--compare needs two runs"),
         (["one", "--json", "--markdown"], 2, "not both"),
         (["one", "--epochs", "5"], 2, "--price-per-gpu-hour"),
         (["one", "--samples-per-epoch", "5"], 2, "--price-per-gpu-hour"),
         (["one", "--price-per-gpu-hour", "-1"], 2, "price-per-gpu-hour"),
-        (["one", "--price-per-gpu-hour", "nan"], 2, "nan is no price"),
-        (["one", "--price-per-gpu-hour", "inf"], 2, "inf is no price"),
+        (["one", "--price-per-gpu-hour", "nan"], 2, "nan is not a price"),
+        (["one", "--price-per-gpu-hour", "inf"], 2, "inf is not a price"),
         (["one", "--price-per-gpu-hour", "1", "--samples-per-epoch", "5", "--tokens-per-epoch", "5"], 2, "not both"),
         (["one", "--output", "no/such/folder/x.html"], 1, "no/such/folder"),
         (["one", "--job", "other"], 1, "no record of job 'other'; there are j"),
@@ -154,7 +154,7 @@ def test_a_large_run_takes_bounded_memory(few: int, many: int) -> None:
     assert peaks[1] < peaks[0] + 12, peaks
 
 
-def test_a_reader_who_leaves_early_is_no_traceback(folder: Path) -> None:
+def test_a_closed_pipe_causes_no_traceback(folder: Path) -> None:
     command = f"{sys.executable} -m pacecar report {folder} --json | head -c 10"
     root = str(Path(__file__).resolve().parents[3])
     done = subprocess.run(

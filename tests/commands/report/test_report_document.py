@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
-from pacecar.commands.report.build import BuildOptions, Built, build_report
 from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.document import Report
 from pacecar.commands.report.figures import Interval
@@ -24,7 +26,6 @@ from pacecar.commands.report.output.tables import (
     stability_table,
 )
 from pacecar.commands.report.output.utilization_tables import cost_table, ranks_table, trust_table, usage_table
-from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.commands.report.reading.notices import ReportError
 from pacecar.commands.report.reading.step_sums import BINS_MAX
 from pacecar.commands.report.sections.costs import Prices
@@ -39,14 +40,18 @@ from pacecar.records import (
     Straggler,
     TunerOrder,
     TunerStatus,
+    WhatIf,
 )
 from pacecar.run_statistics import WARMUP_STEPS
 from tests.commands.report.runs import (
     MS,
     START_NS,
+    append,
+    built,
     decision,
     hello,
     lines,
+    report_of,
     steady,
     step,
     switch,
@@ -54,19 +59,6 @@ from tests.commands.report.runs import (
     untuned,
     verdict,
 )
-
-
-def built(folder: Path, **options: object) -> Built:
-    return build_report(find_inputs(folder), BuildOptions(**options))  # type: ignore[arg-type]
-
-
-def report_of(folder: Path, **options: object) -> Report:
-    return built(folder, **options).report
-
-
-def append(folder: Path, rank: int, *records: JobRecord) -> None:
-    with (folder / f"rank{rank}.jsonl").open("ab") as stream:
-        stream.write(lines(records))
 
 
 def test_a_steady_run_has_the_numbers_that_it_was_made_of(tmp_path: Path) -> None:
@@ -96,7 +88,7 @@ def test_a_steady_run_has_the_numbers_that_it_was_made_of(tmp_path: Path) -> Non
     assert report.notices == ()
 
 
-def test_what_nobody_measured_is_missing_and_what_is_guessed_says_so(tmp_path: Path) -> None:
+def test_unmeasured_values_are_missing_and_guesses_are_marked(tmp_path: Path) -> None:
     """One rank without a loader: no wait for data of 0 %, no "slowest in 100 %", and samples by a tensor's shape."""
     folder = untuned(tmp_path / "run", ranks=1, steps=0)
     for number in range(100):
@@ -193,14 +185,14 @@ def test_a_change_that_is_proven_again_after_a_restart_counts_once(tmp_path: Pat
     assert headline(report).startswith("Kept: micro_batch 2 → 4. ")
 
 
-def test_a_kept_change_that_somebody_turned_away_later_has_saved_nothing(tmp_path: Path) -> None:
+def test_a_kept_change_that_was_undone_later_saves_nothing(tmp_path: Path) -> None:
     folder = tuned(tmp_path / "run")
     for rank in (0, 1):
         more = [step(rank, number, micro_batch=2, epoch=4) for number in range(200, 260)]
         append(folder, rank, switch(2, 199, 2, 4, rank=rank), *more)
     report = report_of(folder)
     assert report.proven_gain_ratio is None
-    assert headline(report).startswith("Kept at first, and no longer set at the end: micro_batch 2 → 4. Throughput")
+    assert headline(report).startswith("Kept at first, but no longer set at the end: micro_batch 2 → 4. Throughput")
 
 
 def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Path) -> None:
@@ -258,7 +250,7 @@ def test_an_overhead_and_what_it_is_over_never_read_the_same(tmp_path: Path, rat
 def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", steps=60)
     for rank in (0, 1):
-        append(folder, rank, step(rank, 60, 900 * MS, exact=True), step(rank, 61, 900 * MS, disturbed=rank == 0))
+        append(folder, rank, step(rank, 60, 900 * MS, exact=rank == 1), step(rank, 61, 900 * MS, disturbed=rank == 0))
     side = report_of(folder).before
     assert side is not None
     assert side.step_max_ns == 100 * MS
@@ -305,7 +297,7 @@ def test_a_job_that_was_started_again_has_two_lives_and_all_its_steps(tmp_path: 
 
 
 @pytest.mark.parametrize("jump_ns", [365 * 86400 * 10**9, -3600 * 10**9])
-def test_a_clock_that_was_set_meanwhile_makes_no_run_of_a_year(tmp_path: Path, jump_ns: int) -> None:
+def test_a_change_of_the_clock_does_not_make_a_run_of_a_year(tmp_path: Path, jump_ns: int) -> None:
     folder = untuned(tmp_path / "run", steps=100)
     for rank in (0, 1):
         late = [step(rank, n, ended_ns=START_NS + (n + 1) * 100 * MS + jump_ns) for n in range(100, 200)]
@@ -399,7 +391,7 @@ def test_nothing_is_said_to_be_saved_where_no_difference_is_shown(tmp_path: Path
     noisy = structs.replace(report, change_verdict="no difference shown", proven_gain_low=None)
     assert cells(cost_table(noisy))["saved"] == ("", "none is shown (no difference shown)", "")
     proven = structs.replace(report, change_verdict="not decided", proven_gain_low=0.1)
-    assert cells(cost_table(proven))["saved at least, by the trials"] == ("", "", "10.0 %")
+    assert cells(cost_table(proven))["saved at least, from the trials"] == ("", "", "10.0 %")
     assert not any(name.startswith("saved") for name in cells(cost_table(report_of(
         untuned(tmp_path / "one"), prices=Prices(per_gpu_hour=1.0)))))  # fmt: skip
 
@@ -536,13 +528,76 @@ def test_a_run_that_ended_inside_a_trial_is_judged_at_the_settings_before_it(tmp
         append(folder, rank, *(step(rank, n, 70 * MS, micro_batch=8, epoch=4, total_wall_ns=total + n * MS)
                                for n in range(200, 240)))  # fmt: skip
     # Decision 2 began at 4; no verdict came.
-    from tests.commands.report.runs import decision
-
     append(folder, 0, decision(2, 195, 4, 8))
     report = report_of(folder)
     assert report.after is not None
     assert report.after.knobs == {"micro_batch": 4}
     assert report.after.step_mean_ns == 80 * MS
+
+
+def test_where_nothing_was_kept_all_steps_at_the_old_setting_are_after(tmp_path: Path) -> None:
+    """The job ends with the candidate set: the windows of the incumbent inside the trial are what it was left at."""
+    walls = [(300 if 21 <= n <= 30 or n > 50 else 100) * MS for n in range(61)]
+    records = [step(0, n, wall, micro_batch=4 if wall == 300 * MS else 2) for n, wall in enumerate(walls)]
+    folder = untuned(tmp_path / "run", ranks=1, steps=0)
+    append(folder, 0, decision(1, 20, 2, 4), *records, switch(1, 20, 4, 1), switch(1, 30, 2, 2), switch(1, 50, 4, 3))
+    after = report_of(folder).after
+    assert after is not None
+    assert (after.first, after.last, after.knobs) == ((0, 33), (0, 50), {"micro_batch": 2})
+    assert after.step_mean_ns == 100 * MS
+
+
+def test_the_overhead_is_that_of_all_ranks_over_the_wall_time_of_all(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=0)
+    for rank, (wall_ns, cost_ns) in enumerate(((1000, 10), (3000, 60))):
+        append(folder, rank, structs.replace(step(rank, 5, total_wall_ns=wall_ns), total_overhead_ns=cost_ns))
+    overhead = report_of(folder).overhead
+    assert (overhead.ratio, overhead.worst_ratio, overhead.worst_rank) == (70 / 4000, 60 / 3000, 1)
+
+
+def test_the_what_if_bounds_are_the_jobs_last_or_else_those_of_the_lowest_rank(tmp_path: Path) -> None:
+    def bounds(of_rank: int | None, at: int) -> WhatIf:
+        return WhatIf(job="j", of_rank=of_rank, step=at, wall_ns=1, steps=10, pace_ns=1, source="estimate",
+                      calibration_age_steps=1, rungs=())  # fmt: skip
+
+    folder = untuned(tmp_path / "run", steps=12)
+    assert report_of(folder).ladder is None
+    append(folder, 1, bounds(1, 90))
+    append(folder, 0, bounds(0, 40), bounds(0, 80))
+    assert report_of(folder).ladder == bounds(0, 80)
+    append(folder, 0, bounds(None, 20), bounds(None, 10))
+    assert report_of(folder).ladder == bounds(None, 10)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 80), st.integers(0, 10**9), st.booleans(), st.sampled_from([2, 4])),
+        max_size=120,
+    ),
+    st.lists(st.tuples(st.integers(1, 80), st.integers(1, 3)), max_size=6),
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["kept", "rolled_back", "abandoned"])), max_size=4),
+)
+def test_whatever_was_recorded_there_is_a_report_and_its_claims_hold(
+    steps: list[tuple[int, int, int, bool, int]], switches: list[tuple[int, int]], verdicts: list[tuple[int, str]]
+) -> None:
+    records: list[list[JobRecord]] = [[hello(rank, 3)] for rank in range(3)]
+    for rank, number, wall_ns, exact, micro_batch in sorted(steps):
+        records[rank].append(step(rank, number, wall_ns, exact=exact, micro_batch=micro_batch))
+    records[0] += [switch(number, at, 2, epoch) for epoch, (at, number) in enumerate(switches)]
+    for number, outcome in verdicts:
+        records[0] += [decision(number, 10, 2, 4), verdict(number, 20, outcome)]
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, its_own in enumerate(records):
+            Path(folder, f"rank{rank}.jsonl").write_bytes(lines(its_own))
+        report = report_of(Path(folder))
+    for side in (report.before, report.after, report.whole):
+        if side is not None and side.rate is not None:
+            assert side.rate.p10 <= side.rate.median <= side.rate.p90
+        if side is not None:
+            assert sum(side.ledger_ns.values()) <= side.step_max_ns
+    if report.before is not None and switches:
+        assert report.before.last[1] <= min(at for at, _ in switches)
+    json.loads(msgspec.json.encode(report))
 
 
 def test_the_document_is_json_with_a_version_and_round_trips(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_spread_is_in_order(values: list[float]) -> None:
     assert (spread.sd is None) == (len(values) == 1)
 
 
-def test_of_nothing_there_is_no_spread_no_drift_and_no_interval() -> None:
+def test_no_values_have_no_spread_drift_or_interval() -> None:
     assert spread_of([]) is None
     assert drift_ratio([1.0, 2.0]) is None
     assert ratio_interval([], [1.0]) is None
@@ -99,7 +99,7 @@ def test_joining_windows_keeps_their_mean_between_the_extremes(values: list[floa
     assert max(joined) <= max(values) * 1.001
 
 
-def test_a_run_against_itself_is_no_difference() -> None:
+def test_a_run_does_not_differ_from_itself() -> None:
     rates = neighbours(100, random.Random(1))
     interval = ratio_interval(rates, rates)
     assert interval is not None
@@ -154,7 +154,7 @@ def test_an_interval_of_few_blocks_is_wider_by_students_factor(monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_a_short_stretch_against_a_long_one_claims_as_seldom() -> None:
+def test_a_short_stretch_against_a_long_one_differs_as_rarely() -> None:
     """As in a demo: few windows before.  Taken as estimated, 12 of these pairs differ."""
     assert drawn_claims(150, 1.0, alike=0.7, seed=16, windows=(16, 200)) <= 8
 

@@ -8,17 +8,26 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.comparison import compare
 from pacecar.commands.report.output.charts import gains
 from pacecar.commands.report.output.html import comparison_page, report_page
 from pacecar.commands.report.output.markdown import comparison_markdown, escaped, report_markdown
-from pacecar.commands.report.reading.inputs import find_inputs
 from pacecar.commands.report.sections.costs import Prices
 from pacecar.formatting.page.document import POLICY
-from pacecar.records import HangSuspicion, JobRecord, Rung, Straggler, WhatIf
+from pacecar.records import HangSuspicion, Rung, Straggler, WhatIf
 from pacecar.records.measurements.what_if import Bound
-from tests.commands.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
+from tests.commands.report.runs import (
+    MS,
+    START_NS,
+    append,
+    built,
+    decision,
+    report_of,
+    steady,
+    tuned,
+    untuned,
+    verdict,
+)
 from tests.commands.report.test_report_damage import recording
 from tests.kit.axe import violations
 from tests.kit.browser import offline_page
@@ -27,18 +36,17 @@ from tests.kit.html_reader import Reader, assert_loads_nothing, assert_reachable
 EVIL = "<script>alert(1)</script>\"'&|`*_x_`"
 
 
-def append(folder: Path, *records: JobRecord) -> None:
-    with (folder / "rank0.jsonl").open("ab") as stream:
-        stream.write(lines(records))
-
-
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which everything happened, and whose words are somebody's attempt at markup."""
+    """A run with every kind of event, whose texts try to inject markup."""
     folder = tuned(tmp_path_factory.mktemp("full") / "run")
-    rungs = (Rung("communication_hidden", 70 * MS, 0.3, Bound.COMPUTE), Rung("newer_rung", 90 * MS, 0.1, Bound.REST))
+    rungs = (
+        Rung("at_most_communication_hidden", 70 * MS, 0.3, Bound.COMPUTE),
+        Rung("newer_rung", 90 * MS, 0.1, Bound.REST),
+    )
     append(
         folder,
+        0,
         WhatIf(job="j", of_rank=None, step=199, wall_ns=1, steps=32, pace_ns=100 * MS, source="estimate",
                calibration_age_steps=7, rungs=rungs),
         Straggler(job="j", late_rank=1, cause="link", phase=EVIL, since_step=3, step=9, wall_ns=1, excess_ns=MS,
@@ -59,7 +67,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def page_of(folder: Path) -> str:
     prices = Prices(per_gpu_hour=2.5, samples_per_epoch=10**6, epochs=100)
-    return report_page(build_report(find_inputs(folder), BuildOptions(prices=prices)).report)
+    return report_page(report_of(folder, prices=prices))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def page(full: Path) -> str:
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> str:
     parent = tmp_path_factory.mktemp("several")
     runs = [untuned(parent / f"{name}<i>", pace=steady(100 * MS, 0.02, n)) for n, name in enumerate("ab")]
-    return comparison_page(compare([build_report(find_inputs(run), BuildOptions()) for run in runs]))
+    return comparison_page(compare([built(run) for run in runs]))
 
 
 @pytest.mark.parametrize("which", ["page", "comparison"])
@@ -118,7 +126,7 @@ def test_every_figure_of_the_run_is_on_the_page(page: str) -> None:
     text = "".join(Reader(page).text)
     for words in (
         "Kept: micro_batch 2 → 4", "+25.0 %", "80.00 ms", "coefficient of variation", "barred", "still open",
-        "communication fully hidden", "newer_rung", "straggler (link)", "suspected hang", "GPU utilization",
+        "communication fully hidden", "newer_rung", "straggler (slow link)", "suspected hang", "GPU utilization",
         "network, sent", "8 Gbit/s", "a million tokens", "100 epochs", "a step", "300 W", "5 → 2", "0.50 %",
         "within the 1.00 %",
     ):  # fmt: skip
@@ -127,8 +135,10 @@ def test_every_figure_of_the_run_is_on_the_page(page: str) -> None:
 
 def test_a_change_that_cost_more_than_the_scale_shows_has_its_figure_there(tmp_path: Path) -> None:
     folder = tuned(tmp_path / "run", kept=False)
-    append(folder, decision(2, 110, 2, 1), structs.replace(verdict(2, 120, "rolled_back"), measured_gain_ratio=-1.66))
-    drawn = gains(build_report(find_inputs(folder), BuildOptions()).report.changes)
+    append(
+        folder, 0, decision(2, 110, 2, 1), structs.replace(verdict(2, 120, "rolled_back"), measured_gain_ratio=-1.66)
+    )
+    drawn = gains(report_of(folder).changes)
     assert "-166.0 %" in drawn.split("</desc>")[1]
 
 
@@ -139,7 +149,7 @@ def test_a_page_of_a_minimal_run_has_no_empty_section(tmp_path: Path) -> None:
 
 
 def test_markdown_says_the_same_and_no_cell_breaks_its_table(full: Path) -> None:
-    text = report_markdown(build_report(find_inputs(full), BuildOptions()).report)
+    text = report_markdown(report_of(full))
     assert "Kept: micro\\_batch 2 → 4" in text
     assert "<script>" not in text.replace("\\<script>", "")
     widths: list[int] = []
@@ -152,14 +162,14 @@ def test_markdown_says_the_same_and_no_cell_breaks_its_table(full: Path) -> None
 
 def test_a_comparison_in_markdown_begins_with_its_verdict(tmp_path: Path) -> None:
     runs = [untuned(tmp_path / "a"), untuned(tmp_path / "b", pace=steady(80 * MS))]
-    text = comparison_markdown(compare([build_report(find_inputs(run), BuildOptions()) for run in runs]))
+    text = comparison_markdown(compare([built(run) for run in runs]))
     assert text.splitlines()[2].startswith("b against a: faster, +25.0 %")
 
 
 def test_a_page_of_many_ranks_and_changes_stays_small(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", ranks=300, steps=12)
     for number in range(3000):
-        append(folder, decision(number, 5, 2, 4), verdict(number, 6, "rolled_back"))
+        append(folder, 0, decision(number, 5, 2, 4), verdict(number, 6, "rolled_back"))
     text = page_of(folder)
     assert len(text) < 600_000
     assert "100 more ranks are left out here" in text

@@ -21,7 +21,7 @@ from pacecar.commands.top.daemon_poller import FetchError, address, fetch
 from pacecar.commands.top.key_decoder import Keys
 from pacecar.commands.top.panes import calibration_lines, recorder_lines, where_words
 from pacecar.commands.top.screen import GPU_SORTS, ScreenView, compose, everything, on_key, shown_jobs
-from pacecar.commands.top.table import TableColumn, gauge, rows
+from pacecar.commands.top.table import PaneColumn, gauge, rows
 from pacecar.formatting.plain_text import clean
 from pacecar.records import status_document
 from pacecar.records.job_identity import JobKey
@@ -45,7 +45,7 @@ def job(name="run-7", ranks=8, **changes):
     late = status_document.LateRank(
         rank=3, cause="data_wait", phase="forward", since_step=2, excess_seconds=0.06, evidence="slow"
     )
-    rung = status_document.Saving(scenario="data_free", step_seconds=0.3, gain_ratio=0.2, bound="rest")
+    rung = status_document.Saving(scenario="at_most_data_free", step_seconds=0.3, gain_ratio=0.2, bound="rest")
     given = {
         "job": name, "world_size": 16, "ranks": tuple(map(rank, range(ranks))), "ranks_left_out": 0, "finished": False,
         "step": 41, "pace_seconds": 0.4, "ledger_seconds": {"compute": 3.0, "data_wait": 1.0}, "moves": (move,),
@@ -176,6 +176,12 @@ def test_each_gpus_state_is_its_verdict():
     assert states(document())[0] == ["ok"] * 8, "of a daemon that gives no verdicts"
 
 
+def test_instances_that_could_not_be_read_are_not_none_of_them():
+    said = sick(document())
+    gpus = tuple(msgspec.structs.replace(gpu, instances=()) for gpu in said.gpus)
+    assert states(msgspec.structs.replace(said, gpus=gpus))[0][6] == "ok, MIG"
+
+
 def test_what_is_wrong_with_gpus_is_said_with_what_to_do_and_where_the_board_is():
     _, lines = states(sick(document()), width=120)
     text = " ".join(" ".join(lines).split())
@@ -208,10 +214,10 @@ def test_200_by_60_leaves_nothing_out():
         assert word in text, word
 
 
-def test_the_recorder_says_what_it_wrote_of_what_and_what_it_could_not_and_nothing_where_it_is_off():
+def test_the_recorder_line_has_what_was_written_why_and_what_failed():
     recorder = document().daemon.recorder
     (line,) = recorder_lines(recorder, 80)
-    assert line.plain == "Rec last 5min in 6.0M  1 recording written, 3.0M on disk  of xid 2"
+    assert line.plain == "Rec last 5min in 6.0M  1 recording written, 3.0M on disk  for xid 2"
     bad = msgspec.structs.replace(recorder, lost_total=1, write_failures_total=3)
     assert recorder_lines(bad, 100)[0].plain.endswith("  3 writes failed, 1 lost")
     assert recorder_lines(None, 80) == []
@@ -289,7 +295,7 @@ def test_a_gauge_is_empty_where_nothing_is_known():
 
 
 def test_columns_leave_in_order_when_room_is_short():
-    columns = [TableColumn("a", 5, str), TableColumn("b", 5, str, rank=2), TableColumn("c", 5, str, rank=1)]
+    columns = [PaneColumn("a", 5, str), PaneColumn("b", 5, str, rank=2), PaneColumn("c", 5, str, rank=1)]
     assert [line.plain.split() for line in rows(columns, [1], 17)] == [["a", "b", "c"], ["1"] * 3]
     assert rows(columns, [1], 12)[0].plain.split() == ["a", "c"]
     assert rows(columns, [1], 5)[0].plain.split() == ["a"]
@@ -389,7 +395,7 @@ def test_a_remote_daemon_behind_a_prefix_and_a_password(serve):
         (b"no", 503, "503"),
     ],
 )
-def test_an_answer_that_is_no_document_is_named_with_its_address(serve, body, status, words):
+def test_an_answer_that_is_not_a_document_is_named_with_its_address(serve, body, status, words):
     where, _ = serve(body, status)
     with pytest.raises(FetchError, match=words) as caught:
         fetch(address(where))

@@ -58,7 +58,7 @@ class Twice(nn.Module):
 
 
 class Around(nn.Module):
-    """A module that somebody traces, with the model in it."""
+    """A module that a script traces, with the model in it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def file_of(thing: Any) -> str:
 
 
 def globals_of(thing: Any) -> list[str]:
-    """Return what `torch.load` must be allowed to load of it."""
+    """Return what `torch.load` must be allowed to load from it."""
     return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(saved(thing))))
 
 
@@ -276,7 +276,7 @@ def scheduler_kept(scheduler: Any) -> Operations:
 
 
 def loader_kept(loader: Any, wrapped: Any) -> Operations:
-    """Return what is done to the user's loader, and to what he iterates in its place."""
+    """Return the results for the user's loader, and for what is iterated in its place."""
     return {
         "loader": lambda: (stable(loader.sampler), stable(copy.deepcopy(loader).batch_sampler)),
         "wrapped loader": lambda: [stable(vars(one)) for one in (*copies_of(wrapped), copy.deepcopy(wrapped))],
@@ -284,7 +284,7 @@ def loader_kept(loader: Any, wrapped: Any) -> Operations:
 
 
 def exported(model: nn.Module, x: torch.Tensor, wrapped: Any) -> Operations:
-    """Return what takes longer: exports, and other processes that get the model and the loader's data."""
+    """Return the slow ones: exports, and other processes that get the model and the loader's data."""
     return {
         "jit.script": lambda: torch.jit.script(model).code,
         "jit.trace": lambda: str(torch.jit.trace(model, x).graph),
@@ -312,7 +312,7 @@ def loaded_batches(loader: Any) -> list[str]:
 
 
 def files_in(folder: Path, *, varying: Sequence[str] = ()) -> dict[str, str]:
-    """Return the contents of all files under `folder`; of those whose names end as `varying`, that they are there."""
+    """Return the contents of all files under `folder`; for names ending as `varying`, only that they exist."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
@@ -322,7 +322,7 @@ def files_in(folder: Path, *, varying: Sequence[str] = ()) -> dict[str, str]:
 
 
 def outcomes(operations: Operations) -> dict[str, Any]:
-    """Do all of it; return what came of each, as JSON has it."""
+    """Run all operations; return each outcome as JSON has it."""
     return {name: outcome(operation) for name, operation in operations.items()}
 
 

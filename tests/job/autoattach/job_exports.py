@@ -168,7 +168,7 @@ def train_by_trainer(job: Job) -> None:
     torch.manual_seed(0)
     job.trainer = Trainer(model=Scored(), args=arguments, train_dataset=Rows(), callbacks=[*ours, Look()])
     result = job.trainer.train()
-    assert not ours or (ours[0].pacer is not None and ours[0].pacer._hook is not None)
+    assert not ours or (ours[0].pacer is not None and ours[0].pacer.inert_because is None)
     job.said["losses"] = {"all": result.training_loss.hex()}
     job.look("closed", is_whole=SCOPE == "whole")
 

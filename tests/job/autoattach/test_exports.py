@@ -60,7 +60,7 @@ def test_every_operation_has_the_outcome_that_it_has_without_pacecar(kind: str, 
 
 
 def test_the_operations_do_something_without_pacecar() -> None:
-    """Else their outcomes would be equal because all of them raise."""
+    """Otherwise their outcomes would be equal because all of them raise."""
     whole = {name: result for name, (result, _) in said("plain", "bare", "whole")["last step"].items()}
     assert {name for name, result in whole.items() if failed(result)} == {"torch.load by default"}, "refuses any class"
     answers = {name: result for name, result in whole.items() if name.startswith("process")}

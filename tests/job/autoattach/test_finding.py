@@ -62,7 +62,7 @@ def test_ranks_that_all_came_attach_in_the_same_iteration() -> None:
     assert others == [(when, verdict)] * 2
 
 
-def test_where_one_never_comes_nobody_attaches_and_nobody_waits() -> None:
+def test_if_one_never_comes_none_attaches_and_none_waits() -> None:
     verdicts = gather([0, 0, 10_000], STEPS_MAX + 20)
     assert [verdict for _, verdict in verdicts] == [False, False, None]
 

@@ -175,7 +175,7 @@ for text in {texts!r}:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each of the loops prints without pacecar: all in one process, as each starts torch anew."""
+    """What each loop prints without pacecar: all in one process, as each would start torch again."""
     # Those without an optimizer come first: the others load torch._dynamo, of which the script prints counts.
     texts = [
         BY_HAND,

@@ -1,4 +1,4 @@
-"""The lines that `pacecar run` says of what came of a run, from records alone."""
+"""The lines with which `pacecar run` reports a run's outcome, from records alone."""
 
 from __future__ import annotations
 

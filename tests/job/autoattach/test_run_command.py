@@ -88,7 +88,7 @@ def test_a_python_that_does_not_read_the_environment_is_named(options: list[str]
 def test_one_that_reads_no_environment_runs_all_the_same_and_one_line_says_that_nothing_is_measured() -> None:
     done = pacecar_run(sys.executable, "-I", "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, "1\n")
-    assert done.stderr.startswith(f"pacecar: {sys.executable} -I reads no PYTHONPATH")
+    assert done.stderr.startswith(f"pacecar: {sys.executable} -I ignores PYTHONPATH")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""Samples of a step under `pacecar run` are what the loader's batch sampler named; without one they are a guess."""
+"""Samples of a step under `pacecar run` are those that the loader's batch sampler named; else they are a guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in a python before its script: next to nothing, and nothing that the script could see."""
+"""What happens in a python before its script: next to nothing, and nothing that the script could notice."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_library_that_looks_whether_torch_is_installed_does_not_use_the_finder
 
 
 def test_another_finder_that_asks_all_others_for_torch_does_not_go_round_in_circles_with_ours(tmp_path: Path) -> None:
-    """Tracers and test kits wait for a module as we do, some of them without a thought of others like them."""
+    """Tracers and test kits wait for a module as we do, some of them unaware of others like them."""
     code = """
 import sys
 class Tracer:
@@ -189,7 +189,7 @@ def test_the_first_python_that_sees_a_ranks_variables_is_the_rank_and_its_childr
     rank = {**launcher, "RANK": "3", "LOCAL_RANK": "1"}  # torchrun adds its own
     assert claim(rank, 20) is None
     assert claim(dict(rank), 30) == "20"
-    assert claim(rank, 20) is None, "a script may start itself anew, in the same process"
+    assert claim(rank, 20) is None, "a script may restart itself, in the same process"
     restarted = {**launcher, "RANK": "3", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "1"}
     assert claim(restarted, 40) is None
     alone = {"PACECAR_RUN": "1"}

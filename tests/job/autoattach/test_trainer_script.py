@@ -106,7 +106,7 @@ def script_of(library: str, folder: Path) -> tuple[Path, str]:
 
 
 def lines(done: Done) -> list[str]:
-    """Return what the script printed but for the line in which Trainer prints its times."""
+    """Return what the script printed without the line in which Trainer prints its times."""
     return [line for line in done.out.splitlines() if "_runtime" not in line]
 
 

@@ -1,4 +1,4 @@
-"""`pacecar run` measures scripts that know nothing of it, and what they print is as without it, to the bit."""
+"""`pacecar run` measures scripts that do not know of it, and their output is the same as without it, to the bit."""
 
 from __future__ import annotations
 

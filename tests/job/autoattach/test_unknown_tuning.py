@@ -63,7 +63,7 @@ def test_a_subclass_of_ddp_is_tuned_only_if_it_leaves_ddps_work_alone(tmp_path: 
 def test_a_rank_that_leaves_out_an_optimizer_step_does_not_fall_out_of_step_with_the_votes(
     tmp_path: Path, skip: str, said: str
 ) -> None:
-    """While ranks gather it is waited for, once and not for long; later not at all."""
+    """While ranks gather, the others wait for it once and briefly; later not at all."""
     arguments = ("--steps", "40", "--skip", skip)
     watched = ("--tune", "exact", "--run-dir", str(tmp_path))
     bare, seen = run_both(NANOGPT, *arguments, is_torchrun=False, watched=watched, **EACH_STEP)
@@ -73,7 +73,7 @@ def test_a_rank_that_leaves_out_an_optimizer_step_does_not_fall_out_of_step_with
         assert len(seen.of(0, "step")) == len(seen.of(1, "step")) + 1
 
 
-def test_where_only_one_rank_can_attach_nobody_waits_for_the_other_and_nothing_is_tuned(tmp_path: Path) -> None:
+def test_if_only_one_rank_can_attach_it_does_not_wait_and_nothing_is_tuned(tmp_path: Path) -> None:
     script = tmp_path / "half.py"
     text = NANOGPT.read_text()
     script.write_text(

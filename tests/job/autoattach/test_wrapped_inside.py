@@ -1,4 +1,4 @@
-"""`pacecar run --tune exact` finds DDP and FSDP2 wherever a trainer keeps them, and says why where it turns nothing."""
+"""`pacecar run --tune exact` finds DDP and FSDP2 wherever a trainer keeps them, and explains why it turns nothing."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.columns import NONE, CollectiveColumns
+from pacecar.analysis.trace.columns import NONE, CollectiveColumns
 
 from .instructions import Code, Program
 from .job import Job

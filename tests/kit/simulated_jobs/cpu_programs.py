@@ -7,8 +7,8 @@ than DDP.
 
 from __future__ import annotations
 
-from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import HostKind
+from pacecar.analysis.trace.columns import HostKind
+from pacecar.ledger.attribution import Work
 
 from .instructions import AUTOGRAD, MAIN, Code, Instruction, Phase, Program
 from .job import Job

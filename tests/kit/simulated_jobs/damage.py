@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.columns import NONE, DeviceRows, HostKind, HostRows, SyncRows, Trace
+from pacecar.analysis.trace.columns import NONE, DeviceRows, HostKind, HostRows, SyncRows, Trace
 
 __all__ = [
     "cut",

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import HostKind
+from pacecar.analysis.trace.columns import HostKind
+from pacecar.ledger.attribution import Work
 
 __all__ = ["ALL", "AUTOGRAD", "MAIN", "Code", "Instruction", "Phase", "Program", "Stream"]
 

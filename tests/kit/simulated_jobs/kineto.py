@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns, HostKind, SyncKind, Trace
+from pacecar.analysis.trace.columns import NONE, WORKS, CollectiveColumns, HostKind, SyncKind, Trace
+from pacecar.ledger.attribution import Work
 
 from .collectives import BATCH, CPU_DTYPE, ELEMENT_BYTES
 from .kernels import NCCL

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
+from pacecar.ledger.bus_bandwidth import bus_bandwidth_factor
 
 from .durations import generator
 from .instructions import Program

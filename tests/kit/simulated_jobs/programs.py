@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pacecar.profiler.trace.columns import HostKind
+from pacecar.analysis.trace.columns import HostKind
 
 from .instructions import ALL, AUTOGRAD, MAIN, Code, Phase, Program, Stream
 from .job import Fault, FaultKind, Job

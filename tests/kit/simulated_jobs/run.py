@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.columns import Trace
+from pacecar.analysis.trace.columns import Trace
 
 from .clocks import HostClock, host_clocks
 from .cpu_programs import cpu_program

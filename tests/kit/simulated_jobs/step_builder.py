@@ -5,8 +5,8 @@ Host times are those of eager PyTorch on a fast CPU.  Left out: in which order a
 
 from __future__ import annotations
 
-from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import HostKind
+from pacecar.analysis.trace.columns import HostKind
+from pacecar.ledger.attribution import Work
 
 from .instructions import MAIN, Code, Instruction, Phase, Stream
 from .job import Model

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.columns import (
+from pacecar.analysis.trace.columns import (
     NONE,
     WORKS,
     DeviceRows,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.columns import NONE, SyncKind, SyncRows
+from pacecar.analysis.trace.columns import NONE, SyncKind, SyncRows
 
 from .instructions import ALL, Code, Instruction, Program
 

@@ -21,7 +21,7 @@
 #define FUNCTIONS 96
 #define EVENTS 64
 #define MIG_GPU 7
-#define INSTANCES 2
+#define INSTANCES 3
 
 typedef struct dev_st { int gpu, instance, session; } dev_st, *dev;
 typedef unsigned long long u64;
@@ -30,7 +30,7 @@ typedef unsigned u32;
 typedef struct {
   u32 magic, count, zero, driver_missing;
   u32 driver_life;                 /* raised by the test: the driver was reloaded */
-  u32 mig;                         /* 1: GPU 7 has two instances */
+  u32 mig;                         /* 1: GPU 7 has two instances; 2: it is an H100 with 1g.10gb, 1g.10gb and 3g.40gb */
   u32 gpm;                         /* 1: a performance monitor on every GPU */
   u32 nvlink5;                     /* 1: fields 201..222 instead of 138, 139 of links */
   u32 links;                       /* NVLinks of each GPU */
@@ -65,6 +65,8 @@ typedef struct {
   u32 structures;                  /* the newest version of structures that have several; 0: all */
   u32 cost_ns, field_cost_ns;      /* processor time that each call takes, and each field of a call for many */
   u32 idle;                        /* 1: no process is on any GPU */
+  u32 sharing[GPUS];               /* 0: two processes and clients of MPS; 1: MPS, its server and two; 2: time-slicing, two */
+  u32 unprivileged;                /* 1: in MIG mode only lists of instances are shown */
 } control;
 
 static control *page;
@@ -89,6 +91,16 @@ __attribute__((constructor)) static void map_page(void) {
 }
 
 #define LINKS (page->links)
+#define IS_CUT(d) (page->mig && (d)->gpu == MIG_GPU)  /* the whole GPU, or one of its instances */
+
+/* Profiles and numbers of GPU instances by the MIG User Guide, "Supported MIG Profiles"; UUIDs as since driver 470. */
+typedef struct { u32 gi; u64 bytes; const char *uuid, *name; } profile;
+static const profile profiles[INSTANCES] = {
+  { 9, 10ULL << 30, "MIG-3b0d6a2c-51a4-5a0e-8a30-6a3c1f0e7d01", "NVIDIA H100 80GB HBM3 MIG 1g.10gb" },
+  { 11, 10ULL << 30, "MIG-8f2c4e6a-2c6b-5d1f-9b41-7b4d2a1f8e02", "NVIDIA H100 80GB HBM3 MIG 1g.10gb" },
+  { 2, 40ULL << 30, "MIG-c1a3e5f7-0d7c-5e2a-ac52-8c5e3b2a9f03", "NVIDIA H100 80GB HBM3 MIG 3g.40gb" },
+};
+static const profile *profile_of(dev d) { return page->mig == 2 && d->instance ? &profiles[d->instance - 1] : NULL; }
 
 enum { F_INIT, F_SHUTDOWN, F_DRIVER, F_CUDA, F_COUNT, F_HANDLE, F_UUID, F_NAME, F_PCI, F_VBIOS, F_UTIL, F_MEMORY,
   F_BAR1, F_POWER, F_LIMIT, F_ENERGY, F_TEMP, F_THRESHOLD, F_CLOCK, F_MAXCLOCK, F_REASONS, F_REASONS_SUP, F_PSTATE,
@@ -223,20 +235,25 @@ int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *out) {
   ENTER(F_HANDLE, d); *out = d; return d ? 0 : 1; }
 int nvmlDeviceGetUUID(dev d, char *s, u32 m) {
   ENTER(F_UUID, d);
-  if (d->instance) snprintf(s, m, "MIG-%d-%d", d->gpu, d->instance); else snprintf(s, m, "GPU-%d", d->gpu);
+  const profile *cut = profile_of(d);
+  if (cut) snprintf(s, m, "%s", cut->uuid);
+  else if (d->instance) snprintf(s, m, "MIG-%d-%d", d->gpu, d->instance); else snprintf(s, m, "GPU-%d", d->gpu);
   return 0; }
 int nvmlDeviceGetName(dev d, char *s, u32 m) {
-  ENTER(F_NAME, d); snprintf(s, m, d->instance ? "Stand-in MIG 3g.71gb" : "Stand-in"); return 0; }
+  ENTER(F_NAME, d); const profile *cut = profile_of(d);
+  snprintf(s, m, "%s", cut ? cut->name : d->instance ? "Stand-in MIG 3g.71gb" : "Stand-in"); return 0; }
 int nvmlDeviceGetVbiosVersion(dev d, char *s, u32 m) { ENTER(F_VBIOS, d); snprintf(s, m, "96.00.%02d", d->gpu); return 0; }
 typedef struct { char legacy[16]; u32 domain, bus, device, id, sub; char bus_id[32]; } pci;
 int nvmlDeviceGetPciInfo_v3(dev d, pci *p) {
   ENTER(F_PCI, d); memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "00000000:%02X:00.0", 0x1a + d->gpu); return 0; }
 
 int nvmlDeviceGetUtilizationRates(dev d, u32 *u) {
-  ENTER(F_UTIL, d); if (page->mig && d->gpu == MIG_GPU) return 3; u[0] = percent(d, 81); u[1] = percent(d, 31); return 0; }
+  ENTER(F_UTIL, d); if (IS_CUT(d)) return 3; u[0] = percent(d, 81); u[1] = percent(d, 31); return 0; }
 typedef struct { u32 version; u64 total, reserved, free, used; } mem2;
 int nvmlDeviceGetMemoryInfo_v2(dev d, mem2 *m) {
   ENTER(F_MEMORY, d); if (m->version != 0x02000028) return 25;
+  const profile *cut = profile_of(d);
+  if (cut) { m->total = cut->bytes; m->reserved = 1 << 20; m->used = n(d, 9) << 20; m->free = m->total - m->used - m->reserved; return 0; }
   m->total = n(d, 150010); m->reserved = n(d, 10020); m->free = n(d, 60030); m->used = n(d, 80040); return 0; }
 int nvmlDeviceGetMemoryInfo(dev d, u64 *m) {
   ENTER(F_MEMORY, d); m[0] = n(d, 150010); m[1] = n(d, 60030); m[2] = n(d, 90060); return 0; }
@@ -362,15 +379,22 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
 typedef struct { u32 pid; u64 memory; u32 gi, ci; } proc;
 int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
   ENTER(F_PROCS, d);
+  if (page->unprivileged && IS_CUT(d) && !d->instance) return 4;
   u32 have = page->idle ? 0 : !page->zero ? 2 : d->gpu && !d->instance, room = *count;
+  if (page->sharing[d->gpu] == 1) have = 1;
+  if (page->mig == 2 && IS_CUT(d)) have = d->instance ? 1 : INSTANCES;  /* that of the whole GPU is of all instances */
   *count = have;
   if (room < have) return 7;
-  for (u32 i = 0; i < have; i++) p[i] = (proc){ 4000 + 10 * d->gpu + i, n(d, 7000 + i), ~0u, ~0u };
+  for (u32 i = 0; i < have; i++) {
+    u32 at = page->mig == 2 && d->instance ? d->instance - 1u : i;
+    p[i] = (proc){ 4000 + 10 * d->gpu + at, n(d, 7000 + i), ~0u, ~0u };
+  }
   return 0;
 }
 typedef struct { u32 pid; u64 stamp; u32 sm, mem, enc, dec; } share;
 int nvmlDeviceGetProcessUtilization(dev d, share *s, u32 *count, u64 since) {
   ENTER(F_SHARES, d);
+  if (page->mig == 2 && IS_CUT(d)) return 3;
   u32 have = page->idle ? 0 : page->zero ? 1 : 2, room = s ? *count : 0;
   *count = have;
   if (!have) return 6;
@@ -380,7 +404,10 @@ int nvmlDeviceGetProcessUtilization(dev d, share *s, u32 *count, u64 since) {
 }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
   ENTER(F_MPS, d);
+  if (page->unprivileged && IS_CUT(d) && !d->instance) return 4;
   u32 have = page->zero || page->idle ? 0 : 1 + d->gpu, room = *count;
+  if (page->sharing[d->gpu]) have = page->sharing[d->gpu] == 1 ? 2 : 0;
+  if (page->mig == 2 && IS_CUT(d)) have = 0;
   *count = have;
   if (room < have) return 7;
   for (u32 i = 0; i < have; i++) p[i] = (proc){ 6000 + 10 * d->gpu + i, n(d, 300 + i), ~0u, ~0u };
@@ -411,8 +438,8 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(dev d, u32 link, pci *p) {
 
 int nvmlDeviceGetMaxMigDeviceCount(dev d, u32 *c) { ENTER(F_MIG_COUNT, d); *c = d->gpu == MIG_GPU ? 7 : 0; return 0; }
 int nvmlDeviceGetMigDeviceHandleByIndex(dev d, u32 i, dev *out) {
-  ENTER(F_MIG_HANDLE, d); if (!page->mig || d->gpu != MIG_GPU || i >= INSTANCES) return 6; *out = &instances[i]; return 0; }
-NUMBER(nvmlDeviceGetGpuInstanceId, F_GI, d->instance)
+  ENTER(F_MIG_HANDLE, d); if (!IS_CUT(d) || i >= (page->mig == 2 ? INSTANCES : 2)) return 6; *out = &instances[i]; return 0; }
+NUMBER(nvmlDeviceGetGpuInstanceId, F_GI, profile_of(d) ? profile_of(d)->gi : (u32)d->instance)
 NUMBER(nvmlDeviceGetComputeInstanceId, F_CI, 0)
 
 typedef struct { dev device; int instance; u64 at; } gpm_sample;
@@ -423,7 +450,7 @@ int nvmlGpmQueryDeviceSupport(dev d, gpm_support *s) { ENTER(F_GPM_SUPPORT, d); 
 int nvmlGpmSampleAlloc(gpm_sample **s) { ENTER(F_GPM_ALLOC, NULL); *s = calloc(1, sizeof **s); return 0; }
 int nvmlGpmSampleFree(gpm_sample *s) { ENTER(F_GPM_FREE, NULL); free(s); return 0; }
 int nvmlGpmSampleGet(dev d, gpm_sample *s) {
-  ENTER(F_GPM_GET, d); if (page->mig && d->gpu == MIG_GPU) return 3; *s = (gpm_sample){ d, 0, now_ns() }; return 0; }
+  ENTER(F_GPM_GET, d); if (IS_CUT(d)) return 3; *s = (gpm_sample){ d, 0, now_ns() }; return 0; }
 int nvmlGpmMigSampleGet(dev d, u32 gi, gpm_sample *s) { ENTER(F_GPM_MIG_GET, d); *s = (gpm_sample){ d, gi, now_ns() }; return 0; }
 int nvmlGpmMetricsGet(gpm_get *g) {
   ENTER(F_GPM_METRICS, g->one->device);

@@ -19,6 +19,10 @@ SOURCE = Path(__file__).parent / "nvml.c"
 GPUS, FUNCTIONS, EVENTS = 8, 96, 64
 NEW, OLD, BEFORE = range(3)
 """How the driver numbers its fields for clock events."""
+MIG_H100 = 2
+"""`mig` of an H100 with the profiles 1g.10gb, 1g.10gb and 3g.40gb."""
+MPS, TIME_SLICING = 1, 2
+"""`sharing` of a GPU."""
 ALWAYS = 0xFFFFFFFF
 HELD_MS = 600_000
 """Longer than any test: a call that is held returns when the test says so, and not when time has passed."""
@@ -74,6 +78,8 @@ def page_type(gpus):
             ("cost_ns", u32),
             ("field_cost_ns", u32),
             ("idle", u32),
+            ("sharing", u32 * gpus),
+            ("unprivileged", u32),
         ]  # fmt: skip
 
     return Page

@@ -48,9 +48,9 @@ def watch_windows():
         ]
         return found, names_threads
 
-    def window_closed(self, step, *stops):
+    def window_closed(self, step, *stops, **known):
         rows.clear()
-        measured = close_window(self, step, *stops)
+        measured = close_window(self, step, *stops, **known)
         if measured is not None:
             offset = wall_offset_ns()
             SEEN.append({"start": step.start_ns + offset, "end": step.end_ns + offset, "rows": list(rows)})

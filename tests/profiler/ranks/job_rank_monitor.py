@@ -250,7 +250,7 @@ def main() -> None:
             yield torch.randn(64, 256, generator=draw)
 
     begun = time.monotonic()
-    for batch in hook.data(batches()):
+    for batch in hook.loop.data(batches()):
         part.be_slow("hang")
         optimizer.zero_grad()
         model(batch).square().mean().backward()

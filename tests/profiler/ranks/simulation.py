@@ -41,7 +41,7 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
     `busy` is the rank whose sockets are busy while the link is slow; None: nobody's are.
     """
     rng = random.Random(seed)
-    diagnosis, heard = StragglerDetector(world), []
+    diagnosis, heard = StragglerDetector("j", world), []
     shared = _Bursts(rng, 40)
     starved = [_Bursts(rng, 12) for _ in range(world)]
     others = [_Bursts(rng, 6) for _ in range(world)]
@@ -73,7 +73,7 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
         if step % PERIOD == PERIOD - 1:
             heard += [(step, finding) for finding in diagnosis.judge(_range(rng, step, notes, waits, pressed,
                 [delayed + (0.8 * common * PERIOD if is_slow and rank == busy else 0.0)
-                 for rank, delayed in enumerate(acknowledged)]))]  # fmt: skip
+                 for rank, delayed in enumerate(acknowledged)]), step)]  # fmt: skip
             notes, waits, pressed, acknowledged = [[] for _ in range(world)], [0] * world, 0, [0] * world
     return heard
 

@@ -58,6 +58,7 @@ from pacecar.profiler.ranks.host_pressure import (
     read_tcp_times,
 )
 from pacecar.profiler.ranks.rank_monitor import RankMonitor
+from pacecar.profiler.timing.overhead_budget import OverheadBudget
 from pacecar.profiler.timing.step_sampling import next_measured
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.records import HangSuspicion, JobLedger, Knobs
@@ -467,18 +468,18 @@ def test_a_model_that_is_trained_on_without_steps_is_not_hung_and_said_once_with
     clock = FakeClock()
     crew, records = make_crew(None, world=1, clock=clock, config=HookConfig(hang_seconds=10.0))
     feed(crew, 20)
-    crew._take_notes()
+    crew._record_steps()
     for second in range(60):
         crew._watched.trained_ns = clock.monotonic_ns()
         clock.advance(S)
-        crew._look()
+        crew._check_for_hang()
         assert crew._watched.is_watched == (second >= 5), "calls are watched once half of the time is over"
     assert records == []
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "ended step 20 for 11 s" in said[0]
     clock.advance(11 * S)  # now it does nothing at all
-    crew._look()
+    crew._check_for_hang()
     assert [record.step for record in records] == [20]
 
 
@@ -536,24 +537,19 @@ class Training:
     def __init__(self):
         self.phase, self.evaluated_ns, self.step, self.is_alive = "outside", None, 0, True
         self.begun_ns, self.looks, self.trained_ns, self.is_watched = None, 0, None, False
+        self.budget, self.records = OverheadBudget(1.0, warmup_steps=3, interval_steps=50), self
 
     def watch_calls(self):
         self.is_watched = True
 
-    def begun(self):
+    def current_step(self):
         return self.step, self.begun_ns
 
-    def is_strained(self):
-        return False
-
-    def look(self, after_seconds):
+    def flush_in_background(self, after_seconds):
         self.looks += 1
 
     def waits_in_forward(self):
         return False
-
-    def charge(self, duration_ns):
-        pass
 
 
 class Echo:

@@ -10,6 +10,8 @@ from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, StragglerDe
 from tests.profiler.ranks.simulation import simulate
 
 MS = 1_000_000
+NOW = 7
+"""When a range is judged."""
 
 
 def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, cpu_wait=0, pressure=0,
@@ -39,13 +41,13 @@ def hear(diagnosis, ranges, *, start=0, late=None, world=4, **more):
     findings = []
     for number in range(start, start + ranges):
         rows = [row(number, **more) if rank == 1 else row(number, tail=5 + (late or 0)) for rank in range(world)]
-        findings += diagnosis.judge(rows)
+        findings += diagnosis.judge(rows, NOW)
     return findings
 
 
 @pytest.fixture
 def diagnosis():
-    made = StragglerDetector(4)
+    made = StragglerDetector("j", 4)
     assert hear(made, 12) == []
     return made
 
@@ -56,16 +58,16 @@ def diagnosis():
         ("forward", "compute"),
         ("backward", "compute"),
         ("data_wait", "data_wait"),
-        ("optimizer", "optimizer"),
+        ("optimizer", "optimizer_host"),
         ("checkpoint", "checkpoint"),
-        ("rest", "host"),
-        ("overhead", "host"),
+        ("rest", "host_bound"),
+        ("overhead", "host_bound"),
     ],
 )
 def test_a_late_rank_is_named_with_cause_phase_excess_and_first_step_after_three_ranges(diagnosis, phase, cause):
     assert hear(diagnosis, 2, start=12, late=9, **{phase: 9}) == []
     (finding,) = hear(diagnosis, 1, start=14, late=9, **{phase: 9})
-    assert (finding.rank, finding.cause, finding.phase, finding.has_ended) == (1, cause, phase, False)
+    assert (finding.late_rank, finding.cause, finding.phase, finding.ended) == (1, cause, phase, False)
     assert (finding.since_step, finding.step, finding.excess_ns) == (48, 59, 9 * MS)
 
 
@@ -73,8 +75,8 @@ def test_lateness_that_ended_is_taken_back_once_after_three_quiet_ranges(diagnos
     hear(diagnosis, 5, start=12, late=9, forward=9)
     assert hear(diagnosis, 2, start=17) == []
     (finding,) = hear(diagnosis, 1, start=19)
-    assert finding.has_ended
-    assert finding.rank == 1
+    assert finding.ended
+    assert finding.late_rank == 1
     assert hear(diagnosis, 20, start=20) == []
 
 
@@ -93,7 +95,7 @@ def test_one_late_range_in_four_is_noise_and_raises_the_bound(diagnosis):
 
 
 def test_nobody_is_named_in_the_first_ranges():
-    fresh = StragglerDetector(4)
+    fresh = StragglerDetector("j", 4)
     assert hear(fresh, WARMUP_RANGES + 2, late=50, forward=50) == []
 
 
@@ -105,7 +107,7 @@ def test_a_rank_that_waits_for_a_processor_is_on_a_busy_host_if_it_does_so_for_s
     """A range takes 180 ms here."""
     assert hear(diagnosis, 27, start=12, late=9, forward=9, cpu_wait=8) == []
     (finding,) = hear(diagnosis, 2, start=39, late=9, forward=9, cpu_wait=8)
-    assert (finding.cause, finding.phase) == ("host", "forward")
+    assert (finding.cause, finding.phase) == ("host_bound", "forward")
 
 
 def test_a_device_that_holds_its_clocks_down_is_the_cause_of_slow_compute(diagnosis):
@@ -114,29 +116,29 @@ def test_a_device_that_holds_its_clocks_down_is_the_cause_of_slow_compute(diagno
 
 
 def test_of_two_ranks_the_late_one_is_named():
-    pair = StragglerDetector(2)
+    pair = StragglerDetector("j", 2)
     hear(pair, 12, world=2)
     (finding,) = hear(pair, 3, start=12, world=2, late=9, data_wait=9)
-    assert finding.rank == 1
+    assert finding.late_rank == 1
 
 
 def test_on_a_device_host_timers_name_late_data_and_stay_silent_about_compute():
-    device = StragglerDetector(4)
+    device = StragglerDetector("j", 4)
     findings = []
     for number in range(40):
         late = number >= 12
         rows = [row(number, on_device=True, rest=9 if late and rank != 1 else 0) for rank in range(4)]
         rows[1] = row(number, on_device=True, data_wait=9 if late else 0)
-        findings += device.judge(rows)
-    assert [(f.rank, f.cause) for f in findings] == [(1, "data_wait")]
+        findings += device.judge(rows, NOW)
+    assert [(f.late_rank, f.cause) for f in findings] == [(1, "data_wait")]
 
 
 def link(ranges, *, start=0, tail=5, diagnosis=None, **more):
     """Tell ranges in which all wait `tail` ms and rank 2 has `more`; return the diagnosis and what it found."""
-    diagnosis, findings = diagnosis or StragglerDetector(4), []
+    diagnosis, findings = diagnosis or StragglerDetector("j", 4), []
     for number in range(start, start + ranges):
         rows = [row(number, tail=tail, **({"busy": 0.1} | more if rank == 2 else {"busy": 0.1})) for rank in range(4)]
-        findings += diagnosis.judge(rows)
+        findings += diagnosis.judge(rows, NOW)
     return diagnosis, findings
 
 
@@ -144,7 +146,7 @@ def test_if_all_wait_and_none_does_more_it_is_the_link_of_the_rank_whose_sockets
     diagnosis, _ = link(12)
     _, findings = link(8, start=12, tail=40, busy=0.9, diagnosis=diagnosis)
     _, quiet = link(20, start=20, diagnosis=diagnosis)
-    assert [(f.rank, f.cause, f.phase, f.has_ended) for f in findings + quiet] == [
+    assert [(f.late_rank, f.cause, f.phase, f.ended) for f in findings + quiet] == [
         (2, "link", "tail", False),
         (2, "link", "tail", True),
     ]
@@ -177,12 +179,12 @@ def test_nothing_is_usual_before_eight_ranges_so_no_link_is_slow():
 
 
 def test_ranges_too_short_to_be_independent_count_for_less():
-    diagnosis, heard = StragglerDetector(4), []
+    diagnosis, heard = StragglerDetector("j", 4), []
     for number in range(40):
         is_slow = number >= 20
         busy = [0.9 if is_slow and rank == 2 else 0.1 for rank in range(4)]
         rows = [row(number, tail=5 + 20 * is_slow, busy=mine, forward=-8, backward=-18) for mine in busy]
-        heard += [number for _ in diagnosis.judge(rows)]
+        heard += [number for _ in diagnosis.judge(rows, NOW)]
     assert heard == [25], "ranges of 116 ms: six instead of three"
 
 
@@ -197,17 +199,17 @@ def groups(number, *, late, **flags):
 
 
 def test_who_waits_inside_its_forward_is_not_taken_for_the_late_one():
-    diagnosis, findings = StragglerDetector(4), []
+    diagnosis, findings = StragglerDetector("j", 4), []
     for number in range(40):
-        findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, forward_waits=True))
-    assert [(f.rank, f.cause) for f in findings] == [(0, "data_wait")]
+        findings += diagnosis.judge(groups(number, late=9 if number >= 12 else 0, forward_waits=True), NOW)
+    assert [(f.late_rank, f.cause) for f in findings] == [(0, "data_wait")]
 
 
 def test_other_knobs_make_other_waiting_usual():
-    diagnosis = StragglerDetector(4)
+    diagnosis = StragglerDetector("j", 4)
     for number in range(40):
         epoch = int(number >= 12)
-        assert diagnosis.judge([row(number, tail=5 + 35 * epoch, epoch=epoch) for _ in range(4)]) == []
+        assert diagnosis.judge([row(number, tail=5 + 35 * epoch, epoch=epoch) for _ in range(4)], NOW) == []
 
 
 def test_three_late_ranges_raise_and_three_quiet_ones_lower():
@@ -236,7 +238,7 @@ def test_in_the_same_noise_a_rank_that_doubles_its_step_is_nearly_always_named_i
     for seed in range(40):
         onset = 80 + seed % 4
         heard = simulate(seed, steps=140, slow=(onset, 2, phase, 30))
-        mine = [step - onset + 1 for step, f in heard if f.rank == 2 and step >= onset and not f.has_ended]
+        mine = [step - onset + 1 for step, f in heard if f.late_rank == 2 and step >= onset and not f.ended]
         missed += not mine or mine[0] > 18
     assert missed <= 3
 
@@ -245,7 +247,7 @@ def test_in_the_same_noise_a_slow_link_is_found_with_its_rank():
     late = missed = 0
     for seed in range(40):
         heard = simulate(seed, steps=140, slow=(81, None, "link", 40), busy=3)
-        found = [(step, f.rank) for step, f in heard if f.cause == "link"]
+        found = [(step, f.late_rank) for step, f in heard if f.cause == "link"]
         missed += not found
         late += not found or found[0][0] - 81 >= 18
         assert all(rank == 3 for _, rank in found)

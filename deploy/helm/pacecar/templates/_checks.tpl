@@ -1,6 +1,5 @@
 {{- /*
-Values that each are right and together are not.  Without this the cluster would take them, and one of the two would be without
-effect, or every number would be there twice.
+Refuses values that contradict each other.  Otherwise one of them would have no effect, or daemons would be scraped twice.
 */ -}}
 {{- define "pacecar.milliseconds" -}}
 {{- if hasSuffix "ms" . }}{{ trimSuffix "ms" . | int64 }}
@@ -20,11 +19,11 @@ effect, or every number would be there twice.
 {{- end }}
 {{- range $label, $value := fromYaml (include "pacecar.selector" .) }}
   {{- if hasKey $values.podLabels $label }}
-    {{- fail (printf "podLabels has %s, by which the DaemonSet finds its pods" $label) }}
+    {{- fail (printf "podLabels has %s, which is the DaemonSet's selector" $label) }}
   {{- end }}
 {{- end }}
 {{- if gt (include "pacecar.milliseconds" $values.monitor.scrapeTimeout | int64) (include "pacecar.milliseconds" $values.monitor.interval | int64) }}
-  {{- fail (printf "monitor.scrapeTimeout (%s) is longer than monitor.interval (%s): Prometheus refuses that" $values.monitor.scrapeTimeout $values.monitor.interval) }}
+  {{- fail (printf "monitor.scrapeTimeout (%s) is longer than monitor.interval (%s), which Prometheus refuses" $values.monitor.scrapeTimeout $values.monitor.interval) }}
 {{- end }}
 {{- range $key, $value := $values.web.scrape }}
   {{- if and $value (not $values.web.secretName) }}
@@ -34,17 +33,17 @@ effect, or every number would be there twice.
     {{- fail (printf "web.scrape.%s is for TLS, and web.tls is false" $key) }}
   {{- end }}
   {{- if and $value (eq $values.monitor.kind "none") }}
-    {{- fail (printf "web.scrape.%s is set and monitor.kind is none: nobody is told" $key) }}
+    {{- fail (printf "web.scrape.%s is set and monitor.kind is none: it has no effect" $key) }}
   {{- end }}
 {{- end }}
 {{- range $section := list "hook" "tune" }}
   {{- if regexMatch (printf "(?m)^\\s*\\[%s\\]" $section) $values.config }}
-    {{- fail (printf "config has a section [%s], which the daemon does not read: give it to the jobs" $section) }}
+    {{- fail (printf "config has a section [%s], which the daemon does not read: configure it in the jobs" $section) }}
   {{- end }}
 {{- end }}
 {{- range $key, $instead := $set }}
   {{- if regexMatch (printf "(?m)^\\s*%s\\s*=" $key) $values.config }}
-    {{- fail (printf "config sets %s, which the chart sets by an environment variable, and that wins%s" $key (ternary (printf ": use the value %s" $instead) "" (ne $instead ""))) }}
+    {{- fail (printf "config sets %s, which the chart's environment variable overrides%s" $key (ternary (printf ": use the value %s" $instead) "" (ne $instead ""))) }}
   {{- end }}
 {{- end }}
 {{- range $variable := $values.extraEnv }}
@@ -57,7 +56,7 @@ effect, or every number would be there twice.
     {{- fail (printf "config sets %s and extraEnv sets %s, which wins: keep one of the two" $key $variable.name) }}
   {{- end }}
   {{- if eq $variable.name "PACECAR_CONFIG" }}
-    {{- fail "extraEnv sets PACECAR_CONFIG: the chart's own file is the value config" }}
+    {{- fail "extraEnv sets PACECAR_CONFIG: use the value config" }}
   {{- end }}
 {{- end }}
 {{- end }}

@@ -2,7 +2,7 @@
 {{ .Values.fullnameOverride | default "pacecar" }}
 {{- end }}
 
-{{- /* What rules, monitors and commands of the documentation select by. */ -}}
+{{- /* The labels that rules, monitors and the documentation's commands select by. */ -}}
 {{- define "pacecar.selector" -}}
 app.kubernetes.io/name: pacecar
 app.kubernetes.io/component: node

@@ -1,0 +1,6 @@
+"""Computes where a step's time went: compute, exposed communication, copies, data wait, idle.
+
+In: intervals of work and of host phases.  Out: a `Ledger` whose headings sum to the wall time, to the nanosecond.
+Start at `attribution`.  With `classification` (of rows) and `intervals`, it serves both windows in memory and trace
+files.  `what_if_bounds` bounds possible gains; `bus_bandwidth` has nccl-tests' factors.  Everything is pure.
+"""

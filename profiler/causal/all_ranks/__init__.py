@@ -1,1 +1,0 @@
-"""Joins the ranks' graphs into one, plays it with other durations, and walks its critical path."""
