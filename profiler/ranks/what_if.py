@@ -74,7 +74,9 @@ class WhatIfSchedule:
         known = [totals for totals in ranks if totals is not None]
         if len(known) < len(ranks):
             return
-        self._oldest_steps = max(self._oldest_steps, *(totals.age_steps for totals in known))
+        step = min(totals.step for totals in known)
+        ages = (totals.age_steps and max(1, totals.age_steps - (totals.step - step)) for totals in known)
+        self._oldest_steps = max(self._oldest_steps, *ages)
         if self._since is None:  # the totals before the first calibration are mostly unknown
             self._since = now_ns, known
             return
@@ -87,7 +89,7 @@ class WhatIfSchedule:
             list(zip(before, known, strict=True)),
             job=self._job,
             of_rank=self._of_rank,
-            step=min(totals.step for totals in known),
+            step=step,
             wall_ns=wall_ns,
             stragglers=stragglers,
             age_steps=self._oldest_steps,

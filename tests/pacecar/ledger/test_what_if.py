@@ -181,6 +181,17 @@ def test_nobody_late_is_a_rung_of_no_gain_and_an_uncalibrated_rank_no_ladder():
     assert heard([ledger(), None]) == []
 
 
+def test_the_age_of_the_bounds_counts_from_the_step_that_they_name():
+    """What rank 1 sent is 40 steps ahead: its window was 47 steps before its own latest step, 7 before this one."""
+    said = []
+    ladder = WhatIfSchedule("j", None, said.append, lambda: False)
+    for now, count in ((0, 1), (round(WHAT_IF_SECONDS * NS_PER_SECOND), 101)):
+        ranks = [(count, 3), (count + 40, 47)]
+        totals = [LedgerTotals(times(ledger(), count), count, step, age) for step, age in ranks]
+        ladder.record(totals, now_ns=now, wall_ns=1)
+    assert [(one.step, one.calibration_age_steps) for one in said] == [(101, 7)]
+
+
 def test_a_pipeline_has_no_bound_for_communication():
     """Its ranks communicate while they wait for the work of others, which no faster link shortens."""
     (said,) = heard([ledger(), ledger()], is_pipeline=True)
