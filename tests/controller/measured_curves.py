@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -165,19 +164,5 @@ def fitted_curve(name: str, taken: dict[int, list[float]]) -> tuple[Curve, Fit]:
     return Curve(name, start, points, gradients, first_bucket_bytes=MIB, backward_ns=backward_ns), fitted
 
 
-def table(fits: Iterable[tuple[Curve, Fit]]) -> str:
-    """Return the fits as Markdown."""
-    rows = [
-        f"| {curve.name} | {fitted.alpha_ns / 1e6:.2f} | {fitted.ns_per_byte:.2f} | {fitted.backward_ns / 1e6:.0f}"
-        f" | {fitted.error_ratio:.1%} |"
-        for curve, fitted in fits
-    ]
-    return "\n".join(
-        ["| case | alpha ms | beta ns/byte | backward ms | off by |", "| --- | --- | --- | --- | --- |", *rows]
-    )
-
-
 if __name__ == "__main__":
-    everything = list(measured())
-    MEASURED.write_text(dump((curve for curve, _ in everything), source="measured"))
-    sys.stdout.write(table(everything) + "\n")
+    MEASURED.write_text(dump((curve for curve, _ in measured()), source="measured"))
