@@ -35,6 +35,22 @@ number in brackets leads to the reason below. DeepSpeed's two knobs are in the t
 """
 
 
+class Reasons:
+    """Reasons that stand below a table, each once, and numbers in its cells that lead to them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, reason: str) -> str:
+        """Return what a cell says for this reason."""
+        return f"({self._numbers.setdefault(reason, len(self._numbers) + 1)})"
+
+    def below(self) -> str:
+        """Return the list, after an empty line; empty where there is none."""
+        listed = "".join(f"{number}. {reason}\n" for reason, number in self._numbers.items())
+        return listed and "\n" + listed
+
+
 def minor(version: str) -> tuple[int, ...]:
     """Return what is compared: the first two numbers."""
     return tuple(int(part) for part in version.split(".")[:2])
@@ -61,7 +77,7 @@ def section(folder: Path = FOLDER) -> str:
     found = rows(folder)
     if not found:
         return ""
-    reasons: list[str] = []
+    reasons = Reasons()
     titles = [f"`{f}`" if "_" in f else f for f in FEATURES]
     lines = [f"| torch | Python | Run on | {' | '.join(titles)} |\n", "|---|---|---|" + "---|" * len(FEATURES) + "\n"]
     for row in found:
@@ -70,10 +86,7 @@ def section(folder: Path = FOLDER) -> str:
             word, _, reason = row["cells"].get(feature, "not run").partition(": ")
             reason = textwrap.shorten(reason, REASON_LETTERS, placeholder=" ...")
             if reason:
-                if reason not in reasons:
-                    reasons.append(reason)
-                word += f" ({reasons.index(reason) + 1})"
+                word += f" {reasons.number(reason)}"
             cells.append(word)
         lines.append(f"| {row['version']} | {row['python']} | {row['date']} | {' | '.join(cells)} |\n")
-    notes = [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
-    return HEAD + "".join(lines) + ("\n" + "".join(notes) if notes else "")
+    return HEAD + "".join(lines) + reasons.below()
