@@ -255,7 +255,7 @@ CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
 """1 by definition, or never zero once there is a GPU."""
 
 IN_REAL_TIME = {"pacecar_gpu_driver_call_seconds_total", "pacecar_gpu_driver_slow"}
-"""Zero while the clock is a test's; tested in `test_gpu_slow`."""
+"""Zero unless a test's clock moves while the driver is asked; tested in `test_gpu_slow`."""
 
 
 @pytest.mark.slow
@@ -273,8 +273,8 @@ def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tm
     zeros = {name: set() for name in GPU_METRICS}
     for sample in everything(standin, make, clock, tmp_path):
         zeros[sample.metric].add(sample.value)
-    assert {name for name, seen in numbers.items() if not seen - {0}} == IN_REAL_TIME
-    assert [name for name, seen in zeros.items() if 0 not in seen and name not in CONSTANT] == []
+    assert {name for name, seen in numbers.items() if not seen - {0}} <= IN_REAL_TIME
+    assert [name for name, seen in zeros.items() if 0 not in seen and name not in CONSTANT | IN_REAL_TIME] == []
 
 
 @pytest.mark.slow
