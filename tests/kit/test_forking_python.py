@@ -19,6 +19,7 @@ import pytest
 from tests.kit.forking_python import forking_python
 from tests.kit.waiting import until
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 120
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -41,23 +42,30 @@ def forked() -> str:
 
 
 def run(python: str, *arguments: str | Path, said: str = "", folder: Path | None = None, **environ: str) -> Ran:
+    return call(python, [python, *map(str, arguments)], said, folder, **environ)
+
+
+def call(python: str, command: list[str], said: str = "", folder: Path | None = None, **environ: str) -> Ran:
+    """Run the command; what it says is told without addresses, and without which python it was."""
     done = subprocess.run(
-        [python, *map(str, arguments)],
-        input=said, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, cwd=folder,
+        command, input=said, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, cwd=folder,
         env=ENVIRON | environ,
     )  # fmt: skip
-    return Ran(done.returncode, neutral(done.stdout, python), neutral(done.stderr, python))
-
-
-def neutral(text: str, python: str) -> str:
-    """Leave out addresses, and which of the two it is."""
-    return re.sub("0x[0-9a-f]+", "0x", text).replace(python, "PYTHON").replace(sys.executable, "PYTHON")
+    texts = (re.sub("0x[0-9a-f]+", "0x", text) for text in (done.stdout, done.stderr))
+    return Ran(done.returncode, *(text.replace(python, "PYTHON").replace(sys.executable, "PYTHON") for text in texts))
 
 
 def run_same(forked: str, *arguments: str | Path, said: str = "", folder: Path | None = None, **environ: str) -> Ran:
     """Run the program in a fresh python and in a forked one; fails where they differ."""
     fresh = run(sys.executable, *arguments, said=said, folder=folder, **environ)
     assert run(forked, *arguments, said=said, folder=folder, **environ) == fresh
+    return fresh
+
+
+def shell_same(forked: str, line: str, *arguments: str, folder: Path | None = None) -> Ran:
+    """Run a line of a shell in which "$0" is a fresh python, and then the forked one; fails where they differ."""
+    fresh, other = (call(p, ["sh", "-c", line, p, *arguments], folder=folder) for p in (sys.executable, forked))
+    assert other == fresh
     return fresh
 
 
@@ -79,22 +87,17 @@ def test_it_is_a_fork_that_has_the_modules_and_no_other(forked: str) -> None:
 
 ENDS = {
     "well": ("", 0),
-    "exit code": ("sys.exit(3)", 3),
     "exit code of more than a byte": ("sys.exit(256 + 7)", 7),
     "exit without a code": ("sys.exit()", 0),
     "exit with a sentence": ("sys.exit('in words')", 1),
-    "exception": ("1 / 0", 1),
     "exception with a cause": ("try: 1 / 0\nexcept ZeroDivisionError as e: raise ValueError('later') from e", 1),
     "exception from a function": ("def f(): raise ValueError('in f')\nf()", 1),
     "Ctrl-C, not caught": ("raise KeyboardInterrupt", -signal.SIGINT),
     "SIGINT to itself": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
     "os._exit": ("sys.stdout.flush(); os._exit(4)", 4),
-    "abort": ("sys.stdout.flush(); os.abort()", -signal.SIGABRT),
     "kill": ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-    "term": ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "own excepthook": ("sys.excepthook = lambda *e: print('hook', e[0].__name__); 1 / 0", 1),
-    "thread that goes on": ("threading.Timer(0.05, lambda: print('thread ended', flush=True)).start()", 0),
-    "exit from a thread that is waited for": (
+    "exit with a thread that is waited for": (
         "threading.Thread(target=lambda: (time.sleep(0.05), print('waited'))).start(); sys.exit(5)",
         5,
     ),
@@ -128,23 +131,8 @@ def test_a_script_ends_with_the_same_code_and_the_same_words(forked: str, tmp_pa
 def test_code_that_is_no_python_fails_in_the_same_words(forked: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('a'\n1 +* 2\n")
-    assert run_same(forked, script).code == 1
-    assert run_same(forked, "-c", "1 +* 2").code == 1
-    assert run_same(forked, tmp_path / "nowhere.py").code == 2
-    assert run_same(forked, "-m", "no_such_module").code == 1
-
-
-def test_a_reader_of_stdout_that_went_away_gives_pythons_own_exit_code(forked: str) -> None:
-    codes = []
-    for python in (sys.executable, forked):
-        end, begin = os.pipe()
-        os.close(end)
-        done = subprocess.run(
-            [python, "-c", "print('x' * 10)"], stdout=begin, stderr=subprocess.PIPE, check=False, env=ENVIRON
-        )
-        os.close(begin)
-        codes.append((done.returncode, b"BrokenPipeError" in done.stderr))
-    assert codes == [(120, True)] * 2
+    for arguments, code in (((script,), 1), (("-c", "1 +* 2"), 1), (("-m", "no_such_module"), 1), (("no.py",), 2)):
+        assert run_same(forked, *arguments, folder=tmp_path).code == code
 
 
 ASKS = """
@@ -179,22 +167,26 @@ def test_a_script_a_module_and_code_see_the_same_world(forked: str, tmp_path: Pa
         assert "('OWN', 'is there')" in done.out
     (link := tmp_path / "link.py").symlink_to(tmp_path / "inner" / "__main__.py")
     assert str(tmp_path / "inner") in run_same(forked, link).out, "its own folder is the first of the path"
-    (tmp_path / "json").mkdir()
-    (tmp_path / "json" / "__init__.py").write_text("")
     said = run_same(forked, "-m", "json.tool", said='{"a": 1}')
     assert said.out == '{\n    "a": 1\n}\n', "a module that the server has runs all the same"
 
 
-def test_unbuffered_and_closed_streams(forked: str) -> None:
+def test_streams_that_are_unbuffered_closed_full_or_a_terminal(forked: str) -> None:
     code = "import os, sys; sys.stdout.write('a'); os.write(1, b'b'); print(sys.stdin is None)"
     assert run_same(forked, "-u", "-c", code).out == "abFalse\n"
-    assert run_same(forked, "-c", code).out == "baFalse\n"
     assert run_same(forked, "-c", code, PYTHONUNBUFFERED="1").out == "abFalse\n"
+    assert shell_same(forked, '"$0" -c "$1" <&-', code).out == "baTrue\n"
+    assert shell_same(forked, '"$0" -c "print(1)" >/dev/full 2>/dev/null').code == 120
+    code = "import os, sys; print(sys.stdout.isatty(), sys.stdout.line_buffering, os.get_terminal_size(1).columns)"
+    said = []
     for python in (sys.executable, forked):
-        closed = subprocess.run(
-            ["sh", "-c", '"$0" -c "$1" <&-', python, code], capture_output=True, check=True, env=ENVIRON
-        )
-        assert closed.stdout == b"baTrue\n"
+        here, there = pty.openpty()
+        subprocess.run([python, "-c", code], stdin=there, stdout=there, stderr=there, check=True, env=ENVIRON)
+        said.append(os.read(here, 1000))
+        os.close(here)
+        os.close(there)
+    assert said[0] == said[1]
+    assert b"True True" in said[0]
 
 
 @pytest.fixture
@@ -208,51 +200,24 @@ def signal_defaults() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signal_defaults")
 def test_ignored_signals_umask_and_inherited_files_are_the_askers(forked: str, tmp_path: Path) -> None:
-    script = tmp_path / "asks.py"
-    script.write_text(ASKS + "print(os.read(int(sys.argv[1]), 10), os.get_inheritable(int(sys.argv[1])))\n")
-    said = []
-    for python in (sys.executable, forked):
-        end, begin = os.pipe()
-        os.write(begin, b"by a pipe")
-        os.set_inheritable(end, True)
-        shell = ["sh", "-c", 'trap "" HUP USR1; umask 027; exec "$0" "$@"', python, str(script), str(end)]
-        said.append(subprocess.run(shell, input="", capture_output=True, text=True, close_fds=False, check=False,
-                                   env=ENVIRON))  # fmt: skip
-        os.close(end)
-        os.close(begin)
-    assert said[0].stdout == said[1].stdout
-    assert (said[0].returncode, said[1].returncode) == (0, 0), said[1].stderr
-    assert "b'by a pipe' True" in said[1].stdout
-    assert "0o27 [1, 10, 13, 25]" in said[1].stdout
+    (tmp_path / "asks.py").write_text(ASKS + "print(os.read(7, 10), os.get_inheritable(7))\n")
+    (tmp_path / "file").write_text("of a file")
+    done = shell_same(forked, 'trap "" HUP USR1; umask 027; exec "$0" "$@" 7<file', "asks.py", folder=tmp_path)
+    assert done.code == 0, done.err
+    assert "b'of a file' True" in done.out
+    assert "0o27 [1, 10, 13, 25]" in done.out
 
 
 def test_what_was_ignored_where_the_server_began_is_not_ignored_by_a_child() -> None:
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a shell's background
     try:
         python = forking_python(sys.executable, ("json", "json.tool"))
+        quits = "import os, signal; os.kill(os.getpid(), signal.SIGQUIT); print('ignored')"
+        assert run(python, "-c", quits).out == "ignored\n"
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        assert run(python, "-c", quits).code == -signal.SIGQUIT
     finally:
         signal.signal(signal.SIGQUIT, before)
-    quits = "import os, signal; os.kill(os.getpid(), signal.SIGQUIT); print('ignored')"
-    for ignored in (False, True):
-        before = signal.signal(signal.SIGQUIT, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        try:
-            ended = run(python, "-c", quits)
-        finally:
-            signal.signal(signal.SIGQUIT, before)
-        assert (ended.code, ended.out) == ((0, "ignored\n") if ignored else (-signal.SIGQUIT, ""))
-
-
-def test_a_terminal_is_one_for_the_child_too(forked: str) -> None:
-    code = "import os, sys; print(sys.stdout.isatty(), sys.stdout.line_buffering, os.get_terminal_size(1).columns)"
-    said = []
-    for python in (sys.executable, forked):
-        here, there = pty.openpty()
-        subprocess.run([python, "-c", code], stdin=there, stdout=there, stderr=there, check=True, env=ENVIRON)
-        said.append(os.read(here, 1000))
-        os.close(here)
-        os.close(there)
-    assert said[0] == said[1]
-    assert b"True True" in said[0]
 
 
 WAITS = """
@@ -274,8 +239,20 @@ def start(python: str, *arguments: str) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         [python, "-c", WAITS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    return process, int(heard(process))
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the process says."""
     assert process.stdout is not None
-    return process, int(process.stdout.readline())
+    return process.stdout.readline()
+
+
+def assert_terminates(process: subprocess.Popen[str]) -> None:
+    """Let its handler of SIGTERM end it."""
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
+    assert process.returncode == 9
 
 
 def test_a_signal_that_the_asker_ignores_reaches_a_child_that_wants_it(forked: str) -> None:
@@ -287,13 +264,9 @@ def test_a_signal_that_the_asker_ignores_reaches_a_child_that_wants_it(forked: s
         signal.signal(signal.SIGHUP, before)
     for asker in (process, indifferent):
         asker.send_signal(signal.SIGHUP)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "got SIGHUP\n"  # or the next would come amid this one's handler
-    for asker in (process, indifferent):
-        asker.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
-    assert indifferent.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
-    assert (process.returncode, indifferent.returncode) == (9, 9)
+    assert heard(process) == "got SIGHUP\n"  # or the next would come amid this one's handler
+    assert_terminates(process)
+    assert_terminates(indifferent)
 
 
 @pytest.mark.usefixtures("signal_defaults")
@@ -305,10 +278,7 @@ def test_a_signal_that_comes_as_soon_as_the_child_speaks_is_passed_on(forked: st
     slow = tmp_path / "python"
     slow.write_text(text.replace(asked, asked + "import time; time.sleep(0.5)\n"))
     slow.chmod(0o755)
-    process, _ = start(str(slow), "SIGTERM")
-    process.send_signal(signal.SIGTERM)  # alone: a second one could come amid the first one's handler
-    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
-    assert process.returncode == 9
+    assert_terminates(start(str(slow), "SIGTERM")[0])
 
 
 @pytest.mark.usefixtures("signal_defaults")
@@ -316,12 +286,10 @@ def test_signals_to_the_asker_reach_the_child_and_end_both_alike(forked: str) ->
     names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGTERM")
     process, child = start(forked, *names)
     assert child != process.pid
-    for name in names:
+    for name in names[:-1]:
         process.send_signal(getattr(signal, name))
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"got {name}\n"
-    with process:
-        assert process.wait(SECONDS_MAX) == 9
+        assert heard(process) == f"got {name}\n"
+    assert_terminates(process)
     for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGINT"):
         ends = []
         for python in (sys.executable, forked):
@@ -336,26 +304,21 @@ def test_signals_to_the_asker_reach_the_child_and_end_both_alike(forked: str) ->
 def test_who_kills_the_asker_kills_the_child_and_the_askers_own_end_is_that_of_a_child_that_was_killed(
     forked: str,
 ) -> None:
-    process, child = start(forked)
+    (process, child), (other, its_child) = start(forked), start(forked)
     process.kill()
     process.communicate()
     until(lambda: is_gone(child), "the child runs on")
-    process, child = start(forked)
-    os.kill(child, signal.SIGKILL)
-    process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == -signal.SIGKILL
+    assert not is_gone(its_child)
+    os.kill(its_child, signal.SIGKILL)
+    other.communicate(timeout=SECONDS_MAX)
+    assert other.returncode == -signal.SIGKILL
 
 
 def test_a_child_has_a_process_group_of_its_own_so_that_it_cannot_end_the_server(forked: str) -> None:
-    code = "import os, signal; os.killpg(0, signal.SIGTERM)"
-    ended = subprocess.run([forked, "-c", code], start_new_session=True, timeout=SECONDS_MAX, check=False)
-    assert ended.returncode == -signal.SIGTERM
     groups = "import os; print(os.getpgid(0) == os.getpid(), os.getpgid(0) == os.getpgid(os.getppid()))"
     assert run(forked, "-c", groups).out == "True False\n"
     leads = "import os; print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())"
-    for python in (sys.executable, forked):
-        done = subprocess.run([python, "-c", leads], start_new_session=True, stdout=subprocess.PIPE, check=True)
-        assert done.stdout == b"True True\n"
+    assert shell_same(forked, 'setsid --wait "$0" -c "$1"', leads).out == "True True\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
@@ -363,28 +326,18 @@ def test_a_child_is_in_the_network_and_mounts_of_its_asker(forked: str) -> None:
     files = "/proc/self/ns/net", "/proc/self/ns/mnt"
     code = f"import os; print(*map(os.readlink, {files}), sep='\\n')"
     command = f'readlink {" ".join(files)} && exec "{forked}" -c "{code}"'
-    done = subprocess.run(
-        ["unshare", "--net", "--mount", "sh", "-c", command],
-        capture_output=True, text=True, timeout=SECONDS_MAX, check=True,
-    )  # fmt: skip
-    asker, child = done.stdout.split()[:2], done.stdout.split()[2:]
+    done = call(forked, ["unshare", "--net", "--mount", "sh", "-c", command])
+    asker, child = done.out.split()[:2], done.out.split()[2:]
     assert child == asker
     assert not {os.readlink(file) for file in files} & {*child}
 
 
-def test_children_run_side_by_side_and_hold_nothing_of_each_other(forked: str) -> None:
-    many = [start(forked) for _ in range(5)]
-    assert len({child for _, child in many}) == 5
-    opened = run(forked, "-c", "import os; print(len(os.listdir('/proc/self/fd')))").out
-    assert opened == run(sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd')))").out
-    for process, _ in many[::2]:
+def test_a_child_holds_nothing_of_another(forked: str) -> None:
+    others = [start(forked)[0] for _ in range(3)]
+    run_same(forked, "-c", "import os; print(len(os.listdir('/proc/self/fd')))")
+    for process in others:
         process.kill()
         process.communicate()
-    for process, child in many[1::2]:
-        assert not is_gone(child)
-        process.terminate()
-        process.communicate(timeout=SECONDS_MAX)
-        assert process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -422,16 +375,9 @@ if __name__ == "__main__":
 def test_main_can_be_pickled_and_what_it_spawns_is_forked_too(forked: str, tmp_path: Path) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
-    fresh, done = run(sys.executable, script), run(forked, script)
-    assert done.err == fresh.err == ""
-    assert done.out.replace("again True", "again False") == fresh.out
-    assert fresh.out.splitlines() == [
-        "spawn __mp_main__ 0",
-        "fork __main__ 0",
-        "forkserver __mp_main__ 0",
-        "again False",
-    ]
-    assert "again True" in done.out
+    said = "spawn __mp_main__ 0\nfork __main__ 0\nforkserver __mp_main__ 0\nagain "
+    assert run(sys.executable, script) == Ran(0, said + "False\n", "")
+    assert run(forked, script) == Ran(0, said + "True\n", "")
 
 
 @pytest.mark.slow
@@ -439,12 +385,8 @@ def test_options_and_variables_that_python_reads_at_its_start_start_a_fresh_one(
     shows = "import sys, warnings; print('json.tool' in sys.modules, sys.flags.optimize, sys.flags.dev_mode)"
     for arguments in (("-O",), ("-X", "dev"), ("-W", "error"), ("-I",), ("-E", "-s")):
         assert run_same(forked, *arguments, "-c", shows).out.startswith("False ")
-    for name, value in (
-        ("PYTHONDEVMODE", "1"),
-        ("PYTHONWARNINGS", "error"),
-        ("PYTHONHASHSEED", "3"),
-        ("PYTHONOPTIMIZE", "1"),
-    ):
+    for name in ("PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONOPTIMIZE"):
+        value = "error" if name == "PYTHONWARNINGS" else "1"
         assert run_same(forked, "-c", shows, **{name: value}).out.startswith("False ")
     assert run_same(forked, "-c", "print('a')", PYTHONIOENCODING="latin-1:replace", PYTHONUTF8="0").code == 0
     assert run_same(forked, "-", said="print('from stdin')").out == "from stdin\n"
@@ -490,87 +432,78 @@ def test_whole_finalization_where_it_is_asked_for(forked: str) -> None:
     assert run_same(forked, "-c", code, FORKED_FINALIZES="1") == Ran(2, "freed\n", "")
 
 
+USES = """
+import os, subprocess, sys
+from tests.kit.forking_python import forking_python
+python = forking_python(sys.executable, ("json",))
+ask = [python, "-c", "import os; print(os.getppid())"]
+for line in sys.stdin:
+    print(python, subprocess.run(ask, stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)
+"""
+"""Asks for a server, and says, for each line it is told, where that is and its process id."""
+
+
 @pytest.fixture
-def short() -> Iterator[str]:
-    """A folder with a short path, which a socket in it needs."""
+def used() -> Iterator[dict[str, str]]:
+    """The environment of a process that asks for a server, whose socket needs a folder with a short path."""
     with tempfile.TemporaryDirectory(prefix="short-") as folder:
-        yield folder
+        yield {"PYTHONPATH": str(ROOT), "TMPDIR": folder}
 
 
-def test_the_server_ends_with_who_started_it(short: str) -> None:
-    asks = (
-        "import os, subprocess, sys\nfrom tests.kit.forking_python import forking_python\n"
-        "python = forking_python(sys.executable, ('json',))\n"
-        "waits = subprocess.Popen([python, '-c', 'import os, time; print(os.getpid(), os.getppid(), flush=True);"
-        " time.sleep(1000)'], stdout=subprocess.PIPE)\n"
-        "print(os.path.dirname(python), waits.stdout.readline().decode(), flush=True)\n{end}\n"
-    )
-    for end in ("pass", "os._exit(0)", "1 / 0"):
-        root = str(Path(__file__).resolve().parents[2])
-        done = run(sys.executable, "-c", asks.format(end=end), PYTHONPATH=root, TMPDIR=short)
-        folder, child, server = done.out.split()
-        until(lambda: is_gone(int(child)) and is_gone(int(server)), "they run on")  # noqa: B023
-        assert not Path(folder).parent.exists()
-
-
-def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(short: str) -> None:
-    asks = (
-        "import os, subprocess, sys\nfrom tests.kit.forking_python import forking_python\n"
-        "ask = [forking_python(sys.executable, ('json',)), '-c', 'import os; print(os.getppid())']\n"
-        "for line in sys.stdin:\n"
-        "    print(ask[0], subprocess.run(ask, stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)\n"
-    )
-    environ = ENVIRON | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
-    environ["PYTEST_XDIST_TESTRUNUID"] = "0123456789abcdef0123"
+def use(environ: dict[str, str]) -> subprocess.Popen[str]:
+    """Start USES."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    users = [subprocess.Popen([sys.executable, "-c", asks], text=True, env=environ, **pipes) for _ in range(3)]
-    said = []
-    for user in users:
-        assert user.stdin is not None
-        assert user.stdout is not None
-        user.stdin.write("\n")
-        user.stdin.flush()
-        said.append(user.stdout.readline())  # the others live
-    for user in users:
-        out, _ = user.communicate("\n")  # those before it have ended
-        said.append(out)
+    return subprocess.Popen([sys.executable, "-c", USES], text=True, env=ENVIRON | environ, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def ask(user: subprocess.Popen[str]) -> str:
+    """Return what USES says to a line."""
+    assert user.stdin is not None
+    user.stdin.write("\n")
+    user.stdin.flush()
+    return heard(user)
+
+
+@pytest.mark.parametrize("end", ["pass", "os._exit(0)", "1 / 0"])
+def test_the_server_and_its_children_end_with_who_started_it(used: dict[str, str], end: str) -> None:
+    waits = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(1000)"
+    begin = f"waits = subprocess.Popen([python, '-c', {waits!r}], stdout=subprocess.PIPE)\n"
+    says = f"print(os.path.dirname(python), waits.stdout.readline().decode(), flush=True)\n{end}\n"
+    folder, child, server = run(sys.executable, "-c", USES + begin + says, **used).out.split()
+    until(lambda: is_gone(int(child)) and is_gone(int(server)), "they run on")
+    assert not Path(folder).parent.exists()
+
+
+def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(used: dict[str, str]) -> None:
+    users = [use(used | {"PYTEST_XDIST_TESTRUNUID": "0123456789abcdef0123"}) for _ in range(3)]
+    said = [ask(user) for user in users]
+    said += [user.communicate("\n")[0] for user in users]  # those before it have ended
     assert len(set(said)) == 1
     program, server = said[0].split()
     until(lambda: is_gone(int(server)), "it runs on")
     assert not Path(program).parent.parent.exists()
 
 
-def test_a_server_that_is_asked_for_while_it_ends_goes_on(short: str) -> None:
-    asks = (
-        "import sys\nfrom tests.kit.forking_python import forking_python\n"
-        "print(forking_python(sys.executable, ('json',)), flush=True)\nsys.stdin.read()\n"
-    )
-    environ = ENVIRON | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    first = subprocess.Popen([sys.executable, "-c", asks], text=True, env=environ, **pipes)
-    assert first.stdout is not None
-    folder = Path(first.stdout.readline().strip()).parent
-    server = run(str(folder / "python"), "-c", "import os; print(os.getppid())").out
+def test_a_server_that_is_asked_for_while_it_ends_goes_on(used: dict[str, str]) -> None:
+    first = use(used)
+    program, server = ask(first).split()
+    folder = Path(program).parent
     with open(folder / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         first.communicate()
-        waits = re.compile(rf"-> FLOCK .* {int(server)} ")
+        waits = re.compile(rf"-> FLOCK .* {server} ")
         until(lambda: waits.search(Path("/proc/locks").read_text()) is not None, "the server does not end")
         life = os.open(folder / "life", os.O_WRONLY | os.O_NONBLOCK)
-    assert run(str(folder / "python"), "-c", "import os; print(os.getppid())").out == server
+    assert run(program, "-c", "import os; print(os.getppid())").out.strip() == server
     os.close(life)
     until(lambda: is_gone(int(server)), "it runs on")
     assert not folder.parent.exists()
 
 
-def test_a_server_whose_modules_print_is_refused(short: str) -> None:
-    environ = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TMPDIR": short}
+def test_a_server_that_cannot_load_its_modules_or_whose_modules_print_is_refused(used: dict[str, str]) -> None:
     code = "from tests.kit.forking_python import forking_python\nforking_python(modules=('this',))"
-    done = run(sys.executable, "-c", code, **environ)
+    done = run(sys.executable, "-c", code, **used)
     assert "RuntimeError: the fork server did not start: b'The Zen of Python" in done.err
-
-
-def test_a_server_that_cannot_load_its_modules_says_so() -> None:
     with pytest.raises(RuntimeError, match="the fork server did not start: b'', exit code 1"):
         forking_python(sys.executable, ("no_such_module",))
 
