@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,9 @@ import accelerate
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from turning import OPTIONS, Ear, main
+from turning import OPTIONS, Ear, Numbers, main, planted, regression, shared_folder
 
 from pacecar.adapters.accelerate import attach
-
-
-class Numbers(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.x = torch.randn(count, 16, generator=generator)
-        self.y = self.x[:, :4].sum(1, keepdim=True)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.y[index]
 
 
 def train(
@@ -43,24 +29,19 @@ def train(
     resume_at: int | None = None,
 ) -> dict[str, Any]:
     """Train with or without pacecar; `uses`: by `train_batch`.  `remainder`: batches beyond whole updates."""
-    from pacecar.adapters import shared_attach
-
     torch.manual_seed(0)
     accelerate.utils.set_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     accelerator.step = 0
-    net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    net = regression()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.5)
     data = Numbers(2 * batch * (accumulation * steps // 3 + remainder))
     loader = torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(net, optimizer, loader, scheduler)
     ear = Ear()
-    before = shared_attach.TESTED["accelerate"]
-    if untested:
-        shared_attach.TESTED["accelerate"] = ((0, 1), (0, 2))
-    pacer = None if tune is None else attach(accelerator, model, optimizer, tune=tune, **OPTIONS)
-    shared_attach.TESTED["accelerate"] = before
+    with planted("accelerate", is_untested=untested):
+        pacer = None if tune is None else attach(accelerator, model, optimizer, tune=tune, **OPTIONS)
     if pacer is not None:
         ear.follow(pacer.pacer)
 
@@ -68,9 +49,7 @@ def train(
         return nn.functional.mse_loss(model(part[0]), part[1])
 
     done, losses, bodies, update = 0, [], 0, 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        folders = [folder]
-        torch.distributed.broadcast_object_list(folders)
+    with shared_folder() as folder:
         while done < steps:
             for batch_of in loader if pacer is None else pacer.data(loader):
                 bodies += 1
@@ -90,16 +69,15 @@ def train(
                     losses.append(update)
                     update = 0.0
                     if done == resume_at:
-                        accelerator.save_state(folders[0])
+                        accelerator.save_state(folder)
                         accelerator.wait_for_everyone()
-                        accelerator.load_state(folders[0])
+                        accelerator.load_state(folder)
                     if done == steps:
                         break
-        torch.distributed.barrier()
     if pacer is not None:
         pacer.close()
     return ear.answer(net) | {
-        "loss": losses[-1], "history": losses, "bodies": bodies, "version": accelerate.__version__,
+        "history": losses, "bodies": bodies, "version": accelerate.__version__,
         "accumulation": accelerator.gradient_accumulation_steps, "rate": scheduler.get_last_lr(),
     }  # fmt: skip
 

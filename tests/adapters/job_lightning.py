@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from turning import OPTIONS, Ear, broken, main
+from turning import OPTIONS, Ear, Numbers, main, planted, regression, shared_folder
 
 from pacecar.adapters.lightning import PacecarCallback
 
@@ -26,24 +25,11 @@ warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-class Numbers(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.x = torch.randn(count, 16, generator=generator)
-        self.y = self.x[:, :4].sum(1, keepdim=True)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.y[index]
-
-
 class Module(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.net = regression()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -79,6 +65,12 @@ class Twice(Manual):
         return [torch.optim.SGD(self.parameters(), lr=1e-3), torch.optim.SGD(self.parameters(), lr=1e-3)]
 
 
+def replaced_in(trainer: Trainer) -> dict[str, Any]:
+    """Return which methods we replace, and of what."""
+    loop = trainer.fit_loop.epoch_loop
+    return {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
+
+
 class Listener(Callback):
     """Follows the pacer, and sums up what the Trainer hands to callbacks."""
 
@@ -96,11 +88,9 @@ class Listener(Callback):
         if self.ours is not None and self.ours.pacer is not self.ear.pacer and self.ours.pacer is not None:
             self.ear.follow(self.ours.pacer)
         self._steps = trainer.global_step
-        loop = trainer.fit_loop.epoch_loop
-        owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
         if self.ours is not None and copy.deepcopy(self.ours).pacer is not None:
             self.left.add("pacer in a copy of the callback")
-        self.left |= {name for name, owner in owners.items() if name in vars(owner)}
+        self.left |= {name for name, owner in replaced_in(trainer).items() if name in vars(owner)}
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *args: Any) -> None:
         self.batches += 1
@@ -128,7 +118,6 @@ def train(
     breaks: bool = False,
 ) -> dict[str, Any]:
     from pacecar.adapters import lightning as ours_module
-    from pacecar.adapters import shared_attach
 
     seed_everything(0, verbose=False)
     data = Numbers(2 * batch * (accumulation * steps // 3 + remainder))
@@ -150,21 +139,12 @@ def train(
         trainer.fit(net, torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True), ckpt_path=path)
         return net, listener, trainer
 
-    before = shared_attach.TESTED["lightning"]
-    if untested:
-        shared_attach.TESTED["lightning"] = ((1, 1), (1, 2))
-    attach_for = ours_module.attach_for
-    if breaks:
-        ours_module.attach_for = broken
-    with tempfile.TemporaryDirectory() as folder:
-        folders = [folder]
-        torch.distributed.broadcast_object_list(folders)
-        net, listener, trainer = fit(None, folders[0])
-        shared_attach.TESTED["lightning"], ours_module.attach_for = before, attach_for
-        loop = trainer.fit_loop.epoch_loop
-        owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
+    with shared_folder() as folder:
+        with planted("lightning", ours_module, is_untested=untested, is_broken=breaks):
+            net, listener, trainer = fit(None, folder)
+        owners = replaced_in(trainer)
         answer = ear.answer(net) | {
-            "loss": (listener.losses or [0.0])[-1], "history": listener.losses, "bodies": listener.batches,
+            "history": listener.losses, "bodies": listener.batches,
             "means": listener.means, "version": lightning.__version__,
             "left_behind": sorted(
                 listener.left | {name for name, owner in owners.items() if name in vars(owner)}
@@ -173,9 +153,8 @@ def train(
         }  # fmt: skip
         if save_at is not None:
             ear.records, ear.pacer = [], None
-            net, *_ = fit(f"{folders[0]}/step={save_at}.ckpt", folders[0])
+            net, *_ = fit(f"{folder}/step={save_at}.ckpt", folder)
             answer["resumed"] = ear.answer(net)
-        torch.distributed.barrier()
     return answer
 
 

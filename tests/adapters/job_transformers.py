@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from turning import OPTIONS, Ear, broken, main
+from turning import OPTIONS, Ear, Numbers, main, planted, regression, shared_folder
 
 from pacecar.adapters.transformers import PacecarCallback
 
@@ -44,25 +43,12 @@ def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-class Numbers(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.x = torch.randn(count, 16, generator=generator)
-        self.y = self.x[:, :4].sum(1, keepdim=True)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": self.x[index], "labels": self.y[index]}
-
-
 class Regression(nn.Module):
     """A model that returns a mean and knows nothing of num_items_in_batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.net = regression()
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"loss": nn.functional.mse_loss(self.net(x), labels)}
@@ -139,7 +125,6 @@ def train(
     epochs: bool = False,
     breaks: bool = False,
 ) -> dict[str, Any]:
-    from pacecar.adapters import shared_attach
     from pacecar.adapters import transformers as ours_module
 
     net, ear = model_of(model), Ear()
@@ -147,12 +132,10 @@ def train(
     kind = {"Trainer": Trainer, "OwnStep": OwnStep, "OwnLoss": OwnLoss}[trainer]
     # 2 ranks, and an epoch that ends in the middle of an update where asked.
     count = 2 * batch * accumulation * steps // 3 + (2 * batch * 2 if epochs else 0)
-    data = Texts(count, pads=pads) if model == "llama" else Numbers(count)
-    with tempfile.TemporaryDirectory() as folder:
-        folders = [folder]
-        torch.distributed.broadcast_object_list(folders)
+    data = Texts(count, pads=pads) if model == "llama" else Numbers(count, ("x", "labels"))
+    with shared_folder() as folder:
         arguments = TrainingArguments(
-            output_dir=folders[0], max_steps=steps, per_device_train_batch_size=batch, use_cpu=True, seed=1,
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=batch, use_cpu=True, seed=1,
             gradient_accumulation_steps=accumulation, learning_rate=3e-3, report_to=[], disable_tqdm=True,
             logging_steps=10, save_strategy="no" if save_at is None else "steps", save_steps=save_at or 500,
             dataloader_pin_memory=False, remove_unused_columns=False, ddp_backend="gloo",
@@ -169,24 +152,17 @@ def train(
             lates.append(late)
             return late.trainer
 
-        before = shared_attach.TESTED["transformers"]
-        if untested:
-            shared_attach.TESTED["transformers"] = ((4, 1), (4, 2))
-        attach_for = ours_module.attach_for
-        if breaks:
-            ours_module.attach_for = broken
-        made = make(net, ours)
-        result = made.train()
-        shared_attach.TESTED["transformers"], ours_module.attach_for = before, attach_for
+        with planted("transformers", ours_module, is_untested=untested, is_broken=breaks):
+            made = make(net, ours)
+            result = made.train()
         answer = ear.answer(net)
         if save_at is not None:
             net = model_of(model)
             ear.pacer, ear.records = None, []
             ours = None if tune is None else PacecarCallback(tune=tune, **OPTIONS)
             made = make(net, ours)
-            result = made.train(resume_from_checkpoint=f"{folders[0]}/checkpoint-{save_at}")
+            result = made.train(resume_from_checkpoint=f"{folder}/checkpoint-{save_at}")
             answer["resumed"] = ear.answer(net) | {"loss": result.training_loss}
-        torch.distributed.barrier()
         mine = {name for name in REPLACED if name in vars(made)}.union(*(late.left for late in lates))
         mine |= {name for name in REPLACED if "MethodReplacement" in str(vars(kind).get(name))}
         history = [entry["loss"] for entry in made.state.log_history if "loss" in entry]

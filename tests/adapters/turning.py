@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from pacecar.adapters import shared_attach
 from pacecar.job.attach import Pacer
 from pacecar.records import KnobSwitch, StepRecord
 from tests.kit.next_values import NextValues
@@ -21,9 +26,53 @@ OPTIONS: dict[str, Any] = {
 """Models of some ten thousand parameters have buckets of some thousand bytes; every step is measured."""
 
 
-def broken(*_: Any, **__: Any) -> Any:
-    """Stand in for a failing part of pacecar."""
-    raise RuntimeError("planted: pacecar is broken")
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Rows of 16 numbers and what a model can learn of them; as a dict where the two have `names`."""
+
+    def __init__(self, count: int, names: tuple[str, str] | None = None) -> None:
+        self.names = names
+        self.x = torch.randn(count, 16, generator=torch.Generator().manual_seed(3))
+        self.y = self.x[:, :4].sum(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
+        row = self.x[index], self.y[index]
+        return row if self.names is None else dict(zip(self.names, row, strict=True))
+
+
+def regression() -> nn.Sequential:
+    """Return a model of `Numbers`."""
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+
+@contextmanager
+def planted(library: str, adapter: Any = None, *, is_untested: bool = False, is_broken: bool = False) -> Iterator[None]:
+    """Let no version of the library be tested, or the adapter's own work fail, for what is attached inside."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("planted: pacecar is broken")
+
+    tested, attach_for = shared_attach.TESTED[library], getattr(adapter, "attach_for", None)
+    if is_untested:
+        shared_attach.TESTED[library] = ((0, 1), (0, 2))
+    if is_broken:
+        adapter.attach_for = fail
+    yield
+    shared_attach.TESTED[library] = tested
+    if adapter is not None:
+        adapter.attach_for = attach_for
+
+
+@contextmanager
+def shared_folder() -> Iterator[str]:
+    """Make a folder that all ranks use, and that is there until the last of them is done."""
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders)
+        yield folders[0]
+        dist.barrier()
 
 
 class Ear:
