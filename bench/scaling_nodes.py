@@ -72,7 +72,7 @@ def model(file: Path) -> None:
         )  # fmt: skip
         daemon = Daemon(config)
         daemon.start()
-        job = ShowJob(f"{folder}/s", "run-7", ranks=GPUS, is_tuned=False)
+        job = ShowJob(f"{folder}/s", name="run-7", ranks=GPUS, is_tuned=False)
         try:
             for record in everything(0):
                 job.hooks[0].send(encode_frame(record))

@@ -128,7 +128,7 @@ class PlantedJob(ShowJob):
     """A job on the stand-in GPUs that says one of everything, and goes on stepping until it is told to hang."""
 
     def __init__(self, path: str, name: str, ranks: int) -> None:
-        super().__init__(path, name, ranks)
+        super().__init__(path, name=name, ranks=ranks)
         said = [msgspec.structs.replace(record, job=name) for record in everything(0)]
         verdict = next(record for record in said if isinstance(record, Verdict))
         others = [msgspec.structs.replace(verdict, outcome=how) for how in ("rolled_back", "barred", "abandoned")]

@@ -29,7 +29,8 @@ from typing import Any
 from tests.dashboards.cluster import BUSY_JOB, HOT_NODE, SCRAPE_SECONDS, cluster
 from tests.dashboards.questions import built_in, choices, filled_in, resolve
 from tests.dashboards.store import Prometheus
-from tests.kit.tools import TOOLS, find_tool
+from tests.kit.browser import chromium
+from tests.kit.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "dashboards" / "generated"
@@ -161,19 +162,6 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-@contextmanager
-def browser() -> Iterator[Any]:
-    """Start Chromium; yield it."""
-    from playwright import sync_api
-
-    with sync_api.sync_playwright() as driver:
-        program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
-        # Chromium's own sandbox needs a user namespace, which containers and root do not have.
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield opened
-        opened.close()
-
-
 def draw(opened: Any, address: str, file: Path, *, width: int, height: int | None) -> list[str]:
     """Write a picture of the page; return what is wrong with it: complaints of the browser, panels without data."""
     complaints: list[str] = []
@@ -209,7 +197,7 @@ def main() -> None:
     pages = build()
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), sorted(GENERATED.glob("*.rules.yml"))) as store:
         time.sleep(given.seconds)
-        with served(pages) as address, browser() as opened:
+        with served(pages) as address, chromium() as opened:
             for name in names:
                 dashboard = json.loads((GENERATED / f"{name}.json").read_text(encoding="utf-8"))
                 document = scene(dashboard, store, CHOSEN.get(name, {}), seconds=given.seconds, is_open=given.open,

@@ -6,11 +6,11 @@ Of a simulated job whose rank 3 computes 12 % slower, so that no trace is needed
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 
 from pacecar.commands.analyze import AnalyzeOptions, run_analyze
+from tests.kit.browser import chromium
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Model, simulate
 from tests.kit.simulated_jobs.kineto import write_job
 
@@ -18,8 +18,6 @@ __all__ = ["JOB", "write_page_of_job"]
 
 JOB = Job(Layout(data=8), Model(), faults=(Fault(FaultKind.SLOW_COMPUTE, (3,), 0.12),), seed=1)
 """What the pictures show."""
-
-CHROMIUM = Path(__file__).resolve().parents[2] / ".tools/bin/chromium-headless-shell"
 
 WIDTH, HEAD_HEIGHT = 1080, 860
 
@@ -34,19 +32,15 @@ def write_page_of_job(folder: Path) -> Path:
 
 
 def main() -> None:
-    from playwright.sync_api import sync_playwright
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
         page = write_page_of_job(Path(scratch))
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         opened = browser.new_page(viewport={"width": WIDTH, "height": HEAD_HEIGHT}, color_scheme="light")
         opened.goto(page.as_uri())
         opened.screenshot(path=folder / "analyze-page.png")
         opened.locator("#timeline").screenshot(path=folder / "analyze-ranks.png")
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -7,28 +7,24 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import tempfile
 import threading
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from pacecar.commands.top.daemon_poller import fetch
 from pacecar.commands.top.screen import ScreenView, compose
 from pacecar.records.status_document import StatusDocument
+from tests.kit.browser import chromium
 from tests.monitor.showcase import ShowJob, show_daemon
 
-ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = ROOT / ".tools/bin/chromium-headless-shell"
 STEPS, STEP_SECONDS = 120, 0.4
 PAGES = {"page-dark": (1280, "dark", True), "page-light": (1280, "light", True), "page-narrow": (420, "dark", False)}
 
 
 def draw_page(port: int, folder: Path) -> None:
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+    with chromium() as browser:
         for name, (width, theme, is_whole) in PAGES.items():
             page = browser.new_page(viewport={"width": width, "height": 1500}, color_scheme=theme)
             page.goto(f"http://127.0.0.1:{port}/")
@@ -36,7 +32,6 @@ def draw_page(port: int, folder: Path) -> None:
             page.wait_for_timeout(1500)
             page.screenshot(path=folder / f"{name}.png", full_page=is_whole)
             page.close()
-        browser.close()
 
 
 def draw_top(document: StatusDocument, folder: Path) -> None:
@@ -58,7 +53,7 @@ def main() -> None:
         daemon.start()
         jobs = [
             ShowJob(daemon.socket),
-            ShowJob(daemon.socket, "dlrm-ablation-17", ranks=2, pace_ms=35, is_tuned=False),
+            ShowJob(daemon.socket, name="dlrm-ablation-17", ranks=2, pace_ms=35, is_tuned=False),
         ]
         pause = threading.Event()
         for _ in range(STEPS):  # a past for the charts

@@ -118,18 +118,18 @@ class ShowCollector:
 
 
 class ShowJob:
-    """A job of `ranks` ranks on one node; `step` lets all of them report another step."""
+    """A job of `ranks` ranks a node, one at each of `paths`; `step` lets all of them report another step."""
 
-    def __init__(self, path, name="llama-8b-pretrain", ranks=8, *, pace_ms=412, is_tuned=True):
+    def __init__(self, *paths, name="llama-8b-pretrain", ranks=8, pace_ms=412, is_tuned=True):
         self.name, self.ranks, self.pace_ms, self.is_tuned = name, ranks, pace_ms, is_tuned
         self.number = 0
-        self.totals = [Ledger(wall_ns=0)] * ranks
+        self.totals = [Ledger(wall_ns=0)] * ranks * len(paths)
         self.hooks = []
-        for rank in range(ranks):
+        for rank in range(len(self.totals)):
             hook = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.hooks.append(hook)
             hook.settimeout(5)
-            hook.connect(str(path))
+            hook.connect(str(paths[rank // ranks]))
             self._say(rank, self._hello(rank))
         if is_tuned:
             self._tune()
@@ -149,27 +149,34 @@ class ShowJob:
     def step(self):
         """Report one step of every rank."""
         self.number += 1
-        for rank in range(self.ranks):
-            wall = int(self.pace_ms * MS * (1 + 0.06 * math.sin(self.number / 5 + rank) + (0.2 if rank == 3 else 0)))
-            parts = {heading: wall * share // 1000 for heading, share in SHARES.items()}
-            parts["compute"] += wall - sum(parts.values())
-            ledger = Ledger(
-                wall_ns=wall, **{f"{heading}_ns": value for heading, value in parts.items()},
-                communication_ns=parts["exposed_communication"],
-            )  # fmt: skip
-            self.totals[rank] = self.totals[rank] + ledger
+        for rank in range(len(self.totals)):
+            ledger = self._ledger(rank)
+            self.totals[rank] += ledger
             self._say(rank, self._record(rank, ledger))
             if self.number % 5 == 1:
                 self._say(rank, self._utilization(rank))
 
+    def _ledger(self, rank):
+        wall = int(self.pace_ms * MS * (1 + 0.06 * math.sin(self.number / 5 + rank) + (0.2 if rank == 3 else 0)))
+        parts = {heading: wall * share // 1000 for heading, share in SHARES.items()}
+        parts["compute"] += wall - sum(parts.values())
+        return Ledger(
+            wall_ns=wall, **{f"{heading}_ns": value for heading, value in parts.items()},
+            communication_ns=parts["exposed_communication"],
+        )  # fmt: skip
+
+    def _knobs(self):
+        return Knobs(3, {"bucket_bytes": 52428800, "micro_batch": 8})
+
     def _record(self, rank, ledger):
+        wall, n = ledger.wall_ns, self.number
         return StepRecord(
-            job=self.name, rank=rank, step=self.number, ended_wall_ns=time.time_ns(), wall_ns=ledger.wall_ns,
-            data_wait_ns=20 * MS, forward_ns=120 * MS, backward_ns=230 * MS, optimizer_ns=20 * MS, micro_batches=4,
-            samples=32, tokens=65536, ledger=ledger, source="estimate", calibration_age_steps=17,
-            totals=self.totals[rank], total_steps=self.number, total_samples=32 * self.number,
-            total_tokens=65536 * self.number, overhead_ns=MS, total_overhead_ns=MS * self.number, total_windows=2,
-            dropped_records=0, knobs=Knobs(3, {"bucket_bytes": 52428800, "micro_batch": 8}),
+            job=self.name, rank=rank, step=n, ended_wall_ns=time.time_ns(), wall_ns=wall, data_wait_ns=wall * 7 // 100,
+            forward_ns=wall * 30 // 100, backward_ns=wall * 58 // 100, optimizer_ns=wall * 5 // 100, micro_batches=4,
+            samples=32, tokens=65536, ledger=ledger, source="estimate", calibration_age_steps=n % 50,
+            totals=self.totals[rank], total_steps=n, total_samples=32 * n, total_tokens=65536 * n,
+            overhead_ns=wall // 400, total_overhead_ns=self.totals[rank].wall_ns // 400, total_windows=1 + n // 50,
+            dropped_records=0, knobs=self._knobs(),
         )  # fmt: skip
 
     def _utilization(self, rank):
@@ -221,7 +228,7 @@ class ShowJob:
 
     def finish(self):
         """Say goodbye."""
-        for rank in range(self.ranks):
+        for rank in range(len(self.totals)):
             self._say(rank, Goodbye(job=self.name, rank=rank, reason="the job ended", wall_ns=time.time_ns()))
 
     def close(self):
@@ -247,7 +254,7 @@ def main():
         daemon.start()
         jobs = [
             ShowJob(daemon.socket),
-            ShowJob(daemon.socket, "dlrm-ablation-17", ranks=2, pace_ms=35, is_tuned=False),
+            ShowJob(daemon.socket, name="dlrm-ablation-17", ranks=2, pace_ms=35, is_tuned=False),
         ]
         print(daemon.port, flush=True)  # noqa: T201  a tool's answer
         limit, pause = time.monotonic() + given.seconds, threading.Event()

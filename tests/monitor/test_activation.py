@@ -77,7 +77,7 @@ def job_at():
     jobs = []
 
     def at(path: Path, name: str) -> None:
-        jobs.append(ShowJob(path, name, ranks=1, is_tuned=False))
+        jobs.append(ShowJob(path, name=name, ranks=1, is_tuned=False))
         jobs[-1].step()
 
     yield at

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import platform
 import threading
 import time
@@ -13,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
-from playwright import sync_api
 
 from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig
@@ -21,8 +19,8 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.known_gpus import KnownGpu, known_gpus_path
 from pacecar.records import Ok, Sample
 from tests.kit.axe import violations
+from tests.kit.browser import chromium
 from tests.kit.net import scrape
-from tests.kit.tools import find_tool
 from tests.kit.waiting import until
 from tests.monitor.showcase import ShowCollector, ShowJob, show_daemon
 
@@ -33,19 +31,15 @@ PATIENCE_MS = 60_000
 
 @pytest.fixture(scope="module")
 def browser():
-    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
-    with sync_api.sync_playwright() as driver:
-        # Chromium's own sandbox needs a user namespace, which containers and root do not have.
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     daemon = show_daemon(tmp_path_factory.mktemp("node") / "s", period_seconds=0.5)
     daemon.start()
-    jobs = [ShowJob(daemon.socket), ShowJob(daemon.socket, "dlrm <b>x</b>", ranks=2, pace_ms=35, is_tuned=False)]
+    jobs = [ShowJob(daemon.socket), ShowJob(daemon.socket, name="dlrm <b>x</b>", ranks=2, pace_ms=35, is_tuned=False)]
     stop = threading.Event()
 
     def train():
