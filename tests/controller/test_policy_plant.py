@@ -1,4 +1,7 @@
-"""On simulated jobs with a known optimum the policy finds it, costs little, and follows a change."""
+"""On simulated jobs with a known optimum the policy finds it within a short run, and overspends nothing.
+
+What it finds and costs on recorded curves is in test_replay.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ NOISES = {
     "gaussian 10 %": gaussian(0.10),
     "spikes": spiky(0.05),
 }
+
 
 # Milliseconds a step by bucket size, 0.25 to 128 MiB, after the measured curves of a 1 Gbit/s link.
 SMALL_IS_BETTER = dict(zip(BUCKETS, (400, 330, 290, 262, 246, 247, 258, 270, 300, 330), strict=True))
@@ -73,15 +77,6 @@ def _against_never_tuning(plant: Plant) -> float:
 
 @each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_better_bucket_size_is_found_and_kept(noise: str, seeds: int) -> None:
-    runs = _runs(link_curve(SMALL_IS_BETTER), _buckets(), NOISES[noise], 2000, 0.02, seeds)
-    near = fmean(_off(plant, 2000) <= 0.03 for plant in runs)
-    assert near >= 0.75, f"{near:.0%} of the jobs end within 3 % of the best"
-    assert median(_against_never_tuning(plant) for plant in runs) < -0.05
-
-
-@each_depth
-@pytest.mark.parametrize("noise", NOISES)
 def test_two_knobs_are_tuned_within_a_short_run(noise: str, seeds: int) -> None:
     """700 steps, as long as the demo: default 0.198 s a step, best 0.110 s."""
     runs = _runs(both_curve, _both(), NOISES[noise], 700, 0.05, seeds)
@@ -92,26 +87,13 @@ def test_two_knobs_are_tuned_within_a_short_run(noise: str, seeds: int) -> None:
 
 @each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_tuning_a_job_whose_default_is_best_costs_under_one_percent(noise: str, seeds: int) -> None:
-    runs = _runs(link_curve(DEFAULT_IS_BEST), _buckets(), NOISES[noise], 2000, 0.01, seeds)
-    assert median(_against_never_tuning(plant) for plant in runs) < 0.01
-    assert fmean(_off(plant, 2000) <= 0.005 for plant in runs) >= 0.9  # each trial may be wrong at the stated rate
-    assert fmean(any("searching again" in status.detail for status in plant.statuses) for plant in runs) <= 0.1
-
-
-@each_depth
-@pytest.mark.parametrize("noise", NOISES)
 def test_the_job_recovers_when_the_link_changes(noise: str, seeds: int) -> None:
     """A default that was best is no longer: the watch notices, and the new best is found."""
     before, after = link_curve(DEFAULT_IS_BEST), link_curve({**SMALL_IS_BETTER, 32 * MIB: 320, 64 * MIB: 360})
     runs = _runs(
-        lambda values, step: (before if step < 800 else after)(values, step),
-        _buckets(),
-        NOISES[noise],
-        2000,
-        0.02,
+        lambda values, step: (before if step < 800 else after)(values, step), _buckets(), NOISES[noise], 2000, 0.02,
         seeds,
-    )
+    )  # fmt: skip
     # At 10 % noise the last 4 % between 16 and 8 MiB are beyond what ten pairs can show.
     near = 0.05 if noise == "gaussian 10 %" else 0.03
     assert fmean(_off(plant, 2000) <= near for plant in runs) >= 0.8
