@@ -43,12 +43,17 @@ def ddp_of(model, bucket_mb=0.05, **arguments):
     return DistributedDataParallel(model, bucket_cap_mb=bucket_mb, **arguments)
 
 
-def plain_step(model, optimizer, inputs, autocast=nullcontext):
+def off_one(model, x):
+    return (model(x) - 1.0).square().mean()
+
+
+def plain_step(model, optimizer, inputs, autocast=nullcontext, loss_of=off_one, before_update=lambda: None):
     def step(n):
         optimizer.zero_grad()
         with autocast():
-            loss = (model(inputs[n % len(inputs)]) - 1.0).square().mean()
+            loss = loss_of(model, inputs[n % len(inputs)])
         loss.backward()
+        before_update()
         optimizer.step()
         return loss.detach()
 
@@ -74,7 +79,7 @@ def accumulation(rank):
         total = torch.zeros(())
         for micro in range(3):
             with nullcontext() if micro == 2 else model.no_sync():
-                loss = (model(inputs[(n + micro) % 8]) - 1.0).square().mean()
+                loss = off_one(model, inputs[(n + micro) % 8])
                 loss.backward()
             total += loss.detach()
         optimizer.step()
@@ -93,7 +98,7 @@ def step_amid_accumulation(rank):
         if n % 3 == 0:
             optimizer.zero_grad()
         for micro in range(2):
-            loss = (model(inputs[(n + micro) % 8]) - 1.0).square().mean()
+            loss = off_one(model, inputs[(n + micro) % 8])
             loss.backward()
             if micro == 0:
                 optimizer.step()
@@ -119,7 +124,7 @@ def scaler_that_skips(rank):
     def step(n):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = (model(inputs[n % 8]) - 1.0).square().mean()
+            loss = off_one(model, inputs[n % 8])
         if n in SKIPPED:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
@@ -200,7 +205,7 @@ def two_optimizers(rank):
     def step(n):
         first.zero_grad()
         last.zero_grad()
-        loss = (model(inputs[n % 8]) - 1.0).square().mean()
+        loss = off_one(model, inputs[n % 8])
         loss.backward()
         first.step()
         last.step()
@@ -217,7 +222,7 @@ def closure(rank):
     def step(n):
         def evaluate():
             optimizer.zero_grad()
-            loss = (model(inputs[n % 8]) - 1.0).square().mean()
+            loss = off_one(model, inputs[n % 8])
             loss.backward()
             return loss
 
@@ -239,34 +244,13 @@ class Named(nn.Module):
 
 
 def named_outputs(rank):
-    model = ddp_of(Named())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    inputs = data(rank)
-
-    def step(n):
-        optimizer.zero_grad()
-        loss = model(inputs=inputs[n % 8], labels=torch.ones(BATCH, 8))["loss"]
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(model, optimizer, step)
+    target = torch.ones(BATCH, 8)
+    return simple(ddp_of(Named()), rank, loss_of=lambda model, x: model(inputs=x, labels=target)["loss"])
 
 
 def clipping(rank):
     model = ddp_of(net())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    inputs = data(rank)
-
-    def step(n):
-        optimizer.zero_grad()
-        loss = (model(inputs[n % 8]) - 1.0).square().mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(model, optimizer, step)
+    return simple(model, rank, before_update=lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
 
 
 def pipeline(schedule_name, stages=2):

@@ -7,34 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar.records import JobRecord, StepRecord
+from pacecar.records import CollectiveWindow, EstimateCheck, Goodbye, JobHello, JobRecord, StepRecord
 from tests.kit.ranks import run_ranks
+from tests.profiler.kinds.loops import KINDS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-KINDS = [
-    "ddp",
-    "accumulation",
-    "step_amid_accumulation",
-    "autocast_bf16",
-    "scaler_that_skips",
-    "activation_checkpointing",
-    "two_optimizers",
-    "closure",
-    "named_outputs",
-    "clipping",
-    "fsdp1",
-    "fsdp2",
-    "gpipe",
-    "1f1b",
-    "compile_ddp_eager",
-    "compile_ddp_aot_eager",
-    "compile_ddp_inductor",
-    "ddp_compile_eager",
-    "ddp_compile_aot_eager",
-    "ddp_compile_inductor",
-    "compile_in_place_aot_eager",
-]
 INDUCTOR = [kind for kind in KINDS if kind.endswith("inductor")]
 """Take half a minute of C++ compiler.  To the hook they are like those with aot_eager: it sees the same calls."""
 
@@ -50,8 +28,8 @@ class Rank:
         if "error" in self.result:
             pytest.fail(self.result["error"])
         lines = (folder / kind / f"rank{rank}.jsonl").read_bytes().splitlines()
-        records = [msgspec.json.decode(line, type=JobRecord) for line in lines]
-        self.steps = [r for r in records if isinstance(r, StepRecord)]
+        self.records = [msgspec.json.decode(line, type=JobRecord) for line in lines]
+        self.steps = [r for r in self.records if isinstance(r, StepRecord)]
         self.exact = [r for r in self.steps if r.source == "exact"]
 
 
@@ -126,6 +104,16 @@ def test_losses_and_parameters_are_the_same_to_the_last_bit(job):
     assert [rank.result["is_identical"] for rank in ranks] == [True] * len(ranks)
 
 
+def test_a_ranks_records_begin_with_its_hello_end_with_its_goodbye_and_none_is_lost(job):
+    _, ranks = job
+    for number, rank in enumerate(ranks):
+        hello, *_, bye = rank.records
+        assert isinstance(hello, JobHello)
+        assert isinstance(bye, Goodbye)
+        assert (hello.rank, hello.world_size, hello.backend) == (number, len(ranks), "gloo")
+        assert rank.steps[-1].dropped_records == 0
+
+
 def test_every_update_is_a_step_whose_ledger_sums_and_whose_phases_fit(job):
     kind, ranks = job
     for rank in ranks:
@@ -152,6 +140,18 @@ def test_exact_windows_were_taken_and_left_nothing_unknown(job):
         calibrated = [r for r in rank.steps if r.source == "estimate" and r.calibration_age_steps is not None]
         assert calibrated
         assert all(r.ledger.unknown_ns == 0 for r in calibrated)
+
+
+def test_each_window_counts_its_collectives_and_all_but_the_first_check_the_estimate(job):
+    _, ranks = job
+    for rank in ranks:
+        sums = [r for r in rank.records if isinstance(r, CollectiveWindow)]
+        assert [window.step for window in sums] == [r.step for r in rank.exact]
+        for window, record in zip(sums, rank.exact, strict=True):
+            assert sum(one.duration_ns for one in window.sums) >= record.ledger.communication_ns > 0
+            assert all(one.bytes is None for one in window.sums), "gloo does not say"
+        checks = [r.step for r in rank.records if isinstance(r, EstimateCheck)]
+        assert checks == [r.step for r in rank.exact][1:]
 
 
 def test_communication_is_what_the_recorded_rows_say(job):
