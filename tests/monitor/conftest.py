@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import msgspec
 import pynvml
 import pytest
 
@@ -71,75 +72,34 @@ def values():
     return turn
 
 
+HELLO = JobHello(
+    job="run-7", rank=0, local_rank=0, world_size=2, pid=4242, host="node-a", device="cpu", backend="gloo",
+    framework="torch 2.13.0", pacecar_version="0.1.0", started_wall_ns=1_700_000_000_000_000_000,
+)  # fmt: skip
+
+STEP = StepRecord(
+    job="run-7", rank=0, step=41, ended_wall_ns=1_700_000_001_000_000_000, wall_ns=9, data_wait_ns=11, forward_ns=12,
+    backward_ns=13, optimizer_ns=14, micro_batches=3, samples=32, tokens=512, source="estimate",
+    ledger=Ledger(wall_ns=9, compute_ns=4, exposed_communication_ns=5, communication_ns=5), calibration_age_steps=17,
+    totals=Ledger(
+        wall_ns=3600, compute_ns=1001, exposed_communication_ns=802, exposed_copy_ns=603, data_wait_ns=404,
+        host_bound_ns=305, optimizer_host_ns=206, checkpoint_ns=107, unknown_ns=172, communication_ns=1711,
+        overlapped_communication_ns=909,
+    ),
+    total_steps=42, total_samples=1344, total_tokens=21504, overhead_ns=15, total_overhead_ns=630, total_windows=2,
+    dropped_records=5, knobs=Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}),
+)  # fmt: skip
+"""A different number in every field."""
+
+
 @pytest.fixture
 def make_hello():
-    def make(**changes):
-        given = {
-            "job": "run-7",
-            "rank": 0,
-            "local_rank": 0,
-            "world_size": 2,
-            "pid": 4242,
-            "host": "node-a",
-            "device": "cpu",
-            "backend": "gloo",
-            "framework": "torch 2.13.0",
-            "pacecar_version": "0.1.0",
-            "started_wall_ns": 1_700_000_000_000_000_000,
-        }
-        return JobHello(**(given | changes))
-
-    return make
+    return lambda **changes: msgspec.structs.replace(HELLO, **changes)
 
 
 @pytest.fixture
 def make_step():
-    """A step record with a different number in every field."""
-
-    def make(**changes):
-        ledger = Ledger(wall_ns=9, compute_ns=4, exposed_communication_ns=5, communication_ns=5)
-        totals = Ledger(
-            wall_ns=3600,
-            compute_ns=1001,
-            exposed_communication_ns=802,
-            exposed_copy_ns=603,
-            data_wait_ns=404,
-            host_bound_ns=305,
-            optimizer_host_ns=206,
-            checkpoint_ns=107,
-            unknown_ns=172,
-            communication_ns=1711,
-            overlapped_communication_ns=909,
-        )
-        given = {
-            "job": "run-7",
-            "rank": 0,
-            "step": 41,
-            "ended_wall_ns": 1_700_000_001_000_000_000,
-            "wall_ns": 9,
-            "data_wait_ns": 11,
-            "forward_ns": 12,
-            "backward_ns": 13,
-            "optimizer_ns": 14,
-            "micro_batches": 3,
-            "samples": 32,
-            "tokens": 512,
-            "ledger": ledger,
-            "source": "estimate",
-            "calibration_age_steps": 17,
-            "totals": totals,
-            "total_steps": 42,
-            "total_samples": 1344,
-            "total_tokens": 21504,
-            "overhead_ns": 15,
-            "total_overhead_ns": 630,
-            "total_windows": 2,
-            "dropped_records": 5,
-            "knobs": Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}),
-        }
-        return StepRecord(**(given | changes))
-
-    return make
+    return lambda **changes: msgspec.structs.replace(STEP, **changes)
 
 
 class Hook:

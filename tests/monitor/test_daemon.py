@@ -15,17 +15,15 @@ from contextlib import ExitStack
 
 import msgspec
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.kernel_files.reader import KernelFiles
-from pacecar.metrics.catalog import CATALOG, MetricSubject, MetricUnit, by_name
+from pacecar.metrics.catalog import CATALOG, MetricSubject, by_name
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.daemon import Daemon, DaemonError
-from pacecar.monitor.export.pages import outside
 from pacecar.monitor.http.server import WEB_CONNECTIONS_MAX
 from pacecar.monitor.sampling.collector_registry import default_collectors, sample_once
 from pacecar.monitor.sampling.sampler import Sampler
@@ -79,17 +77,6 @@ def job(hooks, make_hello, make_step):
     return speak
 
 
-def test_both_formats_parse_and_say_the_same(start, job):
-    daemon = start(period_seconds=60.0)  # one tick, so that both scrapes see the same one
-    job(daemon)
-    text, open_text = get(daemon.port), get(daemon.port, Accept=OPENMETRICS)
-    assert (text.status, text.headers.get_content_type()) == (200, "text/plain")
-    assert (open_text.status, open_text.headers.get_content_type()) == (200, "application/openmetrics-text")
-    plain = {sample.name for family in parse_prometheus(text.text) for sample in family.samples}
-    opened = {sample.name for family in parse_openmetrics(open_text.text) for sample in family.samples}
-    assert plain == opened
-
-
 def test_served_and_catalogued_are_the_same(start, job):
     """Every family is in the catalog with its labels, and every entry that this machine can have is served."""
     daemon = start()
@@ -117,17 +104,21 @@ def test_served_and_catalogued_are_the_same(start, job):
     until(lambda: always <= families(daemon.port).keys(), f"{always} are served")  # utilization from the second tick
 
 
-def test_values_come_out_in_base_units(start, job):
+def test_a_rank_that_hung_up_keeps_its_age_and_loses_its_process(start, hooks, make_hello, make_step):
+    """For the alert about stalled jobs: an ended job stays for a while without new records."""
     daemon = start()
-    job(daemon)
-    served = families(daemon.port)
-    steps = {s.labels["rank"]: s.value for s in served["pacecar_job_steps_total"]}
-    assert steps == {"0": 42.0, "1": 42.0}
-    (first, _) = served["pacecar_job_step_wall_seconds_total"]
-    assert first.value == 3.6e-6
-    assert outside(next(e for e in CATALOG if e.unit is MetricUnit.NANOSECONDS), 300_000_000) == 0.3
-    assert outside(by_name("pacecar_gpu_clock_hertz"), 1980) == 1.98e9
-    assert outside(by_name("pacecar_gpu_power_watts"), 650_123) == 650.123
+    hook = hooks(daemon.socket)
+    hook.say(make_hello(pid=os.getpid()), make_step())
+
+    def has_process():
+        served = families(daemon.port)
+        assert any(s.labels["training_job"] == "run-7" for s in served["pacecar_job_last_record_age_seconds"])
+        return any(s.labels["training_job"] == "run-7" for s in served.get("pacecar_process_info", ()))
+
+    until(lambda: "pacecar_job_last_record_age_seconds" in families(daemon.port), "its first tick")
+    until(has_process, "it is connected")
+    hook.close()
+    until(lambda: not has_process(), "it hung up")
 
 
 def test_promtool_has_no_complaint(start, job):
