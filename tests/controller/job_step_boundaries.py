@@ -25,8 +25,21 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
+from tests.kit.hook_inspection import hook_of, inspect
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Said(logging.Handler):
+    """Keeps what is said aloud, and what was said with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.traced: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (self.traced if record.exc_info else self.lines).append(record.getMessage())
 
 
 class Job:
@@ -97,9 +110,13 @@ def anew(job: Job) -> list[Any]:
 
 
 def main(number: int, options: dict[str, Any]) -> dict[str, Any]:
+    said = Said()
+    logging.getLogger("pacecar").addHandler(said)
     job = Job(number, options)
     pacers = {"join": join, "anew": anew}[options["what"]](job)
     tuners = [None if p is None else p._tuner for p in pacers]
+    is_hooked = bool(options["tune"] and options.get("keeps"))
+    steps, failures = (hook_of(pacers[0]).step, inspect(pacers[0]).failures) if is_hooked else (None, None)
     begun = time.monotonic()
     for pacer in reversed(pacers):
         if pacer is not None:
@@ -111,7 +128,12 @@ def main(number: int, options: dict[str, Any]) -> dict[str, Any]:
         "spaces": [None if t is None else len(t._agreement.spaces) for t in tuners],
         "inert": [None if p is None else p.inert_because for p in pacers],
         "close_seconds": time.monotonic() - begun,
+        "hook_steps": steps,
+        "hook_failures": failures,
+        "said": said.lines,
+        "traced": said.traced,
     }
+    logging.getLogger("pacecar").removeHandler(said)
     dist.barrier()
     if RANK == 0:
         time.sleep(0.2)  # rank 1's worker may still be in the barrier

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.ranks import LATENESS_WORDS
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 Rank = dict[str, Any]
@@ -25,7 +27,7 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def jobs(run_ranks: Callable[..., list[list[Rank]]]) -> dict[tuple[str, str | None], list[Rank]]:
     """All jobs, each alone and tuned, in the same two processes."""
-    keys = [(name, tune) for name in JOBS for tune in (None, "exact")]
+    keys = [(name, tune) for name in JOBS for tune in (None, "exact")] + [("kept", "off"), ("kept", "advise")]
     heard = run_ranks("job_step_boundaries.py", 2, [JOBS[name] | {"tune": tune} for name, tune in keys])
     return dict(zip(keys, heard, strict=True))
 
@@ -34,6 +36,17 @@ def jobs(run_ranks: Callable[..., list[list[Rank]]]) -> dict[tuple[str, str | No
 def test_the_losses_are_those_of_the_job_alone_to_the_last_bit(jobs: Any, name: str) -> None:
     tuned, alone = jobs[name, "exact"], jobs[name, None]
     assert [rank["losses"] for rank in tuned] == [rank["losses"] for rank in alone]
+
+
+@pytest.mark.parametrize("tune", ["off", "advise", "exact"])
+def test_a_group_destroyed_and_made_anew_costs_the_crew_and_the_tuner_and_not_the_job(jobs: Any, tune: str) -> None:
+    for number, (rank, alone) in enumerate(zip(jobs["kept", tune], jobs["kept", None], strict=True)):
+        assert rank["losses"] == alone["losses"]
+        assert (rank["hook_steps"], rank["hook_failures"]) == (30 + (10 + 3 * number) + 30, 0)
+        assert rank["close_seconds"] < 20.0
+        said = [line for line in rank["said"] if not any(words in line for words in LATENESS_WORDS)]
+        assert len(rank["traced"]) <= 1, "the tuner's, once"
+        assert len(said) == len(set(said)) <= 4, said
 
 
 @pytest.mark.parametrize("name", ["join", "join later"])
