@@ -13,10 +13,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.knobs.batch.gradient_noise_scale import (
     MEASUREMENTS_MIN,
     GradientNoiseScale,
+    StatisticalPace,
     learning_rate_factor,
     progress,
 )
-from pacecar.controller.knobs.batch.statistical_pace import StatisticalPace
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 
 SIZE = 4000

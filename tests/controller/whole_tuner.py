@@ -12,7 +12,7 @@ from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.guards.compression_rollback import CompressionRollback
 from pacecar.controller.guards.divergence_detector import DivergenceSignals
 from pacecar.controller.guards.tuning_pause import TuningPause
-from pacecar.controller.knobs.batch.statistical_pace import StatisticalPace
+from pacecar.controller.knobs.batch.gradient_noise_scale import StatisticalPace
 from pacecar.controller.observation import JobFacts
 from pacecar.controller.policy.hand_orders import HandOrders, Order, OrderError, OrderMemory
 from pacecar.controller.policy.registry import make_policy

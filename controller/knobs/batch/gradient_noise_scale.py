@@ -1,4 +1,4 @@
-"""Computes the gradient noise scale, and from it what a larger batch is worth and how the learning rate changes.
+"""Computes the gradient noise scale: what a larger batch is worth, to the learning rate and to a policy.
 
 "Twice the samples a second" is not twice the training: beyond some size, more samples only average away noise that was
 small already.  McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", equation 2.8 and appendix A.1):
@@ -15,15 +15,23 @@ What a batch is worth (Pollux, Qiao et al. 2021, equation 7): efficiency(B) = (p
 so a step of B is worth B/B0 x efficiency(B) steps of B0.  That is AdaScale's gain (Johnson et al. 2020) with its
 variances written as phi: one number is the progress here and the factor of the learning rate there.
 
+A larger batch makes every step slower, and may still train faster.  So the policy sees step time over progress, in
+steps of the batch that the job began with.  The scale is read again for each step, so a slow drift of it enters the
+pace: trials compare neighbouring steps and do not see it; the change detector does, and is right to search again.
+
 Pure.  Ignores momentum and Adam's preconditioning, under which phi is a rough guide (Pollux uses it all the same).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
-__all__ = ["GradientNoiseScale", "Rule", "learning_rate_factor", "progress"]
+from pacecar.controller.observation import Guard, JobFacts, KnobSpace, Observation
+
+__all__ = ["GradientNoiseScale", "Rule", "StatisticalPace", "learning_rate_factor", "progress"]
 
 Rule = Literal["none", "linear", "sqrt", "adascale"]
 
@@ -80,3 +88,25 @@ def learning_rate_factor(rule: Rule, noise_scale: float | None, base: float, bat
     if rule == "adascale":
         return progress(noise_scale, base, batch)
     return batch / base if rule == "linear" else math.sqrt(batch / base)
+
+
+class StatisticalPace(Guard):
+    """Makes the policy judge time over progress; `noise_scale` returns the gradient noise scale, None if unknown.
+
+    Without a noise scale progress is 1, and larger batches look as slow as they are.
+    """
+
+    def __init__(self, noise_scale: Callable[[], float | None]) -> None:
+        self._noise_scale = noise_scale
+        self._base: int | None = None
+
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, turns_knobs: bool) -> None:
+        """Measure progress in steps of the batch that the job begins with."""
+        self._base = next((space.value for space in spaces if space.knob == "batch_samples"), None)
+
+    def judgeable(self, step: Observation) -> Observation:
+        """Return `step` with its pace divided by its progress."""
+        batch = step.values.get("batch_samples")
+        if batch is None or self._base is None or batch == self._base:
+            return step
+        return replace(step, pace_ns=round(step.pace_ns / progress(self._noise_scale(), self._base, batch)))
