@@ -24,7 +24,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 import pacecar
 from pacecar.adapters.loggers import Mlflow, TensorBoard, Wandb
-from pacecar.records import Decision, Verdict
+from tests.kit.records import decision, verdict
 
 
 class Broken:
@@ -68,18 +68,6 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def decisions() -> list[Any]:
-    decision = Decision(
-        job="job", decision=1, kind="trial", knob="bucket_bytes", from_value=26214400, to_value=4194304, step=5,
-        wall_ns=10**18, reason="planted", expected_gain_ratio=0.08,
-    )  # fmt: skip
-    verdict = Verdict(
-        job="job", decision=1, knob="bucket_bytes", outcome="kept", step=9, wall_ns=10**18, measured_gain_ratio=0.07,
-        gain_low=0.05, gain_high=0.09, evidence=40.0, trial_steps=24, exploration_ns=0, reason="planted",
-    )  # fmt: skip
-    return [decision, verdict]
-
-
 def main(folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -105,7 +93,7 @@ def main(folder: Path) -> dict[str, Any]:
         if number % 100 == 99:
             run.log({"mine": number})  # the script's own rows
         if number == 10:
-            for record in decisions():
+            for record in (decision(from_value=26214400, to_value=4194304), verdict(measured_gain_ratio=0.07)):
                 for logger in loggers:
                     logger.put(record)
     begun = time.monotonic()

@@ -27,9 +27,10 @@ from pacecar.adapters import loggers
 from pacecar.adapters.loggers import TensorBoard, Wandb
 from pacecar.adapters.metric_log import MetricEntry, MetricLog, event_of
 from pacecar.profiler.transport.record_queue import RecordQueue
-from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler, Verdict
+from pacecar.records import Goodbye, Knobs, StepRecord, Straggler
 from pacecar.records.measurements.ledger import LEDGER_HEADINGS, Ledger
 from tests.kit.hook_inspection import hook_of
+from tests.kit.records import decision, verdict
 from tests.kit.waiting import until
 
 
@@ -77,11 +78,7 @@ def test_a_clock_that_was_set_back_delays_an_entry_and_breaks_none() -> None:
 
 
 def test_events_say_what_people_look_for_and_other_records_say_nothing() -> None:
-    decision = Decision(
-        job="job", decision=7, kind="trial", knob="bucket_bytes", from_value=26214400, to_value=4194304, step=5,
-        wall_ns=0, reason="the model says so", expected_gain_ratio=None,
-    )  # fmt: skip
-    entry = event_of(decision)
+    entry = event_of(decision(7, from_value=26214400, to_value=4194304, reason="the model says so"))
     assert entry.event == "trial 7: bucket_bytes 25 MiB -> 4 MiB (the model says so)"
     late = Straggler(
         job="job", late_rank=3, cause="data_wait", phase="data_wait", since_step=1, step=4, wall_ns=0, excess_ns=5,
@@ -120,14 +117,10 @@ def steps(rank: int, number: int = 9) -> list[StepRecord]:
 
 
 def test_other_ranks_are_silent_unless_the_caller_has_a_log_for_each() -> None:
-    decision = Decision(
-        job="job", decision=7, kind="trial", knob="bucket_bytes", from_value=1, to_value=2, step=5, wall_ns=0,
-        reason="planted", expected_gain_ratio=None,
-    )  # fmt: skip
     first, second, own = Kept(), Kept(), Kept()
-    filled(first, [*steps(0), decision])
-    filled(second, [*steps(1), decision])
-    filled(own, [*steps(1), decision], every_rank=True)
+    filled(first, [*steps(0), decision()])
+    filled(second, [*steps(1), decision()])
+    filled(own, [*steps(1), decision()], every_rank=True)
     assert first.scalars == own.scalars != []
     assert len(first.texts) == len(own.texts) == 1
     assert (second.scalars, second.texts) == ([], [])
@@ -304,14 +297,6 @@ def job() -> Iterator[Job]:
     logging.getLogger("pacecar").addHandler(handler)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    decision = Decision(
-        job="job", decision=1, kind="trial", knob="bucket_bytes", from_value=26214400, to_value=4194304, step=5,
-        wall_ns=10**18, reason="planted", expected_gain_ratio=0.08,
-    )  # fmt: skip
-    verdict = Verdict(
-        job="job", decision=1, knob="bucket_bytes", outcome="kept", step=9, wall_ns=10**18, measured_gain_ratio=0.07,
-        gain_low=0.05, gain_high=0.09, evidence=40.0, trial_steps=24, exploration_ns=0, reason="planted",
-    )  # fmt: skip
     try:
         with pacecar.attach(
             model, optimizer, tune="off", loggers=given, socket="/nonexistent/s", windows=False, crew=False,
@@ -327,8 +312,8 @@ def job() -> Iterator[Job]:
                 rows.log({"mine": mine})
                 if mine == 5:
                     for logger in given:
-                        logger.put(decision)
-                        logger.put(verdict)
+                        logger.put(decision(from_value=26214400, to_value=4194304))
+                        logger.put(verdict(measured_gain_ratio=0.07))
                 has_row = any("pacecar/step_seconds" in row for row in rows.rows)
                 enough = has_row and len(board.values.get("pacecar/step_seconds", ())) >= 3 and len(client.metrics) > 0
                 events = min(len(board.texts), len(client.tags)) >= 2

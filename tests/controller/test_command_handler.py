@@ -33,6 +33,7 @@ from pacecar.records import (
 from pacecar.records.commands import REPORTED_CHANGES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
 from tests.controller.ordered_run import OrderedRun
+from tests.kit import records
 from tests.kit.records import job_hello
 
 MIB = 2**20
@@ -115,15 +116,9 @@ def test_a_tuner_that_never_began_says_why() -> None:
     office.act("freeze")
     assert office.said == [("refused", "the tuner has not begun: the job's first steps are not over")]
     off = TunerStatus(
-        job="job",
-        rank=0,
-        state="off",
-        detail="nothing to tune: no knobs",
-        step=9,
-        wall_ns=0,
-        exploration_ns=0,
+        job="job", rank=0, state="off", detail="nothing to tune: no knobs", step=9, wall_ns=0, exploration_ns=0,
         trials=0,
-    )
+    )  # fmt: skip
     office.reporter.emit(off)
     office.act("freeze")
     assert office.said[-1] == ("refused", "off: nothing to tune: no knobs")
@@ -137,20 +132,13 @@ def test_what_is_no_order_is_refused_with_those_there_are() -> None:
 
 
 def decision(number: int, **changes: Any) -> Decision:
-    given: dict[str, Any] = {
-        "job": "job", "decision": number, "kind": "trial", "knob": "bucket_bytes", "from_value": 4 * MIB,
-        "to_value": 2 * MIB, "step": 10 * number, "wall_ns": 0, "reason": "r" * 5000, "expected_gain_ratio": 0.05,
-    }  # fmt: skip
-    return Decision(**given | changes)
+    given = {"from_value": 4 * MIB, "to_value": 2 * MIB, "step": 10 * number, "reason": "r" * 5000}
+    return records.decision(number, **{**given, "expected_gain_ratio": 0.05, **changes})
 
 
 def verdict(number: int, **changes: Any) -> Verdict:
-    given: dict[str, Any] = {
-        "job": "job", "decision": number, "knob": "bucket_bytes", "outcome": "rolled_back", "step": 10 * number + 5,
-        "wall_ns": 0, "measured_gain_ratio": -0.02, "gain_low": None, "gain_high": None, "evidence": None,
-        "trial_steps": 9, "exploration_ns": 5, "reason": "v" * 5000,
-    }  # fmt: skip
-    return Verdict(**given | changes)
+    given = {"outcome": "rolled_back", "step": 10 * number + 5, "measured_gain_ratio": -0.02, "trial_steps": 9}
+    return records.verdict(number, **{**given, "exploration_ns": 5, "reason": "v" * 5000, **changes})
 
 
 def asked(office: Office) -> TunerReport:

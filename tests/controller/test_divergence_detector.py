@@ -23,7 +23,7 @@ from pacecar.controller.guards.divergence_detector import (
 )
 from pacecar.controller.guards.loss_monitor import PENDING_MAX, LossMonitor
 from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Proposal
-from pacecar.records import Decision, Verdict
+from tests.kit import records
 
 Noise = Callable[[random.Random], float]
 
@@ -121,15 +121,11 @@ def test_top_k_may_change_the_norm_and_bf16_may_not() -> None:
 
 # --- the guard ------------------------------------------------------------------------------------
 
-DECIDED = Decision(
-    job="j", decision=7, kind="trial", knob="compression", from_value=0, to_value=1, step=1, wall_ns=1,
-    reason="", expected_gain_ratio=None,
-)  # fmt: skip
+DECIDED = records.decision(7, knob="compression", from_value=0, to_value=1)
 
-BARRED = Verdict(
-    job="j", decision=7, knob="compression", outcome="barred", step=2, wall_ns=2, measured_gain_ratio=0.4,
-    gain_low=0.3, gain_high=0.5, evidence=3.0, trial_steps=19, exploration_ns=-5,
-    reason="the ranks could not apply it",
+BARRED = records.verdict(
+    7, knob="compression", outcome="barred", measured_gain_ratio=0.4, gain_low=0.3, gain_high=0.5, evidence=3.0,
+    trial_steps=19, exploration_ns=-5, reason="the ranks could not apply it",
 )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pacecar.records import JobHello, Knobs, Ledger, StepRecord
+from pacecar.records import Decision, JobHello, Knobs, Ledger, StepRecord, Verdict
 
-__all__ = ["MS", "START_NS", "job_hello", "ledger", "step_record"]
+__all__ = ["MS", "START_NS", "decision", "job_hello", "ledger", "step_record", "verdict"]
 
 MS = 1_000_000
 """Nanoseconds in a millisecond."""
@@ -50,3 +50,22 @@ def step_record(rank: int = 0, step: int = 1, wall_ns: int = 100 * MS, **changes
         "total_windows": 0, "dropped_records": 0, "knobs": Knobs(),
     }  # fmt: skip
     return StepRecord(**(fields | changes))
+
+
+def decision(number: int = 1, **changes: Any) -> Decision:
+    """Return a tuner's trial, of buckets of twice the size."""
+    fields: dict[str, Any] = {
+        "job": "j", "decision": number, "kind": "trial", "knob": "bucket_bytes", "from_value": 1, "to_value": 2,
+        "step": 1, "wall_ns": 1, "reason": "", "expected_gain_ratio": None,
+    }  # fmt: skip
+    return Decision(**(fields | changes))
+
+
+def verdict(number: int = 1, **changes: Any) -> Verdict:
+    """Return what became of it: kept, for nothing that was measured."""
+    fields: dict[str, Any] = {
+        "job": "j", "decision": number, "knob": "bucket_bytes", "outcome": "kept", "step": 2, "wall_ns": 2,
+        "measured_gain_ratio": None, "gain_low": None, "gain_high": None, "evidence": None, "trial_steps": 1,
+        "exploration_ns": 0, "reason": "",
+    }  # fmt: skip
+    return Verdict(**(fields | changes))

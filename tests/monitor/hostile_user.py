@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 
 from pacecar.records import (  # fmt: skip
-    Decision,
     DumpRequest,
     Goodbye,
     HangSuspicion,
@@ -21,9 +20,9 @@ from pacecar.records import (  # fmt: skip
     Request,
     StepRecord,
     Straggler,
-    Verdict,
 )
 from pacecar.wire import encode_frame
+from tests.kit.records import decision, verdict
 
 SECOND = 10**9
 OPEN = []
@@ -52,20 +51,6 @@ def step(job="hostile", number=1, rank=0, knobs=None):
         optimizer_ns=1, micro_batches=1, samples=1, tokens=1, ledger=ledger, source="estimate",
         calibration_age_steps=None, totals=ledger, total_steps=number, total_samples=number, total_tokens=number,
         overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0, knobs=Knobs(1, knobs or {}),
-    )  # fmt: skip
-
-
-def decision(number, knob="bucket_bytes", reason="r"):
-    return Decision(
-        job="hostile", decision=number, kind="trial", knob=knob, from_value=1, to_value=2, step=1, wall_ns=1,
-        reason=reason, expected_gain_ratio=0.1,
-    )  # fmt: skip
-
-
-def verdict(number, knob):
-    return Verdict(
-        job="hostile", decision=number, knob=knob, outcome="kept", step=1, wall_ns=1, measured_gain_ratio=0.1,
-        gain_low=None, gain_high=None, evidence=None, trial_steps=1, exploration_ns=1, reason="r",
     )  # fmt: skip
 
 
@@ -138,7 +123,8 @@ def knob_names(path, port):
         client.close()
         OPEN.remove(client)
     for number in range(1500):
-        say(peer, decision(number, name(next(fresh))), verdict(number, name(next(fresh))))
+        names = [name(next(fresh)) for _ in range(2)]
+        say(peer, decision(number, job="hostile", knob=names[0]), verdict(number, job="hostile", knob=names[1]))
 
 
 def labels(path, port):
@@ -153,7 +139,7 @@ def decisions(path, port):
     peer = hook(path)
     say(peer, hello())
     for number in range(4000):
-        say(peer, decision(number, reason=os.urandom(2000).hex()))
+        say(peer, decision(number, job="hostile", reason=os.urandom(2000).hex()))
 
 
 def stragglers(path, port):

@@ -19,12 +19,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.monitor.service import EXIT_STALLED
-from pacecar.records import Decision, JobHello, Vitals
+from pacecar.records import JobHello, Vitals
 from pacecar.wire import MAGIC, VERSION, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Rolled, make, mutated
 from tests.kit.daemons import DaemonProcess
 from tests.kit.net import get
-from tests.kit.records import job_hello, step_record
+from tests.kit.records import decision, job_hello, step_record
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,12 +119,6 @@ def vitals(**changes):
     return Vitals(**(given | changes))
 
 
-def decision(gain, **changes):
-    given = {"job": "stranger", "decision": 1, "kind": "trial", "knob": "k", "from_value": 1, "to_value": 2, "step": 1,
-             "wall_ns": 1, "reason": "r"}  # fmt: skip
-    return Decision(**(given | changes), expected_gain_ratio=gain)
-
-
 IMPOSSIBLE = [
     vitals(peak_flops_per_second=0),
     vitals(peak_flops_per_second=-1),
@@ -132,8 +126,8 @@ IMPOSSIBLE = [
     vitals(flops=2**64 - 1, peak_flops_per_second=1),
     vitals(flops_wall_ns=-1, peak_flops_per_second=1),
     vitals(wall_ns=2**64 - 1),
-    *(decision(gain) for gain in (math.nan, math.inf, -math.inf, 1e308, 2.0)),
-    decision(0.1, step=-1),
+    *(decision(job="stranger", expected_gain_ratio=gain) for gain in (math.nan, math.inf, -math.inf, 1e308, 2.0)),
+    decision(job="stranger", step=-1),
     step_record(job="stranger", measured_every=0),
     step_record(job="stranger", total_steps=2**63),
 ]

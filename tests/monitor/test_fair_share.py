@@ -9,9 +9,10 @@ from pacecar.monitor.fair_share import yielding_holder
 from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, RankSteps, Target
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.monitor.jobs.tracked_job import JOB_BYTES_MAX, RANK_BYTES_MAX, REASON_CHARACTERS_MAX
-from pacecar.records import Decision, Goodbye, Request, Straggler, TunerStatus
+from pacecar.records import Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
 from tests.kit.own_samples import values_of
+from tests.kit.records import decision
 
 ATTACKER, VICTIM, THIRD = 1000, 1001, 1002
 
@@ -155,12 +156,7 @@ def test_what_is_kept_of_a_rank_and_of_a_job_is_bounded_in_bytes(board, make_hel
         board.record(goodbye, hello=hello, uid=1, owner=1, size=2000)
     said = "r" * 4000
     for number in range(100):
-        board.record(
-            Decision(
-                job="run-7", decision=number, kind="trial", knob="bucket_bytes", from_value=1, to_value=2, step=1,
-                wall_ns=1, reason=said, expected_gain_ratio=None,
-            ), hello=hello, uid=1, owner=1, size=4100,
-        )  # fmt: skip
+        board.record(decision(number, job="run-7", reason=said), hello=hello, uid=1, owner=1, size=4100)
         board.record(
             Straggler(
                 job="run-7", late_rank=number, cause="compute", phase="forward", since_step=1, step=1, wall_ns=1,

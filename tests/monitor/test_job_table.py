@@ -14,17 +14,16 @@ from pacecar.monitor.histogram import BOUNDS_NS
 from pacecar.monitor.jobs.state import DaemonState
 from pacecar.monitor.jobs.tracked_job import RECENT_MAX, TALLIES_MAX
 from pacecar.records import (
-    Decision,
     DeviceMemory,
     EstimateCheck,
     Goodbye,
     Ledger,
     TunerStatus,
-    Verdict,
     Vitals,
 )
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
+from tests.kit import records
 from tests.kit.own_samples import values_of
 from tests.monitor.conftest import told
 
@@ -41,18 +40,11 @@ def series(board):
 
 
 def decision(number, knob="bucket_bytes", gain=0.1):
-    return Decision(
-        job="run-7", decision=number, kind="trial", knob=knob, from_value=1, to_value=2, step=5, wall_ns=6, reason="r",
-        expected_gain_ratio=gain,
-    )  # fmt: skip
+    return records.decision(number, job="run-7", knob=knob, expected_gain_ratio=gain)
 
 
 def verdict(number, outcome="kept", gain=0.08):
-    return Verdict(
-        job="run-7", decision=number, knob="bucket_bytes", outcome=outcome, step=9, wall_ns=7,
-        measured_gain_ratio=gain, gain_low=0.05, gain_high=0.11, evidence=30.0, trial_steps=16, exploration_ns=-3,
-        reason="r",
-    )  # fmt: skip
+    return records.verdict(number, job="run-7", outcome=outcome, measured_gain_ratio=gain)
 
 
 def test_a_knob_whose_value_is_a_word_has_no_series(board, make_hello, make_step):

@@ -8,19 +8,12 @@ import pytest
 
 from pacecar.profiler.transport.field_filter import FieldFilter
 from pacecar.profiler.transport.record_queue import RecordQueue
-from pacecar.records import Decision, Goodbye, HangSuspicion, JobHello, Verdict
+from pacecar.records import Goodbye, HangSuspicion, JobHello
 from pacecar.records.ranges import COUNT_MAX, TEXT_CHARACTERS_MAX
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Rolled, make
-from tests.kit.records import job_hello, step_record
+from tests.kit.records import decision, job_hello, step_record, verdict
 from tests.kit.waiting import until
-
-
-def decision(gain):
-    return Decision(
-        job="j", decision=1, kind="trial", knob="k", from_value=1, to_value=2, step=1, wall_ns=1, reason="r",
-        expected_gain_ratio=gain,
-    )  # fmt: skip
 
 
 def hang(**changes):
@@ -40,8 +33,8 @@ def test_a_record_in_order_is_sent_as_it_is(kind):
 @pytest.mark.parametrize(
     ("record", "field", "becomes"),
     [
-        (decision(math.nan), "expected_gain_ratio", None),
-        (decision(-math.inf), "expected_gain_ratio", None),
+        (decision(expected_gain_ratio=math.nan), "expected_gain_ratio", None),
+        (decision(expected_gain_ratio=-math.inf), "expected_gain_ratio", None),
         (step_record(samples=-3), "samples", None),
         (step_record(tokens=2**70), "tokens", None),  # MessagePack itself has no such integer
         (hang(collectives=COUNT_MAX + 1), "collectives", None),
@@ -59,11 +52,10 @@ def test_what_is_out_of_range_is_left_out_or_cut_and_said_once(caplog, record, f
 
 
 def test_several_fields_of_one_record_are_left_out():
-    verdict = Verdict(
-        job="j", decision=1, knob="k", outcome="kept", step=1, wall_ns=1, measured_gain_ratio=math.nan,
-        gain_low=-math.inf, gain_high=math.inf, evidence=math.inf, trial_steps=1, exploration_ns=0, reason="r" * 9000,
-    )  # fmt: skip
-    sent = FieldFilter("here").make(verdict)
+    odd = verdict(
+        measured_gain_ratio=math.nan, gain_low=-math.inf, gain_high=math.inf, evidence=math.inf, reason="r" * 9000
+    )
+    sent = FieldFilter("here").make(odd)
     assert (sent.measured_gain_ratio, sent.gain_low, sent.gain_high, sent.evidence) == (None,) * 4
     assert len(sent.reason) == TEXT_CHARACTERS_MAX
 

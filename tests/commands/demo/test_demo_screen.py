@@ -45,14 +45,12 @@ from pacecar.records import (
     WhatIf,
 )
 from tests.commands.report.runs import MS, report_of, tuned, untuned
+from tests.kit.records import decision, verdict
 
 SETUP = DemoSetup(
-    "20261121T000000Z-abcd",
-    "http://127.0.0.1:9850/metrics",
-    "runs/20261121T000000Z-abcd",
-    "200 s",
+    "20261121T000000Z-abcd", "http://127.0.0.1:9850/metrics", "runs/20261121T000000Z-abcd", "200 s",
     overhead_budget=0.01,
-)
+)  # fmt: skip
 LEDGER = Ledger(
     wall_ns=100_000_000, compute_ns=60_000_000, exposed_communication_ns=20_000_000, exposed_copy_ns=1_000_000,
     data_wait_ns=5_000_000, host_bound_ns=6_000_000, optimizer_host_ns=4_000_000, checkpoint_ns=2_000_000,
@@ -96,19 +94,12 @@ def busy() -> Progress:
     for number in range(1, 10):
         progress.add(
             [
-                Decision(
-                    job="j", decision=number, kind="trial", knob="bucket_bytes", from_value=2**20 * number,
-                    to_value=2**21 * number, step=1, wall_ns=0, reason="", expected_gain_ratio=None,
-                ),
+                decision(number, from_value=2**20 * number, to_value=2**21 * number),
                 TunerStatus(
                     job="j", rank=0, state="trial", detail="bucket_bytes 1 MiB -> 2 MiB: " + "pair 2 of 8, " * 5,
                     step=1, wall_ns=0, exploration_ns=0, trials=number,
                 ),
-                Verdict(
-                    job="j", decision=number, knob="bucket_bytes", outcome="kept", step=2, wall_ns=0,
-                    measured_gain_ratio=0.05, gain_low=None, gain_high=None, evidence=None, trial_steps=0,
-                    exploration_ns=0, reason="",
-                ),
+                verdict(number, measured_gain_ratio=0.05),
             ]
         )  # fmt: skip
     return progress
@@ -136,7 +127,6 @@ def test_a_display_keeps_no_more_than_the_recent_steps() -> None:
     progress = Progress()
     progress.add(a_step(0, n) for n in range(1, 10_000))
     ledger = progress.ledger()
-    assert ledger is not None
     assert ledger.wall_ns == RECENT_STEPS * LEDGER.wall_ns
 
 
@@ -191,7 +181,6 @@ def test_the_closing_fits_80_columns_and_has_the_reports_tables(tuned_report: Re
         stability_table(tuned_report), ledger_table(tuned_report), changes_table(tuned_report),
         trust_table(tuned_report),
     ):  # fmt: skip
-        assert table is not None
         assert table.name in words
         for row in table.rows:
             assert all(cell in words for cell in row if " " not in cell), row
@@ -300,17 +289,11 @@ def test_the_overhead_since_the_last_switch_leaves_start_up_and_the_switch_out()
 
 
 def a_trial(number: int) -> Decision:
-    return Decision(
-        job="j", decision=number, kind="trial", knob="micro_batch", from_value=1, to_value=2, step=1, wall_ns=0,
-        reason="", expected_gain_ratio=None,
-    )  # fmt: skip
+    return decision(number, knob="micro_batch")
 
 
 def a_verdict(number: int, outcome: Literal["kept", "rolled_back"] = "kept") -> Verdict:
-    return Verdict(
-        job="j", decision=number, knob="micro_batch", outcome=outcome, step=2, wall_ns=0, measured_gain_ratio=0.3,
-        gain_low=0.1, gain_high=0.5, evidence=None, trial_steps=0, exploration_ns=0, reason="",
-    )  # fmt: skip
+    return verdict(number, knob="micro_batch", outcome=outcome, measured_gain_ratio=0.3, gain_low=0.1, gain_high=0.5)
 
 
 def a_status(state: Literal["watching", "trial", "screening"], detail: str = "so") -> TunerStatus:

@@ -8,6 +8,7 @@ import pytest
 
 from pacecar.job.autoattach.outcome_lines import NOT_KEPT, OutcomeLines
 from pacecar.records import Decision, Goodbye, TunerStatus, Verdict
+from tests.kit import records
 from tests.kit.records import MS, ledger, step_record
 
 
@@ -26,15 +27,9 @@ def status(state: Any, detail: str = "", rank: int = 0) -> TunerStatus:
 
 def tried(number: int, knob: str, before: int, after: int, outcome: Any) -> list[Decision | Verdict]:
     return [
-        Decision(
-            job="j", decision=number, kind="trial", knob=knob, from_value=before, to_value=after, step=1, wall_ns=1,
-            reason="", expected_gain_ratio=None,
-        ),
-        Verdict(
-            job="j", decision=number, knob=knob, outcome=outcome, step=2, wall_ns=2, measured_gain_ratio=None,
-            gain_low=None, gain_high=None, evidence=None, trial_steps=1, exploration_ns=0, reason="",
-        ),
-    ]  # fmt: skip
+        records.decision(number, knob=knob, from_value=before, to_value=after),
+        records.verdict(number, knob=knob, outcome=outcome),
+    ]
 
 
 @pytest.fixture
