@@ -1,4 +1,4 @@
-"""Containers, compose, Kubernetes, Slurm and the rest of deploy/, read by the tools that use them."""
+"""Containers, compose, Prometheus, Kubernetes and Slurm of deploy/, read by the tools that use them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import stat
-import sys
 import tomllib
 from pathlib import Path
 
@@ -24,59 +22,6 @@ from tests.kit.tools import find_tool
 KUBERNETES = DEPLOY / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SLURM = [DEPLOY / "slurm" / name for name in ("job.sbatch", "prolog.sh", "epilog.sh", "targets.sh")]
-
-
-# --- systemd ----------------------------------------------------------------------------------------------------
-
-
-def systemd(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not here: it comes with systemd")
-    return found
-
-
-def test_systemd_accepts_socket_and_drop_ins_together(tmp_path):
-    analyze = systemd("systemd-analyze")
-    for name in ("pacecar.service", "pacecar.socket"):
-        text = (
-            (DEPLOY / "systemd" / name).read_text().replace("/opt/pacecar/bin/pacecar", f"{sys.executable} -m pacecar")
-        )
-        (tmp_path / name).write_text(text)
-    drop_ins = tmp_path / "pacecar.service.d"
-    drop_ins.mkdir()
-    shutil.copy(DEPLOY / "systemd" / "socket-activation.conf", drop_ins)
-    done = ran(analyze, "verify", tmp_path / "pacecar.service", tmp_path / "pacecar.socket")
-    assert done.returncode == 0, done.stderr
-    assert "pacecar." not in done.stderr, "systemd warns: " + done.stderr
-
-
-def test_the_socket_unit_opens_what_the_service_is_told_to_listen_on():
-    socket = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / "systemd/pacecar.socket").read_text(), re.MULTILINE))
-    service = (DEPLOY / "systemd/pacecar.service").read_text()
-    assert f"PACECAR_DAEMON_SOCKET={socket['ListenSequentialPacket']}" in service
-    drop_in = (DEPLOY / "systemd/socket-activation.conf").read_text()
-    assert "\nRuntimeDirectory=\n" in drop_in, "or the socket is removed with the service's folder"
-    from pacecar.monitor.ingest.unix_socket import BACKLOG
-
-    assert int(socket["Backlog"]) == BACKLOG
-
-
-def test_systemds_own_tools_make_account_and_folders(tmp_path):
-    """In an empty root, as for an image; this machine is unchanged."""
-    sysusers, tmpfiles = systemd("systemd-sysusers"), systemd("systemd-tmpfiles")
-    if os.geteuid() != 0:
-        pytest.skip("folders are given to an account: that needs root")
-    (tmp_path / "etc").mkdir()
-    done = ran(sysusers, f"--root={tmp_path}", DEPLOY / "systemd/sysusers.conf")
-    assert done.returncode == 0, done.stderr
-    (account,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if line.startswith("pacecar:")]
-    assert account.endswith(":/var/lib/pacecar:/usr/sbin/nologin")
-    done = ran(tmpfiles, f"--root={tmp_path}", "--create", DEPLOY / "systemd/tmpfiles.conf")
-    assert done.returncode == 0, done.stderr
-    made = (tmp_path / "var/lib/pacecar").stat()
-    assert (stat.S_IMODE(made.st_mode), made.st_uid) == (0o700, int(account.split(":")[2]))
-    assert stat.S_IMODE((tmp_path / "run/pacecar").stat().st_mode) == 0o755
 
 
 # --- the image --------------------------------------------------------------------------------------------------
@@ -114,7 +59,6 @@ def test_the_healthcheck_asks_through_the_socket():
     """By HTTP it would need the certificate's name and a password; tests/monitor/test_health.py runs it under both."""
     text = (DEPLOY / "container/Containerfile").read_text()
     asked = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
-    assert asked is not None
     assert json.loads(asked[1]) == ["pacecar", "health"]
     assert "health" in cli.commands
 
@@ -282,7 +226,6 @@ def test_a_service_names_its_daemons_by_their_nodes():
     (service,) = documents(KUBERNETES / "components/servicemonitor/service.yaml")
     (endpoint,) = monitor["spec"]["endpoints"]
     labels = relabelled(endpoint["relabelings"], pod("pacecar-x", "node") | {"job": "the service's name"})
-    assert labels is not None
     assert (labels["instance"], labels["job"]) == ("node-7", "pacecar")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert endpoint["port"] == service["spec"]["ports"][0]["name"]

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit import waiting
 from tests.kit.forking_python import forking_python
 from tests.kit.net import free_port, scrape
-from tests.kit.tools import find_tool
 
 until = partial(waiting.until, seconds=120.0, look_seconds=0.1)  # a page is read and parsed at each look
 
@@ -174,11 +173,6 @@ def test_a_tuned_job_turns_its_knobs_on_both_ranks_at_the_same_steps_and_shows_i
     assert sum(served["pacecar_tuner_decisions_total"].values()) >= 1
     assert set(served["pacecar_job_ledger_seconds_total"]) == {"0", "1"}
     assert set(served["pacecar_knob_switches_total"]) == {"0", "1"}
-    promtool = find_tool("promtool")
-    text = served_text(port) or ""
-    assert "pacecar_host_cpu_seconds_total" in text
-    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_stay_the_same_to_the_bit(
