@@ -626,7 +626,6 @@ def _settle(world: World, census: Census) -> World:
     census.failures += not all(done)
     for i, rank in enumerate(settled.ranks):
         proposal, old = rank.proposal, rank.value
-        assert proposal is not None
         rank.value = proposal.values[0] if rank.is_done else old
         answers = [all(done), True]
 

@@ -164,14 +164,9 @@ def alternate(options: dict[str, Any]) -> dict[str, Any]:
             disagreements += ranks_differ(mine)
     torch_internals.build_ordered, torch_internals.build_by_helper = build_ordered, by_helper
     return {
-        "refusals": refusals,
-        "recipe": live.reducer.recipe,
-        "unequal": unequal,
-        "worst": worst,
-        "disagreements": disagreements,
-        "switches": switches,
-        "not_once": not_once,
-    }
+        "refusals": refusals, "recipe": live.reducer.recipe, "unequal": unequal, "worst": worst,
+        "disagreements": disagreements, "switches": switches, "not_once": not_once,
+    }  # fmt: skip
 
 
 _references: dict[Any, Any] = {}
@@ -234,7 +229,6 @@ def feedback(options: dict[str, Any]) -> dict[str, Any]:
     assert live.switch(64 * KIB, NONE, 8 * KIB)
     assert live.switch(64 * KIB, TOPK, 8 * KIB)
     fresh = live.compression.compressor
-    assert fresh is not None
     return {
         "off": off,
         "sent_ratio": sent / plain,

@@ -79,7 +79,6 @@ def main() -> None:
     told = {"losses": losses, "ended": time.time(), "world": dist.get_world_size()}
     if pacer is not None:
         tuner = pacer._tuner
-        assert tuner is not None
         told |= {"frozen": tuner.agreement.frozen, "spaces": len(tuner.agreement.spaces), "state": tuner.state}
         told["said"] = said
         pacer.close()

@@ -161,7 +161,6 @@ def test_steps_in_foreign_values_are_not_judged() -> None:
 def test_a_switch_that_never_comes_ends_the_trial() -> None:
     trial = _trial()
     ends = [trial.observe(_step(step, OLD, BASE_NS)) for step in range(1, WAIT_STEPS_MAX + 3)]
-    assert ends[-1] is not None
     assert ends[-1].cause is AbortCause.NEVER_CAME
     assert ends[:-2] == [None] * (WAIT_STEPS_MAX)
 
@@ -171,7 +170,6 @@ def test_values_that_go_back_unasked_mean_that_the_ranks_took_it_back() -> None:
     for step in range(1, 4):
         assert trial.observe(_step(step, NEW, BASE_NS)) is None
     end = trial.observe(_step(4, OLD, BASE_NS))
-    assert end is not None
     assert end.cause is AbortCause.TAKEN_BACK
 
 

@@ -44,7 +44,6 @@ def test_one_window_with_a_small_first_bucket_tells_alpha_and_beta(
 ) -> None:
     spans = _spans(DEFAULT, alpha, ns_per_byte, streams)
     link = fit_periods(periods_of(DEFAULT, spans), streams_of(spans))
-    assert link is not None
     assert link.alpha_ns == pytest.approx(alpha, rel=0.05, abs=1000)
     assert link.ns_per_byte == pytest.approx(ns_per_byte, rel=0.02)
     assert link.alpha_low_ns <= link.alpha_ns <= link.alpha_high_ns
@@ -52,7 +51,6 @@ def test_one_window_with_a_small_first_bucket_tells_alpha_and_beta(
 
 def test_gloo_at_one_gigabit_has_no_latency_to_speak_of_and_its_bandwidth() -> None:
     link = fit_periods(periods_of(DEFAULT, AT_0_MS), streams_of(AT_0_MS))
-    assert link is not None
     assert link.streams == 2
     assert link.alpha_ns < MS
     assert 1e9 / link.ns_per_byte == pytest.approx(119e6, rel=0.03)  # 0.95 Gbit/s
@@ -80,7 +78,6 @@ def test_a_late_rank_in_one_window_of_four_leaves_alpha_alone() -> None:
     late = [(spans[0][0], spans[0][1] + 30 * MS), *spans[1:]]
     windows = [periods_of(DEFAULT, one) for one in (spans, late, spans, spans)]
     link, misled = fit_periods(combine(windows), 1), fit_periods(combine(windows[1:2]), 1)
-    assert link is not None
     assert misled is not None
     assert link.alpha_ns == pytest.approx(MS, rel=0.05)
     assert misled.alpha_ns > 20 * MS, "rather too dear: the careful side"
@@ -89,8 +86,6 @@ def test_a_late_rank_in_one_window_of_four_leaves_alpha_alone() -> None:
 def test_more_windows_make_alpha_surer() -> None:
     window = periods_of(DEFAULT, _spans(DEFAULT, MS, 8.0))
     one, four = (fit_periods(combine([window] * n), 1) for n in (1, 4))
-    assert one is not None
-    assert four is not None
     assert four.alpha_high_ns - four.alpha_ns == pytest.approx((one.alpha_high_ns - one.alpha_ns) / 2)
 
 

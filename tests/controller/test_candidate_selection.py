@@ -32,12 +32,9 @@ def _step(size: int, alpha_ns: float, ns_per_byte: float, *, streams: int = 1) -
     exposed, communication = round(played.exposed_ns), round(played.communication_ns)
     wall = FORWARD_NS + BACKWARD_NS + exposed
     ledger = Ledger(
-        wall_ns=wall,
-        compute_ns=wall - exposed,
-        exposed_communication_ns=exposed,
-        communication_ns=communication,
+        wall_ns=wall, compute_ns=wall - exposed, exposed_communication_ns=exposed, communication_ns=communication,
         overlapped_communication_ns=communication - exposed,
-    )
+    )  # fmt: skip
     reduces = tuple((round(begin), round(end)) for begin, end in played.spans)
     backward = BackwardWindow(work_ns=BACKWARD_NS, reduces=reduces)
     return Observation(1, 1, {"bucket_bytes": size}, wall, True, ledger, True, micro_batches=1, backward=backward)
@@ -52,14 +49,9 @@ def _choice(
         explorer.model.learn(step)
     purse.pass_step(step.pace_ns)
     choice = explorer.choose(
-        {"bucket_bytes": DEFAULT},
-        purse,
-        typical_ns=step.pace_ns,
-        pair_noise=0.01,
-        window_steps=8,
-        latency=8,
+        {"bucket_bytes": DEFAULT}, purse, typical_ns=step.pace_ns, pair_noise=0.01, window_steps=8, latency=8,
         steps=steps,
-    )
+    )  # fmt: skip
     return (None if choice.candidate is None else choice.candidate.value), choice.why_not
 
 
@@ -89,25 +81,20 @@ def test_hope_alone_waits_for_windows_and_certainty_does_not() -> None:
 
 def test_an_all_reduce_that_is_no_bucket_makes_the_window_say_no_more_than_its_ledger() -> None:
     step = _step(DEFAULT, 0.1 * MS, 8.3)
-    assert step.backward is not None
     more = replace(step, backward=BackwardWindow(work_ns=BACKWARD_NS, reduces=(*step.backward.reduces, (1, 2))))
     model = GainModel(FACTS)
     model.learn(more)
     model.history.note_pace(more.values, more.pace_ns)
     forecast = model.expect("bucket_bytes", more.values, MIB)
-    assert forecast is not None
     assert "assumed" in forecast.basis
 
 
 def test_the_gain_that_was_measured_on_a_real_link_is_forecast() -> None:
     """Gloo at 1 Gbit/s, 10.5 M parameters: 612 ms a step by default, 470 at 1 MiB; the window is that run's."""
     ledger = Ledger(
-        wall_ns=626 * MS,
-        compute_ns=376 * MS,
-        exposed_communication_ns=250 * MS,
-        communication_ns=348 * MS,
+        wall_ns=626 * MS, compute_ns=376 * MS, exposed_communication_ns=250 * MS, communication_ns=348 * MS,
         overlapped_communication_ns=98 * MS,
-    )
+    )  # fmt: skip
     since = 111 * MS
     spans = [(117_304_215, 124_214_815), (275_548_063, 616_459_441), (361_749_628, 608_490_687)]
     backward = BackwardWindow(work_ns=250 * MS, reduces=tuple((a - since, b - since) for a, b in spans))
@@ -116,7 +103,6 @@ def test_the_gain_that_was_measured_on_a_real_link_is_forecast() -> None:
     model.learn(Observation(1, 1, values, 626 * MS, True, ledger, True, micro_batches=1, backward=backward))
     model.history.note_pace(values, 612 * MS)
     forecast = model.expect("bucket_bytes", values, MIB)
-    assert forecast is not None
     assert forecast.gain_ratio == pytest.approx(1 - 470 / 612, abs=0.05)
     assert forecast.sure_ratio > 0.01
 
@@ -128,7 +114,6 @@ def test_a_first_bucket_that_changes_nothing_is_not_tried() -> None:
     model.learn(step)
     model.history.note_pace(values, step.pace_ns)
     forecast = model.expect("first_bucket_bytes", values, 2 * MIB)
-    assert forecast is not None
     assert abs(forecast.gain_ratio) < 0.02
 
 

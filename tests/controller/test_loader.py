@@ -88,12 +88,9 @@ def compare(
 
 
 TURNS: Turns = {
-    3: WorkerSetting(3, 2),
-    4: WorkerSetting(1, 4),
-    14: WorkerSetting(2, 1),
-    20: WorkerSetting(3, 2),
+    3: WorkerSetting(3, 2), 4: WorkerSetting(1, 4), 14: WorkerSetting(2, 1), 20: WorkerSetting(3, 2),
     33: WorkerSetting(0, 2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -356,7 +353,6 @@ def test_the_first_loader_is_tuned_and_another_only_when_it_is_named() -> None:
     assert named.wrap(evaluation, False) is evaluation
     named.wrap(evaluation, None)
     assert isinstance(named.wrap(train, True), SwitchableLoader)
-    assert named.loader is not None
     assert named.loader.user_loader is train
 
 
@@ -364,7 +360,6 @@ def test_the_values_offered_fit_into_the_machine() -> None:
     def domains(room: WorkerRoom) -> list[tuple[int, ...]]:
         knobs = LoaderKnobs(TuneConfig(), room=lambda pids: room)
         knobs.wrap(DataLoader(Numbers(), 4, num_workers=2), None)
-        assert knobs.loader is not None
         knobs.loader.batch_bytes = 2**20
         return [actuator.domain() for actuator in knobs.actuators]
 

@@ -32,12 +32,9 @@ def _exact(
     exposed, communication = round(played.exposed_ns * stretch), round(played.communication_ns * stretch)
     compute = round(COMPUTE_NS * stretch)
     ledger = Ledger(
-        wall_ns=compute + exposed,
-        compute_ns=compute,
-        exposed_communication_ns=exposed,
-        communication_ns=communication,
+        wall_ns=compute + exposed, compute_ns=compute, exposed_communication_ns=exposed, communication_ns=communication,
         overlapped_communication_ns=communication - exposed,
-    )
+    )  # fmt: skip
     step = Observation(
         step=1, wall_ns=1, values=values, pace_ns=ledger.wall_ns, ledger=ledger, exact=True, micro_batches=1
     )
@@ -96,7 +93,6 @@ def test_with_two_sizes_seen_the_gain_of_a_third_is_forecast_within_one_percent(
         _, here = _exact({"bucket_bytes": 16 * MIB}, alpha, ns_per_byte)
         _, there = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
         forecast = model.expect("bucket_bytes", {"bucket_bytes": 16 * MIB}, size)
-        assert forecast is not None
         assert forecast.gain_ratio == pytest.approx(1 - there / here, abs=0.01)
 
 
@@ -106,8 +102,6 @@ def test_one_size_seen_gives_the_right_sign_with_the_prior() -> None:
     model.learn(step)
     model.history.note_pace(values, pace)
     smaller, larger = (model.expect("bucket_bytes", values, size) for size in (8 * MIB, 64 * MIB))
-    assert smaller is not None
-    assert larger is not None
     assert smaller.gain_ratio > 0 > larger.gain_ratio
     assert "assumed" in smaller.basis
 
@@ -118,8 +112,6 @@ def test_no_more_is_expected_of_buckets_than_is_exposed() -> None:
     model.learn(step)
     model.history.note_pace(values, pace)
     forecast = model.expect("bucket_bytes", values, MIB)
-    assert forecast is not None
-    assert model.exposed_ratio is not None
     assert forecast.gain_ratio <= model.exposed_ratio
 
 
@@ -167,7 +159,6 @@ def test_two_micro_batch_sizes_forecast_a_third() -> None:
     for size in (4, 8):
         model.history.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
     forecast = model.expect("micro_batch", {"micro_batch": 8}, 16)
-    assert forecast is not None
     assert forecast.gain_ratio == pytest.approx(1 - 120 / 140)
     assert not forecast.is_floor
 
@@ -178,7 +169,6 @@ def test_one_micro_batch_size_gives_a_floor_from_host_bound_time() -> None:
     model.learn(Observation(step=1, wall_ns=1, values=values, pace_ns=200 * MS, ledger=ledger, exact=True))
     model.history.note_pace(values, 200 * MS)
     forecast = model.expect("micro_batch", values, 8)
-    assert forecast is not None
     assert forecast.is_floor
     assert forecast.gain_ratio == pytest.approx(4 * 10 / 200)
     assert model.expect("micro_batch", values, 2) is None
@@ -198,8 +188,6 @@ def test_forecasts_that_were_wrong_widen_the_next() -> None:
     before = model.expect("micro_batch", {"micro_batch": 8}, 16)
     model.history.remember("micro_batch", 0.15, -0.25)
     after = model.expect("micro_batch", {"micro_batch": 8}, 16)
-    assert before is not None
-    assert after is not None
     assert before.spread_ratio < 0.4 <= after.spread_ratio + 1e-9
     assert model.history.forecasts == [("micro_batch", 0.15, -0.25)]
 
@@ -253,7 +241,6 @@ def test_a_rank_that_never_waits_for_data_may_wait_for_one_that_does() -> None:
     for step in range(1, 9):
         model.learn(Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=100))
     forecast = model.expect("loader_workers", values, 4)
-    assert forecast is not None
     assert forecast.is_floor
     assert forecast.gain_ratio == pytest.approx(0.1)
 

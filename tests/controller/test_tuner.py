@@ -155,12 +155,9 @@ class Bench(TunedJob):
 
     def record(self) -> StepRecord:
         return step_record(
-            step=self.step,
-            wall_ns=self.step,
-            source="exact" if self.step == self.exact_step else "estimate",
-            disturbed=self.step in (9, 10),
-            knobs=self.in_force,
-        )
+            step=self.step, wall_ns=self.step, source="exact" if self.step == self.exact_step else "estimate",
+            disturbed=self.step in (9, 10), knobs=self.in_force,
+        )  # fmt: skip
 
     def switches(self) -> list[tuple[int, int, dict[str, Any]]]:
         return [(r.step, r.epoch, r.knobs.values) for r in self.emitted if isinstance(r, KnobSwitch)]
@@ -226,7 +223,6 @@ def test_who_must_leave_in_a_trial_says_what_stays_and_what_it_was_before(bench:
     bench.leaves_because = "planted"
     bench.run(1)
     said = bench.tuner.status
-    assert said is not None
     assert said.detail == "planted; micro_batch stays at 8 on all ranks, unproven (4 before)"
     bench.tuner.close()
     assert bench.dial.value() == 8
@@ -427,7 +423,6 @@ def test_a_freeze_that_is_the_end_is_told_where_a_person_had_frozen_tuning_befor
     bench.tuner.freeze("the hook turned itself off")
     bench.run(6)
     assert bench.policy.finished == 1
-    assert bench.tuner.status is not None
     assert (bench.tuner.state, bench.tuner.status.detail) == ("frozen", "the hook turned itself off")
 
 

@@ -90,7 +90,6 @@ def test_the_package_holds_program_unit_account_configuration_pages_and_completi
         assert (tmp_path / path).read_text() == ours.read_text()
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o644
     started = re.search(r"^ExecStart=(\S+)", (tmp_path / UNIT).read_text(), re.MULTILINE)
-    assert started is not None
     assert os.access(tmp_path / started[1].lstrip("/"), os.X_OK), "what the unit starts"
     assert (tmp_path / "usr/bin/pacecar").readlink() == Path("/opt/pacecar/bin/pacecar")
     assert b"PACECAR" in gzip.decompress((tmp_path / "usr/share/man/man1/pacecar-daemon.1.gz").read_bytes())

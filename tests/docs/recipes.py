@@ -158,7 +158,6 @@ def systemctl(command: str) -> None:
 
 def journal(command: str) -> None:
     unit = re.search(r" -u (\S+)", command)
-    assert unit is not None
     systemctl(f"systemctl status {unit[1]}")
 
 

@@ -169,7 +169,6 @@ def delayed_wire(middle: str, names: list[str], link: Link, device: str = DEVICE
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert hub.stdout is not None
     if hub.stdout.readline().strip() != "ready":
         hub.wait()
         raise RuntimeError("TUN devices cannot be made here: links with delay need /dev/net/tun")
@@ -181,7 +180,6 @@ def delayed_wire(middle: str, names: list[str], link: Link, device: str = DEVICE
 
 def change_wire(hub: subprocess.Popen[str], link: Link) -> None:
     """Let the hub of a delayed wire carry packets as `link` would."""
-    assert hub.stdin is not None
     hub.stdin.write(f"{link.megabits or 0} {link.delay_ms} {link.loss_ratio}\n")
     hub.stdin.flush()
 

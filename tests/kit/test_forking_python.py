@@ -244,7 +244,6 @@ def start(python: str, *arguments: str) -> tuple[subprocess.Popen[str], int]:
 
 def heard(process: subprocess.Popen[str]) -> str:
     """Return the next line that the process says."""
-    assert process.stdout is not None
     return process.stdout.readline()
 
 
@@ -458,7 +457,6 @@ def use(environ: dict[str, str]) -> subprocess.Popen[str]:
 
 def ask(user: subprocess.Popen[str]) -> str:
     """Return what USES says to a line."""
-    assert user.stdin is not None
     user.stdin.write("\n")
     user.stdin.flush()
     return heard(user)

@@ -34,7 +34,6 @@ def measure(net: Net, seconds: float) -> tuple[float, float]:
     """Return megabits a second and milliseconds of a round trip."""
     server = subprocess.Popen([*net.prefixes[0], sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
         server.stdout.readline()
         client = [*net.prefixes[1], sys.executable, "-c", CLIENT, str(seconds)]
         trip = subprocess.run(client, capture_output=True, text=True, check=True, timeout=60).stdout

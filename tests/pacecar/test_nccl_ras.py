@@ -22,7 +22,6 @@ def test_it_is_asked_for_json_with_a_timeout_and_answers() -> None:
         status = ask_ras(ras.address)
         asked = ras.asked
     assert asked == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
-    assert status is not None
     assert status.nccl_version == "2.28.9"
     (communicator,) = status.communicators
     assert communicator.size == 2

@@ -45,7 +45,6 @@ def test_steps_begin_with_the_smallest_rise_and_stay_within(low, high, factor):
 @given(st.floats(1e3, 1e8), st.floats(0.01, 1000))
 def test_a_line_is_found_again_whatever_its_alpha_and_beta(alpha, beta):
     fit = fit_line(SIZES, [alpha + size * beta for size in SIZES])
-    assert fit is not None
     assert fit.residual_ratio < 1e-6
     # What alpha or beta weighs nothing in no size's time cannot be told from zero.
     if alpha > 1e-3 * SIZES[0] * beta:
@@ -59,7 +58,6 @@ def test_one_size_that_met_a_busy_moment_does_not_move_the_line(odd):
     times = [50_000 + 8.0 * size for size in SIZES]
     times[odd] *= 5
     fit = fit_line(SIZES, times)
-    assert fit is not None
     assert fit.alpha_ns == pytest.approx(50_000, rel=0.1)
     assert fit.ns_per_byte == pytest.approx(8.0, rel=0.1)
     assert fit.worst_bytes == SIZES[odd], "and it is named"

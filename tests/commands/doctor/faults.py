@@ -74,7 +74,6 @@ def job(**changes: object) -> Callable[[Machine], object]:
 
 def said(record: object) -> Callable[[Machine], object]:
     def plant(machine: Machine) -> None:
-        assert machine.run is not None
         machine.run[0] = records(0, more=[record])
 
     return plant

@@ -165,7 +165,6 @@ def one_node_job() -> Machine:
     machine = h100_node()
     machine.log = None
     machine.environ["NCCL_IB_DISABLE"] = "1"
-    assert machine.run is not None
     for records in machine.run.values():
         records[0] = dataclass_like(records[0], world_size=2)
     return machine
@@ -221,23 +220,12 @@ def log_of_another_node() -> Machine:
 
 
 ODD = (
-    (resting_node, set()),
-    (grace_hopper, set()),
-    (cards_with_a_bridge, set()),
-    (unbridged_consumer_cards, set()),
-    (partly_cut_node, {"gpu-mig-on"}),
-    (passed_through, set()),
-    (bond_and_bridges, set()),
-    (slow_card_in_a_wide_slot, set()),
-    (spare_ports, set()),
-    (azure_like, set()),
-    (one_node_job, set()),
-    (old_peermem, set()),
-    (user_clock, set()),
-    (lists_for_one_collective, {"nccl-algo-set", "nccl-proto-set"}),
-    (pcie_sender, set()),
-    (log_of_another_node, set()),
-)
+    (resting_node, set()), (grace_hopper, set()), (cards_with_a_bridge, set()), (unbridged_consumer_cards, set()),
+    (partly_cut_node, {"gpu-mig-on"}), (passed_through, set()), (bond_and_bridges, set()),
+    (slow_card_in_a_wide_slot, set()), (spare_ports, set()), (azure_like, set()), (one_node_job, set()),
+    (old_peermem, set()), (user_clock, set()), (lists_for_one_collective, {"nccl-algo-set", "nccl-proto-set"}),
+    (pcie_sender, set()), (log_of_another_node, set()),
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -318,7 +306,6 @@ def test_a_gain_is_only_that_of_a_run_on_this_machine(tmp_path):
     for name, is_here in (("here", True), ("elsewhere", False)):
         (tmp_path / name).mkdir()
         if not is_here:
-            assert machine.run is not None
             machine.run = {rank: [dataclass_like(r[0], host="far"), *r[1:]] for rank, r in machine.run.items()}
         gain = found(machine, tmp_path / name)["nccl-ib-disabled"].gain
         assert (gain is not None) == is_here

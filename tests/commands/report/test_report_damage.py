@@ -66,14 +66,11 @@ def test_new_fields_of_known_records_are_no_fault(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("junk", "words"),
     [
-        (b"\x00\xff\xfe\x01 binary\n", "not a record"),
-        (b'{"type":"step","job":"j"}\n', "missing required field"),
-        (b'{"type":"step"\n', "not a record"),
-        (b'{"no":"type"}\n', "not a record"),
-        (b"[" * 100_000 + b"\n", "not a record"),
-        (b'"type":"step"' * 9 + b"\n", "not a record"),
+        (b"\x00\xff\xfe\x01 binary\n", "not a record"), (b'{"type":"step","job":"j"}\n', "missing required field"),
+        (b'{"type":"step"\n', "not a record"), (b'{"no":"type"}\n', "not a record"),
+        (b"[" * 100_000 + b"\n", "not a record"), (b'"type":"step"' * 9 + b"\n", "not a record"),
     ],
-)
+)  # fmt: skip
 def test_junk_is_named_with_its_line_and_costs_only_itself(folder: Path, junk: bytes, words: str) -> None:
     file = folder / "rank0.jsonl"
     first, rest = file.read_bytes().split(b"\n", 1)
@@ -221,7 +218,6 @@ def test_a_rank_that_others_kept_off_the_processors_and_where_it_was(folder: Pat
     assert headline(report).startswith(said)
     assert "in step 9 (the loop's own code)." in headline(report)
     table = incidents(report)
-    assert table is not None
     assert table.rows[0][-1] == "kept off the processors by others for 1.5 s in the loop's own code"
 
 
@@ -365,16 +361,12 @@ def test_a_recording_alone_is_a_report_with_what_the_node_saw(tmp_path: Path) ->
     assert (report.steps, report.ranks_seen) == (200, 2)
     rows = {row.name: row for row in report.utilization}
     before = rows["pacecar_gpu_utilization_ratio"].before
-    assert before is not None
     assert before.mean == pytest.approx(0.5)  # GPU 7 is another job's
     sent = rows["pacecar_host_network_transmit_bytes_total"].before
-    assert sent is not None
     assert sent.mean == pytest.approx(1e9)  # loopback is not what the ranks go through
     memory = rows["gpu_memory_used"].before
-    assert memory is not None
     assert memory.mean == pytest.approx(0.5)
     energy = report.energy_before
-    assert energy is not None
     assert (energy.source, energy.gpus) == ("recording", 1)
     assert energy.watts == pytest.approx(300.0)
     assert energy.joules_per_step == pytest.approx(30.0)
@@ -389,7 +381,6 @@ def test_a_recording_beside_a_run_says_what_the_node_saw(tmp_path: Path) -> None
     report = report_of(folder)
     assert report.job == "j"
     row = next(row for row in report.utilization if row.name == "pacecar_host_network_transmit_bytes_total")
-    assert row.before is not None
     # Both files hold the same moments; each counts once.
     assert row.before.count <= 20
 
@@ -425,7 +416,6 @@ def test_energy_of_the_daemons_last_answer_is_taken_and_a_broken_one_named(tmp_p
         'pacecar_job_energy_per_token_joules{training_job="j"} 0\n'
     )
     energy = report_of(folder).energy_before
-    assert energy is not None
     assert (energy.source, energy.joules_per_step, energy.joules_per_token) == ("metrics", 12.5, 0.0)
     assert energy.joules_per_sample is None
     (folder / "metrics.txt").write_bytes(b'pacecar_job_energy_per_step_joules{training_job="j 12.5\n\xff')

@@ -69,9 +69,7 @@ def test_a_steady_run_has_the_numbers_that_it_was_made_of(tmp_path: Path) -> Non
     assert not report.is_tuned
     assert report.after is None
     side = report.before
-    assert side is not None
     assert side.steps == 200 - WARMUP_STEPS
-    assert side.rate is not None
     assert side.rate.median == pytest.approx(2 * 16 / 0.1)
     assert side.rate.cv == pytest.approx(0.0)
     assert side.tokens_per_second == pytest.approx(2 * 512 / 0.1)
@@ -97,7 +95,6 @@ def test_unmeasured_values_are_missing_and_guesses_are_marked(tmp_path: Path) ->
         one = structs.replace(one, ledger=unseen[0], totals=unseen[1], samples_guessed=number % 10 > 0)
         append(folder, 0, one)
     report = report_of(folder)
-    assert report.before is not None
     assert "data_wait" not in report.before.ledger_ns
     assert all("data_wait" not in piece.ledger_ns for piece in report.line)
     assert report.ranks[0].slowest_ratio is None
@@ -108,7 +105,6 @@ def test_unmeasured_values_are_missing_and_guesses_are_marked(tmp_path: Path) ->
     assert rate_word(report) == "samples/s (a guess)"
     assert [notice.text.split(":")[0] for notice in report.notices] == ["samples are a guess"]
     line = line_table(report)
-    assert line is not None
     assert line.rows[0][2 + LEDGER_HEADINGS.index("data_wait")] == "-"
 
 
@@ -116,13 +112,11 @@ def test_a_wait_for_data_is_in_the_mean_step_of_the_whole_run_too(tmp_path: Path
     folder = untuned(tmp_path / "run", steps=60)
     report = report_of(folder)
     assert not report.is_tuned
-    assert report.before is not None
     assert report.before.ledger_ns["data_wait"] == 0, "measured, and nothing waited"
     waited = structs.replace(step(0, 60).ledger, compute_ns=50 * MS, data_wait_ns=30 * MS)
     for rank in range(2):
         append(folder, rank, *(structs.replace(step(rank, number), ledger=waited) for number in range(60, 120)))
     report = report_of(folder)
-    assert report.before is not None
     assert sum(report.before.ledger_ns.values()) == pytest.approx(100 * MS, abs=9)
     row = cells(ledger_table(report))["data wait"]
     assert row[1].endswith("%")
@@ -140,7 +134,6 @@ def test_what_is_mostly_unknown_is_shown_as_that_and_compared_as_a_whole_only(tm
     side = report.before
     assert side is not None
     ledger = ledger_table(structs.replace(report, before=structs.replace(side, ledger_ns=mostly)))
-    assert ledger is not None
     assert ledger.note.endswith("so only the whole step can be compared.")
     assert cells(ledger)["compute"][:2] == ("-", "-")
     changed = {row[0]: row[-1] for row in ledger.rows}
@@ -150,13 +143,11 @@ def test_what_is_mostly_unknown_is_shown_as_that_and_compared_as_a_whole_only(tm
 def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:
     report = report_of(tuned(tmp_path / "run"))
     assert report.is_tuned
-    assert report.before is not None
     assert report.after is not None
     assert (report.before.first, report.before.last) == ((0, WARMUP_STEPS), (0, 59))
     # The switch at 99 settles for two steps.
     assert (report.after.first, report.after.last) == ((0, 102), (0, 199))
     assert report.after.step_mean_ns == 80 * MS
-    assert report.change is not None
     assert report.change.change_ratio == pytest.approx(0.25)
     assert report.proven_gain_ratio == pytest.approx(0.2)
     (change,) = report.changes
@@ -203,7 +194,6 @@ def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Pat
     for rank in (0, 1):
         append(folder, rank, *(step(rank, 100 + n, wall, micro_batch=4, epoch=3) for n, wall in enumerate(walls)))
     report = report_of(folder)
-    assert report.change is not None
     assert report.change.change_ratio > 0.2
     assert report.change_verdict not in ("faster", "slower")
     assert "the second half of 'after' differs from its first by" in headline(report)
@@ -211,7 +201,6 @@ def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Pat
 
 def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
     report = report_of(tuned(tmp_path / "run", kept=False))
-    assert report.after is not None
     assert report.after.step_mean_ns == 100 * MS
     assert report.after.knobs == {"micro_batch": 2}
     assert report.proven_gain_ratio is None
@@ -252,7 +241,6 @@ def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path)
     for rank in (0, 1):
         append(folder, rank, step(rank, 60, 900 * MS, exact=rank == 1), step(rank, 61, 900 * MS, disturbed=rank == 0))
     side = report_of(folder).before
-    assert side is not None
     assert side.step_max_ns == 100 * MS
 
 
@@ -266,8 +254,6 @@ def test_zero_samples_are_a_measurement_and_none_is_missing(tmp_path: Path) -> N
     zero, none = report_of(tmp_path / "zero"), report_of(tmp_path / "none")
     assert (zero.rate_unit, zero.samples) == ("samples", 0)
     assert (none.rate_unit, none.samples, none.tokens) == ("steps", None, None)
-    assert none.before is not None
-    assert none.before.rate is not None
     assert none.before.rate.median == pytest.approx(10.0)
     assert none.before.samples_per_second is None
 
@@ -289,7 +275,6 @@ def test_a_job_that_was_started_again_has_two_lives_and_all_its_steps(tmp_path: 
     report = report_of(folder)
     assert (report.lives, report.steps, report.samples) == (2, 100, 2 * 16 * 100)
     assert report.compared_steps == 100
-    assert report.before is not None
     # Both lives warm up.
     assert report.before.steps == 100 - 2 * WARMUP_STEPS
     assert report.before.last == (1, 39)
@@ -304,7 +289,6 @@ def test_a_change_of_the_clock_does_not_make_a_run_of_a_year(tmp_path: Path, jum
         append(folder, rank, *late)
     report = report_of(folder, prices=Prices(per_gpu_hour=3.6))
     assert report.duration_ns == 200 * 100 * MS
-    assert report.cost is not None
     assert report.cost.run == pytest.approx(2 * 20 * 3.6 / 3600)
     assert any("the clock was set by" in notice.text for notice in report.notices)
 
@@ -316,7 +300,6 @@ def test_a_job_that_went_on_with_fewer_ranks_is_measured_to_its_end(tmp_path: Pa
         append(folder, rank, hello(rank, 2), *(step(rank, number, 200 * MS) for number in range(200)))
     report = report_of(folder)
     assert (report.compared_steps, report.incomplete_steps) == (260, 0)
-    assert report.before is not None
     assert report.before.last == (1, 199)
     assert any("2 and 4 ranks in turn" in notice.text for notice in report.notices)
 
@@ -341,10 +324,8 @@ def test_the_time_line_is_bounded_and_loses_no_step(tmp_path: Path) -> None:
 def test_cost_is_price_times_gpus_times_hours(tmp_path: Path) -> None:
     prices = Prices(per_gpu_hour=3.6, tokens_per_epoch=10_240_000, epochs=100)
     cost = report_of(untuned(tmp_path / "run"), prices=prices).cost
-    assert cost is not None
     # 2 GPUs for 20 s at 3.6 an hour, which is 0.001 a second.
     assert cost.run == pytest.approx(2 * 20 * 0.001)
-    assert cost.before is not None
     assert cost.before.per_hour == pytest.approx(7.2)
     # 10 240 tokens a second: an epoch takes 1000 s.
     assert cost.before.epoch_seconds == pytest.approx(1000.0)
@@ -353,13 +334,11 @@ def test_cost_is_price_times_gpus_times_hours(tmp_path: Path) -> None:
     assert cost.before.per_million_tokens == pytest.approx(0.002 / 10_240 * 1e6)
     assert cost.before.per_million_samples == pytest.approx(0.002 / 320 * 1e6)
     free = report_of(untuned(tmp_path / "free"), prices=Prices(per_gpu_hour=0.0)).cost
-    assert free is not None
     assert free.run == 0.0
 
 
 def cells(table: Table | None) -> dict[str, tuple[str, ...]]:
     """First cell of each row -> the others."""
-    assert table is not None
     assert all(len(row) == len(table.head) for row in table.rows)
     return {row[0]: row[1:] for row in table.rows}
 
@@ -403,7 +382,6 @@ def test_a_pace_is_stable_where_its_windows_keep_within_two_percent(
     tmp_path: Path, noise: float, steps: int, word: str
 ) -> None:
     report = report_of(untuned(tmp_path / "run", steps=steps, pace=steady(100 * MS, noise, 7)))
-    assert report.before is not None
     assert report.before.is_stable is {"yes: ±": True, "no: ±": False, "too few": None}[word]
     (shown,) = cells(stability_table(report))["stable within ±2 %"]
     assert shown.startswith(word)
@@ -420,7 +398,6 @@ def test_what_trials_cost_adds_up_to_the_total_that_is_shown(tmp_path: Path) -> 
     report = report_of(folder)
     assert report.overhead.trials_ns == sum(costs)
     table = changes_table(report)
-    assert table is not None
     assert [row[-1] for row in table.rows] == ["1.23 s", "-0.42 s", "-0.24 s", "0.57 s"]
     assert table.rows[-1][:3] == ("all", "", "")
     exploration = cells(trust_table(report))["exploration"][0]
@@ -468,7 +445,6 @@ def test_errors_of_the_estimate_the_tuners_last_word_and_peoples_orders(tmp_path
     append(folder, 1, other)
     report = report_of(folder)
     error = report.estimate_error
-    assert error is not None
     assert (error.windows, error.median_ratio, error.worst_ratio) == (2, pytest.approx(0.2), pytest.approx(0.3))
     assert (error.own_setting, error.own_setting_median_ratio) == (1, pytest.approx(0.1))
     assert report.tuner == "frozen: why"
@@ -491,7 +467,6 @@ def test_steps_after_the_last_record_count_where_the_goodbye_has_them(tmp_path: 
     assert report.ranks[1].overhead_ratio == pytest.approx(5 / 7500)
     assert report.samples == (60 + 75) * 16
     assert report.tokens == (60 + 75) * 512
-    assert before.duration_ns is not None
     assert report.duration_ns == before.duration_ns + 15 * 100 * MS
     assert report.before == before.before, "what is judged was measured"
 
@@ -513,8 +488,6 @@ def test_two_jobs_in_a_folder_are_named_and_one_can_be_chosen(tmp_path: Path) ->
         report_of(folder)
     mine, other_report = report_of(folder, job="j"), report_of(folder, job="other")
     assert mine.notices == other_report.notices == ()
-    assert mine.before is not None
-    assert other_report.before is not None
     assert (mine.before.step_mean_ns, other_report.before.step_mean_ns) == (100 * MS, 50 * MS)
     with pytest.raises(ReportError, match="no record of job 'third'; there are j, other"):
         report_of(folder, job="third")
@@ -530,7 +503,6 @@ def test_a_run_that_ended_inside_a_trial_is_judged_at_the_settings_before_it(tmp
     # Decision 2 began at 4; no verdict came.
     append(folder, 0, decision(2, 195, 4, 8))
     report = report_of(folder)
-    assert report.after is not None
     assert report.after.knobs == {"micro_batch": 4}
     assert report.after.step_mean_ns == 80 * MS
 
@@ -542,7 +514,6 @@ def test_where_nothing_was_kept_all_steps_at_the_old_setting_are_after(tmp_path:
     folder = untuned(tmp_path / "run", ranks=1, steps=0)
     append(folder, 0, decision(1, 20, 2, 4), *records, switch(1, 20, 4, 1), switch(1, 30, 2, 2), switch(1, 50, 4, 3))
     after = report_of(folder).after
-    assert after is not None
     assert (after.first, after.last, after.knobs) == ((0, 33), (0, 50), {"micro_batch": 2})
     assert after.step_mean_ns == 100 * MS
 
@@ -633,7 +604,6 @@ def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: 
     runs = [untuned(tmp_path / "a", steps=410), untuned(tmp_path / "b", steps=410, pace=drifting)]
     row = next(row for row in compare([built(run) for run in runs]).rows if row.run == "b")
     assert row.verdict == "not decided", "its windows are two blocks of neighbours"
-    assert row.noise_ratio is not None
     assert row.noise_ratio > 0.08
     assert judge(Interval(0.05, 0.03, 0.07), 0.08)[0] == "no difference shown"
     assert judge(Interval(0.05, 0.03, 0.07), 0.04)[0] == "faster"

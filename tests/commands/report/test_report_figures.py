@@ -76,7 +76,6 @@ def test_a_duration_of_zero_is_a_measurement() -> None:
 @given(VALUES)
 def test_a_spread_is_in_order(values: list[float]) -> None:
     spread = spread_of(values)
-    assert spread is not None
     assert min(values) <= spread.p5 <= spread.p10 <= spread.median <= spread.p90 <= spread.p95 <= max(values)
     assert (spread.sd is None) == (len(values) == 1)
 
@@ -86,7 +85,6 @@ def test_no_values_have_no_spread_drift_or_interval() -> None:
     assert drift_ratio([1.0, 2.0]) is None
     assert ratio_interval([], [1.0]) is None
     few = ratio_interval([100.0] * 3, [110.0] * 30)
-    assert few is not None
     assert (few.low, few.high) == (None, None)
     assert few.change_ratio == pytest.approx(0.1)
 
@@ -102,7 +100,6 @@ def test_joining_windows_keeps_their_mean_between_the_extremes(values: list[floa
 def test_a_run_does_not_differ_from_itself() -> None:
     rates = neighbours(100, random.Random(1))
     interval = ratio_interval(rates, rates)
-    assert interval is not None
     assert interval.change_ratio == 0.0
     assert interval.low is not None
     assert interval.high is not None
@@ -123,7 +120,6 @@ def drawn_claims(count: int, factor: float, *, alike: float, seed: int, windows:
         before = neighbours(windows[0], generator, alike=alike)
         after = [rate * factor for rate in neighbours(windows[1], generator, alike=alike)]
         interval = ratio_interval(before, after, seed=generator.randrange(2**31))
-        assert interval is not None
         if interval.low is not None and interval.high is not None:
             claims += not interval.low <= 0 <= interval.high
     return claims
@@ -169,7 +165,6 @@ def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
 def test_where_all_windows_are_one_block_no_interval_is_given() -> None:
     slow = [100.0 + number for number in range(64)]
     interval = ratio_interval(slow, [105.0] * 64)
-    assert interval is not None
     assert interval.low is None
 
 
