@@ -338,6 +338,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_overhead_seconds_total", _C, _NS, "training_job launch rank", "Pacecar's own time inside the steps."),
         ("job_hook_measuring", _G, _N, "training_job launch rank", "1 while the hook measures steps, 0 when it turned itself off because that alone was over the budget."),
         ("job_measured_every_steps", _G, _N, "training_job launch rank", "One step in k is measured (four in a row), the others are counted: 1 but where steps are too short for the budget; absent when off."),
+        ("job_garbage_collection_seconds_total", _C, _NS, "training_job launch rank", "Time for which Python's garbage collector stopped the rank's process since attach; part of other headings."),
         ("job_records_dropped_total", _C, _N, "training_job launch rank", "Records that the hook dropped because the daemon was full, gone or slow."),
         ("job_last_record_age_seconds", _G, _NS, "training_job launch rank", "Time since the last step record arrived."),
         ("job_energy_joules_total", _C, _MJ, "training_job launch", "Energy of this node's GPUs of the job since the daemon met it, while no other job was on them; absent when unknown."),

@@ -250,6 +250,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     window_price_ns      the expected cost of the first window; None if unknown
     samples_guessed      neither the script nor a batch sampler gave the number of samples: it is the first dimension of
                          a tensor, which for some batches is time or tokens
+    gc_ns                how long Python's garbage collector stopped this process in the step; `total_gc_ns`: since
+                         attach.  It is part of the phases and headings.  None: not timed
     """
 
     job: Label
@@ -281,6 +283,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     measured_every: PositiveCount | None = 1
     uncalibrated: Uncalibrated | None = None
     window_price_ns: Nanoseconds | None = None
+    gc_ns: Nanoseconds | None = None
+    total_gc_ns: Nanoseconds | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

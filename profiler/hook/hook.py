@@ -30,6 +30,7 @@ from pacecar.config import HookConfig
 from pacecar.records import JobHello, Knobs, StepRecord
 
 from ..timing.failure_guard import FailureGuard
+from ..timing.garbage_collections import GarbageCollections
 from ..timing.overhead_budget import OverheadBudget
 from ..timing.preemption import Preemption
 from ..timing.process_stops import StopDetector
@@ -149,6 +150,7 @@ class Hook:
         self._sampling = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
         self._stops = StopDetector(charge=self.budget.charge)
+        self._collections = GarbageCollections()
         self._boundary = StepBoundary(
             self._phases, self._timer, self._guard, self._counts,
             now_ns=self._now_ns, wall_ns=self._wall_ns, full_boundary=self._full_boundary,
@@ -161,7 +163,7 @@ class Hook:
         """Data waits, batch sizes and checkpoints, as reported by the user's loop."""
         self.records = StepRecords(
             hello, self._sinks, MeasuringLimits(self.budget, self._sampling, self._guard), self._calibrations,
-            self._utilization, self._boundary, self._stops, on_timed=self._on_timed,
+            self._utilization, self._boundary, self._stops, self._collections, on_timed=self._on_timed,
         )  # fmt: skip
         """The finished steps whose records are not written yet."""
         self.preemption = Preemption()
@@ -281,6 +283,7 @@ class Hook:
         if self._now_ns is time.monotonic_ns:  # prices are measured by the real clock
             self._guard.wrap(self.records.learn_prices)()
             self._guard.wrap(self._stops.start)()
+            self._guard.wrap(self._collections.start)()
         if self._config.windows:
             self._guard.wrap(self.windows.install)()
         if not self.windows.is_installed:
@@ -309,6 +312,7 @@ class Hook:
         self.preemption.close()
         self._step_delay.close()
         self._stops.close()
+        self._collections.close()
         single_instance.free(self)
 
     def wake(self) -> None:
@@ -319,6 +323,7 @@ class Hook:
         """Become permanently inert and send nothing: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
         self._stops.forked()
+        self._collections.close()
 
     def request_window(self) -> None:
         """Request an exact window soon, after a knob was switched; the budget decides when and grants it credit."""

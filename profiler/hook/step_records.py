@@ -40,6 +40,7 @@ from pacecar.records import (
 
 from ..timing.cuda_timer import STEPS_MAX
 from ..timing.failure_guard import FailureGuard
+from ..timing.garbage_collections import GarbageCollections
 from ..timing.hook_cost import HookCost, call_price
 from ..timing.overhead_budget import RECENT_STEPS, OverheadBudget, ThreadTime
 from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
@@ -185,12 +186,14 @@ class StepRecords:
         utilization: UtilizationMeter,
         boundary: StepBoundary,
         stops: StopDetector,
+        collections: GarbageCollections,
         *,
         on_timed: Callable[[TimedStep, StepRecord], None],
     ) -> None:
         budget = limits.budget
         self._sampling = limits.sampling
         self._stop_detector = stops
+        self._collections = collections
         self._on_device = utilization.on_device
         self._hello = hello
         self._sinks = tuple(sinks)
@@ -413,6 +416,7 @@ class StepRecords:
         if step.price_ns is not None:
             self._budget.window_taken(step.step, self._window_price_ns + step.price_ns)
             self._window_price_ns = 0
+        self._budget.charge(self._collections.take_cost_ns())
         record = self._record(step, timed, overhead_ns)
         step.record = record
         self._on_timed(timed, record)
@@ -520,4 +524,6 @@ class StepRecords:
             samples_guessed=step.samples_guessed,
             uncalibrated=self.uncalibrated if calibration is None else None,
             window_price_ns=self.window_price_ns if calibration is None else None,
+            gc_ns=self._collections.within(step.raw.start_ns, step.raw.end_ns),
+            total_gc_ns=self._collections.total_ns,
         )

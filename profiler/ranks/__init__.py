@@ -7,7 +7,9 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
     exchange                            the messages between ranks
     data_parallel                       how many ranks DDP or FSDP2 spreads the model over, and where in it
     host_pressure                       waits, as the kernel counts them
-    straggler_detector, link_diagnosis  which rank is late, and why
+    straggler_detector                  which rank is late, and why
+    link_diagnosis                      whether a rank's link is slow
+    collection_diagnosis                whether a rank's garbage collector holds the others up
     cusum                               whether it is chance
     hang_detector                       whether a rank may hang
     torch_flight_recorder               the collectives that a rank has begun but not finished

@@ -168,7 +168,7 @@ class RankMonitor:
         """Queue a finished step; on any thread, in order."""
         every = record.measured_every or 1
         is_odd = record.disturbed or STOPPED in step.phases  # a process that was stopped shows no pace
-        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every)
+        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every, record.gc_ns)
         self._notes.append((note, step.end_ns))
         self._newest = record
         self._every = every

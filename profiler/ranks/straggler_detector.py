@@ -31,6 +31,7 @@ from msgspec import structs
 
 from pacecar.records import Cause, Straggler
 
+from .collection_diagnosis import Collecting, CollectionDiagnosis
 from .cusum import Cusum, excesses, median, upper
 from .exchange.phase_sums_message import RankRange
 from .link_diagnosis import LinkDiagnosis, Slow
@@ -120,6 +121,7 @@ class StragglerDetector:
         self._noise: deque[int] = deque(maxlen=HISTORY * world_size)
         self._held_back: list[list[int]] = [[] for _ in range(world_size)]
         self._link = LinkDiagnosis(world_size)
+        self._collections = CollectionDiagnosis()
         self._suspects: dict[tuple[int, Cause], _Suspect] = {}
         self._epoch: int | None = None
         self._ranges = 0
@@ -147,6 +149,9 @@ class StragglerDetector:
             if found is not None:
                 tested, late_now = found
                 late[rank, tested] = late_now
+        collecting = self._collections.judge(rows, one_range.waits[0], _own(one_range.waits[0]))
+        if collecting is not None:
+            late[collecting.rank, Cause.GC] = _of_collections(collecting)
         slow = self._link.judge(rows, medians, is_any_rank_late=bool(late))
         if slow is not None:
             late[slow.rank, Cause.LINK] = _of_link(slow)
@@ -234,6 +239,12 @@ class _Range:
             self._cpu_waits = excesses(waits) if len(waits) == len(self.rows) else []
         return self._cpu_waits or None
 
+    def collections(self) -> list[int]:
+        """Return how much longer per step each rank collected garbage; zeros where that is not known."""
+        if any(row.gc_ns is None or not row.measured for row in self.rows):
+            return [0] * len(self.rows)
+        return excesses([(row.gc_ns or 0) // row.measured for row in self.rows])
+
     def differences(self) -> list[int]:
         """Return how much each rank exceeds the others, without its known wait for a processor."""
         own = self.excesses(_own(self.waits[0]))
@@ -265,6 +276,8 @@ def _lateness(one_range: _Range, rank: int, bound: int) -> tuple[Cause, _Latenes
             excess = by_cause[cause]
         if excess > bound and by_cause[cause] > bound / 2:
             phase = max(_PARTS[cause], key=lambda name: one_range.excesses((name,))[rank])
+            if one_range.collections()[rank] >= AGREEMENT * excess:
+                return None  # one range does not tell a collector that holds others up: see `collection_diagnosis`
             return cause, _describe(one_range, rank, cause, phase, excess, bound)
     return None
 
@@ -293,6 +306,11 @@ def _describe(one_range: _Range, rank: int, cause: Cause, phase: str, excess: in
     seconds = (row.medians or {})["wall"] * row.steps / 1e9
     text += f"; it waited {_ms(waited)} a step longer for a processor"
     return _Lateness(Cause.HOST_BOUND, phase, excess, text, weight=min(STARVED_WEIGHT, 3 * seconds / STARVED_SECONDS))
+
+
+def _of_collections(found: Collecting) -> _Lateness:
+    text = f"its garbage collector takes {_ms(found.excess_ns)} a step longer than the other ranks' median"
+    return _Lateness(Cause.GC, found.phase, found.excess_ns, text)
 
 
 def _of_link(slow: Slow) -> _Lateness:

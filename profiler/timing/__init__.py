@@ -9,6 +9,7 @@ device without waiting for it.
     step_sampling                 how many steps to measure when steps are very short
     hook_cost                     the time torch takes to call hooks
     preemption, process_stops     time taken by other programs; when this process did not run at all
+    garbage_collections           time taken by Python's garbage collector
     failure_guard                 the one boundary that stops our exceptions
     torch_compile, fork_safety    keep torch.compile out of the hooks, and forked children out of the job
 """

@@ -47,7 +47,7 @@ def step_record(rank: int = 0, step: int = 1, wall_ns: int = 100 * MS, **changes
         "micro_batches": 1, "samples": 16, "tokens": None, "ledger": here, "source": "estimate",
         "calibration_age_steps": None, "totals": ledger(wall_ns * step), "total_steps": step,
         "total_samples": 16 * step, "total_tokens": None, "overhead_ns": 1000, "total_overhead_ns": 1000 * step,
-        "total_windows": 0, "dropped_records": 0, "knobs": Knobs(),
+        "total_windows": 0, "dropped_records": 0, "knobs": Knobs(), "gc_ns": 10, "total_gc_ns": 10 * step,
     }  # fmt: skip
     return StepRecord(**(fields | changes))
 

@@ -87,7 +87,8 @@ STEP = StepRecord(
         overlapped_communication_ns=909,
     ),
     total_steps=42, total_samples=1344, total_tokens=21504, overhead_ns=15, total_overhead_ns=630, total_windows=2,
-    dropped_records=5, knobs=Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}),
+    dropped_records=5, knobs=Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}), gc_ns=2,
+    total_gc_ns=730,
 )  # fmt: skip
 """A different number in every field."""
 

@@ -176,7 +176,7 @@ class ShowJob:
             samples=32, tokens=65536, ledger=ledger, source="estimate", calibration_age_steps=n % 50,
             totals=self.totals[rank], total_steps=n, total_samples=32 * n, total_tokens=65536 * n,
             overhead_ns=wall // 400, total_overhead_ns=self.totals[rank].wall_ns // 400, total_windows=1 + n // 50,
-            dropped_records=0, knobs=self._knobs(),
+            dropped_records=0, knobs=self._knobs(), gc_ns=wall // 100, total_gc_ns=self.totals[rank].wall_ns // 100,
         )  # fmt: skip
 
     def _utilization(self, rank):

@@ -44,24 +44,26 @@ __all__ = [
 PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 5
+VERSION = 6
 
 ROWS_MAX = 16
 """The most ranges in one message."""
 
-_HEAD = 10
+_HEAD = 12
 _ROW_WORDS = _HEAD + 2 * len(PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Number of 64-bit words in a message: 3984 bytes a rank."""
+"""Number of 64-bit words in a message: 4240 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios are encoded in millionths."""
 
 
 # Which optional words of a row were measured.  Plain numbers: an IntFlag costs microseconds at each use.
-_DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS = (1 << bit for bit in range(8))
+_DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS, _GC = (
+    1 << bit for bit in range(9)
+)
 
 
 class RangeMessageError(ValueError):
@@ -71,7 +73,8 @@ class RangeMessageError(ValueError):
 class StepNote(msgspec.Struct, frozen=True):
     """One finished step as the hook measured it; nanoseconds by the phases of `StepTimer`.
 
-    `every` k: the hook measures one step in k at present.
+    `every` k: the hook measures one step in k at present.  `gc_ns` is what Python's garbage collector took of the step,
+    in whichever phase; None where it is not timed.
     """
 
     step: int
@@ -80,6 +83,7 @@ class StepNote(msgspec.Struct, frozen=True):
     epoch: int
     disturbed: bool
     every: int = 1
+    gc_ns: int | None = None
 
 
 class HostPressure(msgspec.Struct, frozen=True):
@@ -103,7 +107,8 @@ class RankRange(msgspec.Struct, frozen=True):
 
     `steps` belong to the range and `measured` of them are in `sums`; `medians` is None when every measured step was
     disturbed, or none was measured.  `every` k: the hook measures one step in k.  `is_throttled`: its device
-    throttles its clocks; None where that is unknown.
+    throttles its clocks; None where that is unknown.  `gc_ns` is what garbage collection took of the measured steps,
+    None where it is not timed, and `gc_longest_ns` the most of one of them.
     """
 
     number: int
@@ -118,6 +123,8 @@ class RankRange(msgspec.Struct, frozen=True):
     waits_in_forward: bool = False
     around: HostPressure = _UNKNOWN
     is_throttled: bool | None = None
+    gc_ns: int | None = None
+    gc_longest_ns: int = 0
 
     @property
     def last_step(self) -> int:
@@ -154,6 +161,7 @@ def gather_range(
     `first_step` and `steps` default to those of `notes`; `epoch` and `every` hold where there is no note.
     """
     columns = [_columns(note) for note in notes]
+    collections = [note.gc_ns for note in notes if note.gc_ns is not None]
     calm = [row for row, note in zip(columns, notes, strict=True) if not note.disturbed]
     return RankRange(
         number=number,
@@ -166,6 +174,8 @@ def gather_range(
         medians=dict(zip(PHASES, map(median, zip(*calm, strict=True)), strict=True)) if calm else None,
         on_device=on_device,
         waits_in_forward=waits_in_forward,
+        gc_ns=sum(collections) if len(collections) == len(notes) else None,
+        gc_longest_ns=max(collections, default=0),
     )
 
 
@@ -210,15 +220,17 @@ def _encode_row(row: RankRange) -> list[int]:
         | _PRESSURE * (around.pressure_ratio is not None)
         | _THROTTLE * (row.is_throttled is not None)
         | _THROTTLED * bool(row.is_throttled)
+        | _GC * (row.gc_ns is not None)
     )
     head = [row.number, row.first_step, row.steps, row.measured, row.epoch, row.every, known]
     head += [_millionths(around.busy_ratio), _millionths(around.cpu_wait_ratio), _millionths(around.pressure_ratio)]
+    head += [row.gc_ns or 0, row.gc_longest_ns]
     medians = [0] * len(PHASES) if row.medians is None else [row.medians[phase] for phase in PHASES]
     return head + [row.sums[phase] for phase in PHASES] + medians
 
 
 def _decode_row(words: Sequence[int]) -> RankRange:
-    number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure = words[:_HEAD]
+    number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure, gc_ns, longest = words[:_HEAD]
     return RankRange(
         number=number,
         first_step=first_step,
@@ -236,6 +248,8 @@ def _decode_row(words: Sequence[int]) -> RankRange:
             pressure_ratio=pressure / _PARTS if known & _PRESSURE else None,
         ),
         is_throttled=bool(known & _THROTTLED) if known & _THROTTLE else None,
+        gc_ns=gc_ns if known & _GC else None,
+        gc_longest_ns=longest,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import subprocess
@@ -60,7 +61,7 @@ USUAL_STEPS = 32
 STACKS_SECONDS = RANKS_SECONDS_MAX - 20.0
 """When a rank that still runs writes its threads' stacks to stderr: before the test kills it."""
 
-SLOW_SECONDS = {"compute": 0.05, "data": 0.05, "hang": 3.0}
+SLOW_SECONDS = {"compute": 0.05, "data": 0.05, "gc": 0.05, "hang": 3.0}
 """How long a slow rank sleeps at least: awake it would make others slow, too, on a machine with few cores."""
 
 SLOW_STEPS = 3
@@ -142,8 +143,13 @@ class Part:
         self.be_slow("data")
 
     def be_slow(self, how: str) -> None:
-        if self.has(how):
-            time.sleep(max(SLOW_SECONDS[how], SLOW_STEPS * median(self.usual or [0.0])))
+        if not self.has(how):
+            return
+        seconds = max(SLOW_SECONDS[how], SLOW_STEPS * median(self.usual or [0.0]))
+        if how == "gc":
+            collect_for(seconds)
+        else:
+            time.sleep(seconds)
 
     @property
     def is_playing(self) -> bool:
@@ -153,6 +159,18 @@ class Part:
     @property
     def is_over(self) -> bool:
         return self.step >= (STEPS_MAX if self.play.end is None else self.play.end)
+
+
+def collect_for(seconds: float) -> None:
+    """Let a garbage collection take `seconds`: after pacecar has seen it begin."""
+
+    def hold(phase: str, _: object) -> None:
+        if phase == "start":
+            time.sleep(seconds)
+
+    gc.callbacks.append(hold)
+    gc.collect()
+    gc.callbacks.remove(hold)
 
 
 class Extra(nn.Module):
@@ -166,6 +184,7 @@ class Extra(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.part.be_slow("compute")
+        self.part.be_slow("gc")
         self.arrivals.append(time.monotonic_ns())  # one clock for all ranks of a host
         if self.meets:
             dist.all_reduce(torch.zeros(64))

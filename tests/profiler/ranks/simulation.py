@@ -35,10 +35,11 @@ class _Bursts:
         return self.factor
 
 
-def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
+def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None, collects=None):
     """Return [(step, finding)].  `slow` is (from step, rank, phase, ms); phase "link" slows all tails.
 
-    `busy` is the rank whose sockets are busy while the link is slow; None: nobody's are.
+    `busy` is the rank whose sockets are busy while the link is slow; None: nobody's are.  `collects(rng, step, rank)`
+    is how many ms garbage collection adds to a step of a rank's.
     """
     rng = random.Random(seed)
     diagnosis, heard = StragglerDetector("j", world), []
@@ -62,14 +63,17 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
                 row["checkpoint"] = 300 * MS
             if is_slow and slow[1] == rank and slow[2] in row:
                 row[slow[2]] += slow[3] * MS
-            rows.append((row, rest))
-        own = [sum(row.values()) + rest for row, rest in rows]
+            collected = 0 if collects is None else int(collects(rng, step, rank) * MS)
+            row["forward"] += collected
+            rows.append((row, rest, collected))
+        own = [sum(row.values()) + rest for row, rest, _ in rows]
         common = max(own) + int((4 + delay + (slow[3] if is_slow and slow[2] == "link" else 0)) * MS)
         pressed += int(delay * MS) + max(waits) // 2
         acknowledged[rng.randrange(world) if rng.random() < 0.3 else step // 50 % world] += int(delay * MS)
-        for rank, (row, rest) in enumerate(rows):
+        for rank, (row, rest, collected) in enumerate(rows):
             row["backward_tail"] = common - own[rank] + int(rng.random() * MS)
-            notes[rank].append(StepNote(step, sum(row.values()) + rest, row, 0, rng.random() < 0.02))
+            wall = sum(row.values()) + rest
+            notes[rank].append(StepNote(step, wall, row, 0, rng.random() < 0.02, gc_ns=collected))
         if step % PERIOD == PERIOD - 1:
             heard += [(step, finding) for finding in diagnosis.judge(_range(rng, step, notes, waits, pressed,
                 [delayed + (0.8 * common * PERIOD if is_slow and rank == busy else 0.0)

@@ -601,7 +601,7 @@ class Record:
 
     def __init__(self, step, every):
         self.step, self.knobs, self.disturbed, self.measured_every = step, Knobs(), False, every
-        self.source, self.calibration_age_steps = "estimate", None
+        self.source, self.calibration_age_steps, self.gc_ns = "estimate", None, 0
 
 
 def feed(crew, steps, *, first=0, wall=10_000_000, every=1):

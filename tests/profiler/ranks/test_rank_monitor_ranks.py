@@ -58,16 +58,17 @@ def check_findings(heard):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """A rank is slow in its forward, then another is late with its data."""
-    acts = [{"rank": 2, "how": "compute"}, {"rank": 1, "how": "data"}]
+    """A rank is slow in its forward, then another is late with its data, then one collects garbage in every step."""
+    acts = [{"rank": 2, "how": "compute"}, {"rank": 1, "how": "data"}, {"rank": 3, "how": "gc"}]
     return run_job(tmp_path_factory.mktemp("four") / "run", acts, overhead_budget=AMPLE)
 
 
-def test_a_rank_slowed_in_compute_and_one_late_with_data_are_named_with_their_cause_and_taken_back(four):
+def test_ranks_late_in_compute_with_data_and_for_garbage_are_named_with_their_cause_and_taken_back(four):
     found = list(check_findings(four))
     assert [(row["late_rank"], row["cause"], row["phase"]) for row in found] == [
         (2, "compute", "forward"),
         (1, "data_wait", "data_wait"),
+        (3, "gc", "forward"),
     ]
     for row in found:
         slow_ns = SLOW_SECONDS["compute"] * 1e9
