@@ -31,7 +31,7 @@ import msgspec
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.plain_text import clean
-from pacecar.records import Sample, Snapshot
+from pacecar.records import Failed, Sample, Snapshot
 from pacecar.records.ranges import Label, Nanoseconds
 from pacecar.safe_files import own_folder, replacing
 
@@ -127,7 +127,9 @@ class GpuInventory:
         named = {sample.labels[0]: sample.labels for sample in snapshot.of("pacecar_gpu_info") if sample.labels[1]}
         with self._lock:
             self._is_asked = "gpu" in snapshot.outcomes
-            self._unnamed = {sample.labels[0] for sample in snapshot.of("pacecar_gpu_up")} - named.keys()
+            asked = {sample.labels[0] for sample in snapshot.of("pacecar_gpu_up")}
+            if asked or not isinstance(snapshot.outcomes.get("gpu"), Failed):  # else no GPU was asked
+                self._unnamed = asked - named.keys()
             for gpu, (_, uuid, name, _, address, *_) in named.items():
                 self._present.add(uuid)
                 if gpu in up and self._is_loaded:

@@ -11,7 +11,7 @@ import pytest
 from pacecar.clock import FakeClock
 from pacecar.monitor.gpu import known_gpus
 from pacecar.monitor.gpu.known_gpus import GPUS_MAX, SETTLE_SECONDS, GpuInventory, known_gpus_path, read_known
-from pacecar.records import Absent, Ok, Sample, Snapshot
+from pacecar.records import Absent, Failed, Ok, Sample, Snapshot
 from tests.kit.waiting import until
 
 S = 1_000_000_000
@@ -103,6 +103,8 @@ def test_a_gpu_that_goes_or_hangs_while_the_daemon_runs_is_down_and_not_missing(
         assert run.missing() == ["GPU-2"], "GPU 1 is there and does not say which it is"
         assert run.inventory.last_known("1").uuid == "GPU-1"
         assert run.inventory.last_known("7") is None
+        run.inventory.update(tick(outcome=Failed("has not begun for 0.6 s")))
+        assert run.missing() == ["GPU-2"], "a tick that came to no GPU tells nothing of them"
 
 
 def test_a_deleted_file_forgets_what_is_not_there_and_nothing_else(path, monkeypatch):
