@@ -1,6 +1,6 @@
 """Runs `pacecar analyze`: results go to stdout, errors to stderr.
 
-    0 at least one trace was analyzed    1 none could be, or an output could not be written
+    0 at least one trace, or dump, was analyzed    1 none could be, or an output could not be written
 
 With `--json`, stdout has only the document, and one file needs neither rich nor multiprocessing: on a small trace,
 importing them would take longer than the analysis.
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import msgspec
 
 from pacecar.analysis.document.report import TraceDocument
+from pacecar.analysis.hang.document import HangDocument, hang_document
 from pacecar.analysis.reading.one_file import EngineError, Window
 from pacecar.analysis.reading.parallel_reading import Analysis, Options, Progress, analyze
 from pacecar.analysis.reading.trace_paths import find_traces, printable
 from pacecar.analysis.trace.columns import TraceWarning
+from pacecar.clock import SystemClock
 from pacecar.safe_files import is_stdout
 
 from .shared_options import complain
@@ -42,6 +44,7 @@ class AnalyzeOptions:
 
     paths: tuple[Path, ...] = ()
     compare: tuple[Path, Path] | None = None
+    hang: Path | None = None
     as_json: bool = False
     window: Window | None = None
     steps: tuple[int, int] | None = None
@@ -60,6 +63,8 @@ class AnalyzeOptions:
 
 def run_analyze(options: AnalyzeOptions) -> int:
     """Analyze, print, and return the exit code."""
+    if options.hang is not None:
+        return _run_hang(options.hang, options.as_json)
     try:
         document = _analyze(options) if options.compare is None else _compare(options, options.compare)
     except EngineError as error:
@@ -72,11 +77,42 @@ def run_analyze(options: AnalyzeOptions) -> int:
     if options.csv is not None and not _write_csv(document, options.csv):
         return 1
     if options.as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
-        sys.stdout.buffer.flush()
+        _print_json(document)
     elif not any(map(is_stdout, (options.perfetto, options.picture, options.html))):
         _print(document, options)
     return 0
+
+
+def _run_hang(folder: Path, as_json: bool) -> int:
+    """Judge the dumps in `folder`, print the verdict, and return the exit code."""
+    try:
+        document = hang_document(folder, SystemClock())
+    except OSError as error:
+        complain(f"{printable(folder)}: {(error.strerror or str(error)).lower()}")
+        return 1
+    for problem in document.problems:
+        complain(f"{printable(folder)}: {problem}")
+    if not document.files:
+        complain(
+            f"{printable(folder)}: no flight recorder dump in this folder (_dump_0, nccl_trace_rank_0, rank0.json)"
+        )
+        return 1
+    if as_json:
+        _print_json(document)
+        return 0
+    from rich.console import Console
+
+    from pacecar.analysis.output.hangtext import hang_text
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    for part in hang_text(document, console):
+        console.print(part)
+    return 0
+
+
+def _print_json(document: TraceDocument | HangDocument) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _write_csv(document: TraceDocument, folder: Path) -> bool:

@@ -47,6 +47,11 @@ __all__ = ["cli", "main"]
 TRACE_ATTEMPTS = 3
 """Attempts to request a trace if all ranks had passed its steps before they received the request."""
 
+OPTIONS_OF_TRACES = (
+    "csv", "dask_address", "html", "jobs", "perfetto", "picture", "step", "steps", "tables", "window",
+)  # fmt: skip
+"""Options of `pacecar analyze` that mean nothing for flight recorder dumps."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -149,6 +154,9 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     "--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
 )
 @click.option(
+    "--hang", type=click.Path(path_type=Path), metavar="FOLDER", help="Say why a job hangs, from flight recorder dumps."
+)
+@click.option(
     "--tables",
     metavar="NAMES",
     help="Print tables instead of the ledger: all, or some of kernels,operators,roofline,launches,memory,annotations,"
@@ -174,8 +182,10 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
 def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
     """Show where the time of profiled steps went, from traces of torch.profiler: files or folders."""
-    if (not traces) == (options["compare"] is None):
-        raise click.UsageError("give traces, or --compare A B")
+    if sum((bool(traces), options["compare"] is not None, options["hang"] is not None)) != 1:
+        raise click.UsageError("give traces, or --compare A B, or --hang FOLDER")
+    if options["hang"] is not None and any(options[name] for name in OPTIONS_OF_TRACES):
+        raise click.UsageError("--hang reads no traces: it goes only with --json")
     outputs = [options[name] for name in ("picture", "perfetto", "html")]
     if is_stdout(options["csv"]):
         raise click.UsageError("--csv writes a folder of files: - is not one")

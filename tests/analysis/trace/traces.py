@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["each_kind", "folder", "manifest", "names", "trace_file"]
+__all__ = ["dumps_folder", "each_kind", "folder", "manifest", "names", "trace_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -32,6 +32,15 @@ def folder() -> Path | None:
     if git.returncode == 0:
         places.append((REPOSITORY / git.stdout.strip()).resolve().parents[1] / "shared/traces")
     return next((place for place in places if (place / "manifest.json").is_file()), None)
+
+
+def dumps_folder(name: str) -> Path:
+    """Return the folder of an incident's flight recorder dumps, beside the traces; skips the test without it."""
+    where = folder()
+    found = None if where is None else where.parent / "fr_dumps" / name
+    if found is None or not found.is_dir():
+        pytest.skip(f"no flight recorder dumps of {name} here")
+    return found
 
 
 @cache

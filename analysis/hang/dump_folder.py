@@ -1,0 +1,101 @@
+"""Reads a folder of flight recorder dumps, one file for each rank.
+
+The rank is a number in the file's name, as torch and its users write it: `nccl_trace_rank_3` (torch's default),
+`_dump_3` (NVIDIA's resiliency extension), `fr_rank3.json`.  A file that cannot be used is named in `problems`; the rest
+is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pacecar.formatting.plain_text import clean
+from pacecar.records.hangs import RankAccount
+
+from .flight_recorder import DumpError, read_dump
+
+__all__ = ["DumpFolder", "rank_of", "read_folder"]
+
+FILE_BYTES_MAX = 256 * 1024 * 1024
+"""A dump of torch's 2000 entries has one to three megabytes, with stacks."""
+
+FILES_MAX = 65_536
+"""More ranks than any job has."""
+
+APART_SECONDS_MAX = 3600
+"""Dumps of one hang are written within the timeout of the watchdog, ten minutes; older ones are left over."""
+
+_RANKS = (re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE), re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl))?$"))
+"""After the word, or else at the end."""
+
+
+class DumpFolder(msgspec.Struct, frozen=True):
+    """The accounts of a folder, by rank.  `problems` are lines for people; `files` counts the dumps that were read."""
+
+    accounts: tuple[RankAccount, ...]
+    world_size: int
+    files: int
+    problems: tuple[str, ...]
+
+
+def read_folder(folder: Path) -> DumpFolder:
+    """Read every dump in `folder`, not in folders below it; raises OSError if it cannot be listed."""
+    found: dict[int, tuple[float, Path, RankAccount]] = {}
+    problems: list[str] = []
+    files = 0
+    for path in _files(folder, problems):
+        try:
+            modified, account = _read(path)
+        except (DumpError, OSError) as error:
+            reason = error.strerror or "cannot be read" if isinstance(error, OSError) else str(error)
+            problems.append(f"{clean(path.name)}: {reason.lower() if isinstance(error, OSError) else reason}")
+            continue
+        files += 1
+        problems += [f"{clean(path.name)}: {one}" for one in account.problems]
+        other = found.get(account.rank)
+        if other is not None:
+            older = path if modified < other[0] else other[1]
+            problems.append(f"{clean(older.name)}: another dump of rank {account.rank} is newer, and used instead")
+        if other is None or modified >= other[0]:
+            found[account.rank] = modified, path, account
+    newest = max((modified for modified, _, _ in found.values()), default=0.0)
+    for rank, (modified, path, _) in sorted(found.items()):
+        if newest - modified > APART_SECONDS_MAX:
+            problems.append(f"{clean(path.name)}: left out: it is over an hour older than the newest dump")
+            del found[rank]
+    size = max((account.world_size for _, _, account in found.values()), default=0)
+    if found and not any(group.ranks for _, _, account in found.values() for group in account.groups):
+        problems.append(f"no dump says how many ranks the job has: {size} are assumed")
+    accounts = tuple(msgspec.structs.replace(found[rank][2], world_size=size) for rank in sorted(found))
+    return DumpFolder(accounts, size, files, tuple(problems))
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank in a file's name; None if it has none."""
+    found = next((found for pattern in _RANKS if (found := pattern.findall(name))), None)
+    return int(found[-1]) if found else None
+
+
+def _files(folder: Path, problems: list[str]) -> Iterator[Path]:
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    if len(paths) > FILES_MAX:
+        problems.append(f"{len(paths)} files, more than {FILES_MAX}: the rest is left out")
+    # Only files: opening a pipe would wait for a writer.
+    yield from (path for path in paths[:FILES_MAX] if path.is_file())
+
+
+def _read(path: Path) -> tuple[float, RankAccount]:
+    """Return when a dump was written, and what it says."""
+    status = path.stat()
+    if status.st_size > FILE_BYTES_MAX:
+        raise DumpError(f"{status.st_size} bytes: dumps above {FILE_BYTES_MAX} are not read")
+    rank = rank_of(path.name)
+    with path.open("rb") as file:
+        account = read_dump(file.read(FILE_BYTES_MAX), rank or 0)
+    if rank is None:
+        raise DumpError("no rank in its name")
+    return status.st_mtime, account

@@ -1,0 +1,194 @@
+"""Finds what is at each end of the waiting: a rank and what it did, a transfer, or why it cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pacecar.records.hangs import HangKind
+
+from .case import HangCase, HangFinding, common_place, is_in_communication
+from .group_members import is_synchronizing, plain_operation
+from .sentences import call_words, group_words, ranks_words, where_words
+from .wait_graph import Wait
+
+__all__ = ["find_ends", "why_unknown"]
+
+
+def find_ends(case: HangCase) -> Iterator[HangFinding]:
+    """Yield a finding for each end of the waiting, and for causes that no recorded wait leads to."""
+    transfers: dict[tuple[str, int, frozenset[int]], Wait] = {}
+    for end in case.graph.ends:
+        if len(end) > 1:
+            yield _circle(case, end)
+            continue
+        (rank,) = end
+        wait = next((one for one in case.graph.waits if one.rank == rank), None)
+        if (cause := _cause(case, rank)) is not None:
+            yield cause
+        elif wait is not None:
+            transfers.setdefault((wait.group.name, wait.number, wait.joined | {rank}), wait)
+        else:
+            yield _not_joined(case, rank)
+    for (_, _, ranks), wait in transfers.items():
+        yield _transfer(case, ranks, wait)
+    if not case.graph.waits:
+        yield from _without_waits(case)
+
+
+def _cause(case: HangCase, rank: int) -> HangFinding | None:
+    """Return what the rank does, if it is a cause by itself."""
+    blamed = {one for mismatch in case.mismatches for one in mismatch.blamed}
+    if rank not in case.facts.all | blamed | case.lags.keys():
+        return None
+    wait = _main_wait(case.graph.waits_for(rank)) or next((w for w in case.graph.waits if w.rank == rank), None)
+    where = where_words(case.accounts.get(rank))
+    for kind, ranks, words in (
+        (HangKind.GONE, case.facts.gone, "has ended"),
+        (HangKind.STOPPED, case.facts.stopped, "is stopped"),
+    ):
+        if rank in ranks:
+            return HangFinding(kind, frozenset((rank,)), f"rank {rank} {words}{where}", wait)
+    for mismatch in case.mismatches:
+        if rank in mismatch.blamed:
+            return HangFinding(mismatch.kind, frozenset(mismatch.blamed), mismatch.sentence, wait, not mismatch.odd)
+    if rank in case.lags:
+        group, number = case.lags[rank]
+        call = call_words(group.call_of(rank, number), number)
+        sentence = (
+            f"rank {rank} joined {call} of {group_words(group)} and does not finish it, though others have{where}"
+        )
+        return HangFinding(HangKind.NOT_FINISHED, frozenset((rank,)), sentence, wait)
+    return HangFinding(HangKind.NO_ANSWER, frozenset((rank,)), f"rank {rank} does not answer{where}", wait)
+
+
+def _not_joined(case: HangCase, rank: int) -> HangFinding:
+    """Return the finding on a rank that others wait for and that waits in no recorded call."""
+    one = frozenset((rank,))
+    wait = _main_wait([wait for wait in case.graph.waits_for(rank) if rank in wait.absent])
+    account = case.accounts.get(rank)
+    if account is None or rank not in case.told or wait is None:
+        wait = _main_wait(case.graph.waits_for(rank))
+        return HangFinding(HangKind.UNKNOWN, one, why_unknown(case, rank, wait), wait)
+    if is_in_communication(account):
+        reason = f"rank {rank} has joined none of the recorded calls, but waits inside torch.distributed"
+        return HangFinding(HangKind.UNKNOWN, one, reason + where_words(account), wait)
+    return HangFinding(HangKind.NOT_JOINED, one, _absence(rank, wait) + where_words(account), wait)
+
+
+def _absence(rank: int, wait: Wait) -> str:
+    """Return what the rank did last in the group, and what it never did."""
+    call, group = call_words(wait.call, wait.number), group_words(wait.group)
+    if _is_p2p(wait):
+        return f"rank {rank} has not made its side of {call} in {group}"
+    latest = wait.group.members[rank].joined or 0
+    if not latest:
+        return f"rank {rank} never joined {call} of {group}"
+    finished = call_words(wait.group.call_of(rank, latest), latest)
+    return f"rank {rank} finished {finished} of {group} and never joined {_next_call(wait, latest + 1)}"
+
+
+def _next_call(wait: Wait, number: int) -> str:
+    call = wait.group.call(number)
+    if call is not None and wait.call is not None and plain_operation(call) == plain_operation(wait.call):
+        return f"#{number}"
+    return call_words(call, number)
+
+
+def why_unknown(case: HangCase, rank: int, wait: Wait | None) -> str:
+    """Return why nothing is known of a rank that others wait for."""
+    others = f", and waiting leads to it in {group_words(wait.group)}" if wait is not None else ""
+    if (found := case.contradicted.get(rank)) is not None:
+        call = call_words(found.group.call(found.number), found.number)
+        pair = (
+            f"rank {found.ahead} has finished {call} of {group_words(found.group)}, rank {found.behind} never joined it"
+        )
+        return f"the account of rank {rank} contradicts another, so one is of another time: {pair}"
+    if rank not in case.accounts:
+        return f"there is no account of rank {rank}{others}"
+    return f"the account of rank {rank} does not say what it has called{others}"
+
+
+def _circle(case: HangCase, ranks: frozenset[int]) -> HangFinding:
+    """Return the finding on ranks that wait for each other: one that is alone in its call has left the common order."""
+    for rank in sorted(ranks):
+        alone = _alone_in(case, rank, ranks)
+        others = ranks - {rank}
+        if alone is None or any(set(case.graph.arrows[other]) != {rank} for other in others):
+            continue
+        wait = _main_wait([one for one in case.graph.waits_for(rank) if one.absent == {rank}])
+        if wait is None:
+            continue
+        own, theirs = call_words(alone.call, alone.number), call_words(wait.call, wait.number)
+        kind = HangKind.SKIPPED if _is_usual(alone) else HangKind.EXTRA
+        sentence = (
+            f"rank {rank} called {own} of {group_words(alone.group)} that no other rank has joined, "
+            f"while {ranks_words(others)} wait for it in {theirs} of {group_words(wait.group)}"
+        )
+        return HangFinding(kind, frozenset((rank,)), sentence, wait)
+    return HangFinding(HangKind.UNKNOWN, ranks, f"{ranks_words(ranks)} wait for each other in a circle")
+
+
+def _alone_in(case: HangCase, rank: int, ranks: frozenset[int]) -> Wait | None:
+    """Return the call that the rank alone has joined, of a group with at least two others, all in the circle."""
+    for wait in case.graph.waits:
+        if wait.rank == rank and not wait.joined and not wait.unknown and len(wait.absent) >= 2:
+            return wait if wait.absent <= ranks else None
+    return None
+
+
+def _is_usual(wait: Wait) -> bool:
+    """Return whether other members have called such an operation before: then something else was left out."""
+    if wait.call is None:
+        return True
+    others = [call for rank, m in wait.group.members.items() if rank != wait.rank for call in m.calls.values()]
+    return any((call.operation, call.sizes) == (wait.call.operation, wait.call.sizes) for call in others)
+
+
+def _transfer(case: HangCase, ranks: frozenset[int], wait: Wait) -> HangFinding:
+    """Return the finding on a call that all have joined and that does not end."""
+    where = f"{call_words(wait.call, wait.number)} of {group_words(wait.group)}"
+    if any(one.group.name == wait.group.name and not one.blamed for one in case.mismatches):
+        sentence = f"{ranks_words(ranks)} called different operations as {where}, and no majority tells which is right"
+        return HangFinding(HangKind.UNKNOWN, ranks, sentence, wait)
+    waiting = {one.rank for one in case.graph.waits if (one.group.name, one.number) == (wait.group.name, wait.number)}
+    if 2 * len(waiting) <= len(ranks) and wait.call is not None and is_synchronizing(wait.call):
+        sentence = f"{ranks_words(waiting)} joined {where} and did not finish it as the others did, at another time"
+        return HangFinding(HangKind.UNKNOWN, ranks, sentence, wait)
+    return HangFinding(HangKind.LINK, ranks, f"{ranks_words(ranks)} have all joined {where}, and it does not end", wait)
+
+
+def _without_waits(case: HangCase) -> Iterator[HangFinding]:
+    """Yield what can be said if no rank waits in a recorded call."""
+    for rank in sorted(case.facts.gone | case.facts.stopped):
+        if (cause := _cause(case, rank)) is not None:
+            yield cause
+    if (place := common_place(case, case.accounts)) is not None and _is_complete(case):
+        yield HangFinding(HangKind.NOBODY, frozenset(), f"no rank waits in a collective; all are in {place}")
+    else:
+        reason = "no rank waits in a recorded collective" if case.accounts else "there is no account of any rank"
+        yield HangFinding(HangKind.UNKNOWN, frozenset(), reason)
+
+
+def _is_complete(case: HangCase) -> bool:
+    return len(case.accounts) == case.world_size and not case.contradicted
+
+
+def _main_wait(waits: list[Wait]) -> Wait | None:
+    """Return the wait to show: in a collective if there is one, in the group in which most wait, and the oldest."""
+    sizes: dict[str, int] = {}
+    for wait in waits:
+        sizes[wait.group.name] = sizes.get(wait.group.name, 0) + 1
+    return min(
+        waits,
+        key=lambda wait: (_is_p2p(wait), -sizes[wait.group.name], _created_ns(wait), wait.group.name, wait.number),
+        default=None,
+    )
+
+
+def _created_ns(wait: Wait) -> int:
+    """Return when the call was made; of several ranks their clocks decide what is shown, and nothing else."""
+    return wait.call.created_ns or 0 if wait.call is not None else 0
+
+
+def _is_p2p(wait: Wait) -> bool:
+    return wait.call is not None and wait.call.is_p2p
