@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pacecar.knobs import setting
-from pacecar.records import Decision, HangSuspicion, JobRecord, StepRecord, Straggler, TunerOrder, Verdict
+from pacecar.records import Decision, HangSuspicion, HangVerdict, JobRecord, StepRecord, Straggler, TunerOrder, Verdict
 
 __all__ = ["MetricEntry", "MetricLog", "event_of"]
 
@@ -96,7 +96,9 @@ def event_of(record: JobRecord) -> MetricEntry | None:
     elif isinstance(record, HangSuspicion):
         state = "goes on" if record.ended else f"is silent for {record.silent_ns / 1e9:.0f} s"
         text = f"rank {record.rank} {state} in {record.phase}"
+    elif isinstance(record, HangVerdict):
+        text = "the job goes on after a hang" if record.ended else record.summary
     if text is None:
         return None
     step, wall_ns = record.step, record.wall_ns  # type: ignore[union-attr]  # every record with a text has both
-    return MetricEntry(step, wall_ns / 1e9, {}, text)
+    return MetricEntry(step or 0, wall_ns / 1e9, {}, text)

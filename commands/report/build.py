@@ -26,7 +26,7 @@ from .reading.step_join import join_steps
 from .reading.step_sums import Bin, StepSumPart, StepSums
 from .reading.windows import WindowSums, added
 from .sections.costs import Prices, cost_of
-from .sections.events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
+from .sections.events import changes_of, hang_verdicts_of, hangs_of, orders_of, slowdowns_of, stops_of
 from .sections.hangs import ranks_word
 from .sections.loss_log import read_losses
 from .sections.rank_totals import mean_ledger, overhead_of, rank_rows, total_of
@@ -315,6 +315,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, index: RunIndex, sums: Step
         ranks=ranks,
         slowdowns=slowdowns_of(index),
         hangs=hangs,
+        hang_verdicts=hang_verdicts_of(index),
         stops=stops_of(index),
         estimate_error=estimate_error(index.checks),
         overhead=overhead_of(index, sums, changes, options.budget_ratio),

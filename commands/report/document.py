@@ -26,6 +26,7 @@ __all__ = [
     "Report",
     "ReportChange",
     "ReportHang",
+    "ReportHangVerdict",
     "ReportLosses",
     "ReportOverhead",
     "ReportUtilization",
@@ -183,6 +184,19 @@ class ReportHang(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
+class ReportHangVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the job hung for `waited_ns` from `wall_ns`, by the accounts of its ranks: a sentence."""
+
+    life: int
+    step: int | None
+    kind: str
+    culprits: tuple[int, ...]
+    wall_ns: int
+    waited_ns: int
+    summary: str
+    is_over: bool
+
+
 class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
     """pacecar's share of the wall time of all steps and ranks, that of the worst rank, and the budget.
 
@@ -312,6 +326,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...]
     slowdowns: tuple[Slowdown, ...]
     hangs: tuple[ReportHang, ...]
+    hang_verdicts: tuple[ReportHangVerdict, ...]
     stops: tuple[Stopped, ...] = ()
     estimate_error: EstimateError | None
     overhead: ReportOverhead

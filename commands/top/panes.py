@@ -186,6 +186,8 @@ def link_lines(links: Sequence[LinkStatus], width: int) -> list[Text]:
 
 
 def _job_state(job: JobStatus) -> Text:
+    if job.hang_verdict is not None:
+        return Text("hangs", style=BAD)
     if job.hangs:
         return Text("hang?", style=BAD)
     if job.finished:
@@ -250,6 +252,8 @@ def alarm_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
     """Return a line per straggler and hang."""
     lines = []
     for job in jobs:
+        if job.hang_verdict is not None:
+            lines.append(cut(Text(clean(f"! {job.called} hangs: {job.hang_verdict}"), style=BAD), width))
         for hang in job.hangs:
             what = "is silent while others wait" if hang.silent else "finishes no step: it may hang"
             lines.append(cut(Text(clean(f"! {job.called}: rank {hang.rank} {what}"), style=BAD), width))

@@ -136,7 +136,7 @@ def _panes(document: StatusDocument, view: ScreenView, width: int, console: Cons
 
 def _troubled(jobs: list[JobStatus]) -> JobStatus | None:
     """Return the first job with a hang or straggler, else the first job."""
-    return next((job for job in jobs if job.hangs or job.stragglers), jobs[0] if jobs else None)
+    return next((job for job in jobs if job.hang_verdict or job.hangs or job.stragglers), jobs[0] if jobs else None)
 
 
 def _heights(parts: list[Pane], height: int) -> list[int]:

@@ -124,6 +124,8 @@ def crew_section() -> Section:
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
                 Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",
                       "rank {{rank}} is silent"),
+                Query(combine("max", select("pacecar_job_hang_verdict", all_ranks=True), "rank", "kind"),
+                      "rank {{rank}}: {{kind}}"),
                 Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
             ], unit="none", empty="No hang was suspected")),
     ])  # fmt: skip

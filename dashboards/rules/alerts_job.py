@@ -96,8 +96,9 @@ def _slower() -> str:
 def _hung() -> str:
     """Return the ranks that a hung job waits for or, if unknown, how many ranks wait, without a rank.
 
-    These are ranks on any node that send nothing, as a stopped process does.  Otherwise they are the ranks that have
-    started fewer collectives than the others, if they are a minority.
+    They are those in the job's own verdict, if there is one.  Without it they are ranks on any node that send nothing,
+    as a stopped process does, or else the ranks that have started fewer collectives than the others, if they are a
+    minority.
     """
     of_job, of_rank = f"on ({', '.join(OF_JOB)})", f"on ({', '.join((*OF_JOB, RANK))})"
     suspected = combine("max", RULES.select("pacecar_job_hang_suspected"), *OF_JOB, RANK) + " > 0"
@@ -107,7 +108,9 @@ def _hung() -> str:
     begun = combine("max", RULES.select("pacecar_job_hang_collectives"), *OF_JOB, RANK)
     behind = f"({begun} < {of_job} group_left () {combine('max', begun, *OF_JOB)})"
     few = f"(2 * {combine('count', behind, *OF_JOB)} < {combine('count', begun, *OF_JOB)})"
-    return f"{silent} or {of_job} ({behind} and {of_job} {few}) or {of_job} ({many})"
+    verdict = combine("max", RULES.select("pacecar_job_hang_verdict", {RANK: "!="}), *OF_JOB, RANK, "kind") + " > 0"
+    seen = f"{silent} or {of_job} ({behind} and {of_job} {few}) or {of_job} ({many})"
+    return f"{verdict} or ({seen}) unless {of_job} ({verdict})"
 
 
 def _epoch(operation: str) -> str:
@@ -126,8 +129,8 @@ JOB_ALERTS = Group("pacecar-job", (
     Alert("PacecarJobHangs", _hung(), "1m", "critical",
         "{{ $labels.training_job }} may hang{{ with $labels.rank }}: look at rank {{ . }}{{ end }}",
         "Ranks have ended no step for suspiciously long. {{ with $labels.rank }}Most likely they wait for rank "
-        "{{ . }}: it is silent, or has started fewer collectives than they. {{ end }}The daemon has written a "
-        "recording of the minutes before."),
+        "{{ . }}. {{ end }}{{ with $labels.kind }}The ranks themselves say why ({{ . }}): see the page, `pacecar top` "
+        "or the log of the rank that judged. {{ end }}The daemon has written a recording of the minutes before."),
     Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
         "{{ $labels.training_job }} is stalled",
         "No rank has ended a step for {{ $value | humanizeDuration }}, though its processes exist."),

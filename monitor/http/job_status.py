@@ -80,6 +80,7 @@ def job_document(
             for late in job.health.stragglers
         ),
         hangs=_hangs(job),
+        hang_verdict=None if job.health.verdict is None else job.health.verdict.summary[:TEXT_MAX],
         tuner=_tuner(job),
         moves=_moves(job.decisions, job.verdicts),
         what_if=None if job.what_if is None else _ladder(job.what_if),

@@ -27,6 +27,7 @@ from pacecar.records import (
     Decision,
     DumpRequest,
     EstimateCheck,
+    HangVerdict,
     HealthRequest,
     HelloRefused,
     JobHello,
@@ -148,6 +149,8 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             raise FrameError(Refusal.MALFORMED, "an operation appears twice")
         case Straggler() if record.late_rank is not None and record.late_rank >= hello.world_size:
             raise FrameError(Refusal.MALFORMED, f"rank {record.late_rank} is not one of {hello.world_size}")
+        case HangVerdict() if any(one >= hello.world_size for one in (*record.culprits, *record.waiting)):
+            raise FrameError(Refusal.MALFORMED, f"a rank in it is not one of {hello.world_size}")
         case WhatIf() if record.of_rank not in (None, hello.rank):
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent a WhatIf of rank {record.of_rank}")
         case _:

@@ -4,7 +4,8 @@ A straggler has a series only while it lasts; a counter keeps that there was one
 restarted daemon learns of them, and a repetition is not counted again.
 
 When ranks suspect a hang, the culprit is often one that does not: a stopped process sends nothing, nor does one with a
-blocked interpreter.  So ranks that have been silent since then are reported along with those that wait.
+blocked interpreter.  So ranks that have been silent since then are reported along with those that wait.  If the ranks
+can ask each other, one of them sends a verdict as well, kept until the job goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.records import Cause, HangSuspicion, JobLedger, Sample, Straggler
+from pacecar.records import Cause, HangSuspicion, HangVerdict, JobLedger, Sample, Straggler
 from pacecar.records.job_identity import JobKey
 
 from ..catalog_sample import sample
@@ -49,6 +50,7 @@ class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
     hangs: dict[int, tuple[int, bool]] = {}
     silent: dict[int, bool] = {}
     collectives: dict[int, int] = {}
+    verdict: HangVerdict | None = None
 
 
 class RankHealth:
@@ -61,8 +63,9 @@ class RankHealth:
         self._hangs: dict[int, tuple[int, bool]] = {}
         self._collectives: dict[int, int | None] = {}
         self._suspected_ns: int | None = None
+        self._verdict: HangVerdict | None = None
 
-    def record(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
+    def record(self, record: Straggler | JobLedger | HangSuspicion | HangVerdict, now_ns: int) -> None:
         """Add one record."""
         match record:
             case JobLedger():
@@ -73,6 +76,8 @@ class RankHealth:
                     self._hangs[record.rank] = (count + (not record.ended), not record.ended)
                     self._collectives[record.rank] = record.collectives
                 self._note_suspicion(now_ns)
+            case HangVerdict():
+                self._verdict = None if record.ended else record
             case Straggler():
                 key = (record.late_rank, record.cause)
                 if record.ended:
@@ -90,6 +95,8 @@ class RankHealth:
             self._note_suspicion(None)
         if rank == 0:
             self._late.clear()
+        if self._verdict is not None and self._verdict.rank == rank:
+            self._verdict = None
 
     def _note_suspicion(self, now_ns: int | None) -> None:
         if not any(is_suspected for _, is_suspected in self._hangs.values()):
@@ -116,6 +123,7 @@ class RankHealth:
             stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
             named=dict(self._named),
             ledger=self._ledger,
+            verdict=self._verdict if self._verdict is not None and self._verdict.rank in heard_ns else None,
             hangs={
                 rank: (count, is_suspected and rank in heard_ns) for rank, (count, is_suspected) in self._hangs.items()
             },
@@ -142,6 +150,9 @@ def rank_health_samples(job: JobKey, health: RankHealthView) -> Iterator[Sample]
         yield sample("pacecar_job_hang_collectives", collectives, *job, str(behind))
     for rank_number, is_silent in health.silent.items():
         yield sample("pacecar_job_hang_silent", int(is_silent), *job, str(rank_number))
+    if (verdict := health.verdict) is not None:
+        for culprit in list(dict.fromkeys(verdict.culprits))[:STRAGGLERS_MAX] or ("",):
+            yield sample("pacecar_job_hang_verdict", 1, *job, str(culprit), verdict.kind.value)
     if health.ledger is not None:
         yield sample("pacecar_job_pace_seconds", health.ledger.pace_ns, *job)
         yield sample("pacecar_job_median_pace_seconds", health.ledger.median_ns, *job)

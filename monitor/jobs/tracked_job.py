@@ -16,6 +16,7 @@ from pacecar.records import (
     EstimateCheck,
     Goodbye,
     HangSuspicion,
+    HangVerdict,
     JobHello,
     JobLedger,
     JobRecord,
@@ -205,7 +206,7 @@ class TrackedJob:
 
     def add(self, record: JobRecord, rank: TrackedRank, size: int, now_ns: int) -> None:
         """Add a record of `rank`, of `size` encoded bytes; raises FrameError (LIMIT) if that is too much to keep."""
-        is_of_job = isinstance(record, TunerStatus | JobLedger) or (
+        is_of_job = isinstance(record, TunerStatus | JobLedger | HangVerdict) or (
             isinstance(record, WhatIf) and record.of_rank is None
         )
         if is_of_job:
@@ -229,7 +230,7 @@ class TrackedJob:
                 self._tuner = record
             case TunerOrder():
                 _count(self._order_tallies, (record.action, record.outcome))
-            case Straggler() | JobLedger() | HangSuspicion():
+            case Straggler() | JobLedger() | HangSuspicion() | HangVerdict():
                 self.health.record(record, now_ns)
             case Goodbye():
                 if rank.step is not None:

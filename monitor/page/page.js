@@ -221,7 +221,8 @@ function alarms(job) {
     `${one.rank === null ? "The ranks are held up" : `Rank ${one.rank} is late`} by ${seconds(one.excess_seconds)} a step since step ${number(one.since_step)} (${words(one.cause)}): ${one.evidence}`));
   const hung = job.hangs.map((one) => el("p", { class: "alarm", key: `hang-${one.rank}` },
     one.silent ? `Rank ${one.rank} says nothing while others wait: it may be what they wait for.` : `Rank ${one.rank} ends no step: it may hang.`));
-  return [...late, ...hung];
+  const why = job.hang_verdict ? [el("p", { class: "alarm", key: "hang-verdict" }, `The job hangs: ${job.hang_verdict}`)] : [];
+  return [...why, ...late, ...hung];
 }
 
 function drawLadder(ladder, title) {

@@ -356,6 +356,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_hang_suspected", _G, _N, "training_job launch rank", "1 while the rank has ended no step for suspiciously long, else 0; absent until it happens."),
         ("job_hang_silent", _G, _N, "training_job launch rank", "1 while others suspect a hang and this rank says nothing at all, as a stopped process does, else 0; absent while nobody does."),
         ("job_hang_collectives", _G, _N, "training_job launch rank", "Collectives that a rank which may hang has begun in its default group: one with fewer than the others is the one they wait for; absent while it does not, and where torch does not say."),
+        ("job_hang_verdict", _G, _N, "training_job launch rank kind", "1 for each rank that holds the job up, by the accounts of all ranks, and why; without a rank when none is to blame or it cannot be told; absent while the job does not hang."),
         ("job_hangs_total", _C, _N, "training_job launch rank", "Times that the rank ended no step for suspiciously long."),
         ("job_micro_batches", _G, _N, "training_job launch rank", "Micro-batches in the last step."),
         ("job_flops_info", _G, _N, "training_job launch rank source arithmetic", "How a rank's FLOPs are known (counted, given) and the dtype, or tf32, that most of them are done in; always 1, to join on."),

@@ -27,6 +27,7 @@ from pacecar.records.commands import (
     TunerOrder,
     TunerReport,
 )
+from pacecar.records.hangs import HangVerdict
 from pacecar.records.measurements.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.records.measurements.device_utilization import DeviceMemory, Vitals
 from pacecar.records.measurements.estimate_check import EstimateCheck
@@ -68,6 +69,7 @@ __all__ = [
     "Failed",
     "Goodbye",
     "HangSuspicion",
+    "HangVerdict",
     "HealthRequest",
     "HelloRefused",
     "JobHello",
@@ -458,7 +460,7 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     total_overhead_ns: Nanoseconds | None = None
 
 
-CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
+CrewRecord = Straggler | JobLedger | HangSuspicion | HangVerdict | WhatIf
 
 MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow | ProcessStop
 

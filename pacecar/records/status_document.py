@@ -251,7 +251,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `ledger_seconds` is where the time of its local ranks went during the last `ledger_window_seconds`, or in the last
     steps while nothing older is known (the window is then null).  `samples_guessed`: a local rank takes the first
     dimension of a tensor for its samples, because their number is not known.  `ranks` has the most interesting ones in
-    order, `ranks_left_out` counts the others; `moves` are decisions, newest first.
+    order, `ranks_left_out` counts the others; `moves` are decisions, newest first.  `hang_verdict` says why
+    the job hangs; null while it does not, or where its ranks could not ask each other.
     """
 
     job: str
@@ -275,6 +276,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     knobs: dict[str, KnobValue] = {}
     stragglers: tuple[LateRank, ...] = ()
     hangs: tuple[HangStatus, ...] = ()
+    hang_verdict: str | None = None
     tuner: TunerView | None = None
     moves: tuple[Move, ...] = ()
     what_if: Ladder | None = None

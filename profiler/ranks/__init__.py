@@ -1,8 +1,9 @@
-"""Compares the ranks of one job: names stragglers and their cause, suspects hangs, computes what-if bounds.
+"""Compares the ranks of one job: names stragglers and their cause, reports hangs, computes what-if bounds.
 
 In: each rank's finished steps; the ranks exchange sums and medians of them over a gloo group of our own.
-Out: `Straggler`, `HangSuspicion`, `JobLedger` and `WhatIf` records, and log lines.
+Out: `Straggler`, `HangSuspicion`, `HangVerdict`, `JobLedger` and `WhatIf` records, and log lines.
 Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread of its own.
+`..hangs` has what it asks about hangs.
 
     exchange                            the messages between ranks
     data_parallel                       how many ranks DDP or FSDP2 spreads the model over, and where in it
@@ -11,8 +12,6 @@ Start at `rank_monitor.RankMonitor`, which ties the parts together on a thread o
     link_diagnosis                      whether a rank's link is slow
     collection_diagnosis                whether a rank's garbage collector holds the others up
     cusum                               whether it is chance
-    hang_detector                       whether a rank may hang
-    torch_flight_recorder               the collectives that a rank has begun but not finished
     what_if                             bounds for one rank and for the job
     reports                             records and log lines
 """

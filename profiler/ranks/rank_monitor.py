@@ -32,21 +32,23 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.records import JobHello, JobRecord, StepRecord
 
+from ..hangs.hang_detector import HangDetector, is_in_loader, where
+from ..hangs.hang_watch import HangWatch
+from ..hangs.rank_account import TrainingProgress
+from ..hangs.torch_flight_recorder import last_collective, sequence
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.side_group import failure, is_lost
 from ..transport.store_rendezvous import RendezvousError
 from .cusum import Usual
 from .exchange.gather_schedule import GatherSchedule
-from .exchange.gloo_transport import GlooTransport
+from .exchange.gloo_transport import GlooTransport, Meeting
 from .exchange.phase_sums_message import VERSION, RankRange, StepNote, gather_range
 from .exchange.step_partition import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
 from .exchange.totals import totals_of
-from .hang_detector import HangDetector, is_in_loader, where
 from .host_pressure import HostPressureReader
 from .reports import RankReports
 from .straggler_detector import StragglerDetector
-from .torch_flight_recorder import last_collective, sequence
 
 if TYPE_CHECKING:
     from ..hook.hook import Hook
@@ -128,7 +130,8 @@ class RankMonitor:
         self._report = RankReports(hello, emit, self._clock, is_pipeline)
         self._straggler_detector = StragglerDetector(hello.job, hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
-        self._hang_detector = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
+        self._hang_ns = round(config.hang_seconds * 1e9)
+        self._hang_detector = HangDetector(self._hang_ns, self._clock.monotonic_ns())
         self._host_pressure = HostPressureReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
         self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
@@ -143,6 +146,8 @@ class RankMonitor:
         self._thread: threading.Thread | None = None
         self._training = (0, 0)
         self._is_unseen = False
+        self._alive_ns: int | None = None
+        self._hang_watch: HangWatch | None = None
         self.off_because: str | None = None
         """Why nothing is gathered; None while it is."""
         self.cpu_ns = 0
@@ -197,6 +202,8 @@ class RankMonitor:
             self._host_pressure.close()
             if self._transport is not None:
                 self._transport.close()
+            if self._hang_watch is not None:
+                self._hang_watch.close()
 
     def _receive_last(self) -> None:
         """Receive the gather that all ranks post when they close, if they close together.
@@ -218,7 +225,7 @@ class RankMonitor:
             _log.debug("pacecar does not compare ranks: %s", self.off_because)
             return
         try:
-            self._transport.connect(
+            meeting = self._transport.connect(
                 f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart",
                 self._name,
                 self._wait_and_check,
@@ -231,6 +238,27 @@ class RankMonitor:
         self._gathers = GatherSchedule(
             self._transport, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
+        self._open_hang_watch(meeting)
+
+    def _open_hang_watch(self, meeting: Meeting | None) -> None:
+        watch = HangWatch(
+            self._hello,
+            self._report.emit,
+            self._clock,
+            hang_ns=self._hang_ns,
+            training=self._training,
+            progress=self._progress,
+            is_closing=self._closing.is_set,
+        )
+        self._hang_watch = watch
+        if meeting is None:
+            return
+        try:
+            watch.open(meeting.store, meeting.address, self._name, self._wait_and_check)
+        except Exception as error:  # noqa: BLE001  as above: ranks are compared all the same
+            if not self._closing.is_set():
+                reason = str(error) if isinstance(error, RendezvousError) else failure(error)
+                _log.warning("pacecar cannot ask the ranks of this job why it hangs: %s", reason)
 
     def _wait_and_check(self, seconds: float) -> None:
         if self._closing.wait(seconds):
@@ -298,6 +326,8 @@ class RankMonitor:
                 self._off(_reason(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
         self._check_for_hang()
         spent = time.thread_time_ns() - begun
+        if self._hang_watch is not None:
+            spent += self._hang_watch.take_cost()
         self.cpu_ns += spent
         self._watched.budget.charge(spent)
 
@@ -370,6 +400,12 @@ class RankMonitor:
         if detector.is_doubtful(now, phase):
             watched.watch_calls()
         alive_ns = max((at for at in (trained_ns, evaluated_ns) if at is not None), default=None)
+        self._alive_ns = alive_ns
+        is_quiet = detector.is_quiet(now, phase, alive_ns)
+        if self._hang_watch is not None:
+            self._hang_watch.check(now, is_suspected=is_quiet)
+            if self._hang_watch.has_verdict:
+                detector.forget_pause()
         suspicion = detector.check(now, phase, alive_ns)
         if suspicion is None:
             unseen_ns = None if self._is_unseen else detector.unseen_ns(now, phase, trained_ns)
@@ -386,6 +422,16 @@ class RankMonitor:
             self._report.hang(
                 suspicion, collective=last_collective(), sequence=sequence(), stack=where(self._training[0])
             )
+
+    def _progress(self) -> TrainingProgress:
+        """Return how far the training thread is; on any thread."""
+        watched, detector = self._watched, self._hang_detector
+        phase = watched.phase
+        if phase == "outside" and is_in_loader(self._training[0]):
+            phase = "data_wait"
+        alive_ns = max((at for at in (watched.trained_ns, self._alive_ns) if at is not None), default=None)
+        silent_ns = detector.silent_ns(self._clock.monotonic_ns(), alive_ns)
+        return TrainingProgress(watched.step, phase, silent_ns, detector.patience_ns(phase))
 
 
 def _reason(error: Exception) -> str:

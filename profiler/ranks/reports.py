@@ -11,9 +11,9 @@ from msgspec import structs
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Cause, HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
 
+from ..hangs.hang_detector import Suspicion
 from .exchange.phase_sums_message import PHASES, RankRange
 from .exchange.totals import LedgerTotals
-from .hang_detector import Suspicion
 from .what_if import WhatIfSchedule
 
 __all__ = ["LEDGER_SECONDS", "RankReports"]
@@ -34,7 +34,8 @@ class RankReports:
         self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock, is_pipeline: Callable[[], bool]
     ) -> None:
         self._hello = hello
-        self._emit = emit
+        self.emit = emit
+        """Takes records."""
         self._clock = clock
         self._totals = {phase: 0 for phase in PHASES if phase != "wall"}
         self._steps = 0
@@ -65,7 +66,7 @@ class RankReports:
         if now - self._repeated_ns >= REPEAT_SECONDS * NS_PER_SECOND:
             self._repeated_ns = now
             for late in self._late.values():
-                self._emit(structs.replace(late, wall_ns=self._clock.wall_ns()))
+                self.emit(structs.replace(late, wall_ns=self._clock.wall_ns()))
         self._ledger_ns = now
         self._emit_ledger(rows)
 
@@ -79,7 +80,7 @@ class RankReports:
         if len(paces) < len(rows):
             return
         self._unreported = None
-        self._emit(
+        self.emit(
             JobLedger(
                 job=self._hello.job,
                 ranks=len(rows),
@@ -114,7 +115,7 @@ class RankReports:
                 "pacecar: rank %s is late since step %d: %s costs %.1f ms a step (%s)",
                 late.late_rank, late.since_step, late.cause, late.excess_ns / 1e6, late.evidence,
             )  # fmt: skip
-        self._emit(late)
+        self.emit(late)
 
     def hang(
         self,
@@ -135,7 +136,7 @@ class RankReports:
                 f", at {stack}" if stack is not None else "",
                 f"; last collective: {collective}" if collective is not None else "",
             )  # fmt: skip
-        self._emit(
+        self.emit(
             HangSuspicion(
                 job=self._hello.job,
                 rank=self._hello.rank,

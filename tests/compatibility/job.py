@@ -204,7 +204,7 @@ def ddp(
         losses.append(loss.detach())
     if pacer is None:
         return {"losses": hexes(losses)}
-    from pacecar.profiler.ranks.torch_flight_recorder import sequence
+    from pacecar.profiler.hangs.torch_flight_recorder import sequence
 
     tuner = pacer._tuner
     crew = pacer._run.rank_monitor

@@ -97,6 +97,7 @@ class World:
             for where in ("traces", "before", "after"):
                 write_trace(here / where / f"rank{rank}.json.gz", drawing, rank=rank, steps=steps)
         write_trace(here / "trace.json.gz", drawing, rank=0, steps=steps)
+        shutil.copytree(ROOT / "tests/analysis/gloo_hangs/not_joined", here / "dumps")
         tuned(here / "runs/latest")
         untuned(here / "runs/one", pace=steady(noise=0.01, seed=1))
         untuned(here / "runs/two", pace=steady(noise=0.01, seed=2))

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.ledger.classification import classify_device, collective_operation
-from pacecar.profiler.ranks.torch_flight_recorder import last_collective, sequence, unfinished
+from pacecar.profiler.hangs.torch_flight_recorder import last_collective, sequence, unfinished
 from pacecar.profiler.windows.collective_stats import sum_collectives
 from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.profiler.windows.trace_spans import Activity, read_rows

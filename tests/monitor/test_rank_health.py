@@ -5,7 +5,8 @@ import pytest
 from pacecar.monitor.export.job_samples import job_samples
 from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, RankHealth, rank_health_samples
 from pacecar.monitor.jobs.state import DaemonState
-from pacecar.records import HangSuspicion, Straggler
+from pacecar.records import HangSuspicion, HangVerdict, Straggler
+from pacecar.records.hangs import HangKind
 from pacecar.records.job_identity import JobKey
 
 S = 1_000_000_000
@@ -76,6 +77,33 @@ def test_collectives_are_told_of_the_ranks_that_suspect_a_hang_now_and_know_them
     assert view.collectives == {0: 41, 1: 0}
     told = [s for s in rank_health_samples(JobKey("j", ""), view) if s.metric == "pacecar_job_hang_collectives"]
     assert [(s.labels[2], s.value) for s in told] == [("0", 41), ("1", 0)]
+
+
+def verdict(kind="not_joined", culprits=(1,), *, ended=False):
+    return HangVerdict(
+        job="run-7", rank=0, wall_ns=0, kind=HangKind(kind), culprits=culprits, waiting=(0,), waited_ns=1,
+        summary="rank 1 never joined", ended=ended,
+    )  # fmt: skip
+
+
+def test_the_verdict_on_a_hang_is_told_until_the_job_goes_on_or_its_judge_leaves(board, make_hello):
+    def said():
+        samples = [s for s in job_samples(board.jobs()) if s.metric == "pacecar_job_hang_verdict"]
+        return [(s.labels[2:], s.value) for s in samples]
+
+    def tell(record):
+        board.record(record, hello=make_hello(rank=0), uid=1, owner=0)
+
+    assert said() == []
+    tell(verdict(culprits=(1, 1)))
+    assert said() == [(("1", "not_joined"), 1)]
+    tell(verdict("unknown", ()))
+    assert said() == [(("", "unknown"), 1)]
+    tell(verdict(ended=True))
+    assert said() == []
+    tell(verdict())
+    board.leave(make_hello(rank=0), 0)
+    assert said() == []
 
 
 def late(*, ended=False):

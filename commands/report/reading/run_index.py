@@ -19,6 +19,7 @@ from pacecar.records import (
     EstimateCheck,
     Goodbye,
     HangSuspicion,
+    HangVerdict,
     JobHello,
     KnobSwitch,
     KnobValue,
@@ -72,6 +73,7 @@ class RunIndex:
     rank_ladders: dict[int, WhatIf] = field(default_factory=dict)
     stragglers: deque[tuple[Key, Straggler]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     hangs: deque[tuple[Key, HangSuspicion]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    hang_verdicts: deque[tuple[int, HangVerdict]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     stops: deque[tuple[Key, ProcessStop]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
 
     @property
@@ -174,6 +176,8 @@ def _add(index: RunIndex, rank: int, life: int, record: object) -> None:
             index.stragglers.append(((life, record.step), record))
         case HangSuspicion():
             index.hangs.append(((life, record.step), record))
+        case HangVerdict():
+            index.hang_verdicts.append((life, record))
         case ProcessStop():
             index.stops.append(((life, record.step), record))
         case _:

@@ -9,12 +9,12 @@ from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
 from pacecar.records.judged_decision import pair
 
-from ..document import ReportChange, ReportHang, Slowdown, Stopped
+from ..document import ReportChange, ReportHang, ReportHangVerdict, Slowdown, Stopped
 from ..reading.notices import TEXT_CHARACTERS_MAX
 from ..reading.run_index import Key, RunIndex
 from ..reading.step_sums import StepSums
 
-__all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
+__all__ = ["changes_of", "hang_verdicts_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 
 def changes_of(index: RunIndex) -> tuple[ReportChange, ...]:
@@ -116,6 +116,26 @@ def hangs_of(index: RunIndex, sums: StepSums) -> tuple[ReportHang, ...]:
             silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
             last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
             is_over=one.ended or _continued(index, sums, key, one.rank),
+        )
+    return tuple(found.values())
+
+
+def hang_verdicts_of(index: RunIndex) -> tuple[ReportHangVerdict, ...]:
+    """Return one row for each hang on which its ranks reached a verdict."""
+    found: dict[tuple[int, int, int | None], ReportHangVerdict] = {}
+    for life, one in index.hang_verdicts:
+        key = life, one.rank, one.step
+        before = found.get(key)
+        began_ns = max(0, one.wall_ns - one.waited_ns) if before is None else before.wall_ns
+        found[key] = ReportHangVerdict(
+            life=life,
+            step=one.step,
+            kind=one.kind.value,
+            culprits=one.culprits,
+            wall_ns=began_ns,
+            waited_ns=one.wall_ns - began_ns if one.wall_ns > began_ns else one.waited_ns,
+            summary=clean(one.summary, TEXT_CHARACTERS_MAX),
+            is_over=one.ended,
         )
     return tuple(found.values())
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pacecar.formatting.dates import second_text
 from pacecar.formatting.quantities import percent, plural
 
-from ..document import Report, ReportHang, Stopped
+from ..document import Report, ReportHang, ReportHangVerdict, Stopped
 from ..formatting import elapsed
 
 __all__ = ["HUNG_NS_MIN", "STOP_WORDS", "hang_sentences", "phase_words", "ranks_word"]
@@ -78,8 +78,11 @@ def _long_hangs(report: Report) -> list[str]:
     stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
     found = [_from_stops(group, report) for group in _together(stops)]
     steps: dict[tuple[int, int], list[ReportHang]] = {}
+    verdicts = (one for one in report.hang_verdicts if not any(_meets(stop, one) for stop in stops))
+    found += [_from_verdict(one) for one in verdicts]
+    judged = {(verdict.life, verdict.step) for verdict in report.hang_verdicts}
     for hang in report.hangs:
-        if not any(_explains(stop, hang) for stop in stops):
+        if (hang.life, hang.step) not in judged and not any(_explains(stop, hang) for stop in stops):
             steps.setdefault((hang.life, hang.step), []).append(hang)
     found += [_from_hangs(hangs, report) for hangs in steps.values()]
     if not found:
@@ -138,6 +141,17 @@ def _from_stops(group: Sequence[Stopped], report: Report) -> _Hang:
     where = f"in step {longest.step} ({phase_words(longest.phase)})"
     text = f"{who} {was} {STOP_WORDS[longest.cause]} from {second_text(began)} on, {where}"
     return _Hang(ended - began, text)
+
+
+def _meets(stop: Stopped, verdict: ReportHangVerdict) -> bool:
+    """Return whether the rank that was blamed was stopped then, so that the stop says it already."""
+    began, ended = verdict.wall_ns, verdict.wall_ns + verdict.waited_ns
+    return stop.rank in verdict.culprits and stop.wall_ns < ended and began < stop.wall_ns + stop.stopped_ns
+
+
+def _from_verdict(verdict: ReportHangVerdict) -> _Hang:
+    went_on = "" if verdict.is_over else ", and the job was not seen to go on"
+    return _Hang(verdict.waited_ns, f"{verdict.summary}, from {second_text(verdict.wall_ns)} on{went_on}")
 
 
 def _from_hangs(hangs: Sequence[ReportHang], report: Report) -> _Hang:

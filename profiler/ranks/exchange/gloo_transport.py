@@ -10,16 +10,24 @@ Gathers are numbered, one is under way at a time, and no rank waits for one.  Al
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pacecar.profiler.transport.side_address import prove_address
 from pacecar.profiler.transport.side_group import SideGroup, job_store
 from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, meet
 from pacecar.torch_internals import lacking
 
-__all__ = ["CLOSE_SECONDS", "GlooTransport"]
+__all__ = ["CLOSE_SECONDS", "GlooTransport", "Meeting"]
 
 CLOSE_SECONDS = 0.3
 """How long `close` waits: at the job's end all ranks post the same gathers, so one completes by then or never."""
+
+
+class Meeting(NamedTuple):
+    """Where the ranks met: the job's store, and this rank's address in groups of pacecar's own."""
+
+    store: Any
+    address: str
 
 
 class GlooTransport(SideGroup):
@@ -28,7 +36,7 @@ class GlooTransport(SideGroup):
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size, close_seconds=CLOSE_SECONDS)
 
-    def connect(self, claim: str, name: str, rest: Callable[[float], object]) -> None:
+    def connect(self, claim: str, name: str, rest: Callable[[float], object]) -> Meeting | None:
         """Rendezvous with the other ranks, which must have the same `claim` and `name`, and make the group; may wait.
 
         Raises:
@@ -41,3 +49,4 @@ class GlooTransport(SideGroup):
         meet(store, self._rank, self._world_size, claim, name=name, seconds=MEET_SECONDS, rest=rest)
         address = prove_address(store, self._rank, self._world_size, name=name, rest=rest)
         self.open(store, name, address, rest)
+        return Meeting(store, address)

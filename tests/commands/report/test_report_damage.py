@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pacecar.commands.report.document import Report, ReportLosses
 from pacecar.commands.report.output.html import report_page
@@ -16,9 +17,11 @@ from pacecar.commands.report.output.markdown import report_markdown
 from pacecar.commands.report.output.tables import facts, headline
 from pacecar.commands.report.output.utilization_tables import incidents
 from pacecar.commands.report.reading.notices import NOTICES_MAX, ReportError, ReportNotices
+from pacecar.commands.report.sections.hangs import hang_sentences
 from pacecar.commands.report.sections.recorded_utilization import Hosts
 from pacecar.formatting.plain_text import clean
-from pacecar.records import Goodbye, HangSuspicion, JobRecord, ProcessStop
+from pacecar.records import Goodbye, HangSuspicion, HangVerdict, JobRecord, ProcessStop
+from pacecar.records.hangs import HangKind
 from pacecar.records.rank_file import LINE_BYTES_MAX
 from pacecar.records.recording import Chunk, RecordingHeader, RecordRow, Tick, TickRow, pack, parts
 from tests.commands.report.runs import MS, START_NS, append, hello, lines, report_of, step, untuned
@@ -207,6 +210,23 @@ def test_a_rank_that_hung_and_was_not_seen_to_go_on_is_damage(
     assert [hang.is_over for hang in report.hangs] == [is_over]
     assert ("rank 0 hung and was not seen to go on" in said(report)) is not is_over
     assert report.before is not None, "what was before is there"
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_verdict_on_a_hang_takes_the_place_of_the_suspicions(folder: Path, *, is_over: bool) -> None:
+    verdict = HangVerdict(
+        job="j", rank=0, wall_ns=START_NS + 20 * 10**9, kind=HangKind.NOT_JOINED, culprits=(1,), waiting=(0,),
+        waited_ns=12 * 10**9, summary="rank 1 never joined all_reduce #9", step=60,
+    )  # fmt: skip
+    ended = structs.replace(verdict, wall_ns=START_NS + 38 * 10**9, ended=True)
+    append(folder, 0, hung(0, 60), verdict, *([ended] if is_over else []))
+    report = report_of(folder)
+    (one,) = report.hang_verdicts
+    assert (one.culprits, one.is_over, one.waited_ns) == ((1,), is_over, (30 if is_over else 12) * 10**9)
+    (sentence,) = hang_sentences(report)
+    lasted = "30.0 s" if is_over else "12.0 s"
+    assert sentence.startswith(f"The run hung for {lasted}: rank 1 never joined all_reduce #9, from ")
+    assert sentence.endswith("was not seen to go on.") is not is_over
 
 
 def test_a_rank_that_others_kept_off_the_processors_and_where_it_was(folder: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from pacecar.commands.top.daemon_poller import FetchError, address, fetch
 from pacecar.commands.top.key_decoder import Keys
-from pacecar.commands.top.panes import calibration_lines, recorder_lines, where_words
+from pacecar.commands.top.panes import alarm_lines, calibration_lines, recorder_lines, where_words
 from pacecar.commands.top.screen import GPU_SORTS, ScreenView, compose, everything, on_key, shown_jobs
 from pacecar.commands.top.table import PaneColumn, gauge, rows
 from pacecar.formatting.plain_text import clean
@@ -477,3 +477,8 @@ def test_a_ledger_without_an_exact_window_is_said_to_be_so_and_why():
         job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
                                                finished=False), 120)  # fmt: skip
     assert line.plain.startswith("not calibrated on 1 of 2 ranks: an exact window would cost more than")
+
+
+def test_why_a_job_hangs_is_the_first_alarm():
+    (line,) = alarm_lines([job(hangs=(), stragglers=(), hang_verdict="rank 1 never joined all_reduce #9")], 100)
+    assert line.plain == "! run-7 hangs: rank 1 never joined all_reduce #9"

@@ -15,6 +15,14 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
+from pacecar.profiler.hangs.hang_detector import (
+    CHECKPOINT_SECONDS,
+    FIRST_SECONDS,
+    PATIENCE_SECONDS,
+    HangDetector,
+    is_in_loader,
+    where,
+)
 from pacecar.profiler.hook.loading.timed_loader import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
 from pacecar.profiler.ranks.cusum import Usual, excesses, median, upper
@@ -40,13 +48,6 @@ from pacecar.profiler.ranks.exchange.step_partition import (
     StepRanges,
     gather_seconds,
     glance_seconds,
-)
-from pacecar.profiler.ranks.hang_detector import (
-    CHECKPOINT_SECONDS,
-    FIRST_SECONDS,
-    HangDetector,
-    is_in_loader,
-    where,
 )
 from pacecar.profiler.ranks.host_pressure import (
     FIND_SECONDS,
@@ -464,6 +465,36 @@ def test_a_checkpoint_an_evaluation_and_the_first_step_have_longer():
     assert HangDetector(10 * S, 0).check(round(FIRST_SECONDS) * S + 1, "forward") is not None
 
 
+def test_all_ranks_are_asked_after_some_seconds_and_in_the_first_step_later():
+    watch = watched()
+    assert not watch.is_quiet(12 * S, "tail", None)
+    assert watch.is_quiet(12 * S + 1, "tail", None)
+    assert not watch.is_quiet(13 * S, "tail", 9 * S), "the model ran forward"
+    first = HangDetector(10 * S, 0)
+    assert not first.is_quiet(30 * S, "forward", None)
+    assert first.is_quiet(30 * S + 1, "forward", None)
+
+
+def test_a_rank_is_given_longer_after_long_pauses_of_the_same_kind_but_not_after_a_hang():
+    def patience(phase, pause, *, is_hang=False):
+        watch = HangDetector(120 * S, 0)
+        watch.stepped(0, S // 10, 0)
+        for second in range(1, pause):
+            watch.is_quiet(second * S, phase, None)
+            if is_hang:
+                watch.forget_pause()
+        watch.stepped(1, S // 10, pause * S)
+        watch.is_quiet(pause * S, "tail", None)
+        return watch.patience_ns(phase) / S
+
+    assert patience("tail", 2) == PATIENCE_SECONDS
+    assert patience("tail", 20) == 1.5 * 20
+    assert patience("tail", 20, is_hang=True) == PATIENCE_SECONDS
+    assert patience("tail", 900) == 120
+    assert patience("checkpoint", 60) == 1.5 * 60
+    assert HangDetector(S, 0).patience_ns("tail") == FIRST_SECONDS * S
+
+
 def test_a_model_that_is_trained_on_without_steps_is_not_hung_and_said_once_with_how_long(caplog):
     clock = FakeClock()
     crew, records = make_crew(None, world=1, clock=clock, config=HookConfig(hang_seconds=10.0))
@@ -473,7 +504,7 @@ def test_a_model_that_is_trained_on_without_steps_is_not_hung_and_said_once_with
         crew._watched.trained_ns = clock.monotonic_ns()
         clock.advance(S)
         crew._check_for_hang()
-        assert crew._watched.is_watched == (second >= 5), "calls are watched once half of the time is over"
+        assert crew._watched.is_watched == (second >= 2), "calls are watched once half the time to an inquiry is over"
     assert records == []
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1

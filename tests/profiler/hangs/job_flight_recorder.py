@@ -21,7 +21,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from pacecar.profiler.ranks.torch_flight_recorder import last_collective
+    from pacecar.profiler.hangs.torch_flight_recorder import last_collective
     from pacecar.profiler.transport.side_group import SideGroup, job_store
     from tests.kit.waiting import until
 

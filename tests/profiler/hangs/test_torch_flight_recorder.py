@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.ranks.torch_flight_recorder import SIZES_MAX, TEXT_MAX, dumps, unfinished
-from tests.profiler.ranks.job_flight_recorder import run_groups
+from pacecar.profiler.hangs.torch_flight_recorder import SIZES_MAX, TEXT_MAX, dumps, unfinished
+from tests.profiler.hangs.job_flight_recorder import run_groups
 
 RECORDED = Path(__file__).parents[2] / "gpu" / "recorded"
 
@@ -24,7 +24,7 @@ def entry(group="0", seq=1, *, at=0, name="nccl:all_reduce", retired=False, stat
 
 
 def dump(*entries):
-    return json.dumps({"entries": entries}).encode()
+    return json.dumps({"version": "2.10", "entries": entries}).encode()
 
 
 class Torch:
@@ -46,6 +46,8 @@ def test_what_nccl_recorded_on_a_gpu_is_read():
     assert "completed" in unfinished([json.dumps(recorded).encode()])
     for entry in recorded["entries"][2:]:
         entry |= {"retired": False, "state": "started" if entry["op_id"] == 3 else "scheduled"}
+    for status in recorded["pg_status"].values():
+        status |= {"last_started_collective": 3, "last_completed_collective": 2}
     said = unfinished([json.dumps(recorded).encode()])
     assert "_reduce_scatter_base #3 on group 0/default_pg" in said
     assert "started" in said

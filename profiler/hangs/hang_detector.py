@@ -11,6 +11,10 @@ which may compile for minutes, may take FIRST_SECONDS.
 If the model keeps running in training but no step ends, something unobserved updates it; `unseen_ns` returns for how
 long.  A stopped process cannot report; the other ranks' reports and the age of its last record in the daemon show it.
 
+Long before that, `is_quiet` says that it is time to ask all ranks (`hang_watch`): after QUIET_SECONDS, or QUIET_STEPS
+median steps.  It is often wrong and costs an inquiry.  `patience_ns` is how long ranks of this job have been silent
+before without a hang, with a margin: a rank that may merely be slow is not blamed before that.
+
 Pure except for the stack that `where` reads.  `torch_flight_recorder` shows the collective that the rank is in.
 """
 
@@ -30,6 +34,24 @@ STEPS = 30
 
 CHECKPOINT_SECONDS = 1800.0
 FIRST_SECONDS = 1800.0
+
+QUIET_SECONDS = 5.0
+QUIET_STEPS = 5
+QUIET_SECONDS_FIRST = 30.0
+"""The first step may compile; a job that hangs in its first collective is still found."""
+
+PATIENCE_SECONDS = 10.5
+"""The least silence after which a rank that may merely be slow is blamed: 15 s with the last round of an inquiry."""
+
+PATIENCE_RATIO = 1.5
+"""How much longer than the longest pause so far the next one may be."""
+
+PAUSE_NS_MIN = 1_000_000_000
+PAUSES = 16
+"""Pauses longer than PAUSE_NS_MIN are kept, so many of each kind."""
+
+_STEP, _CHECKPOINT = "step", "checkpoint"
+"""Kinds of pauses; the latter is a phase as well."""
 
 RECENT = 64
 """The median is over this many recent steps."""
@@ -60,6 +82,9 @@ class HangDetector:
         self._since_ns = now_ns
         self._raised: Suspicion | None = None
         self._raised_since_ns = now_ns
+        self._pauses: dict[str, deque[int]] = {}
+        self._pause: tuple[int, str, int] = (now_ns, _STEP, 0)
+        """Since when the present pause lasts, its kind, and how long it was when last looked at."""
 
     @property
     def median_ns(self) -> int | None:
@@ -79,8 +104,8 @@ class HangDetector:
             self._since_ns = max(self._since_ns, now_ns)
 
     def is_doubtful(self, now_ns: int, phase: str) -> bool:
-        """Return whether half the time until a suspicion has passed, by the steps alone."""
-        return 2 * (now_ns - self._since_ns) > self._bound_ns(phase)
+        """Return whether half the time until a suspicion or an inquiry has passed, by the steps alone."""
+        return 2 * (now_ns - self._since_ns) > min(self._bound_ns(phase), self.quiet_ns)
 
     def unseen_ns(self, now_ns: int, phase: str, trained_ns: int | None) -> int | None:
         """Return for how long no step ended though the model trained at `trained_ns`; None if that is not unusual."""
@@ -104,11 +129,51 @@ class HangDetector:
             return Suspicion(raised.step, raised.phase, max(0, since - self._raised_since_ns), has_ended=True)
         return None
 
+    def silent_ns(self, now_ns: int, alive_ns: int | None) -> int:
+        """Return how long there has been no sign of life."""
+        return max(0, now_ns - max(self._since_ns, alive_ns or 0))
+
+    def is_quiet(self, now_ns: int, phase: str, alive_ns: int | None) -> bool:
+        """Return whether it is time to ask all ranks; learns how long pauses of this kind last."""
+        silent, since = self.silent_ns(now_ns, alive_ns), max(self._since_ns, alive_ns or 0)
+        began, kind, lasted = self._pause
+        if since != began:
+            if lasted >= PAUSE_NS_MIN:
+                self._pauses.setdefault(kind, deque(maxlen=PAUSES)).append(max(lasted, since - began))
+            kind = _kind(phase)
+        self._pause = since, _CHECKPOINT if phase == _CHECKPOINT else kind, silent
+        return silent > self.quiet_ns
+
+    @property
+    def quiet_ns(self) -> int:
+        """How long a silence is before all ranks are asked."""
+        median = self.median_ns
+        if median is None:
+            return round(QUIET_SECONDS_FIRST * 1e9)
+        return max(round(QUIET_SECONDS * 1e9), QUIET_STEPS * median)
+
+    def patience_ns(self, phase: str) -> int:
+        """Return how long this rank may be silent in `phase` by what it has seen so far."""
+        longest = max(self._pauses.get(_kind(phase), ()), default=None)
+        if self.median_ns is None or (phase == _CHECKPOINT and longest is None):
+            return self._bound_ns(phase)
+        usual = max(QUIET_STEPS * self.median_ns, round(PATIENCE_RATIO * (longest or 0)))
+        return min(max(round(PATIENCE_SECONDS * 1e9), usual), self._bound_ns(phase))
+
+    def forget_pause(self) -> None:
+        """Do not learn from the present pause, which is a hang."""
+        began, kind, _ = self._pause
+        self._pause = began, kind, 0
+
     def _bound_ns(self, phase: str) -> int:
         if phase == "checkpoint":
             return round(CHECKPOINT_SECONDS * 1e9)
         median = self.median_ns
         return round(FIRST_SECONDS * 1e9) if median is None else max(self._hang_ns, STEPS * median)
+
+
+def _kind(phase: str) -> str:
+    return _CHECKPOINT if phase == _CHECKPOINT else _STEP
 
 
 def where(thread: int) -> str | None:

@@ -1,0 +1,342 @@
+"""Lets ranks ask each other what they are doing, over sockets of pacecar's own.
+
+A hanging job has no collective left and perhaps no store, so each rank listens on a TCP socket at the address that
+pacecar's groups use (`transport.side_address`).  Addresses and a random token are exchanged once, when the ranks meet.
+
+    frame = length:u32be  MessagePack of at most FRAME_BYTES_MAX bytes
+    asker -> rank  Question        rank -> asker  RankAccount, Heard or ProcessStates
+
+A thread waits for questions in the kernel and costs nothing until one comes.  A connection carries one question.  One
+that is late, too long or without the token is closed and counted; the count is part of this rank's account.
+
+`ask` asks many ranks at once and gives each the same time; it never waits longer than ROUND_SECONDS_MAX.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pacecar.records.hangs import ProcessState, RankAccount
+from pacecar.records.ranges import Label, Rank
+
+from ..transport.store_rendezvous import RendezvousError, consult
+from .process_state import ProcessIdentity
+
+__all__ = [
+    "ABSENT_MAX", "ANSWER_SECONDS", "AccountListener", "Door", "Heard", "ProcessStates", "Question", "Road", "Silence",
+    "ask", "exchange_doors",
+]  # fmt: skip
+
+FRAME_BYTES_MAX = 1024 * 1024
+"""An account of a hundred groups and sixty threads has about 300 KiB."""
+
+QUESTION_BYTES_MAX = 4096
+
+ANSWER_SECONDS = 1.5
+"""How long a rank may take to answer: a busy interpreter lets other threads run after 5 ms, 0.1 s on a bad day."""
+
+ROUND_SECONDS_MAX = 10.0
+"""The longest a round of questions to all ranks may take; ranks that were not asked by then gave no answer."""
+
+ASKED_AT_ONCE_MAX = 64
+
+POLL_SECONDS = 0.05
+"""How often `ask` looks for ranks that are late."""
+
+SERVED_SECONDS = 2.0
+"""How long one connection may keep the listening thread."""
+
+BACKLOG = 128
+
+ABSENT_MAX = 64
+"""Ranks of whose processes one question asks."""
+
+_LENGTH = struct.Struct(">I")
+_log = logging.getLogger("pacecar")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank asks another.
+
+    Its account, to look into a hang (`summon`), what it knows of the processes of `ranks` on its host, or nothing
+    (`greeting`), which shows that it can be reached.
+    """
+
+    token: Annotated[str, Meta(max_length=64)]
+    what: Literal["account", "summon", "processes", "greeting"]
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=ABSENT_MAX)] = ()
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """The answer to a greeting, and to a summons: this rank looks into it, or has another one do so."""
+
+
+class ProcessStates(msgspec.Struct, frozen=True, tag="processes"):
+    """States of processes on the answering rank's host, in the order of the question; None: not on this host."""
+
+    states: Annotated[tuple[ProcessState | None, ...], Meta(max_length=ABSENT_MAX)] = ()
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """Why a rank gave no answer.
+
+    `refused`: its host answers, and nothing listens there any more.  `was_asked`: False if the asker is to blame.
+    """
+
+    reason: str
+    refused: bool = False
+    was_asked: bool = True
+
+
+class Door(msgspec.Struct, frozen=True):
+    """Where a rank listens, and which process it is."""
+
+    address: Label
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    process: ProcessIdentity
+
+
+class Road(msgspec.Struct, frozen=True):
+    """The doors of all ranks, and the token that opens them."""
+
+    token: str
+    doors: tuple[Door, ...]
+
+
+Answer = RankAccount | Heard | ProcessStates | Silence
+
+_question = msgspec.msgpack.Decoder(Question)
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
+    "account": msgspec.msgpack.Decoder(RankAccount),
+    "summon": msgspec.msgpack.Decoder(Heard),
+    "greeting": msgspec.msgpack.Decoder(Heard),
+    "processes": msgspec.msgpack.Decoder(ProcessStates),
+}
+_door = msgspec.json.Decoder(Door)
+
+
+def exchange_doors(
+    store: Any,  # noqa: ANN401  dist.Store; its methods are untyped
+    rank: int,
+    world_size: int,
+    own: Door,
+    *,
+    name: str,
+    seconds: float,
+    rest: Callable[[float], object],
+) -> Road:
+    """Return the doors of all ranks; arguments are as for `consult`, which raises RendezvousError."""
+
+    def conclude(said: Sequence[str]) -> str:
+        try:
+            doors = tuple(_door.decode(each) for each in said)
+        except msgspec.MsgspecError as error:
+            raise RendezvousError(f"a rank said nonsense about where it listens: {error}") from error
+        return msgspec.json.encode(Road(secrets.token_hex(16), doors)).decode()
+
+    concluded = consult(
+        store, rank, world_size, msgspec.json.encode(own).decode(), conclude, name=f"{name}/accounts",
+        seconds=seconds, absent="did not say where they listen", rest=rest,
+    )  # fmt: skip
+    return msgspec.json.decode(concluded, type=Road)
+
+
+class AccountListener:
+    """Answers questions on a thread of its own; `answer` takes a question and returns what to send."""
+
+    def __init__(self, answer: Callable[[Question], RankAccount | Heard | ProcessStates]) -> None:
+        self._answer = answer
+        self._token: str | None = None
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self.refused = 0
+        """Connections that were not a rank's of this job, or were late."""
+        self.spent_ns = 0
+        """Processor time of the thread so far."""
+
+    def open(self, address: str) -> int:
+        """Listen at `address`; return the port.  Raises OSError."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        return int(self._socket.getsockname()[1])
+
+    def start(self, token: str) -> None:
+        """Answer those who know `token`."""
+        self._token = token
+        self._thread = threading.Thread(target=self._serve, name="pacecar-hang-accounts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer, in forked children as well; may be called again."""
+        listening, self._socket = self._socket, None
+        if listening is not None:
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            listening.close()
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the questions so far, in words."""
+        return (f"{self.refused} connections were no questions of this job",) if self.refused else ()
+
+    def _serve(self) -> None:
+        while (listening := self._socket) is not None:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                if self._socket is None:
+                    return
+                time.sleep(ANSWER_SECONDS)  # no descriptors left: the job's matter, which passes or ends it
+                continue
+            with connection:
+                try:
+                    self._serve_one(connection)
+                except (OSError, ValueError, msgspec.MsgspecError) as error:
+                    self.refused += 1
+                    _log.debug("a connection was no question of this job: %s", error)
+                except Exception:  # noqa: BLE001  the job goes on, and so does the next question
+                    _log.debug("an account failed", exc_info=True)
+            self.spent_ns = time.thread_time_ns()
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        deadline = time.monotonic() + SERVED_SECONDS
+        question = _question.decode(_receive_frame(connection, deadline))
+        if self._token is None or not hmac.compare_digest(question.token.encode(), self._token.encode()):
+            raise ValueError("another token")
+        payload = _encode(self._answer(question))
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def _receive_frame(connection: socket.socket, deadline: float) -> bytes:
+    """Return one frame of at most QUESTION_BYTES_MAX; raises OSError and ValueError."""
+
+    def exactly(size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            part = connection.recv(size - len(found))
+            if not part or time.monotonic() > deadline:
+                raise ValueError("an incomplete question")
+            found += part
+        return found
+
+    (length,) = _LENGTH.unpack(exactly(_LENGTH.size))
+    if length > QUESTION_BYTES_MAX:
+        raise ValueError("a question that is too long")
+    return exactly(length)
+
+
+class _Asked:
+    """One question that is under way: what is left to send, and what has come."""
+
+    def __init__(self, rank: int, connection: socket.socket, frame: bytes, deadline: float) -> None:
+        self.rank, self.connection, self.left, self.deadline = rank, connection, frame, deadline
+        self.came = bytearray()
+        self.result: bytes | Silence | None = None
+
+    def advance(self, selector: selectors.BaseSelector) -> None:
+        """Send or receive what is possible without waiting; sets `result` at the end."""
+        try:
+            if self.left:
+                self.left = self.left[self.connection.send(self.left) :]
+                if not self.left:
+                    selector.modify(self.connection, selectors.EVENT_READ, self)
+                return
+            part = self.connection.recv(65536)
+        except ConnectionRefusedError:
+            self.result = Silence("nothing listens there any more", refused=True)
+            return
+        except OSError as error:
+            self.result = Silence(error.strerror or type(error).__name__)
+            return
+        self.came += part
+        length = _LENGTH.unpack_from(self.came)[0] if len(self.came) >= _LENGTH.size else None
+        if length is not None and length > FRAME_BYTES_MAX:
+            self.result = Silence("its answer is too long")
+        elif length is not None and len(self.came) >= _LENGTH.size + length:
+            self.result = bytes(self.came[_LENGTH.size : _LENGTH.size + length])
+        elif not part:
+            self.result = Silence("it closed the connection without an answer")
+
+
+def ask(
+    road: Road,
+    ranks: Iterable[int],
+    question: Question,
+    *,
+    seconds: float = ANSWER_SECONDS,
+    is_over: Callable[[], bool] = lambda: False,
+) -> dict[int, Any]:
+    """Ask `ranks`, each for at most `seconds`; return the answer of each, or its Silence.
+
+    `is_over` ends the questions early, with a Silence for those that have not answered.
+    """
+    payload = _encode(question)
+    frame = _LENGTH.pack(len(payload)) + payload
+    answers: dict[int, Any] = {}
+    waiting = deque(ranks)
+    under_way: dict[int, _Asked] = {}
+    end = time.monotonic() + ROUND_SECONDS_MAX
+    with selectors.DefaultSelector() as selector:
+
+        def finish(asked: _Asked, answer: object) -> None:
+            selector.unregister(asked.connection)
+            asked.connection.close()
+            del under_way[asked.rank]
+            answers[asked.rank] = answer
+
+        while (waiting or under_way) and time.monotonic() < end and not is_over():
+            while waiting and len(under_way) < ASKED_AT_ONCE_MAX:
+                begun = _begin(road.doors[waiting[0]], waiting[0], frame, seconds)
+                if isinstance(begun, Silence):
+                    answers[waiting[0]] = begun
+                else:
+                    under_way[begun.rank] = begun
+                    selector.register(begun.connection, selectors.EVENT_WRITE, begun)
+                waiting.popleft()
+            for key, _ in selector.select(POLL_SECONDS):
+                asked = key.data
+                asked.advance(selector)
+                if asked.result is not None:
+                    finish(asked, _decoded(question, asked.result))
+            now = time.monotonic()
+            for asked in [each for each in under_way.values() if now > each.deadline]:
+                finish(asked, Silence(f"no answer within {seconds:g} s"))
+        for asked in list(under_way.values()):
+            finish(asked, Silence("there was no time to wait for it", was_asked=False))
+    return answers | {rank: Silence("there was no time to ask it", was_asked=False) for rank in waiting}
+
+
+def _begin(door: Door, rank: int, frame: bytes, seconds: float) -> _Asked | Silence:
+    family = socket.AF_INET6 if ":" in door.address else socket.AF_INET
+    try:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        return Silence(f"no socket: {error.strerror or error}", was_asked=False)
+    connection.setblocking(False)
+    connection.connect_ex((door.address, door.port))  # an error comes again at the first send
+    return _Asked(rank, connection, frame, time.monotonic() + seconds)
+
+
+def _decoded(question: Question, result: bytes | Silence) -> object:
+    if isinstance(result, Silence):
+        return result
+    try:
+        return _decoders[question.what].decode(result)
+    except msgspec.MsgspecError as error:
+        return Silence(f"its answer is nonsense: {error}")

@@ -1,0 +1,264 @@
+"""Asks all ranks what they do when the job seems to hang, and reports the rank that holds it up.
+
+    monitor thread     check(): is there a suspicion?  who judges?  a round of questions; at most ROUND_SECONDS_MAX
+    accounts' thread   answers the questions of other ranks
+
+The lowest rank that answers judges, so that one rank asks all: a rank with a suspicion summons the ranks below it, in
+batches, and asks itself only if none answers.  It repeats the summons while its suspicion lasts, since the judge may
+fall silent as well.  A suspicion costs no more than an inquiry, and `inquiry` decides whether there is a verdict.
+
+A verdict is reported once, and once more with `ended` when the job goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from pacecar.analysis.hang.judgement import judge
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import HangVerdict, JobHello, JobRecord
+from pacecar.records.hangs import ProcessState, RankAccount
+
+from .account_road import (
+    ABSENT_MAX,
+    ANSWER_SECONDS,
+    AccountListener,
+    Door,
+    Heard,
+    ProcessStates,
+    Question,
+    Road,
+    Silence,
+    ask,
+    exchange_doors,
+)  # fmt: skip
+from .inquiry import Inquiry, Round
+from .process_state import own_identity, read_process
+from .rank_account import RankSpeaker, TrainingProgress
+
+__all__ = ["HangWatch"]
+
+ROUND_SECONDS = 3.0
+"""Between two rounds: a rank that moves at all in a slow job moves in this time, or is said to work."""
+
+ROUND_NS_MIN = 1_000_000_000
+"""The least between two rounds."""
+
+APART_NS = 400_000_000
+"""Ranks end their last steps at most so far apart, or it takes a round more."""
+
+ROUND_RATIO = 0.125
+"""Rounds become rarer as a silence lasts: one in so much of it."""
+
+SUMMON_SECONDS = 1.0
+"""How long a rank below may take to answer a summons."""
+
+SUMMONED_AT_ONCE = 8
+
+SUMMONS_SECONDS = 20.0
+"""How long a summons lasts; the ranks with the suspicion repeat it."""
+
+EVIDENCE_MAX = 32
+EVIDENCE_CHARACTERS_MAX = 400
+"""Sentences of evidence in a record, and their length: a frame to the daemon has 64 KiB."""
+
+DOORS_SECONDS = 10.0
+"""How long ranks wait for each other's doors; they have just met."""
+
+_log = logging.getLogger("pacecar")
+
+
+class HangWatch:
+    """One rank's part.  All methods except `summoned` are called on the monitor thread."""
+
+    def __init__(
+        self,
+        hello: JobHello,
+        emit: Callable[[JobRecord], None],
+        clock: Clock,
+        *,
+        hang_ns: int,
+        training: tuple[int, int],
+        progress: Callable[[], TrainingProgress],
+        is_closing: Callable[[], bool],
+    ) -> None:
+        self._hello = hello
+        self._emit = emit
+        self._clock = clock
+        self._hang_ns = hang_ns
+        self._identity = own_identity(training[1])
+        self._speaker = RankSpeaker(hello, self._identity, training[0], progress)
+        self._progress = progress
+        self._is_closing = is_closing
+        self._listener = AccountListener(self._answer)
+        self._speaker.problems = self._listener.problems
+        self._road: Road | None = None
+        self._inquiry = Inquiry(hang_ns)
+        self._reached: set[int] = set()
+        self._next_ns = 0
+        self._summoned_ns: int | None = None
+        self._verdict: HangVerdict | None = None
+        self._told_step: int | None = None
+        self._charged_ns = 0
+
+    @property
+    def can_inquire(self) -> bool:
+        """Whether the ranks know where each other listen."""
+        return self._road is not None
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether a hang was reported that lasts."""
+        return self._verdict is not None
+
+    def open(self, store: Any, address: str, name: str, rest: Callable[[float], object]) -> None:  # noqa: ANN401
+        """Exchange doors with the other ranks, which call this as well; raises RendezvousError and OSError."""
+        port = self._listener.open(address)
+        own = Door(address, port, self._identity)
+        rank, world_size = self._hello.rank, self._hello.world_size
+        road = exchange_doors(store, rank, world_size, own, name=name, seconds=DOORS_SECONDS, rest=rest)
+        self._listener.start(road.token)
+        self._road = road
+        if rank == 0:  # a rank that was reached once and does not answer is to blame itself
+            self._ask(range(1, world_size), "greeting")
+
+    def close(self) -> None:
+        """Answer no more questions."""
+        self._listener.close()
+        self._road = None
+
+    def take_cost(self) -> int:
+        """Return the processor time of the accounts' thread since the last call."""
+        spent, self._charged_ns = self._listener.spent_ns - self._charged_ns, self._listener.spent_ns
+        return spent
+
+    # --- the accounts' thread ---------------------------------------------------------------------
+
+    def _answer(self, question: Question) -> RankAccount | Heard | ProcessStates:
+        match question.what:
+            case "account":
+                return self._speaker.account()
+            case "summon":
+                self._summoned_ns = self._clock.monotonic_ns()
+            case "processes":
+                return ProcessStates(tuple(self._process_of(rank) for rank in question.ranks))
+            case "greeting":
+                pass
+        return Heard()
+
+    # --- the monitor thread -------------------------------------------------------------------------
+
+    def check(self, now_ns: int, *, is_suspected: bool) -> None:
+        """Look into a suspicion of this rank's, or of one that summoned it; report the end of a hang."""
+        if self._verdict is not None and self._progress().step != self._told_step:
+            self._report(structs.replace(self._verdict, ended=True, wall_ns=self._clock.wall_ns()))
+            self._verdict = None
+        summoned_ns = self._summoned_ns
+        is_summoned = summoned_ns is not None and now_ns - summoned_ns < SUMMONS_SECONDS * NS_PER_SECOND
+        if self._road is None or not (is_suspected or is_summoned):
+            self._next_ns, self._inquiry = 0, Inquiry(self._hang_ns)
+            return
+        if now_ns < self._next_ns or self._verdict is not None:
+            return
+        progress = self._progress()
+        if not self._does_another_judge():
+            self._hold_round(self._road)
+        pause_ns = max(round(ROUND_SECONDS * NS_PER_SECOND), round(ROUND_RATIO * progress.silent_ns))
+        left_ns = progress.patience_ns - progress.silent_ns + APART_NS
+        if left_ns >= ROUND_NS_MIN:  # do not miss the moment from which a slow rank may be blamed
+            pause_ns = min(pause_ns, left_ns)
+        self._next_ns = now_ns + pause_ns
+
+    def _does_another_judge(self) -> bool:
+        """Summon the ranks below this one; return whether any heard it."""
+        for first in range(0, self._hello.rank, SUMMONED_AT_ONCE):
+            below = range(first, min(first + SUMMONED_AT_ONCE, self._hello.rank))
+            answers = self._ask(below[:1] if first == 0 else below, "summon")
+            if first == 0 and not any(isinstance(answer, Heard) for answer in answers.values()):
+                answers = self._ask(below[1:], "summon")
+            if any(isinstance(answer, Heard) for answer in answers.values()):
+                return True
+        return False
+
+    def _hold_round(self, road: Road) -> None:
+        begun_ns = self._clock.monotonic_ns()
+        own, rank = self._speaker.account(), self._hello.rank
+        answers = self._ask((other for other in range(len(road.doors)) if other != rank), "account")
+        silent = {other: answer for other, answer in answers.items() if isinstance(answer, Silence)}
+        heard = {other: answer for other, answer in answers.items() if other not in silent} | {rank: own}
+        states = self._processes(road, [*silent], [*heard])
+        accounts, not_nameable = [], set()
+        for other in range(len(road.doors)):
+            if other in heard:
+                accounts.append(heard[other])
+                continue
+            state, why = states.get(other), silent[other]
+            has_left = why.refused and state is not None and state.exists
+            accounts.append(self._absent(other, state, why, has_left=has_left))
+            if has_left or not why.was_asked or (state is None and other not in self._reached):
+                not_nameable.add(other)
+        verdict = judge(accounts, len(road.doors), job=self._hello.job, rank=rank, wall_ns=self._clock.wall_ns())
+        _log.debug("a round of accounts: %s %s: %s", verdict.kind, verdict.culprits, verdict.summary)
+        found = self._inquiry.add(Round(accounts, begun_ns, verdict, not_nameable))
+        if found is not None:
+            self._verdict, self._told_step = found, own.step
+            self._report(found)
+
+    def _ask(self, ranks: Sequence[int] | range | Any, what: Any) -> dict[int, Any]:  # noqa: ANN401
+        if self._road is None:
+            return {}
+        question = Question(token=self._road.token, what=what)
+        seconds = SUMMON_SECONDS if what == "summon" else ANSWER_SECONDS
+        answers = ask(self._road, ranks, question, seconds=seconds, is_over=self._is_closing)
+        self._reached |= {rank for rank, answer in answers.items() if not isinstance(answer, Silence)}
+        return answers
+
+    def _processes(self, road: Road, silent: Sequence[int], heard: Sequence[int]) -> dict[int, ProcessState]:
+        """Return the processes of `silent` ranks, by the word of a rank on the same host."""
+        found: dict[int, ProcessState] = {}
+        by_host: dict[str, list[int]] = {}
+        for rank in silent:
+            by_host.setdefault(road.doors[rank].process.host, []).append(rank)
+        for host, ranks in by_host.items():
+            there = next((rank for rank in heard if host and road.doors[rank].process.host == host), None)
+            if host and host == self._identity.host:
+                states: Sequence[ProcessState | None] = [self._process_of(rank) for rank in ranks]
+            elif there is not None:
+                asked = Question(token=road.token, what="processes", ranks=tuple(ranks[:ABSENT_MAX]))
+                answer = ask(road, [there], asked, is_over=self._is_closing).get(there)
+                states = answer.states if isinstance(answer, ProcessStates) else ()
+            else:
+                continue
+            found |= {rank: state for rank, state in zip(ranks, states, strict=False) if state is not None}
+        return found
+
+    def _process_of(self, rank: int) -> ProcessState | None:
+        road = self._road
+        if road is None or rank >= len(road.doors):
+            return None
+        process = road.doors[rank].process
+        return read_process(process) if process.host and process.host == self._identity.host else None
+
+    def _absent(self, rank: int, state: ProcessState | None, why: Silence, *, has_left: bool) -> RankAccount:
+        problem = "pacecar is closed on it" if has_left else why.reason
+        return RankAccount(
+            rank=rank,
+            world_size=self._hello.world_size,
+            process=state,
+            answered=False,
+            has_left=has_left,
+            problems=(problem,) if why.was_asked else (problem, "it may be fine: this rank could not ask it"),
+        )
+
+    def _report(self, verdict: HangVerdict) -> None:
+        evidence = tuple(each[:EVIDENCE_CHARACTERS_MAX] for each in verdict.evidence[:EVIDENCE_MAX])
+        verdict = structs.replace(verdict, evidence=evidence)
+        if verdict.ended:
+            _log.warning("pacecar: the job goes on after a hang at step %s", verdict.step)
+        else:
+            _log.warning("pacecar: %s", verdict.summary)
+        self._emit(verdict)

@@ -1,0 +1,147 @@
+"""Ranks ask each other over sockets: strangers, nonsense and silent ranks cost no more than their own answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pacecar.profiler.hangs.account_road import (
+    QUESTION_BYTES_MAX,
+    AccountListener,
+    Door,
+    Heard,
+    Question,
+    Road,
+    Silence,
+    ask,
+)
+from pacecar.profiler.hangs.process_state import own_identity, read_process
+from pacecar.profiler.hangs.rank_account import thread_stacks
+from pacecar.records.hangs import RankAccount
+from tests.kit.waiting import until
+
+TOKEN = "right"
+PROCESS = own_identity(threading.get_native_id())
+
+
+@pytest.fixture
+def listener():
+    made = AccountListener(
+        lambda question: Heard() if question.what != "account" else RankAccount(rank=1, world_size=2)
+    )
+    made.port = made.open("127.0.0.1")
+    made.start(TOKEN)
+    yield made
+    made.close()
+
+
+def road(*ports):
+    return Road(TOKEN, tuple(Door("127.0.0.1", port, PROCESS) for port in ports))
+
+
+def question(what="account", token=TOKEN):
+    return Question(token=token, what=what)
+
+
+def test_a_rank_answers_and_one_that_has_left_is_told_from_one_that_is_silent(listener):
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as left:
+        left_port = left.getsockname()[1]
+        left.close()
+        begun = time.monotonic()
+        answers = ask(road(listener.port, silent.getsockname()[1], left_port), range(3), question(), seconds=0.5)
+    assert time.monotonic() - begun < 5.0
+    assert answers[0] == RankAccount(rank=1, world_size=2)
+    assert answers[1] == Silence("no answer within 0.5 s")
+    assert answers[2].refused
+
+
+def test_a_stranger_gets_no_answer_and_is_counted_and_said(listener):
+    assert isinstance(ask(road(listener.port), [0], question(token="wrong"))[0], Silence)
+    assert listener.problems() == ("1 connections were no questions of this job",)
+    assert ask(road(listener.port), [0], question("greeting"))[0] == Heard()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", QUESTION_BYTES_MAX + 1), struct.pack(">I", 3) + b"\xc1\xc1\xc1"],
+    ids=["nothing", "another protocol", "too long", "no MessagePack"],
+)
+def test_nonsense_is_counted_and_the_next_question_answered(listener, sent):
+    with socket.create_connection(("127.0.0.1", listener.port)) as connection:
+        connection.sendall(sent)
+        with suppress(OSError):  # it may have been closed already
+            connection.shutdown(socket.SHUT_WR)
+        until(lambda: listener.refused == 1)
+    assert ask(road(listener.port), [0], question("greeting"))[0] == Heard()
+
+
+def test_an_answer_that_is_nonsense_or_too_long_is_a_silence():
+    frames = [struct.pack(">I", 2**31), struct.pack(">I", 1) + b"\xc1", msgspec.msgpack.encode({"rank": "x"})]
+    for frame in frames:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def serve(server=server, frame=frame):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(frame)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            answer = ask(road(server.getsockname()[1]), [0], question())[0]
+            thread.join()
+        assert isinstance(answer, Silence)
+
+
+def test_more_ranks_than_are_asked_at_once_are_all_asked(listener):
+    answers = ask(road(*[listener.port] * 150), range(150), question("greeting"))
+    assert {rank: Heard() for rank in range(150)} == answers
+
+
+def test_a_closed_listener_refuses_even_if_a_child_has_inherited_its_socket(listener):
+    kept = os.dup(listener._socket.fileno())
+    listener.close()
+    try:
+        assert ask(road(listener.port), [0], question("greeting"))[0].refused
+    finally:
+        os.close(kept)
+
+
+def test_an_interrupted_round_ends_and_blames_nobody():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = [silent.getsockname()[1]] * 3
+        answers = ask(road(*ports), range(3), question(), is_over=lambda: True)
+    assert [answer.was_asked for answer in answers.values()] == [False] * 3
+
+
+def test_a_process_is_known_by_when_it_began():
+    state = read_process(PROCESS)
+    assert state.exists
+    assert state.state in ("R", "S")
+    assert state.processor_ns > 0
+    assert not read_process(msgspec.structs.replace(PROCESS, began=PROCESS.began + 1)).exists
+
+
+def test_a_child_that_has_ended_is_gone_before_its_parent_has_asked():
+    with subprocess.Popen(["true"]) as child:
+        until(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None)
+        stat = Path(f"/proc/{child.pid}/stat").read_text()
+        began = int(stat.rpartition(")")[2].split()[19])
+        state = read_process(msgspec.structs.replace(PROCESS, pid=child.pid, thread=child.pid, began=began))
+        assert (state.exists, state.state) == (False, "Z")
+
+
+def test_stacks_begin_with_the_training_thread_and_leave_pacecars_own_out(listener):
+    stacks = thread_stacks(threading.get_ident())
+    assert stacks[0].is_training
+    assert any("test_account_road.py" in frame for frame in stacks[0].frames)
+    assert not any("pacecar-" in stack.name for stack in stacks)

@@ -1,0 +1,53 @@
+"""Real gloo jobs that hang or pause: who holds them up is named within 15 s, and nobody while they are merely slow.
+
+`bench/bench_hangs.py` injects many more.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.profiler.hangs.injection import ALL, Case, inject
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+NAMED_SECONDS = 25.0
+"""15 s, and what a machine that is busy with other tests adds."""
+
+HANGS = [
+    Case("stop", 1, 3, ("stopped",)),
+    Case("loader", 1, 2, ("not_joined",)),
+    pytest.param(Case("stop", 0, 2, ("stopped",)), marks=pytest.mark.full),
+    pytest.param(Case("gil", 1, 2, ("no_answer",)), marks=pytest.mark.full),
+    pytest.param(Case("lock", 0, 3, ("not_joined",)), marks=pytest.mark.full),
+    pytest.param(Case("skip", 2, 3, ("skipped",)), marks=pytest.mark.full),
+    pytest.param(Case("other", 0, 3, ("mismatched",)), marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("case", HANGS, ids=str)
+def test_the_rank_that_holds_a_job_up_is_named_and_no_other(tmp_path, case):
+    outcome = inject(tmp_path / "job", case)
+    assert outcome.judged(case) == "right", f"{outcome.verdicts}\n{outcome.log}"
+    begun = [verdict for verdict in outcome.verdicts if not verdict["ended"]]
+    assert len(begun) == 1, "it is said once, by one rank"
+    assert begun[0]["seconds"] < NAMED_SECONDS
+    assert begun[0]["summary"] in outcome.log
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("pause", 0, 2),
+        Case("write", 1, 2, pause_seconds=20.0),
+        Case("evaluate", 0, 2, pause_seconds=20.0),
+        Case("checkpoint", 0, 2, pause_seconds=20.0),
+        Case("none", ALL, 2, stop_all_seconds=20.0),
+    ],
+    ids=str,
+)
+def test_nobody_is_named_while_a_job_is_merely_slow(tmp_path, case):
+    outcome = inject(tmp_path / "job", case)
+    assert outcome.judged(case) == "right", f"{outcome.verdicts}\n{outcome.log}"
+    assert "(0)" in outcome.log, "the job ended"
