@@ -43,8 +43,8 @@ def _cause(case: HangCase, rank: int) -> HangFinding | None:
     wait = _main_wait(case.graph.waits_for(rank)) or next((w for w in case.graph.waits if w.rank == rank), None)
     where = where_words(case.accounts.get(rank))
     for kind, ranks, words in (
-        (HangKind.GONE, case.facts.gone, "has ended"),
-        (HangKind.STOPPED, case.facts.stopped, "is stopped"),
+        (HangKind.GONE, case.facts.gone, "is gone"),
+        (HangKind.STOPPED, case.facts.stopped, "does not run"),
     ):
         if rank in ranks:
             return HangFinding(kind, frozenset((rank,)), f"rank {rank} {words}{where}", wait)

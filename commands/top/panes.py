@@ -249,11 +249,11 @@ def calibration_lines(job: JobStatus, width: int) -> list[Text]:
 
 
 def alarm_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
-    """Return a line per straggler and hang."""
+    """Return a line per straggler and suspicion, and why a job hangs in as many as that takes."""
     lines = []
     for job in jobs:
         if job.hang_verdict is not None:
-            lines.append(cut(Text(clean(f"! {job.called} hangs: {job.hang_verdict}"), style=BAD), width))
+            lines += [Text(part, style=BAD) for part in wrap(clean(f"! {job.called} hangs: {job.hang_verdict}"), width)]
         for hang in job.hangs:
             what = "is silent while others wait" if hang.silent else "finishes no step: it may hang"
             lines.append(cut(Text(clean(f"! {job.called}: rank {hang.rank} {what}"), style=BAD), width))
