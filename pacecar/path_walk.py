@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections import deque
 from types import TracebackType
 from typing import NamedTuple
 
+from pacecar.kernel_files.mounts import parse_mount
 from pacecar.kernel_files.reader import lines_of
 
 __all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
@@ -36,8 +36,6 @@ __all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
 LINKS_MAX = 40
 """The most links followed in one path, as in the kernel (path_resolution(7))."""
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
-_FUSE_USER = re.compile(r"\buser_id=(\d+)")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ALL_UIDS = 2**32 - 1
 _OVERFLOW_UID = 65534
@@ -90,13 +88,10 @@ def _mounted_by(path: str) -> int | None:
 def mounted_by(path: str, mountinfo: str) -> int | None:
     """As `_mounted_by`, from the text of proc_pid_mountinfo(5), of which the last line for `path` counts."""
     found: int | None = None
-    for mount in lines_of(mountinfo):
-        place, _, rest = mount.partition(" - ")
-        if _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), place.split(" ")[4]) != path:
-            continue
-        kind, _, options = rest.partition(" ")
-        user = _FUSE_USER.search(options)
-        found = 0 if not kind.startswith("fuse") else int(user[1]) if user else _OVERFLOW_UID
+    for mount in map(parse_mount, lines_of(mountinfo)):
+        if mount.mountpoint == path:
+            users = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
+            found = 0 if not mount.kind.startswith("fuse") else int(users[0]) if users else _OVERFLOW_UID
     return found
 
 

@@ -36,6 +36,7 @@ from pacecar.kernel_files.cgroups import (
     parse_flat_line,
     parse_memory_limit,
 )
+from pacecar.kernel_files.mounts import parse_mount
 from pacecar.kernel_files.reader import KernelFiles, whole
 from pacecar.records import Outcome
 
@@ -215,15 +216,9 @@ def group_name(paths: dict[str, str]) -> str:
 
 def parse_cgroup_mount(line: str) -> list[Mounted] | None:
     """Return the hierarchies of a line of mountinfo, None for other file systems; raises ValueError or IndexError."""
-    before, dash, after = line.partition(" - ")
-    if dash == "":
-        raise ValueError("no ` - ` before the file system type")
-    fields, tail = before.split(" "), after.split(" ")
-    if tail[0] == "cgroup2":
-        return [Mounted(V2, fields[3], fields[4])]
-    if tail[0] == "cgroup":
-        return [Mounted(name, fields[3], fields[4]) for name in tail[2].split(",")]
-    return None
+    mount = parse_mount(line)
+    names = {"cgroup2": (V2,), "cgroup": mount.options}.get(mount.kind)
+    return None if names is None else [Mounted(name, mount.root, mount.mountpoint) for name in names]
 
 
 def parse_quota(line: str) -> int | None:

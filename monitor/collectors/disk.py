@@ -20,8 +20,8 @@ import errno
 import os
 import re
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
+from pacecar.kernel_files.mounts import Mount, parse_mount
 from pacecar.kernel_files.reader import KernelFiles
 from pacecar.records import Failed, Ok, Outcome
 
@@ -57,19 +57,8 @@ REFUSED = frozenset({errno.EACCES, errno.EPERM})
 """Errors of a folder above the mount that the daemon may not enter: the node is fine."""
 
 _MEMORY_DISK = re.compile(r"(loop|ram|zram|fd|sr)\d+")
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 Statvfs = Callable[[str], os.statvfs_result]
-
-
-class Mount(NamedTuple):
-    """The fields of a line of mountinfo that are used."""
-
-    device: str
-    root: str
-    mountpoint: str
-    kind: str
-    source: str
 
 
 class DiskCollector:
@@ -111,7 +100,7 @@ class DiskCollector:
 
     def _filesystems(self, reading: SourceReading) -> None:
         mountinfo = self._files.proc / "self" / "mountinfo"
-        mounts = local_filesystems(reading.lines(mountinfo, parse_mountinfo_line, before=self._mounts))
+        mounts = local_filesystems(reading.lines(mountinfo, parse_mount, before=self._mounts))
         mounts = [mount for mount in mounts if mount.mountpoint not in self._named]
         for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
             add_filesystem(reading, mount.mountpoint, self._statvfs)
@@ -157,15 +146,6 @@ def add_filesystem(reading: SourceReading, mountpoint: str, statvfs: Statvfs) ->
     reading.add("pacecar_host_filesystem_read_only", int(room.f_flag & os.ST_RDONLY != 0), mountpoint)
 
 
-def parse_mountinfo_line(line: str) -> Mount:
-    """Return one mount; raises ValueError or IndexError."""
-    before, dash, after = line.partition(" - ")
-    if dash == "":
-        raise ValueError("no ` - ` before the file system type")
-    fields, tail = before.split(" "), after.split(" ")
-    return Mount(fields[2], _unescape(fields[3]), _unescape(fields[4]), tail[0], _unescape(tail[1]))
-
-
 def local_filesystems(mounts: list[Mount]) -> list[Mount]:
     """Return one mount of each local file system, by mount point; a whole one before a bind mount of a part."""
     chosen: dict[str, Mount] = {}
@@ -175,7 +155,3 @@ def local_filesystems(mounts: list[Mount]) -> list[Mount]:
         if mount.source.startswith("/dev/") or overlay_root or mount.mountpoint == "/dev/shm":
             chosen.setdefault(mount.device, mount)
     return sorted(chosen.values(), key=lambda m: m.mountpoint)
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

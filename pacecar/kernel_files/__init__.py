@@ -8,6 +8,7 @@ Start with `reader`.  The other modules are pure, except `network`, which also f
     processors    CPU lists, NUMA nodes, run delay, pressure
     contention    are there more tasks than processors?  One rule for the doctor and a running job
     memory        /proc/meminfo and files of the same form
+    mounts        lines of /proc/PID/mountinfo
     network       speed of interfaces; state and rate of RDMA ports
     cgroups       the control group of a process, its parents, its limits
 

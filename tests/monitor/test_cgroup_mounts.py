@@ -64,6 +64,17 @@ def test_groups_outside_of_our_view_are_found_below_the_hosts_mount(container):
         assert values["pacecar_cgroup_memory_used_bytes", f"/{RANK}"] == 202
 
 
+def test_a_mount_point_with_a_space_is_read_as_the_kernel_writes_it(container):
+    root, mounts = container.proc / "self/root", container.proc / "self/mountinfo"
+    (root / "host").rename(root / "the host")
+    (root / "sys/fs/cgroup").unlink()
+    (root / "sys/fs/cgroup").symlink_to(root / "the host/sys/fs/cgroup" / DAEMON)
+    mounts.write_text(mounts.read_text().replace("/host/", "/the\\040host/"))
+    assert (
+        read(KernelFiles(container.proc, root / "the host/sys"))["pacecar_cgroup_memory_used_bytes", f"/{RANK}"] == 202
+    )
+
+
 def test_where_our_own_place_is_not_found_nothing_is_guessed(container):
     (container.proc / "self/root/sys/fs/cgroup").unlink()
     (container.proc / "self/root/sys/fs/cgroup").mkdir()

@@ -171,12 +171,16 @@ def test_who_mounted_what_lies_in_the_way() -> None:
         "46 40 0:54 / /tmp/pacecar-7\x0cx rw - fuse.sshfs host: rw,user_id=61003",
         "47 40 0:55 / /tmp/pacecar-7\x85x rw - fuse.sshfs host: rw,user_id=61003",
         "48 40 0:56 / /tmp/pacecar-7\rx rw - fuse.sshfs host: rw,user_id=61003",
+        "49 40 0:57 / /tmp/named rw - fuse.x user_id=0,x rw,user_id=61003",
+        "50 40 0:58 / /tmp/nameless rw - fuse.x  rw,user_id=61003",
     ]
     for path, expected in (
         ("/tmp/with space", 0),
         ("/tmp/pacecar-7", 61003),
         ("/tmp/odd", 65534),
         ("/tmp/twice", 0),
+        ("/tmp/named", 61003),
+        ("/tmp/nameless", 61003),
         ("/tmp/none", None),
     ):
         assert mounted_by(path, "\n".join(mounts) + "\n") == expected
