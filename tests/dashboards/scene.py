@@ -32,6 +32,7 @@ from pacecar.records import (
     Decision,
     DeviceMemory,
     HangSuspicion,
+    HangVerdict,
     JobLedger,
     JobRecord,
     StepRecord,
@@ -39,6 +40,7 @@ from pacecar.records import (
     Verdict,
     Vitals,
 )
+from pacecar.records.hangs import HangKind
 from pacecar.records.measurements.ledger import Ledger
 from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import GPUS, Control, build
@@ -134,7 +136,7 @@ class PlantedJob(ShowJob):
         others = [msgspec.structs.replace(verdict, outcome=how) for how in ("rolled_back", "barred", "abandoned")]
         self._said = [*said, *others]
         # Vitals come with every fifth step, the hang at the end, and the rest of the records once.
-        self._say(0, *(record for record in self._said if not isinstance(record, (Vitals, HangSuspicion))))
+        self._say(0, *(record for record in self._said if not isinstance(record, (Vitals, HangSuspicion, HangVerdict))))
 
     def _record(self, rank: int, ledger: Ledger) -> StepRecord:
         """Return the step of one rank; the last rank's windows cost more than its budget has earned."""
@@ -181,12 +183,17 @@ class PlantedJob(ShowJob):
         return vitals
 
     def hang(self) -> None:
-        """Let rank 0 suspect a hang; the others say nothing, as stopped processes do."""
+        """Let rank 0 suspect a hang and judge; the others say nothing, as stopped processes do."""
         suspicion = HangSuspicion(
             job=self.name, rank=0, step=self.number + 1, phase="tail", wall_ns=time.time_ns(), silent_ns=130_000 * MS,
             last_collective=None, collectives=None, stack=None,
         )  # fmt: skip
-        self._say(0, suspicion)
+        verdict = HangVerdict(
+            job=self.name, rank=0, wall_ns=time.time_ns(), kind=HangKind.NO_ANSWER, waiting=(0,),
+            culprits=tuple(range(1, self.ranks)), waited_ns=130_000 * MS, summary="the others do not answer",
+            step=self.number + 1,
+        )  # fmt: skip
+        self._say(0, suspicion, verdict)
 
 
 def _remember_a_gpu_that_is_gone(recordings: Path) -> None:

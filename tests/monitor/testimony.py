@@ -10,6 +10,7 @@ from pacecar.records import (
     DeviceMemory,
     EstimateCheck,
     HangSuspicion,
+    HangVerdict,
     JobLedger,
     JobRecord,
     Knobs,
@@ -23,6 +24,7 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
+from pacecar.records.hangs import HangKind
 
 __all__ = ["everything"]
 
@@ -73,4 +75,6 @@ def everything(rank: int) -> list[JobRecord]:
                )),
         HangSuspicion(job="run-7", rank=rank, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
                       collectives=17, stack=None),
+        HangVerdict(job="run-7", rank=rank, wall_ns=1, kind=HangKind.NOT_JOINED, culprits=(1,), waiting=(0,),
+                    waited_ns=12_000_000_000, summary="rank 1 never joined all_reduce #183", step=6),
     ]  # fmt: skip
