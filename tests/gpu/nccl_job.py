@@ -166,7 +166,7 @@ def dump(name: str, kept_as: str) -> dict[str, Any]:
     }
     if name.endswith("_json"):
         # What the product says of each entry, as if there were no other.
-        said["described"] = [unfinished([json.dumps({"entries": [entry]}).encode()]) for entry in entries]
+        said["described"] = [unfinished([json.dumps(document | {"entries": [entry]}).encode()]) for entry in entries]
         said["operations"] = [collective_operation(str(entry.get("profiling_name"))) for entry in entries]
     return said
 
