@@ -37,6 +37,9 @@ __all__ = ["AnalyzeOptions", "run_analyze"]
 SHOW_PROGRESS_SECONDS = 1.0
 """Shorter work shows no progress bar."""
 
+PROBLEMS_SHOWN = 20
+"""Files of a folder that could not be read and are named; `--json` names all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeOptions:
@@ -90,8 +93,10 @@ def _run_hang(folder: Path, as_json: bool) -> int:
     except OSError as error:
         complain(f"{printable(folder)}: {(error.strerror or str(error)).lower()}")
         return 1
-    for problem in document.problems:
+    for problem in document.problems[:PROBLEMS_SHOWN]:
         complain(f"{printable(folder)}: {problem}")
+    if len(document.problems) > PROBLEMS_SHOWN:
+        complain(f"{printable(folder)}: and {len(document.problems) - PROBLEMS_SHOWN} more problems")
     if not document.files:
         complain(
             f"{printable(folder)}: no flight recorder dump in this folder (_dump_0, nccl_trace_rank_0, rank0.json)"

@@ -74,6 +74,16 @@ def test_each_file_that_could_not_be_used_is_a_line_on_stderr(folder: Path) -> N
     assert "3 problems" in done.stdout
 
 
+def test_of_many_files_that_are_no_dumps_the_first_are_named_and_all_in_the_document(folder: Path) -> None:
+    for number in range(100):
+        (folder / f"note{number:02}.txt").write_text("a note")
+    done = analyze("--hang", folder, "--json")
+    lines, document = done.stderr.splitlines(), msgspec.convert(json.loads(done.stdout), HangDocument)
+    assert len(document.problems) > 100
+    assert len(lines) == 21
+    assert lines[-1] == f"pacecar: {folder}: and {len(document.problems) - 20} more problems"
+
+
 @pytest.mark.parametrize(
     ("made", "reason"), [(None, "no such file or directory"), ("empty", "no flight recorder dump in this folder")]
 )
