@@ -66,7 +66,7 @@ def process_words(process: ProcessState | None) -> str:
     if process is None:
         return ""
     if not process.exists or process.state in ("Z", "X"):
-        return f"process {process.pid} has ended" + (", killed for memory" if process.killed_for_memory else "")
+        return f"process {process.pid} has ended"
     if process.is_frozen:
         return f"process {process.pid} is frozen with its control group"
     if process.state == "t":

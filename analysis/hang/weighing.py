@@ -75,16 +75,10 @@ def _weigh_debugged(case: HangCase, findings: list[HangFinding]) -> list[HangFin
 
 
 def _weigh_gone(case: HangCase, findings: list[HangFinding]) -> list[HangFinding]:
-    """Name gone ranks only if they cannot have died of the hang: one alone, a whole host, or killed for memory."""
+    """Name gone ranks only if they cannot have died of the hang: one alone, or a whole host."""
     gone = _ranks(findings, HangKind.GONE)
     if not gone:
         return findings
-    processes = {rank: case.accounts[rank].process for rank in gone}
-    killed = frozenset(rank for rank, process in processes.items() if process is not None and process.killed_for_memory)
-    if killed:
-        reason = "which may have ended because of the rank that was killed"
-        findings = _doubted(findings, HangKind.GONE, reason, lambda one: not one.ranks <= killed)
-        return _doubted(findings, HangKind.NOT_JOINED, "which may do so because a rank was killed")
     hosts = {case.accounts[rank].host for rank in gone}
     on_host = {one.rank for one in case.accounts.values() if one.host in hosts and one.host is not None}
     if len(gone) > 1 and (len(hosts) != 1 or on_host != gone):

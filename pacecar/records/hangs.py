@@ -38,7 +38,7 @@ class HangKind(StrEnum):
     STOPPED = "stopped"
     """The process is stopped by a signal, frozen with its control group, or held by a debugger."""
     GONE = "gone"
-    """The process has ended: exited, killed, or killed for memory."""
+    """The process has ended."""
     NOT_JOINED = "not_joined"
     """The rank is alive and never joined a collective that the others wait in."""
     NOT_FINISHED = "not_finished"
@@ -121,7 +121,6 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     is_frozen: bool = False
     processor_ns: Nanoseconds | None = None
     """Processor time of the training thread so far; two readings tell whether it computes."""
-    killed_for_memory: bool = False
     wakeups: Count | None = None
     """How often the training thread has gone to sleep so far (voluntary_ctxt_switches); it stays the same in a hang."""
     transferred_bytes: Bytes | None = None

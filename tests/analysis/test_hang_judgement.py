@@ -175,7 +175,7 @@ def test_a_rank_that_is_behind_because_it_waits_elsewhere_is_innocent() -> None:
         (ProcessState(pid=9, state="t", tracer_pid=77), True, HangKind.STOPPED, "held by debugger 77"),
         (ProcessState(pid=9, state="S", is_frozen=True), False, HangKind.STOPPED, "frozen with its control group"),
         (ProcessState(pid=9, exists=False), False, HangKind.GONE, "has ended"),
-        (ProcessState(pid=9, state="Z", killed_for_memory=True), False, HangKind.GONE, "killed for memory"),
+        (ProcessState(pid=9, state="Z"), False, HangKind.GONE, "has ended"),
         (None, False, HangKind.NO_ANSWER, "does not answer"),
         (ProcessState(pid=9, state="R"), False, HangKind.NO_ANSWER, "running"),
     ],
@@ -359,17 +359,14 @@ def test_an_account_of_another_time_is_set_aside() -> None:
 
 
 def test_several_ranks_that_ended_are_named_only_if_one_host_took_them_all() -> None:
-    def ended(rank: int, host: str, **fields: bool) -> RankAccount:
-        process = ProcessState(pid=rank, exists=False, **fields)
-        return account(rank, {}, process=process, answered=False, host=host)
+    def ended(rank: int, host: str) -> RankAccount:
+        return account(rank, {}, process=ProcessState(pid=rank, exists=False), answered=False, host=host)
 
     here = [account(rank, {"all": "RRr"}, host="a") for rank in (0, 1)]
     host = judged(*here, ended(2, "b"), ended(3, "b"))
     assert (host.kind, host.culprits) == (HangKind.GONE, (2, 3))
     apart = judged(*here, ended(2, "b"), ended(3, "c"))
     assert (apart.kind, apart.culprits) == (HangKind.UNKNOWN, ())
-    killed = judged(*here, ended(2, "b", killed_for_memory=True), ended(3, "c"))
-    assert (killed.kind, killed.culprits) == (HangKind.GONE, (2,))
 
 
 def test_a_silent_rank_is_not_named_beside_one_that_certainly_did_not_join() -> None:
