@@ -53,6 +53,7 @@ def test_rooms_are_imported_by_their_names_in_the_package() -> None:
     assert {name: rooms for name, rooms in found.items() if rooms} == {}
 
 
+@pytest.mark.slow
 def test_no_module_imports_another_that_imports_it_in_turn() -> None:
     """Nor by a third, nor within a function, nor for types alone."""
     graph = grimp.build_graph("pacecar", cache_dir=None)
@@ -80,6 +81,7 @@ def test_modules_say_what_they_are_for() -> None:
     assert silent == [], "a module docstring says what the module does"
 
 
+@pytest.mark.slow
 def test_a_folders_map_names_what_is_there() -> None:
     """A map is made of rows in a package's docstring: four spaces, names, two spaces or more, what they are for."""
     wrong = []
@@ -100,6 +102,7 @@ PUBLIC_NAMES = {"PacecarCallback"}
 """In one module for each trainer, whose users import it from there."""
 
 
+@pytest.mark.slow
 def test_a_class_name_means_one_class() -> None:
     """But for names that begin with an underscore, which are known to their module alone."""
     texts = [(path, ast.parse(path.read_text())) for path in modules()]

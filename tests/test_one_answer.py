@@ -120,6 +120,7 @@ def culprits(said: Answers) -> list[tuple[int | None, Cause]]:
     return [(one.late_rank, one.cause) for one in said.live]
 
 
+@pytest.mark.slow
 def test_the_running_job_and_the_traces_name_the_same_ranks_for_the_same_causes(answers: Answers) -> None:
     assert [(one.rank, one.cause) for one in answers.job.stragglers] == culprits(answers)
     for live, verdict in zip(answers.live, answers.job.stragglers, strict=True):

@@ -228,6 +228,7 @@ def test_a_link_of_ones_own_or_of_root_is_followed(public):
         (public / "real/job.json").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_run_log, write_knobs], ids=lambda write: write.__name__)
 def test_a_link_of_a_member_of_the_folders_group_leads_into_no_file_of_ours(public, precious, write):
     folder = public / "team"
@@ -240,6 +241,7 @@ def test_a_link_of_a_member_of_the_folders_group_leads_into_no_file_of_ours(publ
     assert precious.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_says_why_there_is_none(public, caplog):
     as_user(STRANGER, lambda: (public / "rank0.jsonl").symlink_to("/root/x"))
     write_run_log(public)
@@ -291,6 +293,7 @@ def test_knobs_in_a_users_folder_give_that_user_nothing_of_roots(public, preciou
     assert modes(folder / "knobs.json") == (True, 0o600, OWNER), "the user can read his knobs"
 
 
+@pytest.mark.slow
 def test_a_planted_lock_is_neither_followed_nor_waited_for(public, precious):
     lock = public / "knobs.json.lock"
     for plant in (lambda: lock.symlink_to(precious), lambda: os.mkfifo(lock)):

@@ -343,6 +343,7 @@ def test_pace_and_the_whole_ledger_arrive_at_rising_steps(job: Job) -> None:
     assert any(names <= set(row) for row in job.rows.rows)
 
 
+@pytest.mark.slow
 def test_a_decision_and_its_verdict_are_events_everywhere(job: Job) -> None:
     decided, judged = "trial 1: bucket_bytes 25 MiB -> 4 MiB", "verdict on 1: bucket_bytes kept"
     waiting = [job.rows.waiting, *job.rows.rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,7 @@ def regrouper_of(size: int | None, ddp: Any = None) -> Regrouper:
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=9)
 
 
+@pytest.mark.slow
 @given(widths=SHAPES, samples=st.integers(1, 5), size=st.integers(1, 40))
 def test_an_update_has_every_sample_once_in_order_and_its_whole_weight(
     widths: list[int], samples: int, size: int
@@ -63,6 +65,7 @@ def test_an_update_has_every_sample_once_in_order_and_its_whole_weight(
     assert all(len(numbers) <= max(size, samples if size >= samples else size) for numbers, _, _ in seen)
 
 
+@pytest.mark.slow
 @given(widths=SHAPES, samples=st.integers(1, 5), size=st.integers(1, 40))
 def test_only_the_last_micro_batch_of_an_update_synchronizes(widths: list[int], samples: int, size: int) -> None:
     ddp = Ddp()

@@ -62,6 +62,7 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "rank1.json.gz", drawing, rank=1, steps=[(0, 9), (9, 18)])
 
 
+@pytest.mark.slow
 def test_json_has_every_public_field_and_nothing_else_is_on_stdout(trace: Path) -> None:
     found = as_json(trace)
     assert found["version"] == 1
@@ -78,6 +79,7 @@ def test_json_has_every_public_field_and_nothing_else_is_on_stdout(trace: Path) 
     assert report["collectives"][0]["operation"] == "all_reduce"
 
 
+@pytest.mark.slow
 def test_json_is_written_without_rich_and_without_processes_torch_or_the_daemons_libraries(trace: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom pacecar.commands.analyze import *\n"
@@ -100,6 +102,7 @@ def test_a_table_says_what_the_trace_is_where_time_went_and_what_it_would_be_wor
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "begins"), [("--html", "<!doctype html>"), ("--picture", "<svg"), ("--perfetto", "{")]
 )
@@ -122,12 +125,14 @@ def test_standard_output_takes_one_document_and_no_folder(trace: Path, options: 
     assert "- is not one" in done.stderr or "standard output takes one" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_color_is_respected_even_where_colour_is_forced(trace: Path) -> None:
     assert "\x1b[38" in pacecar(trace, FORCE_COLOR="1", TERM="xterm-256color").stdout
     plain = pacecar(trace, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
     assert "\x1b[38" not in plain
 
 
+@pytest.mark.slow
 def test_steps_are_chosen_by_number_both_ends_included(trace: Path) -> None:
     assert [step["step"] for step in as_json(trace, "--steps", "4:4")["traces"][0]["steps"]] == [4]
     assert [step["step"] for step in as_json(trace, "--steps", "3:")["traces"][0]["steps"]] == [3, 4]

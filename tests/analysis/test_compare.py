@@ -60,6 +60,7 @@ def test_a_run_compared_with_itself_has_not_changed(tmp_path: Path) -> None:
     assert {row.change_ns for row in (*found.headings, *found.families, *found.collectives)} == {0}
 
 
+@pytest.mark.slow
 @given(before=st.integers(1, 4), after=st.integers(1, 4))
 def test_turning_the_comparison_round_turns_every_sign(tmp_path_factory: pytest.TempPathFactory, before, after) -> None:
     folder = tmp_path_factory.mktemp("round")
@@ -101,6 +102,7 @@ def test_the_pace_is_the_slowest_ranks_median(tmp_path: Path) -> None:
     assert [warning.code for warning in warnings] == ["different_rank_counts"]
 
 
+@pytest.mark.slow
 def test_the_command_compares_two_folders_of_ranks(tmp_path: Path) -> None:
     for side, drawings in (("before", ("ccAAAA", "ccccAA")), ("after", ("ccAA..", "ccAA.."))):
         (tmp_path / side).mkdir()

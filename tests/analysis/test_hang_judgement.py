@@ -427,6 +427,7 @@ SEEDS = 50
 """A run of 2000 seeds: `python -m tests.analysis.hang_incidents 0 2000`."""
 
 
+@pytest.mark.slow
 def test_no_innocent_rank_is_named_in_made_up_incidents_and_most_culprits_are() -> None:
     scores: Counter[str] = Counter()
     for seed in range(SEEDS):

@@ -36,6 +36,7 @@ def field(ours_s=1.0, hta_s=20.0, work_s=1.2, limit_s=1.0, start_s=0.0):
     }
 
 
+@pytest.mark.slow
 @given(st.lists(seconds, min_size=1, max_size=9))
 def test_a_figure_lies_between_its_lowest_and_highest(values):
     figure = Figure.of(values)
@@ -151,6 +152,7 @@ def test_peak_memory_is_that_of_the_process_even_when_a_large_one_starts_it():
     assert (done.returncode, done.stderr, len(ballast)) == (0, "", 1 << 28)
 
 
+@pytest.mark.slow
 def test_a_bench_that_has_grown_large_refuses_to_measure():
     grown = "x = b'1' * (64 << 20); from bench.bench_attribution import prove_memory; prove_memory()"
     done = subprocess.run([sys.executable, "-c", grown], cwd=bench.ROOT, capture_output=True, text=True, timeout=60)
@@ -177,6 +179,7 @@ def test_an_artificial_trace_has_about_as_many_events_and_is_the_same_each_time(
     assert rows == trace_events(count)
 
 
+@pytest.mark.slow
 def test_an_artificial_trace_has_what_torch_writes(tmp_path):
     path = tmp_path / "trace.json.gz"
     artificial(path, 5000)

@@ -18,6 +18,8 @@ from pacecar.analysis.document.report import TraceJob
 from pacecar.analysis.one_rank.one_trace import analyze_trace
 from pacecar.analysis.trace.reader import read_trace
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 REPLICAS, STEPS, SPREAD = 4, 12, 0.25
 

@@ -29,6 +29,7 @@ def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["tune", "set", "--help"], ["knobs", "--help"], ["run", "--help"]])
 def test_help_is_the_same(arguments: list[str]) -> None:
     usual = python("-m", "pacecar", *arguments)

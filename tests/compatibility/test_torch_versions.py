@@ -44,6 +44,7 @@ def test_the_pythons_that_the_package_names_are_those_that_it_was_run_on() -> No
     assert project["requires-python"] == f">={named[0]}"
 
 
+@pytest.mark.slow
 def test_a_python_is_meant_by_its_version_its_name_or_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python3.99").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))

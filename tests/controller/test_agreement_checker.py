@@ -22,6 +22,8 @@ from pacecar.controller.consensus.rank_agreement import RankAgreement
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from checker import Bounds, ViolationError, check
 
+pytestmark = pytest.mark.slow
+
 PERIODS_MAX = 4
 """From a wish to its switch when a gather is seen at the second look at the latest."""
 

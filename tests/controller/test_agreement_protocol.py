@@ -130,6 +130,7 @@ class Job:
             self.switches.append((self.boundary, proposal.serial, proposal.values[0]))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**9), st.floats(0.0, 0.97))
 @settings(max_examples=120, deadline=None)
 def test_ranks_never_run_different_values_and_nothing_is_applied_twice(seed: int, late: float) -> None:
@@ -178,6 +179,7 @@ def test_ranks_whose_side_road_does_not_keep_up_are_not_at_leisure() -> None:
     assert member.ballot()[4] == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(0.5, 1.0), st.integers(0, CALM_NS))
 @settings(max_examples=120, deadline=None)
 def test_ranks_that_are_calm_or_at_leisure_now_and_then_meet_at_the_same_boundaries_and_never_part(
@@ -217,6 +219,7 @@ def test_calm_ranks_with_long_steps_meet_sooner(step_ns: int, period: int) -> No
     assert 10 * CALM_PERIOD // period - 3 <= job.votes <= 10 * CALM_PERIOD // period + 3
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**9), st.integers(0, RANKS - 1), st.integers(0, 100), st.booleans(), st.floats(0.0, 0.9))
 @settings(max_examples=120, deadline=None)
 def test_a_freeze_or_a_lost_side_road_anywhere_at_any_step_stops_all_ranks(
@@ -354,6 +357,7 @@ def test_a_knob_that_one_rank_cannot_turn_is_refused_with_that_rank_s_reason(oth
     assert reason in refused["bucket_bytes"]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**40), st.sets(st.integers(0, 2**40), max_size=80), st.none() | st.text(max_size=400))
 def test_an_offer_crosses_the_wire_and_fits(value: int, domain: set[int], refusal: str | None) -> None:
     sent = offer(value, tuple(sorted(domain | {value})), refusal, "abc")

@@ -102,6 +102,7 @@ def test_without_single_collectives_alpha_is_a_guess_that_may_be_far_too_low() -
     assert 3 * link.alpha_ns + 42 * MIB * link.ns_per_byte == pytest.approx(400 * MS)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=20),
 )

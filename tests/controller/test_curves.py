@@ -45,6 +45,7 @@ def test_sizes_that_make_the_same_buckets_are_one_setting() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
     source, curves = load(MEASURED)
     taken = sweeps()

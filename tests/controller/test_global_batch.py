@@ -32,6 +32,7 @@ from pacecar.profiler.hook.step_hooks import before_step
 from tests.kit.lone_rank import lone_rank
 
 
+@pytest.mark.slow
 @given(st.integers(0, 20), st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_every_sample_comes_once_and_in_order_whatever_is_switched(batches: int, multipliers: list[int]) -> None:
     grouper = BatchGrouper(MicroBatcher(None))

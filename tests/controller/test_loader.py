@@ -214,6 +214,7 @@ def test_the_position_that_a_sampler_would_save_is_at_every_step_what_it_would_b
     assert "position" in str(prefetch.refusal())
 
 
+@pytest.mark.slow
 def test_a_loop_that_breaks_off_in_the_middle_of_a_switch_begins_its_next_epoch_at_the_beginning() -> None:
     loader = SwitchableLoader(DataLoader(Numbers(), 4, num_workers=2))
     for step, _ in enumerate(loader):
@@ -324,11 +325,13 @@ def test_a_sampler_that_draws_as_it_goes_is_refused() -> None:
     assert "sampler draws" in str(refusal_after_steps(DataLoader(Numbers(), 4, sampler=MoodySampler())))
 
 
+@pytest.mark.slow
 def test_a_dataset_with_an_open_file_is_refused_unless_the_user_has_shared_it_before() -> None:
     assert "BufferedRandom" in str(refusal_after_steps(DataLoader(OnFile(), 4)))
     assert refusal_after_steps(DataLoader(OnFile(), 4, num_workers=2)) is None
 
 
+@pytest.mark.slow
 def test_a_loader_without_workers_gets_none_where_each_would_run_the_script_again() -> None:
     """A script without `if __name__ == "__main__"` would train in its worker, under the rank of its job."""
     before = multiprocessing.get_start_method(allow_none=True)

@@ -41,6 +41,7 @@ def _exact(
     return step, COMPUTE_NS + played.exposed_ns
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 9 * MIB), min_size=1, max_size=60), st.integers(1, 40 * MIB))
 def test_buckets_hold_every_byte_and_close_at_the_cap(sizes: list[int], cap: int) -> None:
     buckets = pack_buckets(sizes, cap)
@@ -48,6 +49,7 @@ def test_buckets_hold_every_byte_and_close_at_the_cap(sizes: list[int], cap: int
     assert all(bucket >= cap for bucket in buckets[:-1])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, MIB), min_size=1, max_size=30), st.floats(0, 1e9), st.floats(0, 1e7), st.floats(0, 10))
 def test_exposed_communication_is_between_the_last_bucket_and_all(
     buckets: list[int], backward: float, alpha: float, ns_per_byte: float

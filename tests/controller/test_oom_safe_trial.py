@@ -191,6 +191,7 @@ def test_under_ddp_what_fails_while_others_wait_is_the_script_s_error(ddp: Distr
         job.step()
 
 
+@pytest.mark.slow
 def test_under_ddp_a_micro_batch_before_the_last_is_redone(ddp: DistributedDataParallel) -> None:
     job = Job(5, ddp=ddp, net=ddp, cap=4, where="backward")
     assert job.step() == pytest.approx(whole()[0])

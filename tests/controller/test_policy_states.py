@@ -243,6 +243,7 @@ def test_a_spent_budget_is_said_with_the_step_until_which() -> None:
     assert re.search(r"the exploration budget is spent until about step \d+", plant.statuses[-1].detail)
 
 
+@pytest.mark.slow
 def test_what_was_left_undecided_is_looked_at_again_later() -> None:
     """A 1.5 % gain on a noisy machine: the first trial may miss it and is gone on with at the second look."""
     curve = link_curve({size: 197.0 if size == 16 * MIB else 200.0 for size in BUCKETS})

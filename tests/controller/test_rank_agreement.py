@@ -173,6 +173,7 @@ def test_a_vote_that_never_comes_ends_tuning_after_steps_and_seconds(monkeypatch
     assert f"a vote has not come back from all ranks in {OVERDUE_STEPS} steps" in str(agreement.frozen)
 
 
+@pytest.mark.slow
 def test_a_switch_to_which_the_other_does_not_come_is_left_out_within_the_bound() -> None:
     agreement, group = started()
     group.is_prompt = True
@@ -187,6 +188,7 @@ def test_a_switch_to_which_the_other_does_not_come_is_left_out_within_the_bound(
         assert (agreement.frozen is None) == (missed < MISSED_MAX)
 
 
+@pytest.mark.slow
 def test_without_the_others_word_that_they_have_switched_all_undo() -> None:
     agreement, group = started()
     group.is_prompt = True
@@ -229,6 +231,7 @@ def test_norms_of_gradients_that_are_late_are_looked_for_again_without_waiting()
     assert agreement.frozen is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", [VoteSubject.NOISE, VoteSubject.MEMORY])
 def test_an_answer_that_is_late_for_one_rank_is_used_by_none(subject: VoteSubject) -> None:
     agreement, group = started()

@@ -111,6 +111,7 @@ def test_short_windows_of_jobs_that_began_quietly_keep_the_rate(kind: str, gain:
     assert share <= RATE, f"{kind}: {share:.1%} false accepts"
 
 
+@pytest.mark.slow
 @each_depth
 @pytest.mark.parametrize(("gain", "pairs_median", "share_min"), [(0.05, 6, 0.75), (0.10, 3, 0.98), (0.20, 2, 0.99)])
 def test_real_gains_at_five_percent_step_noise_are_accepted_within_few_pairs(
@@ -145,6 +146,7 @@ def test_each_bound_is_where_the_one_sided_factor_reaches_one_over_the_rate() ->
     assert below == pytest.approx(1 / RATE, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.lists(st.floats(-1, 1), max_size=8))
 def test_a_change_is_accepted_exactly_when_its_lower_bound_reaches_the_dead_band(
     pairs: list[float], nulls: list[float]
@@ -156,6 +158,7 @@ def test_a_change_is_accepted_exactly_when_its_lower_bound_reaches_the_dead_band
         assert is_accepted == is_bounded
 
 
+@pytest.mark.slow
 def test_each_bound_is_on_the_right_side_of_the_truth_at_all_looks_together() -> None:
     draw, too_high, too_low, jobs = np.random.default_rng(3), 0, 0, 400
     for _ in range(jobs):
@@ -167,6 +170,7 @@ def test_each_bound_is_on_the_right_side_of_the_truth_at_all_looks_together() ->
     assert too_low / jobs <= RATE
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.lists(st.floats(-3, 3), max_size=8))
 def test_any_pairs_give_finite_evidence_with_the_gain_between_its_bounds(
     pairs: list[float], nulls: list[float]

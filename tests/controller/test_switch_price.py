@@ -117,6 +117,7 @@ class Job:
         return [r.reason for r in self.records if getattr(r, "outcome", None) == "kept"]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

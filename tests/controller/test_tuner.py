@@ -630,11 +630,13 @@ def test_all_ranks_meet() -> None:
     assert come(dist.HashStore(), ["a"] * 4, 20) == ["go"] * 4
 
 
+@pytest.mark.slow
 def test_one_rank_that_does_not_come_is_named_by_all() -> None:
     said = come(dist.HashStore(), ["a", "a", None], 0.5)
     assert said == ["ranks [2] did not attach within 0.5 s"] * 2 + ["absent"]
 
 
+@pytest.mark.slow
 def test_without_rank_0_the_others_give_up() -> None:
     assert come(dist.HashStore(), [None, "a", "a"], 0.5)[1:] == ["ranks [0] did not attach within 0.5 s"] * 2
 

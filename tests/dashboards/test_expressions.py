@@ -77,6 +77,7 @@ def histogram_series(metric: Metric) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_percentiles_are_those_of_the_buckets_where_there_is_no_native_histogram(promtool, drawn, tmp_path):
     """Half of the steps take up to a second, the others up to two: within a bucket Prometheus takes them as spread."""
     panel = next(p for p in drawing_panels(drawn["job"]) if p["title"] == "Step time: median and slowest")
@@ -99,6 +100,7 @@ def test_promtool_parses_every_expression(promtool, expressions, tmp_path):
     assert f"{len(expressions)} rules found" in ran.stdout
 
 
+@pytest.mark.slow
 def test_no_expression_is_empty_when_every_metric_is_there(promtool, expressions, tmp_path):
     """`absent` of an expression is empty exactly when the expression is not."""
     questions = [

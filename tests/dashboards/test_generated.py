@@ -28,6 +28,7 @@ def test_committed_dashboards_are_the_drawn_ones(tmp_path):
         assert text == committed[name], f"{name}: {STALE}"
 
 
+@pytest.mark.slow
 def test_drawing_twice_gives_the_same_bytes(tmp_path):
     pytest.importorskip("grafanalib", reason="the extra `dashboards` is not installed")
     one, two = generate(tmp_path / "one"), generate(tmp_path / "two")

@@ -124,6 +124,7 @@ def test_every_dashboard_arrives_as_it_is_committed(grafana):
     assert ran.stdout.splitlines()[0] == f"fleet.json: {server.url}/d/pacecar-fleet/x"
 
 
+@pytest.mark.slow
 def test_a_folder_is_found_by_its_title_and_else_made(grafana):
     server = grafana()
     assert push(server.url, "--folder", "Other", "--overwrite").returncode == 0
@@ -209,6 +210,7 @@ def test_one_that_dies_half_way_is_told_with_how_many_arrived(grafana):
     assert "(2 of 5 dashboards pushed)" in ran.stderr
 
 
+@pytest.mark.slow
 def test_nobody_there_and_nobody_answering_end_soon():
     ran = push(f"http://127.0.0.1:{free_port()}")
     assert ran.returncode == 1
@@ -277,6 +279,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
+@pytest.mark.slow
 def test_a_grafana_with_a_certificate_of_ones_own_wants_its_authority_named(grafana, certificate):
     key, own = certificate
     server = grafana()

@@ -132,6 +132,7 @@ def test_alerts_are_quiet_about_what_only_looks_like_it(promtool, tmp_path):
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
 
 
+@pytest.mark.slow
 def test_an_alert_that_does_not_fire_would_be_noticed(promtool, rules, tmp_path):
     """Each inverted case must fail, which shows that promtool evaluates them."""
     one = FIRING[0]
@@ -139,6 +140,7 @@ def test_an_alert_that_does_not_fire_would_be_noticed(promtool, rules, tmp_path)
         assert run(promtool, tmp_path, rules, asked(wrong)).returncode != 0
 
 
+@pytest.mark.slow
 def test_no_alert_fires_on_a_cluster_where_nothing_is_wrong(promtool, rules, tmp_path):
     """All silent cases' alerts asked of one healthy node with a job that trains."""
     node, job = 'instance="n1:9850", job="pacecar"', 'training_job="llama", rank="0"'
@@ -166,6 +168,7 @@ def test_no_alert_fires_on_a_cluster_where_nothing_is_wrong(promtool, rules, tmp
     assert ran.returncode == 0, ran.stdout[-6000:]
 
 
+@pytest.mark.slow
 def test_a_job_that_spans_clusters_of_one_name_is_two_jobs(promtool, rules, tmp_path):
     """The label `cluster` goes through recording rules and alerts, and where it is absent nothing is lost."""
     for cluster in ('cluster="east", ', ""):

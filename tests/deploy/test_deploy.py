@@ -64,6 +64,7 @@ def test_the_sandbox_is_tight(analyze):
     assert float(found[1]) <= EXPOSURE_MAX
 
 
+@pytest.mark.slow
 def test_the_sandbox_lets_the_daemon_ask_for_the_clocks_state_and_not_set_it(analyze):
     """Otherwise the clock's series would be missing under this unit."""
 

@@ -105,12 +105,14 @@ def test_the_images_variables_are_keys_that_exist():
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 
 
+@pytest.mark.slow
 def test_the_compose_file_fits_the_compose_specification():
     schema = ["--builtin-schema", "vendor.compose-spec"]
     done = ran(beside_python("check-jsonschema"), *schema, COMPOSE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_slip_in_the_compose_file_would_be_found(tmp_path):
     broken = tmp_path / "compose.yaml"
     broken.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
@@ -302,6 +304,7 @@ def plain_objects() -> list[dict]:
             for one in documents(path)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_kubernetes_and_the_operator_know_every_field_of_every_object(tmp_path):
     objects = plain_objects()
     assert {one["kind"] for one in objects} == {
@@ -313,6 +316,7 @@ def test_kubernetes_and_the_operator_know_every_field_of_every_object(tmp_path):
     assert operator_errors(objects) == []
 
 
+@pytest.mark.slow
 def test_a_slip_in_an_object_would_be_found(tmp_path):
     objects = plain_objects()
     (daemons,) = [one for one in objects if one["kind"] == "DaemonSet"]
@@ -356,6 +360,7 @@ def test_kustomize_builds_the_base_with_its_components(components, tmp_path):
         assert "httpGet" not in json.dumps(pod["spec"]["containers"][0]), "the kubelet has no password"
 
 
+@pytest.mark.slow
 def test_the_sidecar_builds(tmp_path):
     objects = built(KUBERNETES / "sidecar")
     done = valid(objects, tmp_path)
@@ -444,6 +449,7 @@ def test_the_podmonitor_finds_the_pods_and_their_port():
 # --- Slurm ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing_in_the_scripts():
     deb = sorted((DEPLOY / "deb").glob("*.sh"))
     assert len(deb) == 5

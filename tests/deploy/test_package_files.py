@@ -57,6 +57,7 @@ def below(*rooms: str) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_every_module_and_every_file_that_is_no_source_of_ours_is_inside(told: dict[str, Any]) -> None:
     """As the test of the wheel itself asks of the built one."""
     wanted = {f"pacecar/{path}" for path in below("dashboards/generated", "deploy", "monitor/page")}

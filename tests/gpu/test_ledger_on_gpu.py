@@ -13,7 +13,7 @@ from tests.gpu.conftest import Figures
 from tests.gpu.jobs import run_json
 from tests.gpu.ledger_job import SCENES
 
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.slow]
 
 Spans = list[tuple[str, float, float]]
 

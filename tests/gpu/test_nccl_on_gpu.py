@@ -155,6 +155,7 @@ def skip_without_kernel(found: dict[str, Any]) -> None:
         pytest.skip("no kernel of NCCL ran in a group of one rank")
 
 
+@pytest.mark.slow
 def test_rows(profiled: tuple[dict[str, Any], Path], is_real: bool, figures: Figures) -> None:
     """In a window of pacecar's what a collective of NCCL launches is called communication, and nothing else of it."""
     found = profiled[0]
@@ -200,6 +201,7 @@ def test_sizes(profiled: tuple[dict[str, Any], Path], is_real: bool, figures: Fi
     assert any(one["operation"] == "all_to_all" and one["bytes"] == 4 * (1 << 16) for one in sums), sums
 
 
+@pytest.mark.slow
 def test_trace(profiled: tuple[dict[str, Any], Path], is_real: bool, figures: Figures) -> None:
     """`pacecar analyze` finds NCCL's kernels in a trace of torch.profiler, with operation, size and group."""
     found = profiled[0]

@@ -31,7 +31,7 @@ from tests.gpu.nvml_counterparts import COUNTERPARTS, FACTS, NOT_COMPARED, Count
 from tests.gpu.nvml_driver import STANDIN_FACTS, Driver, Smi, find_driver
 from tests.kit.waiting import until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.slow]
 
 COLLECTS = 6
 COLLECT_GAP_SECONDS = 0.12

@@ -7,7 +7,7 @@ import pytest
 from tests.gpu.conftest import Figures
 from tests.gpu.jobs import run_json
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 JOB = "tests.gpu.training_job"
 OVERHEAD_BUDGET = 0.01

@@ -12,7 +12,7 @@ from pacecar.records import JobRecord, Verdict
 from tests.gpu.conftest import Figures
 from tests.gpu.jobs import run_json
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 JOB = "tests.gpu.training_job"
 REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -65,6 +65,7 @@ def test_head(profiler: WindowProfiler, device: torch.device, is_real: bool, fig
         assert not any(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.exclusive
 def test_aftermath(is_real: bool, figures: Figures) -> None:
     """Launches that windows made slower are as fast as before once CUPTI is detached."""
@@ -90,6 +91,7 @@ def test_graphs(figures: Figures) -> None:
     assert found["sum"] == found["expected"]
 
 
+@pytest.mark.slow
 @pytest.mark.exclusive
 def test_memory(profiler: WindowProfiler, device: torch.device, is_real: bool, figures: Figures) -> None:
     """A thousand windows do not let the process grow."""
@@ -107,6 +109,7 @@ def test_memory(profiler: WindowProfiler, device: torch.device, is_real: bool, f
     assert growth < 20
 
 
+@pytest.mark.slow
 @pytest.mark.exclusive
 def test_soak(is_real: bool, figures: Figures) -> None:
     """Hundreds of windows over a step with a graph and collectives miss no kernel, and the job's profiler sees all."""

@@ -128,6 +128,7 @@ def test_a_script_ends_with_the_same_code_and_the_same_words(forked: str, tmp_pa
     assert done.out.startswith("begins\n")
 
 
+@pytest.mark.slow
 def test_code_that_is_no_python_fails_in_the_same_words(forked: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('a'\n1 +* 2\n")
@@ -171,6 +172,7 @@ def test_a_script_a_module_and_code_see_the_same_world(forked: str, tmp_path: Pa
     assert said.out == '{\n    "a": 1\n}\n', "a module that the server has runs all the same"
 
 
+@pytest.mark.slow
 def test_streams_that_are_unbuffered_closed_full_or_a_terminal(forked: str) -> None:
     code = "import os, sys; sys.stdout.write('a'); os.write(1, b'b'); print(sys.stdin is None)"
     assert run_same(forked, "-u", "-c", code).out == "abFalse\n"
@@ -268,6 +270,7 @@ def test_a_signal_that_the_asker_ignores_reaches_a_child_that_wants_it(forked: s
     assert_terminates(indifferent)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signal_defaults")
 def test_a_signal_that_comes_as_soon_as_the_child_speaks_is_passed_on(forked: str, tmp_path: Path) -> None:
     """On a busy machine the child may be heard of before the asker goes on from asking."""
@@ -280,6 +283,7 @@ def test_a_signal_that_comes_as_soon_as_the_child_speaks_is_passed_on(forked: st
     assert_terminates(start(str(slow), "SIGTERM")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signal_defaults")
 def test_signals_to_the_asker_reach_the_child_and_end_both_alike(forked: str) -> None:
     names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGTERM")
@@ -371,6 +375,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_main_can_be_pickled_and_what_it_spawns_is_forked_too(forked: str, tmp_path: Path) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
@@ -403,6 +408,7 @@ def test_a_crash_shows_its_traceback_where_that_is_asked_for(forked: str) -> Non
     assert run(forked, "-c", "import faulthandler; print(faulthandler.is_enabled())").out == "False\n"
 
 
+@pytest.mark.slow
 def test_the_paths_own_sitecustomize_runs_before_the_script_and_its_failure_is_said(
     forked: str, tmp_path: Path
 ) -> None:
@@ -472,6 +478,7 @@ def test_the_server_and_its_children_end_with_who_started_it(used: dict[str, str
     assert not Path(folder).parent.exists()
 
 
+@pytest.mark.slow
 def test_processes_of_one_run_have_one_server_until_the_last_of_them_ends(used: dict[str, str]) -> None:
     users = [use(used | {"PYTEST_XDIST_TESTRUNUID": "0123456789abcdef0123"}) for _ in range(3)]
     said = [ask(user) for user in users]
@@ -498,6 +505,7 @@ def test_a_server_that_is_asked_for_while_it_ends_goes_on(used: dict[str, str]) 
     assert not folder.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_load_its_modules_or_whose_modules_print_is_refused(used: dict[str, str]) -> None:
     code = "from tests.kit.forking_python import forking_python\nforking_python(modules=('this',))"
     done = run(sys.executable, "-c", code, **used)

@@ -83,6 +83,7 @@ def test_a_device_without_noise_and_communication_runs_its_kernels_back_to_back(
     assert (start[1:] >= end[:-1] + 900).all()
 
 
+@pytest.mark.slow
 def test_a_slow_rank_costs_a_ddp_job_what_theory_says():
     """All wait for the slow rank's backward; what its all-reduces hide under stays hidden."""
     fault = Fault(FaultKind.SLOW_COMPUTE, (3,), 0.1)
@@ -124,6 +125,7 @@ def test_a_faster_waiting_rank_saves_nothing():
     assert culprits[1].saved_ns == 0
 
 
+@pytest.mark.slow
 def test_a_slow_stage_of_a_pipeline_costs_more_than_its_own_work():
     job = Job(Layout(pipeline=4), Model(layers=2, microbatches=8), noise=SILENT, steps=2)
     fault = Fault(FaultKind.EXTRA_LAYERS, (3,), 1)
@@ -176,6 +178,7 @@ def kernels_of(run, rank):
     return (times.device_end - times.device_start)[: len(program)][own]
 
 
+@pytest.mark.slow
 def test_imbalance_is_nobodys_fault_and_evening_it_out_saves():
     job = Job(Layout(data=8), faults=(Fault(FaultKind.IMBALANCE, (), 0.2),))
     (culprit,) = truth_of(job).culprits

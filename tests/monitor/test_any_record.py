@@ -23,6 +23,8 @@ from pacecar.records.status_document import StatusDocument
 from pacecar.wire import MAGIC, VERSION, FrameError, payload_of
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, Rolled, make, mutated
 
+pytestmark = pytest.mark.slow
+
 JOBS = ("a", 'b"\n\\{}')
 RANKS = 2
 ENERGY = "pacecar_gpu_energy_joules_total"

@@ -120,6 +120,7 @@ def asked(speak, uid):
     return out.strip()
 
 
+@pytest.mark.slow
 @needs_root
 def test_another_user_is_refused_and_the_jobs_own_and_root_are_heard_with_their_uid(inbox, speak):
     rank = speak(OWNER, "rank")
@@ -131,6 +132,7 @@ def test_another_user_is_refused_and_the_jobs_own_and_root_are_heard_with_their_
     assert asked(speak, ROOT).startswith("accepted")
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_stranger_who_claims_the_jobs_name_hears_nothing_and_locks_nobody_out(inbox, speak):
     rank = speak(OWNER, "rank")

@@ -90,6 +90,7 @@ def test_when_all_places_are_taken_the_source_and_name_with_most_lose_one(queue)
     assert min(gone) < 100
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_however_many_sources_and_names(queue):
     for number in range(3 * SOURCES_MAX):
         queue.put(number, f"s{number}", f"u{number}")

@@ -123,6 +123,7 @@ def test_a_second_hello_is_the_first_again(conversation, make_hello):
         assert refused.value.refusal is Refusal.IDENTITY
 
 
+@pytest.mark.slow
 def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
     monkeypatch.setattr(metric_writer, "LINES_BYTES_MAX", 200_000)
     pen = metric_writer.MetricWriter(pages.text_line)

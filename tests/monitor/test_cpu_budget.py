@@ -58,6 +58,7 @@ def test_it_goes_up_again_when_it_fits_and_also_from_none():
     assert [change.direction for change in plant.changes[-10:]] == ["up"] * 4 + [None] * 6
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.floats(0.001, 1), st.floats(0, 0.2), st.floats(0, 0.05))
 def test_it_settles_under_a_steady_load_at_the_highest_step_that_fits(allowed, base, each):

@@ -34,6 +34,7 @@ def run(*arguments):
     return CliRunner().invoke(cli, ["dump", *arguments])
 
 
+@pytest.mark.slow
 def test_a_dump_holds_the_job_and_the_ticks(daemon, tmp_path, hooks, make_hello, make_step):
     running = daemon()
     hook = hooks(running.socket)
@@ -119,6 +120,7 @@ def test_a_hook_and_an_endless_note_are_refused(daemon, hooks, make_hello):
     assert value_of(running._recorder, "pacecar_recorder_triggers_total", "request") == 0
 
 
+@pytest.mark.slow
 def test_as_two_real_users(daemon, tmp_path):
     """The socket is reachable for all, but only root and the daemon's user get a recording."""
     if os.geteuid() != 0:

@@ -63,6 +63,7 @@ def test_every_viewer_gets_the_same_frame(make_viewers, look):
     assert value_of(viewers, "pacecar_daemon_viewer_frames_total") == 1
 
 
+@pytest.mark.slow
 def test_a_slow_viewer_is_hung_up_and_the_others_lose_nothing(make_viewers, look):
     viewers = make_viewers(slow_seconds=0.5)
     slow, quick = look(viewers), look(viewers)

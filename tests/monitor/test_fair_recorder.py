@@ -31,6 +31,7 @@ def read(tapes, tmp_path, now_ns):
     return read_recording(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_a_flood_of_one_users_records_flushes_neither_ticks_nor_anothers_records(tmp_path):
     tapes = UserBuffers(window_ns=600 * NS_PER_SECOND, bytes_max=2_000_000)
     for second in range(120):

@@ -46,6 +46,7 @@ def leave(board, make_hello, uid, job, rank=0):
     board.record(Goodbye(job=job, rank=rank, reason="", wall_ns=1), hello=hello, uid=uid, owner=0)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.integers(0, 5), st.integers(0, 20)), st.integers(0, 5), st.integers(1, 5))
 def test_whoever_is_below_an_equal_share_finds_a_giver_and_two_equals_never_do(held, asker, amount):
     giver = yielding_holder(asker, held, amount)

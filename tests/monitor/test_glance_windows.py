@@ -45,6 +45,7 @@ def test_what_is_not_windowed_and_what_is_gone_now_is_left_out():
     assert window.over([]) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=30), st.integers(1, 10))
 def test_the_window_is_the_values_of_the_last_ticks_and_no_more(ticks, length):
@@ -129,6 +130,7 @@ def test_a_failed_collector_keeps_the_window_of_what_it_read_and_an_absent_one_h
     assert sampler.sample(TICK).outcomes["cpu"] == Absent("gone")
 
 
+@pytest.mark.slow
 def test_a_glance_that_hangs_holds_up_nobody_and_is_read_when_it_returns(start_sampler):
     let_go = threading.Event()
 
@@ -194,6 +196,7 @@ def test_collectors_that_do_not_glance_are_not_asked_to(start_sampler, steady):
 TICKS = st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), max_size=6), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @given(TICKS)
 def test_places_are_those_of_a_search(ticks):
     places, kept = MetricPlaces(), {}

@@ -121,6 +121,7 @@ def steady(page):
     return re.sub(r"^(pacecar_daemon_scrapes?(?:_seconds)?_total) .*$", r"\1 N", page, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, make_step):
     made, clock = collectors
     config = DaemonConfig(

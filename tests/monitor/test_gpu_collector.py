@@ -24,6 +24,8 @@ from pacecar.records import Absent, Failed, Ok
 from tests.kit.waiting import until
 from tests.monitor.nvml_standin.standin import BEFORE, FUNCTION, GPUS, MIG_H100, NEW, OLD
 
+pytestmark = pytest.mark.slow
+
 SECOND = 1_000_000_000
 DEADLINE_SECONDS = 0.4
 WINDOWED = {name for names in WINDOW_NAMES.values() for name in names}

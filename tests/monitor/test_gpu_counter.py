@@ -79,6 +79,7 @@ def test_after_a_reload_a_fall_is_never_a_wrap_and_what_goes_on_is_not_counted_t
     assert counter.update(8, 32) == TOP + 7
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.sampled_from([16, 31, 32, 63, 64]))
 def test_a_total_never_falls(values, bits):
     counter = GpuCounter()
@@ -175,6 +176,7 @@ READINGS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, ROUND - 1),
     READINGS,

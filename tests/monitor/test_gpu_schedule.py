@@ -1,5 +1,6 @@
 """Which queries run in a tick: bounded calls, and every query gets its turn."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_the_queries_of_every_tick_and_then_the_longest_overdue():
     assert names(tick(schedule, 31, 2)) == ["a", "slower"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 20)), max_size=60), st.integers(0, 9))
 def test_no_tick_is_over_its_calls_and_every_query_is_asked_again(slow, fast):
     schedule = QuerySchedule(

@@ -91,6 +91,7 @@ def test_a_coding_of_weight_zero_is_refused(header, coding):
     assert choose_coding(header) == coding
 
 
+@pytest.mark.slow
 @given(st.text(max_size=200))
 def test_every_header_gives_an_answer(header):
     assert choose_media(header).content_type.isascii()

@@ -322,6 +322,7 @@ def check_drawn(driver, data):
     check(driver(*odd, victim=victim, since=since), clean)
 
 
+@pytest.mark.slow
 def test_every_call_field_and_metric_of_the_source_is_asked_and_can_be_answered_oddly(driver):
     functions = {target for target in driver.targets if isinstance(target, str)}
     reached = {re.sub(r"_v\d$", "", name) for name in functions} | {"nvmlInit", "nvmlShutdown"}

@@ -146,6 +146,7 @@ def test_what_arrives_is_what_is_served_under_the_catalogs_names_and_units(start
             assert [value(p) for p in points(arrived[name])] == [page[name, ()]]
 
 
+@pytest.mark.slow
 def test_the_resource_says_which_daemon_it_is_and_the_environment_may_say_more(start, receiver, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=n7,service.name=mine")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")

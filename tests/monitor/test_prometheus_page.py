@@ -156,6 +156,7 @@ def protobuf_meaning(page):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(samples(), max_size=12))
 def test_the_protobuf_means_what_the_text_does(drawn):
@@ -177,6 +178,7 @@ def native_buckets(histogram):
     return counts
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 10**13), min_size=1, max_size=50))
 def test_each_duration_is_in_the_native_bucket_around_it_and_below_the_bounds_that_it_is_below(durations):
     exporter = serving(HistogramSample(STEPS, ("train", "l"), counted(*durations)))
@@ -337,6 +339,7 @@ def test_scrapes_and_ticks_at_once_serve_whole_pages():
         ticker.join()
 
 
+@pytest.mark.slow
 def test_a_page_after_many_ticks_is_the_page_of_the_last_one():
     """However series come, go, change place, come twice or change their values: a page depends on its tick alone."""
     chance = random.Random(4)

@@ -60,6 +60,7 @@ def test_an_xid_and_a_lost_gpu_trigger_once_and_what_was_before_does_not():
     assert Triggers(stall_ns=1).tick(snapshot(0, gpu(up=0))) == [], "it was lost before we came"
 
 
+@pytest.mark.slow
 def test_eight_ranks_that_suspect_one_hang_are_one_trigger():
     triggers = Triggers(stall_ns=1)
     assert [len(triggers.hang("run-7", hang(rank), 1)) for rank in range(8)] == [1] + [0] * 7

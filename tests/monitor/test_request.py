@@ -85,6 +85,7 @@ def ask(server, request=b"GET / HTTP/1.1\r\n\r\n"):
         return answer
 
 
+@pytest.mark.slow
 def test_a_byte_at_a_time_is_a_request_and_too_slow_is_none(serve):
     server = serve(page)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
@@ -102,6 +103,7 @@ def test_a_byte_at_a_time_is_a_request_and_too_slow_is_none(serve):
         until(drip, "it is hung up on and counted")
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_hung_up_on_and_the_next_is_served(serve):
     large = b"x" * 20_000_000
 

@@ -109,6 +109,7 @@ def test_the_document_and_its_history(daemon):
     assert len(history["time_seconds"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_viewer_gets_the_document_at_once_and_then_each_tick(daemon):
     nobody_looks(daemon)
     stream = Stream(daemon.port)

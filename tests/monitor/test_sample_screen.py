@@ -168,6 +168,7 @@ SERIES = [(FORKS, ()), (DROPS, ("eth0",)), (DROPS, ("eth1",)), (POWER, ("0",)), 
 VALUES = st.sampled_from([0, 1, 900, 2_000, 2_500, 4_999, 5_000, 9_000_000, 2**32 - 1, 2**64 - 1, -1])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.sampled_from(SERIES), VALUES), max_size=7), max_size=20))
 def test_place_by_place_gives_what_looking_up_everything_gives(ticks):

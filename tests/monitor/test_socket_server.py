@@ -388,6 +388,7 @@ def test_impossible_values_are_refused(conversation, make_hello, make_step):
         assert refusal_of(fresh, make_hello(**changes)) is Refusal.MALFORMED
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
 def test_no_bytes_make_a_conversation_raise_anything_but_a_refusal(payload, framed):
@@ -397,6 +398,7 @@ def test_no_bytes_make_a_conversation_raise_anything_but_a_refusal(payload, fram
         conversation.decode(frame)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_real_frame_is_taken_as_a_record_or_refused(data):

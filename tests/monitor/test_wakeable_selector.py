@@ -13,6 +13,7 @@ import pytest
 from pacecar.monitor.wakeable_selector import WakeableSelector
 
 
+@pytest.mark.slow
 def test_a_wake_up_ends_the_wait_is_no_event_and_is_forgotten() -> None:
     selector = WakeableSelector()
     here, there = socket.socketpair()

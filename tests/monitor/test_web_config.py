@@ -251,6 +251,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_required(serve, 
     assert server.refused()["tls"] == 2
 
 
+@pytest.mark.slow
 def test_certificates_and_users_are_exchanged_while_clients_come(serve, write, folder):
     server = serve(read_security(write(TLS)))
     both = ssl.create_default_context(cafile=folder / "a.crt")

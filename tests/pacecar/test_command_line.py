@@ -18,6 +18,8 @@ import pytest
 from pacecar import __version__
 from tests.kit.net import free_port
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
 
 

@@ -109,6 +109,7 @@ def test_text_stands_at_the_left_numbers_at_the_right_and_the_last_column_has_no
     assert list(table_lines(COLUMNS, [("a", "1", "b" * 30)], 24))[1] == "a                  1  b…"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(), st.text(), st.text())))
 def test_every_cell_is_in_its_column_and_printable(rows: list[tuple[str, str, str]]) -> None:
     head, *lines = table_lines(COLUMNS, rows)

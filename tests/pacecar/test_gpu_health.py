@@ -156,6 +156,7 @@ FIELDS = [field for field in dataclasses.fields(GpuReadings) if field.name != "n
 BLANK = {field.name: getattr(GpuReadings(), field.name) for field in FIELDS}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(FAULTS)), st.sets(st.sampled_from([field.name for field in FIELDS])))
 def test_what_is_not_read_never_adds_a_reason(name: str, missing: set[str]) -> None:
     faulty = FAULTS[name][0]
@@ -165,6 +166,7 @@ def test_what_is_not_read_never_adds_a_reason(name: str, missing: set[str]) -> N
     assert after.judged <= before.judged
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=8), st.randoms())
 def test_the_verdict_is_the_worst_reason_and_the_order_of_gpus_changes_nothing(names: list[str], chance) -> None:  # type: ignore[no-untyped-def]
     node = [FAULTS[name][0] for name in names]

@@ -34,6 +34,7 @@ def test_attach_does_not_load_the_daemons_libraries() -> None:
     assert not loaded & DAEMON_ONLY
 
 
+@pytest.mark.slow
 def test_the_daemon_does_not_load_torch() -> None:
     loaded = loaded_after("import pacecar.commands.main, pacecar.monitor.daemon")
     assert {"click", "prometheus_client", "msgspec"} <= loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_a_name_with_an_at_sign_is_a_name_first() -> None:
     assert meant("train@3f", [A, odd]) == [odd]
 
 
+@pytest.mark.slow
 @given(KEYS)
 def test_a_title_means_its_job_and_no_other_where_names_have_no_at_sign(keys: list[JobKey]) -> None:
     plain = [JobKey(key.job.replace("@", "-"), key.launch) for key in keys]

@@ -101,6 +101,7 @@ def test_an_odd_service_is_named_with_its_address(odd: str) -> None:
     assert f"127.0.0.1:{ras.port}" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_silence_ends_at_a_deadline() -> None:
     ticks = itertools.count(step=0.6)
     with serve_ras(HEALTHY, is_silent=True) as ras, pytest.raises(RasError, match="does not answer in time"):

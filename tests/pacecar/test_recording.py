@@ -69,6 +69,7 @@ def test_what_went_in_comes_out(file: Path) -> None:
     assert list(read.events()) == [(1012, FIRST.events[0])]
 
 
+@pytest.mark.slow
 def test_cut_anywhere_it_is_an_error_that_names_the_file_and_salvage_gives_whole_chunks(
     file: Path, data: bytes
 ) -> None:

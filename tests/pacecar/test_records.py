@@ -30,6 +30,7 @@ def test_the_headings_sum_to_the_wall_time(ledger: Ledger) -> None:
     assert tuple(ledger.parts()) == LEDGER_HEADINGS
 
 
+@pytest.mark.slow
 @given(ledgers(), ledgers(), ledgers())
 def test_adding_up_is_exact_and_in_any_order(a: Ledger, b: Ledger, c: Ledger) -> None:
     total = a + b + c
@@ -38,6 +39,7 @@ def test_adding_up_is_exact_and_in_any_order(a: Ledger, b: Ledger, c: Ledger) ->
     assert total + Ledger(wall_ns=0) == total
 
 
+@pytest.mark.slow
 @given(ledgers(), st.sampled_from(LEDGER_HEADINGS), st.integers(1, 10**6))
 def test_a_heading_off_by_anything_is_refused(ledger: Ledger, heading: str, off_ns: int) -> None:
     fields = msgspec.structs.asdict(ledger)

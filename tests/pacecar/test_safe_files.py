@@ -61,6 +61,7 @@ def test_errors_name_what_was_asked_for(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "l"]
 
 
+@pytest.mark.slow
 def test_standard_output_in_all_its_names_and_a_pipe_of_ones_own_are_written_as_they_are(tmp_path: Path) -> None:
     for name in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
         code = f"from tests.pacecar.test_safe_files import put; put({name!r}, b'text')"

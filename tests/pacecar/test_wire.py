@@ -34,6 +34,7 @@ def step_record() -> StepRecord:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(records())
 def test_every_record_survives_the_wire(record: JobRecord | Answer) -> None:
     assert decode_frame(encode_frame(record)) == record

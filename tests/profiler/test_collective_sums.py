@@ -62,6 +62,7 @@ def test_operations_are_bounded_and_no_time_is_lost_by_it():
 spans = st.tuples(st.integers(0, 100), st.integers(0, 100), st.sampled_from(["gloo:all_reduce", "gloo:gather", "odd"]))
 
 
+@pytest.mark.slow
 @given(st.lists(spans, max_size=20), st.integers(0, 100))
 def test_a_split_window_adds_up(rows, cut):
     seen = [SeenCollective(name, start, start + length) for start, length, name in rows]

@@ -53,6 +53,7 @@ def a_step(device, timer, launch_ns, work_ns, wait_ns=0):
 lengths = st.integers(0, 10_000)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=25))
 def test_phases_sum_to_the_devices_step_and_steps_to_the_devices_time(steps):
@@ -258,6 +259,7 @@ def test_work_keeps_its_length_where_a_phase_is_shorter_than_in_the_window_and_w
     assert forward(2000) == (1000, 200, 600, 200), "more of everything"
 
 
+@pytest.mark.slow
 def test_a_record_waits_for_the_device_and_not_for_ever(attach, device):
     job = DeviceJob(device)
     hook = attach(job, config=HookConfig(overhead_budget=1.0, windows=False))

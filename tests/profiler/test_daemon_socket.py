@@ -87,6 +87,7 @@ def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, cap
     second.kill()
 
 
+@pytest.mark.slow
 def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp_path):
     outbox = DaemonSocket(str(tmp_path / "nobody"), job_hello(), queue_length_max=10)
     for number in range(100):
@@ -258,6 +259,7 @@ def test_where_no_socket_is_configured_a_node_without_a_daemon_is_no_reason_to_w
     outbox.close(0.0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
     (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path, job_hello(), queue_length_max=4)
@@ -270,6 +272,7 @@ def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
     assert "No space left" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
     class Broken:
         destination = "nowhere"

@@ -12,6 +12,8 @@ from tests.kit.listeners import HeardInbox
 from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
+pytestmark = pytest.mark.slow
+
 WAIT_SECONDS = 10.0
 
 HELLO = job_hello(interface="eth0", hears_signals=True)

@@ -8,6 +8,7 @@ from pacecar.profiler.windows.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Cal
 from pacecar.records import Knobs, Ledger
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**12), min_size=1, max_size=9).filter(any))
 def test_split_is_exact_and_within_one_of_the_proportion(total, weights):
@@ -28,6 +29,7 @@ ledgers = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(part, st.dictionaries(names, part), st.none() | st.dictionaries(names, ledgers))
 def test_an_estimate_always_sums_to_the_wall_time(wall, phases, mixes):

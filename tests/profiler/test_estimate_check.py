@@ -88,6 +88,7 @@ def test_what_is_kept_is_bounded(checker):
 parts = st.lists(st.integers(0, 10**9), min_size=len(LEDGER_HEADINGS), max_size=len(LEDGER_HEADINGS))
 
 
+@pytest.mark.slow
 @given(parts, parts)
 def test_the_error_is_a_distance_between_none_and_all_of_the_step(one, other):
     def ledger(values, wall):

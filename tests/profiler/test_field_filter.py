@@ -67,6 +67,7 @@ def test_a_record_that_cannot_be_mended_is_not_sent_and_said_once(caplog, record
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_the_courier_sends_what_can_be_sent_and_counts_the_rest():
     came = []
 

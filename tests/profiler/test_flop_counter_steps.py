@@ -78,6 +78,7 @@ def test_other_trained_parameters_are_another_count():
     assert loop.run(torch.randn(5, 8)) < cost(5)
 
 
+@pytest.mark.slow
 def test_shapes_that_are_remembered_are_bounded():
     loop = counted_loop()
     for samples in range(6, 2 * SIGNATURES_MAX):
@@ -164,6 +165,7 @@ def test_under_a_mode_that_is_always_on_it_is_given_up_and_the_mode_sees_the_sam
     assert "another dispatch mode" in loop.flops.reason
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_never_counted():
     for compiled in (torch.compile(mlp(), backend="eager"), mlp()):
         if not hasattr(compiled, "_orig_mod"):
@@ -283,6 +285,7 @@ class Convolutional(nn.Module):
         return self.last(x.flatten(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["perceptron", "convolutional"])
 def test_losses_and_parameters_are_the_same_to_the_last_bit_with_counting(job, attach, sink, kind):
     results = []

@@ -64,6 +64,7 @@ def test_each_collection_is_charged_once(collections, clock):
     assert collections.take_cost_ns() == 0
 
 
+@pytest.mark.slow
 def test_real_collections_of_this_process_are_seen():
     collections = GarbageCollections()
     assert (collections.total_ns, collections.within(0, 1)) == (None, None), "not timed is not zero"

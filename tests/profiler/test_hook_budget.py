@@ -43,6 +43,7 @@ def test_a_request_brings_the_next_window_forward_to_the_grid():
     assert run(OverheadBudget(0.5, warmup_steps=3, interval_steps=50), 60, request_at=(11,))[:2] == [3, 13]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.sampled_from([0.002, 0.01, 0.05]))
 def test_the_running_ratio_stays_within_the_budget_and_one_window_more(price_ms, ratio):

@@ -114,6 +114,7 @@ def test_of_two_optimizers_that_split_a_model_only_the_attached_one_ends_steps(j
     assert hook.step == 60, "both were made anew, and one of them ends the steps"
 
 
+@pytest.mark.slow
 def test_a_critic_in_the_same_model_may_make_a_hundred_steps_for_each_of_the_generator(job, attach):
     generator, critic = adam(job.model[:4]), adam(job.model[4:])
     job.optimizer = generator
@@ -235,6 +236,7 @@ def test_an_optimizer_that_pickles_itself_is_followed_by_hooks_that_are_not_on_i
     assert hook.step == 20
 
 
+@pytest.mark.slow
 def test_steps_that_are_only_counted_are_followed_too(job, attach, sink):
     hook = attach(job, config=HookConfig(overhead_budget=0.002, windows=False, count_flops=False))
     for _ in range(300):

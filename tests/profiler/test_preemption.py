@@ -85,6 +85,7 @@ def test_another_thread_is_asked_for_its_own(stat, tmp_path):
     preemption.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="this kernel has no schedstat")
 def test_the_kernel_counts_no_time_in_line_for_a_thread_that_sleeps_by_itself():
     preemption = Preemption()

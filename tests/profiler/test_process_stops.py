@@ -110,6 +110,7 @@ def test_a_stop_of_which_somebody_asks_before_the_thread_had_its_turn_is_seen() 
     assert stopped(clocks, begun) == 2 * S
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1 * MS, 3 * S), st.integers(0, 5 * S)), min_size=1, max_size=12))
 def test_what_is_called_stopped_was_and_processor_time_is_never_too_low(parts: list[tuple[int, int]]) -> None:
     clocks = Clocks()
@@ -217,6 +218,7 @@ MIXED = Calibration(
 )
 
 
+@pytest.mark.slow
 @given(stopped_steps(), st.sampled_from([None, MIXED]), st.integers(0, 12_000))
 def test_headings_sum_to_the_wall_time_and_nothing_but_stopped_grows_with_a_stop(
     step: tuple[RawStep, list[Stretch]], calibration: Calibration | None, taken: int

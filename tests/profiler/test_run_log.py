@@ -16,6 +16,8 @@ from pacecar.records import StepRecord
 from tests.kit.records import job_hello, step_record
 from tests.kit.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def logger(monkeypatch):

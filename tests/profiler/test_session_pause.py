@@ -348,6 +348,7 @@ def test_a_window_is_read_at_the_first_boundary_at_which_the_threads_have_rested
     assert inspect(hook).failures == 0
 
 
+@pytest.mark.slow
 def test_a_window_whose_threads_never_rest_is_dropped_and_the_job_is_measured_without(
     lone_rank: None, job: Any, attach: Any, sink: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -455,6 +456,7 @@ print(SessionPause()._unnamed())
 """
 
 
+@pytest.mark.slow
 @needs_system_calls
 def test_kinetos_own_thread_is_not_taken_for_a_groups() -> None:
     """It waits with a limit for a new configuration, as a thread does that works on a collective."""

@@ -86,6 +86,7 @@ def is_unharmed(watched, outcome, expected):
         assert record.ledger.wall_ns == record.wall_ns == sum(record.ledger.parts().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_phases_are_those_of_the_kernels_and_every_step_sums_to_its_wall_time(cuda, attach, sink, loop):
     watched = Watched(attach, DeviceJob(cuda, **LOOPS[loop]), sink)
@@ -117,6 +118,7 @@ WAITS_FOR_COPIES = pytest.mark.xfail(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, pytest.param(1.05, marks=pytest.mark.full)])
 @pytest.mark.parametrize("loop", ["plain", "idles", pytest.param("two_streams", marks=WAITS_FOR_COPIES)])
 def test_between_windows_the_ledger_says_what_the_device_did(monkeypatch, attach, sink, loop, rate):
@@ -189,6 +191,7 @@ def test_events_that_say_so_fifty_steps_late_cost_no_step_its_times(cuda, attach
     assert said(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_device_that_is_never_done_costs_a_bound_and_one_line(cuda, attach, sink, caplog):
     job = DeviceJob(cuda, work_us=200)
 
@@ -210,6 +213,7 @@ def test_a_device_that_is_never_done_costs_a_bound_and_one_line(cuda, attach, si
     assert f"more than {STEPS_MAX} steps behind" in said(caplog)[0]
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_for_a_while_is_timed_again(cuda, attach, sink, caplog):
     job = DeviceJob(cuda, **LOOPS["idles"])
 

@@ -125,6 +125,7 @@ class Slow:
         hook.records.flush()
 
 
+@pytest.mark.slow
 def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach, sink):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
@@ -151,6 +152,7 @@ def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach
     assert hook.budget.ratio <= 0.01
 
 
+@pytest.mark.slow
 def test_steps_that_no_measured_one_follows_are_in_the_goodbye(job, attach, sink):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
@@ -183,6 +185,7 @@ def test_a_job_without_a_step_has_no_totals_and_one_whose_steps_all_have_records
     assert (bye.totals, bye.total_steps, bye.total_samples) == (last.totals, 3, last.total_samples)
 
 
+@pytest.mark.slow
 def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(job, attach, sink, caplog):
     heard = []
     clock = Slow()
@@ -198,6 +201,7 @@ def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(
     assert len(job.model._forward_hooks) == 0
 
 
+@pytest.mark.slow
 def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach):
     heard = []
     clock = Slow()
@@ -217,6 +221,7 @@ def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach
         assert step.wall_ns - step.pace_ns == step.raw.overhead_ns - step.last_listener_ns > 0, "what measuring it took"
 
 
+@pytest.mark.slow
 def test_a_failure_at_a_counted_step_is_logged_by_its_own_name(job, attach, caplog, monkeypatch):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False), clock=clock)
@@ -326,6 +331,7 @@ def test_steps_of_100_us_with_a_budget_of_a_thousandth_turn_the_hook_off_with_on
     assert losses == plain.stdout.split()[2]
 
 
+@pytest.mark.slow
 def test_a_stop_in_steps_that_no_measured_one_follows_has_its_record(job, attach, sink, monkeypatch):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)

@@ -37,6 +37,7 @@ def shape_of(step_ns, *, optimizer=0.2, nodes=None):
     return StepShape(step_ns, phases, nodes)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -365,6 +366,7 @@ class PythonFirst(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.slow
 def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach, monkeypatch):
     model, optimizer, step = looped(PythonFirst())
     job = SimpleNamespace(model=model, optimizer=optimizer)

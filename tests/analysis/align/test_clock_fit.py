@@ -37,6 +37,7 @@ def apart(fit: ClockFit, truth: np.ndarray, clock: int) -> float:
     return float(fit.offset_ns[clock] - fit.offset_ns[0] - truth[clock] + truth[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise_ns", [2_000, 10_000, 30_000])
 def test_intervals_of_two_standard_errors_hold_the_offsets(noise_ns: int) -> None:
     """Of 95 % intervals at least 88 % hold in 4 x 40 jobs of 4 hosts, and they are not wide for nothing."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def hosts(draw: st.DrawFn) -> tuple[list[Trace], dict[int, int], int]:
     return [jittered(trace, jitter, rank) for rank, trace in enumerate(traces)], clocks, jitter
 
 
+@pytest.mark.slow
 @given(hosts())
 def test_offsets_are_recovered_as_well_as_ends_agree(job: tuple[list[Trace], dict[int, int], int]) -> None:
     """The stated error is a standard error and not a bound; how often it holds is tested in `tests/analysis/graph`."""
@@ -70,6 +72,7 @@ def test_offsets_are_recovered_as_well_as_ends_agree(job: tuple[list[Trace], dic
         assert clock.method == ("same_host" if traces[rank].host == traces[0].host else "collectives")
 
 
+@pytest.mark.slow
 @given(hosts())
 def test_ends_that_jitter_a_little_leave_waits_right_by_as_little(
     job: tuple[list[Trace], dict[int, int], int],
@@ -79,6 +82,7 @@ def test_ends_that_jitter_a_little_leave_waits_right_by_as_little(
         assert abs(clock.offset_ns - (truth[0] - truth[rank])) <= 600_000
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(-(10**9), 10**9), st.floats(-100, 100), st.integers(5, 60), st.integers(0, 2**32))
 def test_ends_of_clocks_that_drift_are_brought_together(

@@ -49,6 +49,7 @@ def codes(warnings: Sequence[TraceWarning]) -> dict[str, int]:
     return {warning.code: warning.count for warning in warnings}
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_whole_traces_match_completely(drawings: dict[int, str]) -> None:
     traces = make_job(drawings)
@@ -59,6 +60,7 @@ def test_whole_traces_match_completely(drawings: dict[int, str]) -> None:
     assert codes(matching.warnings) == {"groups_assumed_global": len(group.collectives)}
 
 
+@pytest.mark.slow
 @given(jobs(), st.data())
 def test_traces_may_begin_and_end_at_different_collectives(drawings: dict[int, str], data: st.DataObject) -> None:
     traces = make_job(drawings)
@@ -69,6 +71,7 @@ def test_traces_may_begin_and_end_at_different_collectives(drawings: dict[int, s
     assert_true_pairs(match(traces, None).groups, dict.fromkeys(range(len(traces)), 0))
 
 
+@pytest.mark.slow
 @given(jobs(), st.data())
 def test_lost_rows_leave_only_true_pairs(drawings: dict[int, str], data: st.DataObject) -> None:
     traces = make_job(drawings)
@@ -77,6 +80,7 @@ def test_lost_rows_leave_only_true_pairs(drawings: dict[int, str], data: st.Data
     assert_true_pairs(match(traces, None).groups, dict.fromkeys(range(len(traces)), 0))
 
 
+@pytest.mark.slow
 @given(jobs(), st.data())
 def test_sequence_numbers_pair_whatever_the_clocks_and_the_losses(
     drawings: dict[int, str], data: st.DataObject

@@ -203,6 +203,7 @@ def dlrm() -> list[Trace]:
     return [read_trace(path) for path in sorted(first.parent.iterdir())]
 
 
+@pytest.mark.slow
 def test_dlrm_who_came_last_and_by_how_much(dlrm: list[Trace]) -> None:
     job = analyzed(dlrm)
     assert job.ranks == list(range(8))
@@ -228,6 +229,7 @@ def test_dlrm_sizes_are_on_every_rank(dlrm: list[Trace]) -> None:
         assert [meta.bytes for meta in metas if meta.operation == "all_reduce"] == [1576964, 448, 907840]
 
 
+@pytest.mark.slow
 def test_dlrm_the_wire_carries_what_the_whole_durations_hide(dlrm: list[Trace]) -> None:
     job = analyzed(dlrm)
     large = [one for one in job.instances if one.operation == "all_reduce" and (one.bytes or 0) > 500_000]
@@ -239,6 +241,7 @@ def test_dlrm_the_wire_carries_what_the_whole_durations_hide(dlrm: list[Trace]) 
         assert (total.wait_ns or 0) + (total.wire_ns or 0) == total.duration_ns
 
 
+@pytest.mark.slow
 def test_dlrm_the_rank_that_communicates_least_is_the_one_waited_for(dlrm: list[Trace]) -> None:
     """It is the last because its profiler began later, in one step: that says nothing of it, and nobody is named."""
     job = analyzed(dlrm)
@@ -247,12 +250,14 @@ def test_dlrm_the_rank_that_communicates_least_is_the_one_waited_for(dlrm: list[
     assert job.stragglers == []
 
 
+@pytest.mark.slow
 def test_dlrm_the_critical_path_adds_up(dlrm: list[Trace]) -> None:
     job = analyzed(dlrm)
     assert sum(part.duration_ns for part in job.critical_path) == job.wall_ns
     assert job.replay_error_ratio == pytest.approx(0, abs=0.005)
 
 
+@pytest.mark.slow
 def test_dlrm_any_order_and_any_subset(dlrm: list[Trace]) -> None:
     assert msgspec.json.encode(analyzed(dlrm[::-1])) == msgspec.json.encode(analyzed(dlrm))
     some = analyzed([dlrm[2], dlrm[5]])

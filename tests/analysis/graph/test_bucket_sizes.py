@@ -50,6 +50,7 @@ def test_buckets_twice_as_large_cost_what_they_do(layers: int, buckets_of: int, 
     assert answer.error_ns < 0.02 * now.step_ns
 
 
+@pytest.mark.slow
 def test_where_much_of_a_bucket_is_latency_larger_ones_save_it() -> None:
     """Five buckets of 4 ms latency each, longer than the kernels of their layers."""
     links = Links(within=200e9, within_latency_ns=2_000_000)
@@ -68,6 +69,7 @@ def test_buckets_of_one_size_are_not_answered_and_that_is_said() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_buckets_whose_bytes_are_not_in_the_traces_are_not_answered_and_that_is_said() -> None:
     traces = simulate(job(7, 2, NCCL)).traces()
     bare = [

@@ -15,6 +15,8 @@ from tests.analysis.models import analyzed, modelled
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Model, simulate, truth_of
 from tests.kit.simulated_jobs.dependencies import dependencies_of
 
+pytestmark = pytest.mark.slow
+
 PIPELINE = Job(Layout(pipeline=4, ranks_per_host=2), Model(layers=1, microbatches=4), seed=61, has_host_rows=False)
 SHARDED = Job(Layout(data=4, is_sharded=True), Model(layers=3), seed=62, has_host_rows=False)
 JOBS = {"pipeline": PIPELINE, "sharded": SHARDED}

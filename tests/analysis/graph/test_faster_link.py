@@ -72,6 +72,7 @@ def test_collectives_that_take_turns_share_nothing() -> None:
 times = st.integers(0, 1000)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(times, st.integers(1, 300)), min_size=1, max_size=12))
 def test_what_is_played_as_it_was_takes_as_long_as_it_did(spans: list[tuple[int, int]]) -> None:
     start, work = (np.array(column, dtype=np.float64) for column in zip(*spans, strict=True))

@@ -131,6 +131,7 @@ def test_edges_of_every_kind_were_tried() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_rank_that_receives_waits_for_its_sender_though_its_clock_is_off() -> None:
     """By its clock it ends before the sender begins, so its wait would be its own, and no slow stage would matter."""
     job = Job(Layout(pipeline=4), Model(microbatches=8), faults=(Fault(FaultKind.SLOW_COMPUTE, (1,), 0.5),), seed=26)

@@ -101,6 +101,7 @@ def test_collectives_at_the_same_time_on_two_streams_hide_once():
     assert (total.duration_ns, total.exposed_ns) == (200, 140)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda p: (p[0], p[0] + p[1])), max_size=8),
     st.lists(st.integers(-10, 90), max_size=8),

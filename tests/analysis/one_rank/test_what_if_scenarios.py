@@ -24,6 +24,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
     )
 
 
+@pytest.mark.slow
 @given(ledgers(), st.none() | st.integers(0, 20))
 def test_no_rung_is_slower_or_faster_than_the_busy_resource(ledger: Ledger, steps: int | None) -> None:
     for scenario in what_if(ledger, steps, is_pipeline=False):
@@ -35,6 +36,7 @@ def test_no_rung_is_slower_or_faster_than_the_busy_resource(ledger: Ledger, step
         assert scenario.note
 
 
+@pytest.mark.slow
 @given(ledgers())
 def test_all_is_no_slower_than_each(ledger: Ledger) -> None:
     found = {scenario.name: scenario.step_ns for scenario in what_if(ledger, None, is_pipeline=False)}

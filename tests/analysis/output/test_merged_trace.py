@@ -55,6 +55,7 @@ def merged(pipeline: Analysis, tmp_path_factory: pytest.TempPathFactory) -> list
     return events_of(pipeline, tmp_path_factory.mktemp("merged") / "out.json")
 
 
+@pytest.mark.slow
 def test_slices_of_every_track_nest_and_every_track_has_a_name(merged: list[Event]) -> None:
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in merged:
@@ -135,6 +136,7 @@ def test_ranks_whose_clocks_differ_leave_their_collectives_together(tmp_path: Pa
     assert np.abs(np.array(mine[0]) - np.array(mine[1])).max() < 1_000
 
 
+@pytest.mark.slow
 def test_the_slow_rank_has_the_path(slow: Analysis, tmp_path: Path) -> None:
     found = events_of(slow, tmp_path / "out.json")
     lasts: dict[int, int] = defaultdict(int)
@@ -165,6 +167,7 @@ def test_our_own_reader_takes_it_for_a_trace_without_work(slow: Analysis, tmp_pa
     assert len(trace.host_rows.start_ns) == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=40))
 def test_rows_of_one_lane_always_nest(pairs: list[tuple[int, int]]) -> None:
     rows = sorted(((start, start + length) for start, length in pairs), key=lambda row: (row[0], -row[1]))

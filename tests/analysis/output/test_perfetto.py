@@ -68,6 +68,7 @@ def test_slices_of_real_traces_add_up_too_and_never_overlap(tmp_path: Path, name
     assert sum(dur for _, dur in slices) * 1000 == document.traces[0].span_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(lanes=st.lists(st.text("cAmdo.", min_size=1, max_size=12), min_size=1, max_size=3))
 def test_slices_of_any_trace_add_up(tmp_path_factory: pytest.TempPathFactory, lanes: list[str]) -> None:

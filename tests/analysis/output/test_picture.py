@@ -76,6 +76,7 @@ def test_areas_of_the_lane_charged_to_are_the_shares_of_the_ledger(tmp_path: Pat
         agrees(*drawn(path, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "step"), [("hta_trace_diff_test", 1013), ("hta_nccl_data", 5), ("tl_mi210_gpu_only_trace", None)]
 )
@@ -83,6 +84,7 @@ def test_areas_are_the_ledgers_however_many_kernels_there_are(name: str, step: i
     agrees(*drawn(trace_file(name), step))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 300)), max_size=30))
 def test_coverage_of_any_spans_is_their_length(spans: list[tuple[int, int]]) -> None:
     rows = union(intervals((start, start + length) for start, length in spans))
@@ -92,6 +94,7 @@ def test_coverage_of_any_spans_is_their_length(spans: list[tuple[int, int]]) -> 
     assert covered.sum() * 2500 / COLUMNS == pytest.approx(float((rows[:, 1] - rows[:, 0]).sum()), abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     lanes=st.lists(
@@ -108,6 +111,7 @@ def test_no_text_lies_on_another_or_outside_the_picture(name: str) -> None:
     has_room(drawn(trace_file(name))[0])
 
 
+@pytest.mark.slow
 def test_no_text_lies_on_another_or_outside_the_picture_of_several_ranks() -> None:
     """It has the longest note."""
     has_room(ET.fromstring(picture(straggling())))
@@ -167,6 +171,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
         picture(Analysis(TraceDocument(traces=[analyze_trace(nothing)], job=None), (nothing,), None))
 
 
+@pytest.mark.slow
 def test_ranks_of_a_job_have_a_lane_each_and_the_critical_path() -> None:
     root = ET.fromstring(picture(straggling()))
     words = [text.text for text in root.iter(f"{SVG}text")]
@@ -176,6 +181,7 @@ def test_ranks_of_a_job_have_a_lane_each_and_the_critical_path() -> None:
     assert "4 traces" in str(words)
 
 
+@pytest.mark.slow
 def test_the_picture_in_the_documentation_is_what_the_tool_draws(tmp_path: Path) -> None:
     write_picture(analysis_of(trace_file("hta_trace_diff_test")), tmp_path / "step.svg", 1013)
     committed = Path(__file__).parents[3] / "docs/images/step.svg"

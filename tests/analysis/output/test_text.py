@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 
+import pytest
 from msgspec import structs
 from rich.console import Console, RenderableType
 
@@ -95,6 +96,7 @@ def test_single_steps_that_stand_out_have_a_line_below_the_verdict_and_name_nobo
     assert lines[INCIDENTS_MAX] == "incident  2 more: --json has all"
 
 
+@pytest.mark.slow
 def test_of_many_ranks_the_first_are_shown_and_who_has_most_of_the_critical_path(tmp_path) -> None:
     drawings = ["ccAAAAAAcc"] * 19 + ["ccccccAAcc"]
     files = [

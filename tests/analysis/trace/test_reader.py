@@ -92,6 +92,7 @@ def test_rank_zero_of_the_header_is_a_rank(read):
     assert read(document([kernel()], {"distributedInfo": {"rank": 0}}), name="rank-7.json").rank == 0
 
 
+@pytest.mark.slow
 @given(
     base=st.sampled_from([0, 4458676524648, 1694128201436255, 1 << 50]),
     times=st.lists(
@@ -218,6 +219,7 @@ def test_a_trace_of_many_pieces_equals_its_parts(read, how):
     assert trace.warnings == ()
 
 
+@pytest.mark.slow
 def test_progress_goes_up_to_the_files_size(read):
     data = gzip.compress(document([kernel(n, 1) for n in range(5000)]), 1)
     seen = []

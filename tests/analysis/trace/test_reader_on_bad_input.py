@@ -80,6 +80,7 @@ def test_a_gzip_cut_anywhere_keeps_what_it_unpacks_to(read):
         assert "gzip stream ends" in trace.warnings[0].message
 
 
+@pytest.mark.slow
 def test_a_damaged_gzip_keeps_what_came_before_the_damage(read):
     data = document([kernel(n, n % 7, f"k{n}", n) for n in range(3000)])
     packed = bytearray(PACKINGS["gzip"](data))

@@ -49,6 +49,7 @@ def test_a_name_with_unescaped_json_costs_its_own_event_alone(read, name, place)
         assert set(lost) <= {"malformed_event", "bad_time", "no_phase"}
 
 
+@pytest.mark.slow
 def test_so_does_one_in_each_piece_and_where_pieces_are_cut(read, monkeypatch):
     monkeypatch.setattr("pacecar.analysis.trace.decoding.compressed_source.PIECE_BYTES", 700)
     monkeypatch.setattr("pacecar.analysis.trace.decoding.compressed_source.READ_BYTES", 64)

@@ -32,6 +32,7 @@ def test_digits_are_rounded_once_and_to_even(texts):
     assert found.tolist() == [exact(text) for text in texts]
 
 
+@pytest.mark.slow
 @given(st.lists(MICROSECONDS, min_size=1))
 def test_numbers_below_the_limit_are_exact_and_above_it_are_refused(texts):
     numbers = [float(text) if "." in text else int(text) for text in texts]

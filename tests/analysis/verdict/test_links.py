@@ -12,6 +12,8 @@ from pacecar.analysis.trace.columns import Trace
 from tests.analysis.models import analyzed
 from tests.kit.simulated_jobs import Fault, FaultKind, Job, Layout, Links, Model, simulate, truth_of
 
+pytestmark = pytest.mark.slow
+
 SPANNING = Job(Layout(tensor=4, data=2, ranks_per_host=2), Model(layers=2), Links(nic_shares=2), seed=71)
 """Tensor parallel groups lie across two of four hosts each, data parallel ones across the others."""
 

@@ -18,6 +18,7 @@ from pacecar.analysis.verdict.significance import (
 )
 
 
+@pytest.mark.slow
 def test_of_equal_ranks_few_are_below_the_limit() -> None:
     random = np.random.default_rng(0)
     below = sum(

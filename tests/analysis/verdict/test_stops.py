@@ -151,6 +151,7 @@ def test_two_steps_are_enough_where_the_excess_is_in_all_of_their_parts() -> Non
     assert ratios == [pytest.approx(0.75), 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_ms", [5, 25])  # the host runs ahead of its device, so that 12 would cost nothing
 def test_one_stop_of_a_stage_without_replicas_is_seen_against_its_own_other_steps(stop_ms: int) -> None:
     stop = Fault(FaultKind.STALL, (2,), stop_ms * MS, steps=(4,))
@@ -160,6 +161,7 @@ def test_one_stop_of_a_stage_without_replicas_is_seen_against_its_own_other_step
     assert ((2, 4) in [(one.rank, one.step) for one in job.incidents]) == (stop_ms < 8)
 
 
+@pytest.mark.slow
 def test_one_ordinary_stop_names_nobody_in_a_job_of_short_steps() -> None:
     stop = Fault(FaultKind.STALL, (2,), 3 * MS, steps=(4,))
     job = analyzed(simulate(Job(Layout(data=4), model=Model(layers=2, kernel_scale=0.3), faults=(stop,))).traces())

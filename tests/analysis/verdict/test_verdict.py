@@ -21,6 +21,8 @@ from tests.kit.simulated_jobs import (
     truth_of,
 )
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "ddp": {"layout": Layout(data=8)},
     "fsdp": {"layout": Layout(data=8, is_sharded=True)},

@@ -34,6 +34,7 @@ def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_on_this_machine_is_whole_and_each_finding_has_evidence():
     done = doctor("--json", "--fail-on", "never")
     document = json.loads(done.stdout)
@@ -80,6 +81,7 @@ def test_wrong_use_exits_2_and_is_named(arguments, named):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_named_and_is_malformed_gives_the_rest_and_exit_3(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/rank0.jsonl").write_text("no record\n")
@@ -105,6 +107,7 @@ def test_what_was_named_and_is_malformed_gives_the_rest_and_exit_3(tmp_path):
     assert piped.returncode == 3
 
 
+@pytest.mark.slow
 def test_a_process_environment_is_read_not_this_shells():
     sleeper = subprocess.Popen(["sleep", "60"], env={**ENVIRONMENT, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     try:
@@ -117,6 +120,7 @@ def test_a_process_environment_is_read_not_this_shells():
     assert found["env-debug-detail"]["evidence"][0]["where"] == f"/proc/{sleeper.pid}/environ"
 
 
+@pytest.mark.slow
 def test_the_recorded_run_script_and_log_go_through_the_command(tmp_path):
     machine = h100_node()
     machine.write(tmp_path)
@@ -129,6 +133,7 @@ def test_the_recorded_run_script_and_log_go_through_the_command(tmp_path):
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_rich_is_imported_for_json():
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom pacecar.commands.main import cli\n"

@@ -18,6 +18,8 @@ from pacecar.monitor.gpu.driver import GpuLostError, NvmlError, UnsupportedError
 from tests.commands.doctor.machine import RecordedDriver, h100_node
 from tests.monitor.nvml_standin.standin import Control, build, compiler
 
+pytestmark = pytest.mark.slow
+
 CALLS = (
     "driver_version", "cuda_version", "device", "identity", "number", "compute_capability", "peer_status", "memory",
     "fields", "processes", "sram_errors", "fabric", "link_active", "link_remote",

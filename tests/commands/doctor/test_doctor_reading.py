@@ -35,6 +35,7 @@ class FailingFiles(KernelFiles):
         return super().read(path)
 
 
+@pytest.mark.slow
 def test_whichever_read_fails_is_named_and_nothing_is_found_because_of_it(tmp_path):
     machine = workstation()
     machine.write(tmp_path)
@@ -302,6 +303,7 @@ def machine_lines(**changes) -> list[bytes]:
     return [msgspec.json.encode(record) + b"\n" for record in records(0, **changes)[1:21]]
 
 
+@pytest.mark.slow
 def test_a_log_without_end_is_read_to_its_bound_and_said_to_be(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(LOG.encode() + b"x" * (3 << 20) + b" NCCL WARN no\n" + b"NCCL WARN late\n" * 100_000)

@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tuned(tmp_path / "runs" / "one")
 
 
+@pytest.mark.slow
 def test_the_page_lies_in_the_run_folder_also_through_latest(folder: Path) -> None:
     latest = folder.parent / "latest"
     latest.symlink_to(folder.name)
@@ -51,6 +52,7 @@ def test_json_and_markdown_are_printed_and_nothing_is_written(folder: Path) -> N
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_output_is_written_where_it_was_asked_for(folder: Path, tmp_path: Path) -> None:
     for name, flags in (("a.html", []), ("a.json", ["--json"]), ("a.md", ["--markdown"])):
         done = run(folder, "--output", tmp_path / name, *flags)
@@ -111,6 +113,7 @@ def test_mistakes_are_one_line_and_a_code(folder: Path, arguments: list[str], co
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_runs_are_compared_on_a_page_beside_them(tmp_path: Path) -> None:
     for name, pace in (("a", 100), ("b", 80)):
         untuned(tmp_path / name, pace=steady(pace * MS, 0.01, pace))
@@ -122,6 +125,7 @@ def test_runs_are_compared_on_a_page_beside_them(tmp_path: Path) -> None:
     assert len(document["runs"]) == 2
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numpy_nor_rich_is_loaded(folder: Path) -> None:
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom pacecar.commands.main import cli\n"
@@ -154,6 +158,7 @@ def test_a_large_run_takes_bounded_memory(few: int, many: int) -> None:
     assert peaks[1] < peaks[0] + 12, peaks
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_causes_no_traceback(folder: Path) -> None:
     command = f"{sys.executable} -m pacecar report {folder} --json | head -c 10"
     root = str(Path(__file__).resolve().parents[3])

@@ -302,6 +302,7 @@ def test_a_million_faults_are_a_hundred_notices() -> None:
     assert found[-1].is_damage
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_bytes_are_changed_there_is_a_report_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:

@@ -540,6 +540,7 @@ def test_the_what_if_bounds_are_the_jobs_last_or_else_those_of_the_lowest_rank(t
     assert report_of(folder).ladder == bounds(None, 10)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 80), st.integers(0, 10**9), st.booleans(), st.sampled_from([2, 4])),
@@ -578,6 +579,7 @@ def test_the_document_is_json_with_a_version_and_round_trips(tmp_path: Path) -> 
     assert msgspec.json.decode(text, type=Report) == report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gain", [0.1, -0.1])
 def test_a_run_that_is_ten_percent_off_is_faster_or_slower(tmp_path: Path, gain: float) -> None:
     runs = [
@@ -589,6 +591,7 @@ def test_a_run_that_is_ten_percent_off_is_faster_or_slower(tmp_path: Path, gain:
     assert all(row.change is not None and abs(row.change.change_ratio) > 0.05 for row in rows)
 
 
+@pytest.mark.slow
 def test_no_difference_is_claimed_inside_the_noise(tmp_path: Path) -> None:
     runs = [untuned(tmp_path / name, steps=400, pace=steady(100 * MS, 0.05, seed=n)) for n, name in enumerate("abc")]
     rows = compare([built(run) for run in runs]).rows
@@ -622,6 +625,7 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
     assert any("same job" in text for text in comparison.warnings)
 
 
+@pytest.mark.slow
 def test_twice_the_ranks_are_no_faster_rank(tmp_path: Path) -> None:
     pair = [built(untuned(tmp_path / str(ranks), ranks=ranks)) for ranks in (2, 4)]
     comparison = compare(pair)

@@ -36,6 +36,7 @@ def neighbours(count: int, generator: random.Random, *, alike: float = 0.7, nois
     return values
 
 
+@pytest.mark.slow
 @given(VALUES, VALUES)
 def test_moments_of_two_parts_are_those_of_the_whole(first: list[float], second: list[float]) -> None:
     both, one, other = Moments(), Moments(), Moments()
@@ -73,6 +74,7 @@ def test_a_duration_of_zero_is_a_measurement() -> None:
     assert LogHistogram().percentile(0.5) is None
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_spread_is_in_order(values: list[float]) -> None:
     spread = spread_of(values)
@@ -89,6 +91,7 @@ def test_no_values_have_no_spread_drift_or_interval() -> None:
     assert few.change_ratio == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_joining_windows_keeps_their_mean_between_the_extremes(values: list[float]) -> None:
     joined = coarsened(values, 8)

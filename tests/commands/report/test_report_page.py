@@ -166,6 +166,7 @@ def test_a_comparison_in_markdown_begins_with_its_verdict(tmp_path: Path) -> Non
     assert text.splitlines()[2].startswith("b against a: faster, +25.0 %")
 
 
+@pytest.mark.slow
 def test_a_page_of_many_ranks_and_changes_stays_small(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", ranks=300, steps=12)
     for number in range(3000):

@@ -377,6 +377,7 @@ def serve():
         server.server_close()
 
 
+@pytest.mark.slow
 def test_a_remote_daemon_behind_a_prefix_and_a_password(serve):
     where, asked = serve(msgspec.json.encode(document()))
     assert fetch(address(f"http://me:p%40ss@{where}")) == document()
@@ -417,6 +418,7 @@ def test_once_is_plain_text_for_scripts(serve):
     assert all(line == line.rstrip() for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_no_daemon_is_one_line_and_an_exit_code():
     done = run("127.0.0.1:1", "--once")
     assert (done.returncode, done.stdout) == (1, "")

@@ -11,6 +11,8 @@ import pytest
 
 from pacecar.commands.run import without_startup
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 
 

@@ -111,6 +111,7 @@ def brute_force(work, causes, start, end):
     return parts
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(work_strategy, cause_strategy)
 def test_equals_a_count_of_every_nanosecond(work, causes):
@@ -118,6 +119,7 @@ def test_equals_a_count_of_every_nanosecond(work, causes):
     assert {k: v for k, v in ledger.parts().items() if v} == brute_force(work, causes, 500, 700)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(work_strategy, cause_strategy, st.integers(1, 999), st.randoms(use_true_random=False))
 def test_a_split_window_adds_up_and_the_order_of_spans_is_irrelevant(work, causes, cut, random):
@@ -132,6 +134,7 @@ def test_a_split_window_adds_up_and_the_order_of_spans_is_irrelevant(work, cause
     assert attribute(shuffled, (0, 1000), causes=causes) == whole
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(work_strategy, st.dictionaries(st.sampled_from(["a", "b", "c"]), rows_strategy))
 def test_phases_always_add_up_to_the_window(work, phases):
@@ -141,6 +144,7 @@ def test_phases_always_add_up_to_the_window(work, phases):
     assert total == attribute(work, (0, 1000))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     work_strategy,
@@ -153,6 +157,7 @@ def test_many_windows_in_one_sweep_are_each_window_alone(work, causes, windows, 
     assert attribute_windows(work, windows, causes=causes, observed=observed or (-100, 1500)) == alone
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(work_strategy, cause_strategy)
 def test_the_timeline_adds_up_to_the_ledger(work, causes):

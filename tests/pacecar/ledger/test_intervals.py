@@ -1,6 +1,7 @@
 """Unions of intervals are exact set algebra: compared with sets of nanoseconds."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ def instants(rows):
     return {n for start, end in rows.tolist() for n in range(start, end)}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(pairs, pairs)
 def test_union_subtract_clip_and_length_are_set_algebra(a, b):

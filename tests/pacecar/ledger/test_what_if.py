@@ -222,6 +222,7 @@ def stretches(draw):
     return since_none(whole, draw(st.integers(1, 50)))
 
 
+@pytest.mark.slow
 @given(
     st.lists(stretches(), min_size=1, max_size=5),
     st.none() | st.lists(st.builds(late, st.integers(0, 10**10), st.sampled_from(Cause)), max_size=3),
@@ -239,6 +240,7 @@ def test_every_rung_is_between_nothing_and_the_pace(ranks, stragglers, is_pipeli
         assert 0 <= rung.gain_ratio <= 1
 
 
+@pytest.mark.slow
 @given(stretches(), st.integers(0, 10**6), st.integers(0, 10**4))
 def test_totals_survive_their_journey(stretch, step, age):
     totals = stretch[1]._replace(step=step, age_steps=age)

@@ -52,6 +52,7 @@ def question(what="account", token=TOKEN):
     return Question(token=token, what=what)
 
 
+@pytest.mark.slow
 def test_a_rank_answers_and_one_that_has_left_is_told_from_one_that_is_silent(listener):
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as left:
         left_port = left.getsockname()[1]

@@ -31,6 +31,7 @@ def test_a_rank_that_collects_more_than_the_others_is_named_for_that_and_nothing
     assert 0.5 < heard[0][1].excess_ns / (ms * MS / every) < 1.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "ms"), [(2, 30), (10, 100), (100, 800)])
 def test_where_all_ranks_collect_nobody_is_named(every, ms):
     assert [simulate(seed, steps=1000, collects=now_and_then(every, ms)) for seed in range(3)] == [[], [], []]

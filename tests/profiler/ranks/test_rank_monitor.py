@@ -276,6 +276,7 @@ def seats(world):
     return [Seat(table, rank) for rank in range(world)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 300)), max_size=120))
 def test_whatever_the_order_of_waking_all_ranks_hear_the_same_ranges_in_order(events):
     """Ranks add rows and look at random moments; then each looks until nothing more comes."""

@@ -243,6 +243,7 @@ def test_in_the_same_noise_a_rank_that_doubles_its_step_is_nearly_always_named_i
     assert missed <= 3
 
 
+@pytest.mark.slow
 def test_in_the_same_noise_a_slow_link_is_found_with_its_rank():
     late = missed = 0
     for seed in range(40):

@@ -24,6 +24,7 @@ from tests.analysis.one_rank.tables.brute import ORDER, RawRow, charged
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 3)), max_size=12)
 
 
+@pytest.mark.slow
 @given(rows=SPANS)
 def test_every_instant_is_charged_once_by_the_ledgers_order(rows):
     rows.sort(key=lambda row: row[0])
@@ -38,6 +39,7 @@ def test_every_instant_is_charged_once_by_the_ledgers_order(rows):
     assert found.tolist() == [expected[str(at)] for at in range(len(rows))]
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.integers(0, 1)), max_size=10),
     instants=st.lists(st.tuples(st.integers(-1, 31), st.integers(0, 2)), max_size=6),
@@ -65,6 +67,7 @@ def is_nested(rows, order) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(columns=st.lists(st.tuples(st.integers(-1, 2), st.integers(-1, 2)), max_size=20))
 def test_groups_are_the_rows_with_equal_values(columns):
     one, two = (np.array([row[at] for row in columns], dtype=np.int64) for at in range(2))

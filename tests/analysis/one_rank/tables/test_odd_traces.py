@@ -21,6 +21,8 @@ from pacecar.analysis.reading.parallel_reading import Options, analyze
 from pacecar.analysis.trace.reader import read_trace
 from tests.analysis.tracefiles import write_trace
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = st.one_of(
     st.integers(-2, 40), st.floats(allow_nan=False), st.just(1 << 62), st.just(1e300), st.none(), st.just("7")
 )
