@@ -102,8 +102,9 @@ def actors(daemon):
 
 
 ATTACKS = [
-    "knob_names", "job_names", "departed_job_names", "departed_ranks", "labels", "decisions", "stragglers", "hangs",
-    "connections", "commands", "dumps", "clients", "viewers", "accepts",
+    "job_names", "departed_job_names", "stragglers", "hangs", "connections", "commands", "dumps", "clients", "viewers",
+    "accepts",
+    *(pytest.param(long, marks=pytest.mark.full) for long in ("knob_names", "departed_ranks", "labels", "decisions")),
 ]  # fmt: skip
 
 

@@ -295,12 +295,13 @@ CASES = [(internal, kind) for internal in INTERNALS for kind in kinds_of(interna
 
 
 def _parameters() -> Iterator[Any]:
-    """Yield the cases: the first of each feature decides about the feature's guard, the other names go the same way."""
-    seen: set[str] = set()
+    """Yield the cases; in each kind of job the first that has a feature decides, the others go the same way."""
+    decided: set[str] = set()
     for internal, kind in CASES:
-        new = {feature for feature in internal.features if feature not in seen}
-        seen |= new
-        marks = () if new else (pytest.mark.full,)
+        decides = bool(internal.features) and kind not in decided
+        if decides:
+            decided.add(kind)
+        marks = () if decides else (pytest.mark.full,)
         yield pytest.param(internal, kind, id=f"{internal.name}-{kind}", marks=marks)
 
 
