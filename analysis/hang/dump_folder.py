@@ -1,8 +1,8 @@
-"""Reads a folder of flight recorder dumps, one file for each rank.
+"""Reads a folder of flight recorder dumps, one file for each rank, or the run folder of a job that hung.
 
 The rank is a number in the file's name, as torch and its users write it: `nccl_trace_rank_3` (torch's default),
-`_dump_3` (NVIDIA's resiliency extension), `fr_rank3.json`.  A file that cannot be used is named in `problems`; the rest
-is used.
+`_dump_3` (NVIDIA's resiliency extension), `fr_rank3.json`.  A running job's own evidence, `hang-step387.json`, holds
+the accounts of all ranks.  A file that cannot be used is named in `problems`; the rest is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pacecar.formatting.plain_text import clean
-from pacecar.records.hangs import RankAccount
+from pacecar.records.hangs import HangEvidence, RankAccount
 
 from .flight_recorder import DumpError, read_dump
 
@@ -33,6 +33,11 @@ _RANKS = (re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE), re.compile(r"
 """After the word, or else at the end."""
 
 
+_EVIDENCE = re.compile(r"hang-step\d+\.json")
+_OF_RUNS = re.compile(r"rank\d+\.(jsonl|log)")
+"""What else pacecar writes into a run folder."""
+
+
 class DumpFolder(msgspec.Struct, frozen=True):
     """The accounts of a folder, by rank.  `problems` are lines for people; `files` counts the dumps that were read."""
 
@@ -49,19 +54,19 @@ def read_folder(folder: Path) -> DumpFolder:
     files = 0
     for path in _files(folder, problems):
         try:
-            modified, account = _read(path)
+            modified, accounts = _read(path, problems)
         except (DumpError, OSError) as error:
             reason = error.strerror or "cannot be read" if isinstance(error, OSError) else str(error)
             problems.append(f"{clean(path.name)}: {reason.lower() if isinstance(error, OSError) else reason}")
             continue
         files += 1
-        problems += [f"{clean(path.name)}: {one}" for one in account.problems]
-        other = found.get(account.rank)
-        if other is not None:
-            older = path if modified < other[0] else other[1]
-            problems.append(f"{clean(older.name)}: another dump of rank {account.rank} is newer, and used instead")
-        if other is None or modified >= other[0]:
-            found[account.rank] = modified, path, account
+        for account in accounts:
+            other = found.get(account.rank)
+            if other is not None:
+                older = path if modified < other[0] else other[1]
+                problems.append(f"{clean(older.name)}: another dump of rank {account.rank} is newer, and used instead")
+            if other is None or modified >= other[0]:
+                found[account.rank] = modified, path, account
     newest = max((modified for modified, _, _ in found.values()), default=0.0)
     for rank, (modified, path, _) in sorted(found.items()):
         if newest - modified > APART_SECONDS_MAX:
@@ -84,18 +89,35 @@ def _files(folder: Path, problems: list[str]) -> Iterator[Path]:
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     if len(paths) > FILES_MAX:
         problems.append(f"{len(paths)} files, more than {FILES_MAX}: the rest is left out")
-    # Only files: opening a pipe would wait for a writer.
-    yield from (path for path in paths[:FILES_MAX] if path.is_file())
+    is_run = any(_EVIDENCE.fullmatch(path.name) for path in paths)
+    for path in paths[:FILES_MAX]:
+        # Only files: opening a pipe would wait for a writer.
+        if path.is_file() and not (is_run and _OF_RUNS.fullmatch(path.name)):
+            yield path
 
 
-def _read(path: Path) -> tuple[float, RankAccount]:
-    """Return when a dump was written, and what it says."""
+def _read(path: Path, problems: list[str]) -> tuple[float, tuple[RankAccount, ...]]:
+    """Return when a file was written, and what it says; add what it says with reservations to `problems`."""
     status = path.stat()
     if status.st_size > FILE_BYTES_MAX:
         raise DumpError(f"{status.st_size} bytes: dumps above {FILE_BYTES_MAX} are not read")
-    rank = rank_of(path.name)
     with path.open("rb") as file:
-        account = read_dump(file.read(FILE_BYTES_MAX), rank or 0)
+        data = file.read(FILE_BYTES_MAX)
+    if _EVIDENCE.fullmatch(path.name):
+        return status.st_mtime, _evidence(path, data, problems)
+    rank = rank_of(path.name)
+    account = read_dump(data, rank or 0)
     if rank is None:
         raise DumpError("no rank in its name")
-    return status.st_mtime, account
+    problems += [f"{clean(path.name)}: {one}" for one in account.problems]
+    return status.st_mtime, (account,)
+
+
+def _evidence(path: Path, data: bytes, problems: list[str]) -> tuple[RankAccount, ...]:
+    try:
+        evidence = msgspec.json.decode(data, type=HangEvidence)
+    except msgspec.DecodeError as error:
+        raise DumpError(f"truncated, or not pacecar's evidence of a hang: {clean(error, 100)}") from None
+    if evidence.left_out:
+        problems.append(f"{clean(path.name)}: the accounts of {len(evidence.left_out)} ranks did not fit into it")
+    return evidence.accounts

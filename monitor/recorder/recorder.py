@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Sample, Snapshot
+from pacecar.records import Goodbye, HangSuspicion, HangVerdict, JobHello, JobRecord, Sample, Snapshot
 from pacecar.records.job_identity import JobKey
 from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, TriggerKind
 
@@ -95,7 +95,7 @@ class Around(NamedTuple):
 class _Record(NamedTuple):
     payload: bytes
     job: JobKey
-    hang: HangSuspicion | None
+    hang: HangSuspicion | HangVerdict | None
     is_over: bool
     uid: int | None
 
@@ -178,7 +178,7 @@ class FlightRecorder:
 
     def record_rank(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
         """Queue an accepted record: its encoding, the hello of its rank, and the user."""
-        hang = record if isinstance(record, HangSuspicion) else None
+        hang = record if isinstance(record, HangSuspicion | HangVerdict) else None
         entry = _Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye), uid)
         self._put(entry, RECORD_BYTES + len(payload), uid)
 

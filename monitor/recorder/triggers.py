@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.formatting.plain_text import clean
-from pacecar.records import HangSuspicion, Snapshot
+from pacecar.records import HangSuspicion, HangVerdict, Snapshot
 from pacecar.records.recording import Trigger
 
 from ..fair_share import yielding_item
@@ -48,7 +48,7 @@ class Triggers:
         self._up: dict[str, bool] = {}
         self._lost: set[str] = set()
         self._lost_wall_ns = -TOGETHER_SECONDS * NS_PER_SECOND
-        self._hanging: dict[str, set[int]] = {}
+        self._hanging: dict[str, set[int | None]] = {}
         self._uids: dict[str, int | None] = {}
         self._stalled: set[str] = set()
 
@@ -86,25 +86,31 @@ class Triggers:
             what = f"GPU {gpus[0]} no longer answers" if len(gpus) == 1 else f"GPUs {', '.join(gpus)} no longer answer"
             yield Trigger(kind="gpu_lost", subject=gpus[0], detail=what, wall_ns=wall_ns)
 
-    def hang(self, job: str, record: HangSuspicion, wall_ns: int, uid: int | None = None) -> list[Trigger]:
-        """Return a trigger if this is the first rank of `job`, of user `uid`, that suspects a hang."""
-        ranks = self._hanging.get(job, set())
+    def hang(
+        self, job: str, record: HangSuspicion | HangVerdict, wall_ns: int, uid: int | None = None
+    ) -> list[Trigger]:
+        """Return a trigger if this is the first word of a hang of `job`, of user `uid`: a rank's, or a verdict."""
+        speaker = record.rank if isinstance(record, HangSuspicion) else None
+        speakers = self._hanging.get(job, set())
         if record.ended:
-            ranks.discard(record.rank)
-            if not ranks:
+            speakers.discard(speaker)
+            if not speakers:
                 self.over(job)
             return []
-        is_new = not ranks
+        is_new = not speakers
         if job not in self._hanging and len(self._hanging) >= JOBS_MAX:
             self.over(yielding_item(uid, self._uids, lambda name: self._uids[name]))
-        self._hanging.setdefault(job, ranks).add(record.rank)
+        self._hanging.setdefault(job, speakers).add(speaker)
         self._uids[job] = uid
         if not is_new:
             return []
-        silent = record.silent_ns / NS_PER_SECOND
-        where = f"rank {record.rank} of job {job}"
-        detail = clean(f"{where}: step {record.step} has not ended after {silent:.0f} s, in {record.phase}")
-        return [Trigger(kind="hang", subject=job, detail=detail, wall_ns=wall_ns, uid=uid)]
+        if isinstance(record, HangSuspicion):
+            silent = record.silent_ns / NS_PER_SECOND
+            where = f"rank {record.rank} of job {job}"
+            detail = f"{where}: step {record.step} has not ended after {silent:.0f} s, in {record.phase}"
+        else:
+            detail = f"job {job} hangs: {record.summary}"
+        return [Trigger(kind="hang", subject=job, detail=clean(detail), wall_ns=wall_ns, uid=uid)]
 
     def over(self, job: str) -> None:
         """Record that `job` said goodbye and so no longer hangs."""

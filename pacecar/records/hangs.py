@@ -17,7 +17,8 @@ from msgspec import Meta
 from pacecar.records.ranges import Bytes, Count, Label, Nanoseconds, Pid, Rank, Ranks, Text, Texts, WorldSize
 
 __all__ = [
-    "CollectiveCall", "GroupState", "HangKind", "HangVerdict", "ProcessState", "RankAccount", "ThreadStack",
+    "CollectiveCall", "GroupState", "HangEvidence", "HangKind", "HangVerdict", "ProcessState", "RankAccount",
+    "ThreadStack",
 ]  # fmt: skip
 
 GROUPS_MAX = 256
@@ -176,3 +177,14 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="hang_verdict")
     evidence: Texts = ()
     step: Count | None = None
     ended: bool = False
+
+
+class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verdict is based on, as the judging rank writes it into the run folder.
+
+    `left_out` are ranks whose accounts did not fit; those of culprits come first.
+    """
+
+    verdict: HangVerdict
+    accounts: tuple[RankAccount, ...]
+    left_out: Ranks = ()

@@ -9,5 +9,6 @@ Start at `hang_watch.HangWatch`.  The verdict itself is `pacecar.analysis.hang`'
     process_state          what the kernel says of a rank's process
     account_road           how ranks ask each other: sockets of our own
     inquiry                several rounds of accounts, and whether they allow a verdict
+    hang_evidence          the accounts behind a verdict, as a file in the run folder
     hang_watch             when to ask, who judges, and what is reported
 """

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -36,6 +37,7 @@ from .account_road import (
     ask,
     exchange_doors,
 )  # fmt: skip
+from .hang_evidence import keep_evidence
 from .inquiry import Inquiry, Round
 from .process_state import own_identity, read_process
 from .rank_account import RankSpeaker, TrainingProgress
@@ -73,7 +75,7 @@ _log = logging.getLogger("pacecar")
 
 
 class HangWatch:
-    """One rank's part.  All methods except `summoned` are called on the monitor thread."""
+    """One rank's part, called on the monitor thread.  With `run_dir` the evidence of a verdict is written there."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class HangWatch:
         training: tuple[int, int],
         progress: Callable[[], TrainingProgress],
         is_closing: Callable[[], bool],
+        run_dir: str | None = None,
     ) -> None:
         self._hello = hello
         self._emit = emit
@@ -94,6 +97,7 @@ class HangWatch:
         self._speaker = RankSpeaker(hello, self._identity, training[0], progress)
         self._progress = progress
         self._is_closing = is_closing
+        self._run_dir = run_dir
         self._listener = AccountListener(self._answer)
         self._speaker.problems = self._listener.problems
         self._road: Road | None = None
@@ -207,6 +211,8 @@ class HangWatch:
         if found is not None:
             self._verdict, self._told_step = found, own.step
             self._report(found)
+            if self._run_dir is not None:
+                keep_evidence(Path(self._run_dir), found, accounts)
 
     def _ask(self, ranks: Sequence[int] | range | Any, what: Any) -> dict[int, Any]:  # noqa: ANN401
         if self._road is None:

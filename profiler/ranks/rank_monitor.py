@@ -122,6 +122,7 @@ class RankMonitor:
     ) -> None:
         self._hello = hello
         self._period = config.crew_period_steps
+        self._run_dir = config.run_dir
         self._watched = watched
         self._clock = clock or SystemClock()
         self._transport = transport
@@ -249,6 +250,7 @@ class RankMonitor:
             training=self._training,
             progress=self._progress,
             is_closing=self._closing.is_set,
+            run_dir=self._run_dir,
         )
         self._hang_watch = watch
         if meeting is None:

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from msgspec import structs
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.recorder import recorder as recorders
@@ -21,7 +22,8 @@ from pacecar.monitor.recorder.recorder import (
 )
 from pacecar.monitor.recorder.triggers import STALL_STEPS, TriggerPace, Triggers
 from pacecar.monitor.recorder.writer import RecordingFolder
-from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
+from pacecar.records import Absent, Goodbye, HangSuspicion, HangVerdict, Ok, Sample, Snapshot
+from pacecar.records.hangs import HangKind
 from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
 from tests.kit.own_samples import value_of, values_of
@@ -58,6 +60,26 @@ def test_an_xid_and_a_lost_gpu_trigger_once_and_what_was_before_does_not():
         said += [(tick, trigger.kind) for trigger in triggers.tick(snapshot(tick, outcome))]
     assert said == [(2, "xid"), (5, "xid"), (6, "gpu_lost"), (9, "gpu_lost")]
     assert Triggers(stall_ns=1).tick(snapshot(0, gpu(up=0))) == [], "it was lost before we came"
+
+
+def test_a_verdict_is_a_trigger_and_the_suspicions_of_its_ranks_are_the_same_hang():
+    triggers = Triggers(stall_ns=1)
+    said = HangVerdict(
+        job="run-7",
+        rank=0,
+        wall_ns=1,
+        kind=HangKind.STOPPED,
+        culprits=(1,),
+        waiting=(0,),
+        waited_ns=1,
+        summary="rank 1 is stopped",
+    )
+    (trigger,) = triggers.hang("run-7", said, 1)
+    assert (trigger.kind, trigger.detail) == ("hang", "job run-7 hangs: rank 1 is stopped")
+    assert triggers.hang("run-7", hang(0), 1) == []
+    assert triggers.hang("run-7", structs.replace(said, ended=True), 1) == []
+    assert triggers.hang("run-7", hang(0, ended=True), 1) == []
+    assert len(triggers.hang("run-7", said, 1)) == 1, "another one"
 
 
 @pytest.mark.slow

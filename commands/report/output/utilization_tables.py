@@ -10,7 +10,7 @@ from pacecar.formatting.tables import Table, table_of_rows
 
 from ..document import Cost, CostSide, Energy, Report
 from ..formatting import amount, difference, elapsed, joules, milliseconds, money, number, part_of, reading, relative
-from ..sections.hangs import STOP_WORDS, phase_words
+from ..sections.hangs import STOP_WORDS, phase_words, ranks_word
 from .tables import ROWS_MAX
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
@@ -175,6 +175,11 @@ def incidents(report: Report) -> Table | None:
     for stop in report.stops[-ROWS_MAX:]:
         how = f"{STOP_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {phase_words(stop.phase)}"
         rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
+    for verdict in report.hang_verdicts[-ROWS_MAX:]:
+        end = "went on" if verdict.is_over else "was not seen to go on"
+        who = ranks_word(verdict.culprits) if verdict.culprits else "no rank in particular"
+        what = f"for {elapsed(verdict.waited_ns)}; {end}. {verdict.summary}"
+        rows.append((f"hang ({verdict.kind.replace('_', ' ')})", who, number(verdict.step), what))
     for hang in report.hangs[-ROWS_MAX:]:
         end = "went on" if hang.is_over else "was not seen to go on"
         what = f"silent for {elapsed(hang.silent_ns)} in {phase_words(hang.phase)}; {end}"

@@ -227,6 +227,14 @@ def test_a_verdict_on_a_hang_takes_the_place_of_the_suspicions(folder: Path, *, 
     lasted = "30.0 s" if is_over else "12.0 s"
     assert sentence.startswith(f"The run hung for {lasted}: rank 1 never joined all_reduce #9, from ")
     assert sentence.endswith("was not seen to go on.") is not is_over
+    table = incidents(report)
+    assert table is not None
+    row = [column.cells[0][0] for column in table.columns]
+    assert row[:3] == ["hang (not joined)", "rank 1", "60"]
+    assert (
+        row[3]
+        == f"for {lasted}; {'went on' if is_over else 'was not seen to go on'}. rank 1 never joined all_reduce #9"
+    )
 
 
 def test_a_rank_that_others_kept_off_the_processors_and_where_it_was(folder: Path) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from pacecar.analysis.hang.document import hang_document
+from pacecar.clock import SystemClock
+from tests.kit.waiting import until
 from tests.profiler.hangs.injection import ALL, Case, inject
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -27,8 +30,11 @@ HANGS = [
 
 @pytest.mark.parametrize("case", HANGS, ids=str)
 def test_the_rank_that_holds_a_job_up_is_named_and_no_other(tmp_path, case):
-    outcome = inject(tmp_path / "job", case)
+    folder = tmp_path / "job"
+    outcome = inject(folder, case, lambda: until(lambda: [*folder.glob("hang-step*.json")], "the evidence is kept"))
     assert outcome.judged(case) == "right", f"{outcome.verdicts}\n{outcome.log}"
+    again = hang_document(folder, SystemClock()).verdict
+    assert (again.kind, again.culprits) == (case.kinds[0], (case.rank,)), "pacecar analyze --hang says the same"
     begun = [verdict for verdict in outcome.verdicts if not verdict["ended"]]
     assert len(begun) == 1, "it is said once, by one rank"
     assert begun[0]["seconds"] < NAMED_SECONDS

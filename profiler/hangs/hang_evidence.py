@@ -1,0 +1,60 @@
+"""Writes what a verdict on a hang is based on into the run folder: `hang-step<step>.json`, a `HangEvidence`.
+
+`pacecar analyze --hang` reads it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pacecar.records import HangVerdict
+from pacecar.records.hangs import HangEvidence, RankAccount
+from pacecar.safe_files import FOLDER_MODE, replacing
+
+__all__ = ["keep_evidence"]
+
+BYTES_MAX = 20_000_000
+"""Of a file.  A rank's account has 2 to 10 kB, so that those of 2000 ranks fit."""
+
+_log = logging.getLogger("pacecar")
+
+
+def keep_evidence(folder: Path, verdict: HangVerdict, accounts: Sequence[RankAccount]) -> threading.Thread:
+    """Start a thread that writes the file and logs where it is: the file system may be what the job waits for."""
+    thread = threading.Thread(
+        target=_write, args=(folder, verdict, accounts), name="pacecar-hang-evidence", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _write(folder: Path, verdict: HangVerdict, accounts: Iterable[RankAccount]) -> None:
+    path = folder / f"hang-step{verdict.step or 0}.json"
+    try:
+        with replacing(path, make_mode=FOLDER_MODE) as file:
+            file.write(_encoded(verdict, accounts))
+    except OSError as error:
+        _log.warning("pacecar cannot write %s: %s", path, error.strerror or error)
+        return
+    _log.warning("pacecar: what each rank was doing: pacecar analyze --hang %s", shlex.quote(str(folder)))
+
+
+def _encoded(verdict: HangVerdict, accounts: Iterable[RankAccount]) -> bytes:
+    """Return the file: as many accounts as fit, those of culprits first."""
+    left_bytes = BYTES_MAX
+    kept: list[RankAccount] = []
+    left_out: list[int] = []
+    for account in sorted(accounts, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
+        left_bytes -= len(msgspec.json.encode(account))
+        if left_bytes > 0:
+            kept.append(account)
+        else:
+            left_out.append(account.rank)
+    evidence = HangEvidence(verdict=verdict, accounts=tuple(kept), left_out=tuple(left_out))
+    return msgspec.json.encode(evidence)
