@@ -29,8 +29,7 @@ To add a knob, in this order (records, commands, labels, pages and dashboards ta
 9. If it needs only torch: a column in `FEATURES` of `tests/compatibility/table.py`, and its cell in
    `tests/compatibility/run.py`: in `TURNED` if `tests/compatibility/job.py` can turn it, else a job of its own.
 10. `make compatibility` (an hour; `TORCH=2.13.0` runs one row) writes the rows of what ran in
-    `tests/compatibility/ran/` and `tests/adapters/ran/`, and `docs/compatibility.md`.  By hand, add the cell `not run:
-    the column is newer than this row` to each file of `tests/compatibility/ran/` that it does not write.  Plain loops:
+    `tests/compatibility/ran/` and `tests/adapters/ran/`, and `docs/compatibility.md`.  Plain loops:
     `RECORD_COMPATIBILITY=1 .venv/bin/python -m pytest tests/adapters/test_plain_loops.py -k table`.
     `.venv/bin/python tests/adapters/compatibility.py` writes the page again.
 """

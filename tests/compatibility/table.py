@@ -22,6 +22,8 @@ FEATURES = (
 )  # fmt: skip
 """The columns, in their order; a knob is by its name."""
 
+NEWER = "not run: the column is newer than this row"
+
 HEAD = """
 ## torch and Python versions
 
@@ -83,7 +85,7 @@ def section(folder: Path = FOLDER) -> str:
     for row in found:
         cells = []
         for feature in FEATURES:
-            word, _, reason = row["cells"].get(feature, "not run").partition(": ")
+            word, _, reason = row["cells"].get(feature, NEWER).partition(": ")
             reason = textwrap.shorten(reason, REASON_LETTERS, placeholder=" ...")
             if reason:
                 word += f" {reasons.number(reason)}"
